@@ -89,7 +89,7 @@ def test_reasons_name_nothing_internal(name: str, backend: str) -> None:
         assert not INTERNAL.search(reason), f"{operator}: {reason}"
 
 
-SUBGRAPHS = "runs subgraphs of the program, and {} takes single operators"
+SUBGRAPHS = "runs subgraphs of the program, and {} runs single operators only"
 EXPECTED = {
     ("openvino", "cond", "cond"): "cond " + SUBGRAPHS.format("OpenVINO"),
     ("openvino", "while_loop", "while_loop"): (
@@ -106,12 +106,12 @@ EXPECTED = {
         "openvino",
         "item",
         "aten.item.default",
-    ): "item is a float, and OpenVINO computes tensors and sizes",
+    ): "item is a float, and OpenVINO computes only tensors and sizes",
     (
         "openvino",
         "item of bool",
         "aten.item.default",
-    ): "item is a bool, and OpenVINO computes tensors and sizes",
+    ): "item is a bool, and OpenVINO computes only tensors and sizes",
     (
         "openvino",
         "decomposition",

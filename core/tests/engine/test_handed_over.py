@@ -336,7 +336,8 @@ def test_a_weight_without_bytes_is_refused_with_its_line_and_what_unwraps_it(reg
     module = Steps(TwoTensor(torch.ones(3), torch.zeros(3))).eval()
     echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
     with pytest.raises(
-        InputError, match="w is a TwoTensor, whose parts torch.export has not traced"
+        InputError,
+        match="w is a TwoTensor, and torch.export has not traced the tensors in it",
     ) as refused:
         delegraph.lower(module, (X,), backends=[echo], registry=registry)
     assert (

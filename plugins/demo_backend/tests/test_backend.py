@@ -74,13 +74,13 @@ def test_an_unknown_operator_is_named_with_the_users_line():
 
 
 def test_a_convolution_without_relu_is_refused():
-    assert "aten.conv2d.default (conv2d): a convolution is taken with" in refusal(
+    assert "aten.conv2d.default (conv2d): a convolution needs a relu" in refusal(
         lambda conv, x: torch.tan(conv(x))
     )
 
 
 def test_a_relu_without_convolution_is_refused():
-    assert "aten.relu.default (relu): relu is taken together" in refusal(
+    assert "aten.relu.default (relu): relu is compiled only together" in refusal(
         lambda conv, x: torch.relu(x)
     )
 
@@ -90,7 +90,7 @@ def test_a_convolution_that_others_read_too_is_refused():
         y = conv(x)
         return torch.relu(y), torch.tan(y)
 
-    assert "the relu that alone uses it" in refusal(both)
+    assert "a relu as the only user" in refusal(both)
 
 
 def test_a_convolution_that_is_an_output_too_is_refused():
@@ -98,7 +98,7 @@ def test_a_convolution_that_is_an_output_too_is_refused():
         y = conv(x)
         return torch.relu(y), y
 
-    assert "the relu that alone uses it" in refusal(both)
+    assert "a relu as the only user" in refusal(both)
 
 
 def test_a_compile_spec_is_refused_by_its_key():

@@ -102,7 +102,7 @@ def test_another_version_is_named():
     blob[4] = 7
     with pytest.raises(
         FormatError,
-        match="was written by version 7 of its format; version 1 is read here",
+        match="was written by version 7 of its format; this runtime reads 1",
     ):
         decode(bytes(blob))
 
@@ -115,7 +115,7 @@ UNFIT = {
     "does not begin with b'DGCD'": b"PK\3\4" + encode(CODE)[4:],
     "1 bytes follow its end": encode(CODE) + b"\0",
     "it ends after 0 bytes": b"",
-    "not all known before it": encode(
+    "not all of them come before it": encode(
         changed(instructions=(Instruction(SIN, (3,)),), outputs=(3,))
     ),
     "operator 6 with 2 operands": encode(
@@ -124,7 +124,7 @@ UNFIT = {
     "operator 1 with 0 operands": encode(
         changed(instructions=(Instruction(ADD, ()),), outputs=(3,))
     ),
-    "are no linear layer": encode(
+    "do not fit each other in a linear layer": encode(
         changed(instructions=(Instruction(LINEAR, (2, 1)),) * 3)
     ),
     "do not broadcast": encode(changed(instructions=(Instruction(ADD, (0, 2)),) * 3)),

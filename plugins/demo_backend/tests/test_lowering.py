@@ -72,11 +72,11 @@ def test_parts_of_a_program():
     ]
     refused = {r.operator: r.reason for r in lowered.report.refusals}
     assert refused == {
-        "aten.sin.default": "the demo knows convolution followed by relu, and tan",
+        "aten.sin.default": "the demo compiles convolution followed by relu, and tan",
         "aten.conv2d.default": (
-            "a convolution is taken with the relu that alone uses it"
+            "a convolution needs a relu as the only user of its result"
         ),
-        "aten.relu.default": "relu is taken together with the convolution before it",
+        "aten.relu.default": "relu is compiled only together with a convolution before it",
     }
     assert all(cause.hint for cause in lowered.report.causes)
 
@@ -95,7 +95,7 @@ def test_a_relu_behind_a_refused_convolution_is_in_its_entry():
     (cause,) = lower(Twice().eval(), INPUTS, backends=["demo"]).report.causes
     assert (
         cause.reason.startswith("a convolution")
-        and "torch.relu right behind it" in cause.hint
+        and "torch.relu right after it" in cause.hint
     )
     assert [row.operator for row in cause.refusals] == [
         "aten.conv2d.default",

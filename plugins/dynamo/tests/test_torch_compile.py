@@ -381,8 +381,11 @@ def test_threads_call_one_graph_while_it_is_lowered(backends):
             {"options": {"bakends": []}},
             "the backend 'delegraph' has no option 'bakends'",
         ),
-        ({"options": {"graphs": ()}}, "the option 'graphs' is a list"),
-        ({"options": {"freezing": 1}}, "the option 'freezing' is True or False, not 1"),
+        ({"options": {"graphs": ()}}, "the option 'graphs' must be a list"),
+        (
+            {"options": {"freezing": 1}},
+            "the option 'freezing' must be True or False, not 1",
+        ),
         ({"options": {"backends": ["nobody"]}}, "Backend nobody was not found"),
         ({"mode": "max-autotune"}, "the backend 'delegraph' has no 'mode'"),
     ],

@@ -29,7 +29,7 @@ def signature():
     exported = torch.export.export(
         Several(), GIVEN, dynamic_shapes=({0: Dim("n", max=9)}, None, None)
     )
-    return Signature.read(json.loads(json.dumps(Signature.of(exported).told)))
+    return Signature.from_json(json.loads(json.dumps(Signature.of(exported).json_form)))
 
 
 def test_signatures_keep_types_and_varying_sizes(signature):
@@ -77,7 +77,7 @@ def test_arguments_become_arrays_in_c_order(signature):
     ],
 )
 def test_an_argument_of_another_type_is_an_input_error(signature, wrong):
-    with pytest.raises(InputError, match="input 0: float32"):
+    with pytest.raises(InputError, match="input 0 .* compiled for float32"):
         signature.arrays((wrong, *GIVEN[1:]))
     with pytest.raises(InputError, match="takes 3 inputs; 2 were given"):
         signature.arrays(GIVEN[:2])
@@ -98,17 +98,17 @@ def test_results_have_the_declared_types_and_new_memory(signature):
     bits[0] = 0
     assert short[0] == 1.5
     for wrong in (np.zeros(3, np.int16), np.zeros(2, np.int8)):
-        with pytest.raises(FormatError, match="its signature says bfloat16"):
+        with pytest.raises(FormatError, match="the signature of the blob has bfloat16"):
             signature.results([np.float32([0]), wrong, np.uint8([1]), np.int64([3])])
 
 
 SIDES = ([["load", [1]]], [["float32", [-2]]], [["int", 3]], [3])
 
 
-@pytest.mark.parametrize("told", [7, [], *([side, []] for side in SIDES)])
-def test_forged_signatures_are_a_format_error(told):
+@pytest.mark.parametrize("data", [7, [], *([side, []] for side in SIDES)])
+def test_forged_signatures_are_a_format_error(data):
     with pytest.raises(FormatError):
-        Signature.read(told)
+        Signature.from_json(data)
 
 
 def test_a_sealed_file_is_opened_whole_or_not_at_all(tmp_path):
@@ -135,19 +135,19 @@ def test_a_file_is_sealed_with_its_signature_and_facts(signature, tmp_path):
         signature.seal(path, b"acme-1", target="x"), b"acme-1"
     )
     assert (bytes(file), read, facts) == (b"engine's own", signature, {"target": "x"})
-    for told in (7, [], ["x", *signature.told], [{}], [{}, 3, 4]):
+    for data in (7, [], ["x", *signature.json_form], [{}], [{}, 3, 4]):
         path.write_bytes(b"engine's own")
         with pytest.raises(FormatError):
-            Signature.unseal(seal(path, b"acme-1", told), b"acme-1")
+            Signature.unseal(seal(path, b"acme-1", data), b"acme-1")
 
 
 def test_engine_inputs_and_outputs_must_match_known_types(signature):
     inputs = [("float32", (3, 4)), None, ("bool", None)]
     outputs = [("float32", ()), ("bfloat16", (-1,)), ("bool", ()), ("int64", ())]
-    assert signature.why_otherwise(inputs, iter(outputs)) is None
+    assert signature.why_mismatch(inputs, iter(outputs)) is None
     assert (
-        signature.why_otherwise(inputs[:2], outputs)
-        == "takes 2 values, where 3 are wanted"
+        signature.why_mismatch(inputs[:2], outputs)
+        == "it takes 2 values; the signature has 3"
     )
     for wrong in (
         ("float32", (2, 3, 4)),
@@ -155,13 +155,13 @@ def test_engine_inputs_and_outputs_must_match_known_types(signature):
         ("float16", (3, 4)),
         (None, (3, 4)),
     ):
-        said = signature.why_otherwise([wrong, *inputs[1:]], outputs)
+        said = signature.why_mismatch([wrong, *inputs[1:]], outputs)
         assert (
-            said == f"takes {wrong[0]} {wrong[1]} at place 0, where float32 (-1, 4) is"
-            " wanted"
+            said == f"it takes {wrong[0]} {wrong[1]} at position 0; the signature"
+            " has float32 (-1, 4)"
         )
-    said = signature.why_otherwise(inputs, [*outputs[:3], ("float64", ())])
-    assert said == "returns float64 () at place 3, where int () is wanted"
+    said = signature.why_mismatch(inputs, [*outputs[:3], ("float64", ())])
+    assert said == "it returns float64 () at position 3; the signature has int ()"
 
 
 @pytest.mark.parametrize("bad", [2**31, -(2**31) - 1])
@@ -195,7 +195,7 @@ def test_a_timed_signature_does_the_same_and_counts_by_border():
     )
     several, seconds = Signature(plain.inputs * 2, ()).timed()
     several.arrays([torch.ones(2)] * 2)
-    assert seconds == {}  # nobody knows which of them it took
+    assert seconds == {}  # the time cannot be assigned to one of several inputs
     with pytest.raises(InputError):
         timed.arrays([torch.ones(3)])
     with pytest.raises(ValueError, match="zip"):

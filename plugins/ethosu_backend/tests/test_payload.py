@@ -160,7 +160,9 @@ def test_the_host_computes_the_tosa_file_that_was_kept(lowered, program):
 
 
 def test_running_without_a_kept_tosa_file_is_refused(program):
-    with pytest.raises(NoRuntime, match="TOSA file was not kept") as caught:
+    with pytest.raises(
+        NoRuntime, match="TOSA file of the payload was not kept"
+    ) as caught:
         lower(program)(*INPUTS)
     assert "ethosu.keep_tosa=true" in caught.value.hint
 

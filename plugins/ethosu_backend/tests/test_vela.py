@@ -8,11 +8,11 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import OptionError
-from delegraph_ethosu.partitioner import further
+from delegraph_ethosu.partitioner import user_arguments
 
 INPUTS = (torch.randn(1, 3, 8, 8),)
 FAKES = {
-    "crash": ("import os\nos.abort()\n", "Vela crashed: signal 6"),
+    "crash": ("import os\nos.abort()\n", "Vela crashed with signal 6"),
     "hang": ("import time\ntime.sleep(60)\n", "Vela took more than 1 seconds"),
     "processor": (
         "print('CPU operators = 2 (10.0%)')\n",
@@ -62,13 +62,13 @@ def test_a_vela_that_does_not_compile_gives_the_partition_back(
 
 SETTINGS = {
     "unclosed": ({"flags": "--arena-cache-size '3"}, "No closing quotation"),
-    "ours": ({"flags": "--system-config=Other"}, "the option system_config sets it"),
-    "shortened": ({"flags": "--sys=Other"}, "the option system_config sets it"),
-    "output": ({"flags": "--output-dir=/tmp"}, "--output-dir is not taken"),
+    "ours": ({"flags": "--system-config=Other"}, "set it by the option system_config"),
+    "shortened": ({"flags": "--sys=Other"}, "set it by the option system_config"),
+    "output": ({"flags": "--output-dir=/tmp"}, "--output-dir is not allowed here"),
     "unknown": ({"flags": "--no-such-flag"}, "unrecognized arguments: --no-such-flag"),
     "section": ({"memory_mode": "Other"}, "Memory_Mode.Other not found"),
     "file": ({"config": "other.ini"}, "File not found"),
-    "tag": ({"weights_tag": "../weights"}, "a tag is a name of letters"),
+    "tag": ({"weights_tag": "../weights"}, "a tag must consist of letters"),
     "seconds": ({"seconds": 0}, "a positive number"),
     "accelerator": ({"accelerator": "ethos-u55-512"}, "ethos-u55-512"),
 }
@@ -82,7 +82,7 @@ def test_a_wrong_setting_is_an_error(kind, program):
 
 
 def test_vela_flags_are_passed_and_their_output_reported(program):
-    assert further("--arena-cache-size 4096 '--tensor-allocator=Greedy'") == [
+    assert user_arguments("--arena-cache-size 4096 '--tensor-allocator=Greedy'") == [
         "--arena-cache-size",
         "4096",
         "--tensor-allocator=Greedy",

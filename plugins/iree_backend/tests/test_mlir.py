@@ -136,5 +136,5 @@ def test_what_has_no_form_is_refused():
         f"graph @main(%x: [5]fp32) {{\n  %y: [5]fp32 = CUSTOM(%x) {call}\n  return"
         " %y\n}\n"
     )
-    with pytest.raises(Unsupported, match="TOSA's CUSTOM has no form"):
+    with pytest.raises(Unsupported, match="TOSA's CUSTOM has no self-contained form"):
         text_of(graph)

@@ -370,7 +370,7 @@ def test_refusals_name_the_frontends_error_or_the_loss():
     )
     assert "torch.float64" in said["aten.sin.default"]
     assert "32 bits" in said["aten.mul.Tensor"] and str(2**40) in said["aten.gt.Scalar"]
-    assert "torch wraps" in said["aten.to.dtype"]
+    assert "in torch they wrap" in said["aten.to.dtype"]
     assert lowered.verify(*inputs).agrees()
 
 
@@ -818,16 +818,16 @@ def test_damaged_blobs_and_forged_signatures_are_refused(tmp_path):
     few = [inputs[0]]
     other = [inputs[0], ["int8", [4]]]
     small = [inputs[0], ["float32", [1]]]
-    with pytest.raises(FormatError, match="takes inputs that no call gives"):
+    with pytest.raises(FormatError, match="takes more inputs than calls pass"):
         load(files, few, outputs)
     for wrong in (other, small):
-        with pytest.raises(FormatError, match="is wanted"):
+        with pytest.raises(FormatError, match="the signature has"):
             load(files, wrong, outputs)
-    with pytest.raises(FormatError, match="returns 1 values, where 2 are wanted"):
+    with pytest.raises(FormatError, match="returns 1 values; the signature has 2"):
         load(files, inputs, outputs * 2)
     # two inputs of the IR are one of a call
     twice = bytes(files[:size]).replace(b'name="x1"', b'name="x0"')
-    with pytest.raises(FormatError, match="takes inputs that no call gives"):
+    with pytest.raises(FormatError, match="takes more inputs than calls pass"):
         load(twice, inputs, outputs)
     for content in (
         b"<?xml",

@@ -82,10 +82,10 @@ REFUSED = {
     ),
     "int64": (lambda ids: ids + ids, LONG, "int64 in 32 bits"),
     "int64 of floats": (lambda x: x.to(torch.int64), X, "int64 in 32 bits"),
-    "a sum of integers": (lambda ids: ids + ids, INT, "torch wraps"),
-    "a narrower integer": (lambda ids: ids.to(torch.int8), INT, "torch wraps"),
+    "a sum of integers": (lambda ids: ids + ids, INT, "in torch they wrap"),
+    "a narrower integer": (lambda ids: ids.to(torch.int8), INT, "in torch they wrap"),
     "a large literal": (lambda ids: ids > 2**40, INT, str(2**40)),
-    "a size of values": (lambda x: x.nonzero(), X.bool(), "depends on values"),
+    "a size of values": (lambda x: x.nonzero(), X.bool(), "depends on elements"),
 }
 
 

@@ -207,7 +207,7 @@ def test_weights_in_floats_are_gone():
                 r" torch.from"
             ),
         ),
-        ({"x": torch.randn(2, 6)}, "a series of batches, not one of them"),
+        ({"x": torch.randn(2, 6)}, "a series of batches, not a single batch"),
         (
             [{"x": torch.randn(2, 6)}, {"y": torch.randn(2, 6)}],
             "batch 1 has other arguments than the first one",
@@ -232,9 +232,9 @@ def test_batches_that_do_not_fit(given, message):
     [
         (
             lambda: nn.Linear(6, 4).half().eval(),
-            "only float32 is quantized, and this is float16",
+            "only float32 can be quantized, and the program computes in float16",
         ),
-        (lambda: nn.Identity().eval(), "nothing of the program is quantized"),
+        (lambda: nn.Identity().eval(), "no call of the program is quantized"),
         (
             lambda: delegraph.quantize(net(), batches()),
             "the program is quantized already",
@@ -330,9 +330,7 @@ def test_without_torchao(monkeypatch, given, hint):
 
 
 def test_a_quantizer_that_is_none():
-    with pytest.raises(
-        OptionError, match="an object of a torchao Quantizer, not 'best'"
-    ):
+    with pytest.raises(OptionError, match="a Quantizer object of torchao, not 'best'"):
         delegraph.quantize(net(), batches(), quantizer="best")
 
 
@@ -364,7 +362,7 @@ def annotates_wrongly():
         (
             "Careless",
             ContractViolation,
-            "Careless, the quantizer of in-process, is no Quantizer of torchao",
+            "Careless, the quantizer of in-process, does not derive from torchao's Quantizer",
         ),
         (
             "Unmade",
@@ -520,7 +518,7 @@ def test_precision_is_raised_where_modules_can_be_named():
         delegraph_quantize.raise_precision(
             module, given, errors, quantizer=BareQuantizer()
         )
-    with pytest.raises(InputError, match="no layer of the errors is in a module"):
+    with pytest.raises(InputError, match="no layer of the errors is in a named module"):
         delegraph_quantize.raise_precision(
             module, given, delegraph_quantize.QuantizationErrors(())
         )
@@ -585,7 +583,8 @@ def test_errors_of_a_program_that_was_not_quantized():
         )
     other = delegraph.quantize(net(), given)
     with pytest.raises(
-        InputError, match="has a layer relu, which the program in floats does not have"
+        InputError,
+        match="has a layer relu; the program in floats has none of that name",
     ):
         delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
     with pytest.raises(InputError, match="is to be an ExportedProgram, not Net"):
@@ -663,7 +662,9 @@ def test_a_span_that_fp32_has_not_stays_in_floats():
         def forward(self, x, y):
             return self.net(x), y + 1
 
-    with pytest.warns(DelegraphWarning, match="y spans more than fp32 has"):
+    with pytest.warns(
+        DelegraphWarning, match="y has a range that float32 cannot represent"
+    ):
         program = delegraph.quantize(Sums().eval(), given)
     assert torch.equal(
         program.module(check_guards=False)(*given[0])[1], given[0][1] + 1
@@ -832,8 +833,8 @@ def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
     [
         ("none.npz", "there is no file none.npz"),
         ("m.py", "--quantize takes an .npz file, not 'm.py'"),
-        ("text.npz", "text.npz is no .npz file of numbers"),
-        ("rows.npz", "rows.npz: its arrays have different numbers of batches"),
+        ("text.npz", "text.npz is no .npz file with numbers"),
+        ("rows.npz", "rows.npz: all arrays need the same number of batches"),
         (
             "flat.npz",
             (

@@ -215,11 +215,11 @@ def test_tokens(name, tmp_path):
         torch.testing.assert_close(scores, eager, rtol=1e-4, atol=1e-4)
     if name == "t5":
         with pytest.raises(
-            InputError, match="encode takes 1 to 30 tokens, and 31 are given"
+            InputError, match="encode takes 1 to 30 tokens; given has 31"
         ):
             generate(lowered, prompt, COUNT, given=[1] * 31)
         with pytest.raises(
-            InputError, match="has a method encode, and nothing is given for it"
+            InputError, match="has a method encode, so given must be its input"
         ):
             generate(lowered, prompt, COUNT)
 
@@ -284,7 +284,7 @@ def test_sound_lengths_missing_in_the_config_must_be_given():
     )
     model = transformers.MoonshineForConditionalGeneration(config).eval()
     with pytest.raises(
-        InputError, match="does not say how long its input_values are"
+        InputError, match="does not declare the sizes of its input_values"
     ) as refused:
         generation_steps(model)
     assert "encoder_inputs=" in refused.value.hint

@@ -248,11 +248,11 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
     [
         (
             ["--prompt-tokens", "7", "50"],
-            "the model has no token 50: they go from 0 to 49",
+            "the model has no token 50; its tokens are 0 to 49",
         ),
         (
             ["--prompt-tokens", "7", "--max-new-tokens", "31"],
-            "1 tokens and 31 more do not fit into the cache, which",
+            "1 tokens and 31 more do not fit into the cache of",
         ),
         (
             ["--prompt", "w1", "--tokenizer", "broken.json"],
@@ -301,12 +301,12 @@ def test_programs_with_kept_caches_take_tokens_and_position(kept):
     ].tolist() == [0, 30]
     with pytest.raises(
         InputError,
-        match=r"7 tokens and 25 more do not fit into the cache, which has 30",
+        match=r"7 tokens and 25 more do not fit into the cache of 30 tokens",
     ):
         generate(program, PROMPT, 25)
     with pytest.raises(
         InputError,
-        match="was of position 3, and this one found the caches of position 0",
+        match="was at position 3, and this one found the caches of position 0",
     ):
         generate(lowered, PROMPT, 5)
 
@@ -358,7 +358,7 @@ def test_programs_with_wrong_results_are_no_generation_step(results, tmp_path):
         backends=[],
     )
     lowered.save(tmp_path / "m.pte")
-    with pytest.raises(InputError, match="returns scores and seen"):
+    with pytest.raises(InputError, match="must return scores and two numbers"):
         generate(delegraph.load(tmp_path / "m.pte"), [1, 2], 3)
 
 
@@ -390,10 +390,10 @@ def test_prompts_and_models_that_do_not_fit_are_refused(llama):
     _, lowered = llama
     with pytest.raises(
         InputError,
-        match=r"7 tokens and 25 more do not fit into the cache, which has 30",
+        match=r"7 tokens and 25 more do not fit into the cache of 30 tokens",
     ):
         generate(lowered, PROMPT, 25)
-    with pytest.raises(InputError, match="at least 1 each"):
+    with pytest.raises(InputError, match="at least 1 token each"):
         generate(lowered, [], 3)
     linear = delegraph.lower(
         torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]

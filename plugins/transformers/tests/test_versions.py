@@ -45,7 +45,7 @@ def test_versions_in_the_window_are_not_named(monkeypatch, number):
             "5.25.0",
             (
                 "transformers 5.25.0 is newer than 5.24.0, the newest version that was"
-                " tried"
+                " tested"
             ),
         ),
         ("6.0.0rc1", "transformers 6.0.0rc1 is newer than 5.24.0"),
@@ -53,7 +53,7 @@ def test_versions_in_the_window_are_not_named(monkeypatch, number):
             "5.9.1",
             (
                 "transformers 5.9.1 is older than 5.23.0, the oldest version that was"
-                " tried"
+                " tested"
             ),
         ),
     ],
@@ -108,5 +108,5 @@ def test_the_window_is_the_declared_one():
 def test_a_model_without_an_argument_for_a_cache_is_refused():
     from delegraph_transformers.caches import cache_argument
 
-    with pytest.raises(InputError, match="Linear takes no cache"):
+    with pytest.raises(InputError, match="Linear has no argument for a cache"):
         cache_argument(torch.nn.Linear(1, 1))

@@ -93,7 +93,7 @@ def test_a_file_that_is_called_otherwise_is_refused():
 
 
 def test_a_target_that_vgf_has_not_is_refused_at_once():
-    with pytest.raises(OptionError, match=r"TOSA-0\.80.*made from TOSA 1\.0"):
+    with pytest.raises(OptionError, match=r"TOSA-0\.80.*must be TOSA 1\.0"):
         delegraph.lower(
             torch.nn.ReLU(),
             (torch.ones(2),),
@@ -124,7 +124,7 @@ class Branches(torch.nn.Module):
 @pytest.mark.parametrize(
     "model, dynamic, spec, reason",
     [
-        (Branches(), None, "TOSA-1.0+FP+cf", "VGF files have no COND_IF"),
+        (Branches(), None, "TOSA-1.0+FP+cf", "VGF files cannot contain COND_IF"),
         (
             torch.nn.ReLU(),
             ({0: torch.export.Dim("n", max=9)},),
@@ -184,7 +184,7 @@ def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(
         ("exit 0", None),
         ("echo no driver", "no driver"),
         ("echo 'OSError: no libgcc' >&2; exit 1", "does not load: OSError: no libgcc"),
-        ("exit 1", "no reason"),
+        ("exit 1", "no error message"),
         ("kill -SEGV $$", "signal 11"),
         ("exec sleep 9", "within 0.3 seconds"),
     ],
@@ -268,7 +268,7 @@ def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
         (
             (1, 4, 309),
             "Required features not supported",
-            "no Vulkan driver here has what",
+            "no Vulkan driver here has the features",
         ),
         ((1, 4, 309), None, ""),
     ],

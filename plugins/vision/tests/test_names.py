@@ -104,8 +104,8 @@ def test_a_file_of_another_model_or_none(timm, tmp_path):
     torch.save({"other": torch.ones(1)}, tmp_path / "other.pth")
     (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 but no more")
     for file, said in (
-        ("other.pth", "does not hold weights"),
-        ("broken.pth", "does not hold"),
+        ("other.pth", "does not contain weights"),
+        ("broken.pth", "does not contain"),
         ("no.pth", "there is no"),
     ):
         with pytest.raises(delegraph.InputError, match=said):
@@ -120,7 +120,7 @@ def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
     (tmp_path / "empty.pth").write_bytes(b"")
     with pytest.raises(
         delegraph.InputError,
-        match=r"empty.pth' does not hold weights of this model: EOFError",
+        match=r"empty.pth' does not contain weights of this model: EOFError",
     ):
         forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
 

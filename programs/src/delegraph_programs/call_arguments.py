@@ -277,9 +277,9 @@ def is_fixed(wanted: Any, value: Any) -> bool:
     if isinstance(wanted, float) and isinstance(value, float):
         # the program may divide by zero, and then the sign of the zero matters
         same_sign = math.copysign(1, value) == math.copysign(1, wanted)
-        return (value == wanted and same_sign) or (
-            math.isnan(value) and math.isnan(wanted)
-        )
+        if math.isnan(wanted):
+            return math.isnan(value)
+        return value == wanted and same_sign
     return bool(value == wanted)
 
 

@@ -35,17 +35,13 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt) and isinstance(
-            value.node.expr, sympy.Symbol
-        ):
-            names.setdefault(value.node.expr, node.name)
-        for d, size in enumerate(
-            value.shape if isinstance(value, torch.Tensor) else ()
-        ):
-            if isinstance(size, torch.SymInt) and isinstance(
-                size.node.expr, sympy.Symbol
-            ):
-                names.setdefault(size.node.expr, f"{node.name}.size({d})")
+        sizes = {node.name: value}
+        if isinstance(value, torch.Tensor):
+            sizes = {f"{node.name}.size({d})": n for d, n in enumerate(value.shape)}
+        for name, size in sizes.items():
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            if isinstance(expression, sympy.Symbol):
+                names.setdefault(expression, name)
     return names | dims
 
 

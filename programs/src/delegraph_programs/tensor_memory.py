@@ -47,12 +47,9 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
 @cache
 def _weights() -> np.ndarray[Any, Any]:
     """Return random odd numbers, the same in every process."""
-    return (
-        np.frombuffer(
-            b"".join(sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)), "<i8"
-        )[:_ROW]
-        | 1
-    )
+    digests = [sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)]
+    numbers = np.frombuffer(b"".join(digests), "<i8")[:_ROW]
+    return numbers | 1
 
 
 def fingerprint(tensor: torch.Tensor) -> str:

@@ -68,8 +68,8 @@ def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
     assert main(["inspect", str(path), "--can-run"]) == 0
     made = lowered.delegates[0].producer
     shown = (
-        "can run here: runs\n  forward  BackendWithCompilerDemo ({})  runs: version 1"
-        " of its format is read here\n"
+        "can run here: runs\n  forward  BackendWithCompilerDemo ({})  runs: it has version"
+        " 1 of the format\n"
     )
     assert capsys.readouterr().out == shown.format(made)
     assert main(["inspect", str(path), "--can-run", "--device", "npu", "--json"]) == 1

@@ -1,6 +1,6 @@
 """The teaching backends of delegraph.
 
 The smallest plugin: read ``plugin.py``, ``backend.py`` and ``partitioner.py``, in this
-order. One with a real compiler, a blob of its own and a runtime: the folder
-``compiler``.
+order. The folder ``compiler`` has one with a real compiler, a blob format and a
+runtime.
 """

@@ -1,5 +1,6 @@
-"""A backend in one page: a support check, a compiler that uses it, and a map from the
-blob back to the program.
+"""A small backend: a support check, a compiler that uses it, and debug identifiers.
+
+The debug identifiers map the blob back to the program.
 """
 
 from __future__ import annotations
@@ -27,48 +28,37 @@ CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 
 
 def why_not(node: Node) -> Reason | None:
-    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too,
-    so the two never disagree.
+    """Return why ``node`` cannot be compiled, or None if it can.
 
-    A relu that is refused because of its convolution names that as ``of``: the report
-    shows both as one ``cause``.
+    The partitioner and the compiler call this function, so they never disagree. A relu
+    that is refused because of its convolution names that as ``of``: the report shows
+    both with one ``cause``.
     """
     if node.target in CONVOLUTIONS:
         if [user.target for user in node.users] == [aten.relu.default]:
             return None
-        hint = (
-            "write torch.relu right behind it, and use the convolution's result nowhere"
-            " else"
-        )
-        return Reason(
-            "a convolution is taken with the relu that alone uses it",
-            hint=hint,
-            cause="pair",
-        )
+        text = "a convolution needs a relu as the only user of its result"
+        hint = "write torch.relu right after it, and use its result nowhere else"
+        return Reason(text, hint=hint, cause="pair")
     if node.target is aten.relu.default:
         producer = node.all_input_nodes[0]
         if producer.target in CONVOLUTIONS and why_not(producer) is None:
             return None
+        text = "relu is compiled only together with a convolution before it"
         hint = (
-            "write it right behind a convolution, or name a backend after demo that"
-            " takes it"
+            "write it right after a convolution, or name a backend after demo that"
+            " supports relu"
         )
-        return Reason(
-            "relu is taken together with the convolution before it",
-            hint=hint,
-            cause="pair",
-            of=producer,
-        )
+        return Reason(text, hint=hint, cause="pair", of=producer)
     if node.target is aten.tan.default:
         return None
-    text = "the demo knows convolution followed by relu, and tan"
-    return Reason(text, hint="name a backend after demo that takes it", cause="unknown")
+    text = "the demo compiles convolution followed by relu, and tan"
+    hint = "name a backend after demo that supports this operator"
+    return Reason(text, hint=hint, cause="unknown")
 
 
 class BackendWithDelegateMappingDemo(BackendDetails):
-    """Compiles to a text,
-    ``"<count>#<operator>,<identifier>,<operator>,<identifier>,..."``, that a test can
-    read.
+    """Compiles to a readable text: ``"<count>#<operator>,<identifier>,..."``.
 
     Fusion gives many nodes one delegate debug identifier, decomposition gives one node
     many.
@@ -78,37 +68,38 @@ class BackendWithDelegateMappingDemo(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The text in utf-8, and identifier -> debug handles. Raises Unsupported,
-        naming the user's line.
+        """Return the text in utf-8, and identifier -> debug handles.
+
+        Raises Unsupported, naming the user's line.
         """
         _refuse_settings(compile_specs)
         mapping = DelegateMappingBuilder(generated_identifiers=True)
-        operators = [
-            f"{name},{mapping.insert_delegate_mapping_entry(nodes=nodes)},"
-            for node in edge_program.graph.nodes
-            if node.op not in ("placeholder", "output")
-            for name, nodes in _compile(node)
-        ]
+        operators: list[str] = []
+        for node in edge_program.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            for name, nodes in _compile(node):
+                identifier = mapping.insert_delegate_mapping_entry(nodes=nodes)
+                operators.append(f"{name},{identifier},")
         blob = f"{len(operators)}#{''.join(operators)}".encode()
         return PreprocessResult(blob, mapping.get_delegate_mapping())
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str:
-        """Nothing: the text depends on the program and on this package alone, so that a
-        cache may keep it.
+        """Return "": a cache may keep the text.
+
+        It depends only on the program and this package.
         """
         return ""
 
     @staticmethod
     def get_test_model_and_inputs() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-        """A model with both cases, in eval mode, and its inputs: one float tensor of
-        shape [4, 3, 64, 64].
-        """
+        """Return a model with both cases, in eval mode, and an input [4, 3, 64, 64]."""
         return ConvReluTan().eval(), (torch.ones(4, 3, 64, 64),)
 
 
 def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
-    """The operators that ``node`` becomes, each with the nodes it stands for."""
+    """Yield the operators of ``node``, each with the nodes that it computes."""
     reason = why_not(node)
     if reason is not None:
         message = (
@@ -126,9 +117,7 @@ def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
 
 
 def _refuse_settings(compile_specs: list[CompileSpec]) -> None:
-    """Raise OptionError for any setting: one that nobody reads is a mistake that nobody
-    sees.
-    """
+    """Raise OptionError for any setting, so that a mistake is not silently ignored."""
     if compile_specs:
         keys = ", ".join(repr(spec.key) for spec in compile_specs)
         raise OptionError(

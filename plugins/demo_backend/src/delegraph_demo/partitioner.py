@@ -1,6 +1,4 @@
-"""Which nodes the demo backend gets: those that it can compile, in as few partitions as
-possible.
-"""
+"""Chooses the calls that the demo backend compiles, in as few partitions as possible."""
 
 from __future__ import annotations
 
@@ -10,8 +8,9 @@ from .backend import BackendWithDelegateMappingDemo, why_not
 
 
 class DelegateMappingDemoPartitioner(CapabilityPartitioner):
-    """Takes no options. What it refuses ends up in the report with the reason that
-    ``why_not`` gives.
+    """Gives the backend the calls that it can compile.
+
+    It has no options. The report lists refused calls with the reason of ``why_not``.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""What this distribution offers. Imports neither torch nor numpy: ``delegraph
-backends`` reads this page and no other.
+"""Declares the backends of this distribution, without importing torch or numpy.
 
-The entry point in pyproject.toml (group ``delegraph``) names this module.
+``delegraph backends`` imports only this module. The entry point in pyproject.toml
+(group ``delegraph``) names it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def delegraph_backends() -> list[BackendSpec]:
             name="demo",
             backend_id="BackendWithDelegateMappingDemo",
             target="delegraph_demo.backend:BackendWithDelegateMappingDemo",
-            # a number, not API_VERSION: the version that this page was written for,
-            # whatever is installed
+            # a number, not API_VERSION: this module was written for that version,
+            # independent of the installed one
             api=1,
             summary=(
                 "Teaching backend: conv-relu and tan become a text that maps back to"
@@ -70,11 +70,11 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    """None for "demo": its blob names operators and holds no weights, so nothing could
-    run it.
+    """Declare the runtime of "compiler-demo".
 
-    Calling a program that was lowered to it raises NoRuntime instead of showing numbers
-    that no delegate computed.
+    "demo" has none: its blob names operators and holds no weights. Calling a program
+    that was lowered to it raises NoRuntime instead of returning numbers that no
+    delegate computed.
     """
     return [
         RuntimeSpec(

@@ -1,5 +1,4 @@
-"""``torch.compile(model, backend="delegraph")``: the graphs that Dynamo finds in a
-model, lowered for backends.
+"""``torch.compile(model, backend="delegraph")``: lowers the graphs that Dynamo finds.
 
 The entry point ``delegraph`` in torch's group ``torch_dynamo_backends`` names
 ``compile_graph``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from delegraph import Choices, DelegraphError, InputError, OptionError
@@ -15,7 +15,7 @@ from .graph import CompiledGraph
 from .outputs import results_of
 
 _OWN = ("graphs", "freezing")
-"""Options beside those of ``delegraph.lower``."""
+"""Options of this backend, in addition to those of ``delegraph.lower``."""
 
 
 def compile_graph(
@@ -25,23 +25,23 @@ def compile_graph(
     options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Callable[..., Any]:
-    """The backend ``delegraph`` of ``torch.compile``: returns the function that runs
-    ``graph``.
+    """Return a function that runs ``graph``: the backend ``delegraph`` of
+    ``torch.compile``.
 
     ``options``: arguments of ``delegraph.lower`` by name, such as ``{"backends":
-    ["tosa"], "require_full": True}``; ``"graphs"``: a list, to which each graph is
-    appended as a ``CompiledGraph``; ``"freezing"``: True if nobody writes the model's
-    weights, so that no call has to look at them. Graphs are lowered when first called.
+    ["tosa"], "require_full": True}``. ``"graphs"``: a list, to which each graph is
+    appended as a ``CompiledGraph``. ``"freezing"``: True if the model's weights are
+    never written, so that calls need not check them. Graphs are lowered when first
+    called.
 
-    Inference only: if a result of the graph requires gradients, its first call raises
-    InputError. It raises OptionError for unknown options and for a ``mode`` of
-    ``torch.compile``, which only torch's own backend has.
+    It is for inference only: if a result of the graph requires gradients, its first
+    call raises InputError. It raises OptionError for unknown options. The same holds
+    for a ``mode`` of ``torch.compile``, which only torch's own backend has.
     """
     try:
         graphs, freezing, choices = _read(options or {}, others)
         _expect_inference(graph)
-    # raised at the call, as it is: of what is raised here, torch makes an error of its
-    # own
+    # raised at the first call: torch would wrap an error that is raised here
     except DelegraphError as error:
         return _raising(error)
     constants = constant_inputs(graph, example_inputs)
@@ -52,12 +52,16 @@ def compile_graph(
     return compiled
 
 
-def _read(
-    options: Mapping[str, Any], others: Mapping[str, Any]
-) -> tuple[list[CompiledGraph], bool, dict[str, Any]]:
-    """The list for graphs, whether weights are frozen, and the arguments of
-    ``delegraph.lower``.
-    """
+class _Options(NamedTuple):
+    """The options of ``compile_graph``; ``choices`` are arguments of ``lower``."""
+
+    graphs: list[CompiledGraph]
+    freezing: bool
+    choices: dict[str, Any]
+
+
+def _read(options: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
+    """Return the list of graphs, the option "freezing", and the arguments of ``lower``."""
     if others:
         text = f"the backend 'delegraph' has no {next(iter(others))!r}"
         raise OptionError(
@@ -66,7 +70,8 @@ def _read(
             hint='its settings are options={"backends": [...], ...}',
         )
     known = {*Choices.__annotations__, *_OWN}
-    if unknown := sorted(map(str, options.keys() - known)):
+    unknown = sorted(map(str, options.keys() - known))
+    if unknown:
         text = f"torch.compile: the backend 'delegraph' has no option {unknown[0]!r}"
         raise OptionError(
             "option-invalid", text, hint=f"it has {', '.join(sorted(known))}"
@@ -75,20 +80,17 @@ def _read(
     freezing = options.get("freezing", False)
     if not isinstance(graphs, list):
         text = (
-            "the option 'graphs' is a list, to which graphs are appended, not"
+            "the option 'graphs' must be a list, to which graphs are appended, not"
             f" {type(graphs).__name__}"
         )
         raise OptionError("option-invalid", text)
     if not isinstance(freezing, bool):
         raise OptionError(
             "option-invalid",
-            f"the option 'freezing' is True or False, not {freezing!r}",
+            f"the option 'freezing' must be True or False, not {freezing!r}",
         )
-    return (
-        graphs,
-        freezing,
-        {name: value for name, value in options.items() if name not in _OWN},
-    )
+    choices = {name: value for name, value in options.items() if name not in _OWN}
+    return _Options(graphs, freezing, choices)
 
 
 def _expect_inference(graph: GraphModule) -> None:
@@ -111,7 +113,7 @@ def _expect_inference(graph: GraphModule) -> None:
 
 
 def _raising(error: DelegraphError) -> Callable[..., NoReturn]:
-    """A function that raises ``error``."""
+    """Return a function that raises ``error``."""
 
     def run(*args: Any) -> NoReturn:
         raise error.with_traceback(None)

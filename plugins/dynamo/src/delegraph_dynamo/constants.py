@@ -1,5 +1,6 @@
-"""Which inputs of a graph are constants: Dynamo passes parameters, buffers and the
-inputs of the user alike.
+"""Finds the inputs of a graph that are constants.
+
+Dynamo passes parameters and buffers as inputs, as it does the user's inputs.
 """
 
 from __future__ import annotations
@@ -12,32 +13,29 @@ from torch.fx import GraphModule
 
 
 def constant_inputs(graph: GraphModule, example_inputs: Sequence[Any]) -> list[int]:
-    """Positions of inputs that belong to the model and that the graph does not write,
-    to be lowered as constants.
+    """Return the positions of inputs that belong to the model and are never written.
 
-    The others stay inputs: what the user gives, buffers that the graph writes, whatever
-    shares memory with these, and tensors made in inference mode, for which torch does
-    not count writes.
+    They are lowered as constants. The others stay inputs: the user's inputs, buffers
+    that the graph writes, and tensors that share memory with these. Tensors made in
+    inference mode stay inputs, too, because torch does not count writes to them.
     """
     placeholders = graph.graph.find_nodes(op="placeholder")
     values = [node.meta.get("example_value") for node in placeholders]
-    # Dynamo ran the graph on these fake tensors: the count of writes of those that the
-    # graph writes is no longer 0
+    # Dynamo ran the graph on these fake tensors. If the graph writes one, its count of
+    # writes is no longer 0.
     written = {_memory(value) for value in values if _is_written(value)}
-    return [
-        k
-        for k, (node, value, given) in enumerate(
-            zip(placeholders, values, example_inputs, strict=True)
-        )
-        if _is_of_the_model(node)
-        and isinstance(given, torch.Tensor)
-        and not given.is_inference()
-        if value is not None and _memory(value) not in written
-    ]
+    positions: list[int] = []
+    for k, given in enumerate(example_inputs):
+        is_tensor = isinstance(given, torch.Tensor) and not given.is_inference()
+        if not is_tensor or not _is_of_the_model(placeholders[k]):
+            continue
+        if values[k] is not None and _memory(values[k]) not in written:
+            positions.append(k)
+    return positions
 
 
 def _is_of_the_model(node: torch.fx.Node) -> bool:
-    """Whether Dynamo marked the input as a parameter, buffer or attribute of a module."""
+    """Return whether Dynamo marked the input as belonging to a module."""
     return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
 
 
@@ -50,8 +48,9 @@ def _is_written(value: Any) -> bool:
 
 
 def _memory(value: torch.Tensor) -> Any:
-    """A key that is equal for tensors that share memory. Those without memory of their
-    own have none to share.
+    """Return a key that is equal for tensors that share memory.
+
+    Tensors without memory of their own share none.
     """
     try:
         return value.untyped_storage()._cdata

@@ -1,5 +1,6 @@
-"""A graph of Dynamo and its lowered programs: one for each set of constants, and for
-sizes that need their own.
+"""A graph of Dynamo and its lowered programs.
+
+There is one program for each set of constants, and for sizes that need a separate one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NoReturn
 
@@ -23,13 +25,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .outputs import Results
 
 _MOST_CONSTANTS = 256
-"""Sets of constants for which programs are kept: modules that share a graph, such as
-the layers of a model.
+"""The most sets of constants with a program.
+
+Modules that share a graph, such as the layers of a model, have different sets.
 """
 _MOST_SIZES = 8
-"""For how many sizes a graph gets programs of its own, if one cannot have all: as often
-as Dynamo compiles anew.
-"""
+"""The most programs for fixed sizes of a graph, as many as Dynamo recompiles."""
 _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
 _Key = tuple[int, ...]
@@ -37,10 +38,9 @@ _Key = tuple[int, ...]
 
 
 class _Memory:
-    """Where the elements of constants are, and torch's counts of writes to them, at one
-    moment.
+    """A record of the memory of constants, and of torch's counts of writes to them.
 
-    The memory stays allocated as long as this object: no other tensor gets the same
+    The memory stays allocated as long as this object, so no other tensor gets the same
     address meanwhile.
     """
 
@@ -48,30 +48,29 @@ class _Memory:
         self._constants = constants
         self._versions = [*map(_version, constants)]
         self._wrappers = [t for t in constants if is_traceable_wrapper_subclass(t)]
-        self._inner = [inner for t in self._wrappers for inner in _inner_tensors(t)]
+        self._inner = _all_inner_tensors(self._wrappers)
         self._inner_versions = [*map(_version, self._inner)]
         self._addressed = [t for t in (*constants, *self._inner) if _has_address(t)]
         self._addresses = [*map(_address, self._addressed)]
         self._storages = [t.untyped_storage() for t in self._addressed]
 
     def is_unchanged(self) -> bool:
-        """Whether all constants have their memory, and no writes to it were counted."""
-        return (
-            [*map(_version, self._constants)] == self._versions
-            and [*map(_address, self._addressed)] == self._addresses
-            and (not self._wrappers or self._has_same_inner_tensors())
-        )
+        """Return whether all constants have the same memory, without counted writes."""
+        if [*map(_version, self._constants)] != self._versions:
+            return False
+        if [*map(_address, self._addressed)] != self._addresses:
+            return False
+        return not self._wrappers or self._has_same_inner_tensors()
 
     def _has_same_inner_tensors(self) -> bool:
-        """Whether tensors that wrap others, such as quantized weights, wrap the same
-        ones, without writes.
+        """Return whether wrappers contain the same tensors, without counted writes.
+
+        Quantized weights are such wrappers.
         """
-        inner = [inner for t in self._wrappers for inner in _inner_tensors(t)]
-        return (
-            len(inner) == len(self._inner)
-            and all(map(is_, inner, self._inner))
-            and [*map(_version, inner)] == self._inner_versions
-        )
+        inner = _all_inner_tensors(self._wrappers)
+        if len(inner) != len(self._inner) or not all(map(is_, inner, self._inner)):
+            return False
+        return [*map(_version, inner)] == self._inner_versions
 
 
 def _inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -79,13 +78,15 @@ def _inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]
+    return _all_inner_tensors([getattr(tensor, name) for name in names])
+
+
+def _all_inner_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return list(chain.from_iterable(map(_inner_tensors, tensors)))
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` has elements in memory of its own; wrappers and sparse tensors
-    have not.
-    """
+    """Return whether ``tensor`` has own memory, unlike wrappers and sparse tensors."""
     if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
         return False
     try:
@@ -98,13 +99,12 @@ def _has_address(tensor: torch.Tensor) -> bool:
 
 @dataclass(eq=False)
 class _Program:
-    """A lowered program with the constants in it, and where these were in memory when
-    it was lowered.
+    """A lowered program with its constants, and a record of their memory.
 
-    ``key``: the addresses of the constants' Python objects, which stay theirs as long
-    as the program keeps them. ``memory``: None if the user says that nothing is
-    written. ``run``: None if the graph could not be lowered, for the reason
-    ``why_not``. ``fixed``: sizes of the inputs -> a program for these alone.
+    ``key``: the addresses of the constants' Python objects, which the program keeps
+    alive. ``memory``: None if the user declared that constants are never written.
+    ``run``: None if the graph could not be lowered, for the reason ``why_not``.
+    ``fixed``: sizes of the inputs -> a program for these sizes only.
     """
 
     key: _Key
@@ -115,28 +115,27 @@ class _Program:
     fixed: dict[tuple[Any, ...], _Program]
 
     def __post_init__(self) -> None:
-        """Find what is called, which the calls of a warm program then need not do."""
+        """Find the function to call once, and not in each call."""
         self.run: Any = self.lowered.method("forward") if self.lowered else None
         if self.run is not None and torch.is_autocast_enabled("cpu"):
-            # the program has these casts as operators: those that the host runs are not
-            # to get others
+            # the program has the casts of autocast as operators, so the host must not
+            # add others
             self.run = torch.autocast("cpu", enabled=False)(self.run)
 
     def is_unchanged(self) -> bool:
-        """Whether its constants have the values that they had, as far as torch shows."""
+        """Return whether its constants were not written, as far as torch counts."""
         return self.memory is None or self.memory.is_unchanged()
 
 
 class CompiledGraph:
-    """A graph of a model that ``torch.compile`` runs by delegraph. It is lowered when
-    it is first called.
+    """A graph of a model that ``torch.compile`` runs by delegraph.
 
-    ``name``: "graph 0" for the first one of its list. ``report``: what went where, and
-    why not; None before the first call, and for a graph that could not be lowered.
-    ``why_eager``: why the last call ran in eager PyTorch; "" if it did not.
-    ``programs``: the lowered programs; more than one if several modules run the same
-    graph, or if it could not be lowered for varying sizes. If the model's weights
-    change, the next call lowers it again.
+    It is lowered at its first call. ``name``: "graph 0" for the first one of its list.
+    ``report``: the report of the lowering. It is None before the first call, and for a
+    graph that could not be lowered. ``why_eager``: why the last call ran in eager
+    PyTorch; "" if it did not. ``programs``: the lowered programs. There are several if
+    modules share the graph, or if it could not be lowered for varying sizes. If the
+    model's weights change, the next call lowers it again.
     """
 
     def __init__(
@@ -148,10 +147,11 @@ class CompiledGraph:
         choices: Mapping[str, Any],
         freezing: bool = False,
     ) -> None:
-        """``constants``: positions of inputs that become constants. ``choices``:
-        arguments of ``delegraph.lower``.
+        """Prepare the graph.
 
-        ``freezing``: the constants are never written, so that no call has to look.
+        ``constants``: positions of inputs that become constants. ``choices``: arguments
+        of ``delegraph.lower``. ``freezing``: the constants are never written, so that
+        calls need not check them.
         """
         self.name = f"graph {number}"
         self.why_eager = ""
@@ -181,46 +181,41 @@ class CompiledGraph:
     @property
     def programs(self) -> list[LoweredProgram]:
         kept = [*self._programs.values()]  # at once: another thread may add to them
-        all_of_them = [
-            p for program in kept for p in (program, *program.fixed.values())
-        ]
-        return [p.lowered for p in all_of_them if p.lowered]
+        fixed = chain.from_iterable([*program.fixed.values()] for program in kept)
+        return [program.lowered for program in (*kept, *fixed) if program.lowered]
 
     def __repr__(self) -> str:
-        return (
-            f"<CompiledGraph {self.name}:"
-            f" {self.report.summary() if self.report else self._state()}>"
-        )
+        state = self.report.summary() if self.report else self._state()
+        return f"<CompiledGraph {self.name}: {state}>"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.report or self._state()}"
 
     def __deepcopy__(self, memo: Any) -> CompiledGraph:
-        """The graph itself: a copy of a compiled model has its options too, and with
-        them the list of graphs.
+        """Return the graph itself.
+
+        A copy of a compiled model copies its options, and with them the list of graphs.
         """
         return self
 
     def __copy__(self) -> CompiledGraph:
-        """The graph itself, as for a deep copy."""
+        """Return the graph itself, as for a deep copy."""
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Raise InputError: a lowered program has what only this process has."""
+        """Raise InputError: a lowered program cannot leave its process."""
         text = (
             f"{self.name}, a graph that torch.compile found, cannot be pickled: its"
-            " programs are of this process"
+            " programs exist only in this process"
         )
         hint = (
-            "clear the list of the option 'graphs' before, or leave the option out; a"
-            " copy is compiled again"
+            "clear the list of the option 'graphs' first, or omit the option; a copy"
+            " of the model is compiled again"
         )
         raise InputError("input-invalid", text, hint=hint)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        """Run the graph on ``args``, the values of its placeholders. Returns its
-        results.
-        """
+        """Run the graph on ``args``, the values of its placeholders."""
         if len(args) != len(self._placeholders):
             text = (
                 f"the graph has {len(self._placeholders)} inputs, {len(args)} were"
@@ -232,21 +227,20 @@ class CompiledGraph:
         if program is None or program.key != key or not program.is_unchanged():
             program = self._program_of(args, key)
         inputs = self._inputs_of(args)
-        fitting = (
-            program.fixed.get(_sizes(inputs), program) if program.fixed else program
-        )
+        fitting = program
+        if program.fixed:
+            fitting = program.fixed.get(_sizes(inputs), program)
         if fitting.run is None:
-            return self._otherwise(program, fitting.why_not, args)
+            return self._run_misfit(program, fitting.why_not, args)
         try:
             returned = fitting.run(*inputs)
         except InputError as error:  # the call does not fit, so nothing was written
-            return self._otherwise(
-                program, f"a call does not fit the program: {error}", args
-            )
+            why = f"a call does not fit the program: {error}"
+            return self._run_misfit(program, why, args)
         return self._finish(returned, args)
 
     def _finish(self, returned: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
-        """The results, with views of inputs in place of copies."""
+        """Return the results, with views of inputs instead of copies."""
         if not self._results.views:
             return returned
         views = self._results.views
@@ -261,33 +255,32 @@ class CompiledGraph:
         results: Sequence[Any] = self._graph(*args)
         return results
 
-    def _otherwise(
+    def _run_misfit(
         self, program: _Program, why_not: str, args: Sequence[Any]
     ) -> Sequence[Any]:
-        """Run the graph on inputs that ``program`` does not take: in a program for
-        their sizes, or in eager PyTorch.
+        """Run the graph on inputs that ``program`` refuses.
 
-        Inputs that are written and share memory with others are among them.
+        It runs in a program for their sizes, or in eager PyTorch. Inputs are refused
+        also if they are written and share memory with others.
         """
         inputs = self._inputs_of(args)
         sizes = _sizes(inputs)
         special = None
         with self._lock:
-            if (
-                any(self._symbolic)
-                and sizes not in program.fixed
-                and len(program.fixed) < _MOST_SIZES
-            ):
-                special = program.fixed[sizes] = self._lower(
+            is_new = any(self._symbolic) and sizes not in program.fixed
+            if is_new and len(program.fixed) < _MOST_SIZES:
+                special = self._lower(
                     program.key, inputs, program.constants, varying=False
                 )
+                program.fixed[sizes] = special
         if special is not None and special.run is not None:
             return self(*args)
         return self._eager(why_not, args)
 
     def _program_of(self, args: Sequence[Any], key: _Key) -> _Program:
-        """The program for the constants in ``args``, lowered if there is none with
-        their present values.
+        """Return the program for the present values of the constants in ``args``.
+
+        It is lowered if there is none.
         """
         with self._lock:
             program = self._programs.pop(key, None)
@@ -296,7 +289,7 @@ class CompiledGraph:
                 program = self._lower(
                     key, self._inputs_of(args), constants, varying=True
                 )
-            self._programs[key] = program  # the last one is the one that was used last
+            self._programs[key] = program  # in order of last use
             while len(self._programs) > _MOST_CONSTANTS:
                 del self._programs[next(iter(self._programs))]
             self._last = program
@@ -309,11 +302,10 @@ class CompiledGraph:
         constants: Sequence[torch.Tensor],
         varying: bool,
     ) -> _Program:
-        """Lower the graph. ``varying``: for all of its sizes, else for those of
-        ``inputs``.
+        """Lower the graph, for all sizes (``varying``) or for those of ``inputs``.
 
-        Raises what ``delegraph.lower`` raises, except InputError if not all has to be
-        delegated: the graph then runs in eager PyTorch.
+        Raises the errors of ``delegraph.lower``. InputError is raised only if
+        everything has to be delegated; otherwise the graph runs in eager PyTorch.
         """
         memory = None if self._freezing else _Memory(constants)
         lowered = None
@@ -330,9 +322,8 @@ class CompiledGraph:
     def _lowered(
         self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool
     ) -> LoweredProgram:
-        module = _WithConstants(
-            self._graph, dict(zip(self._constants, constants, strict=True))
-        ).eval()
+        by_position = dict(zip(self._constants, constants, strict=True))
+        module = _WithConstants(self._graph, by_position).eval()
         sizes: Any = None
         if varying and any(self._symbolic):
             sizes = {"inputs": tuple(_as_dims(s) for s in self._symbolic)}
@@ -343,54 +334,54 @@ class CompiledGraph:
             lowered = delegraph.lower(
                 module, tuple(inputs), dynamic_shapes=sizes, **self._choices
             )
-        if kept := written_targets(lowered.exported_program("forward")):
-            names = [
-                self._placeholders[k].name
-                for k in self._constants
-                if f"constant_{k}" in kept
+        written = written_targets(lowered.exported_program("forward"))
+        if written:
+            constants_written = [
+                k for k in self._constants if f"constant_{k}" in written
             ]
+            names = [self._placeholders[k].name for k in constants_written]
             text = (
-                f"the graph writes {', '.join(names or sorted(kept))}, of which Dynamo"
-                " says nothing"
+                f"the graph writes {', '.join(names or sorted(written))}, and Dynamo did"
+                " not report that"
             )
             raise InputError("input-invalid", text)
         return lowered
 
     def _alone(self) -> AbstractContextManager[Any]:
-        """A block in which no other thread traces: torch's tracers change modules for
-        all threads, also under Dynamo.
+        """Return a block in which no other thread traces.
 
-        An empty one where other threads compile, as the user's options say: they would
-        wait for what this one holds.
+        torch's tracers change modules for all threads, also under Dynamo. If the user's
+        options let other threads compile, the block is empty: they would wait for the
+        locks of this one.
         """
         if self._choices.get("compiler") is not None:  # other threads may compile
             return nullcontext()
         from torch._dynamo import convert_frame
 
         locks = ExitStack()
-        # first: who lowers a torch.cond holds it when Dynamo traces the branches
+        # first: a thread that lowers a torch.cond holds it when Dynamo traces the
+        # branches
         locks.enter_context(TRACING)
         locks.enter_context(convert_frame.compile_lock)
         return locks
 
     def _state(self) -> str:
-        """Why there is no report."""
-        return (
-            f"runs in eager PyTorch: {self._last.why_not}"
-            if self._last
-            else "not called yet"
-        )
+        """Return why there is no report."""
+        if self._last is None:
+            return "not called yet"
+        return f"runs in eager PyTorch: {self._last.why_not}"
 
 
 class _WithConstants(torch.nn.Module):
-    """A graph as a module, in which some inputs are parameters and buffers. It keeps
-    the user's lines.
+    """A graph as a module with some inputs as parameters and buffers.
+
+    It keeps the user's lines.
     """
 
     def __init__(
         self, graph: GraphModule, constants: Mapping[int, torch.Tensor]
     ) -> None:
-        """``constants``: position of an input -> its value."""
+        """Register ``constants``: position of an input -> its value."""
         super().__init__()
         self.graph_module = graph
         self._names = {k: f"constant_{k}" for k in constants}
@@ -408,30 +399,28 @@ class _WithConstants(torch.nn.Module):
             getattr(self, self._names[k]) if k in self._names else next(given)
             for k in range(count)
         ]
-        # the casts of the call, which export sees only inside of a module; the user's
-        # lines, which stand in the graph
+        # Export sees the casts of autocast only inside of a module. The user's lines
+        # are in the metadata of the graph.
         with _autocast(), preserve_node_meta():
             return torch.fx.Interpreter(self.graph_module).run(*values)
 
 
 def _picking(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The function that picks what lies at ``positions``; without Python's time for
-    each.
-    """
+    """Return a function that picks the values at ``positions``, without a Python loop."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: [values[k] for k in positions]
 
 
 def _autocast() -> AbstractContextManager[Any]:
-    """The autocast that is at work, as a block."""
+    """Return the active autocast, as a block."""
     if not torch.is_autocast_enabled("cpu"):
         return nullcontext()
     return torch.autocast("cpu", torch.get_autocast_dtype("cpu"))
 
 
 def _symbolic_sizes(value: Any) -> set[int] | bool:
-    """The dimensions of an input that vary; of an int, whether it varies."""
+    """Return the varying dimensions of a tensor, or whether an int varies."""
     if isinstance(value, torch.Tensor):
         return {
             k for k, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
@@ -440,20 +429,17 @@ def _symbolic_sizes(value: Any) -> set[int] | bool:
 
 
 def _as_dims(symbolic: set[int] | bool) -> Any:
-    """What ``torch.export`` is told of an input; it finds out itself which sizes are
-    equal, or multiples.
+    """Return the dynamic sizes of an input for ``torch.export``.
+
+    It finds out itself which sizes are equal, or multiples.
     """
-    return (
-        dict.fromkeys(symbolic, Dim.AUTO)
-        if isinstance(symbolic, set)
-        else Dim.AUTO
-        if symbolic
-        else None
-    )
+    if isinstance(symbolic, set):
+        return dict.fromkeys(symbolic, Dim.AUTO)
+    return Dim.AUTO if symbolic else None
 
 
 def _sizes(inputs: Iterable[Any]) -> tuple[Any, ...]:
-    """What a program for fixed sizes depends on: shapes and strides, and numbers."""
+    """Return the key of a program for fixed sizes: shapes, strides and numbers."""
     return tuple(
         (*v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs
     )

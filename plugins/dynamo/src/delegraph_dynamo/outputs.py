@@ -1,5 +1,6 @@
-"""Results that share memory with inputs or with each other, as those of a lowered
-program do not.
+"""Finds results that share memory with inputs or with each other.
+
+Results of a lowered program never do.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from torch.fx import GraphModule, Node
 
 @dataclass(frozen=True)
 class View:
-    """A result that is a view of an input: the input's position, and sizes, strides and
-    offset of the view.
+    """A result that is a view of the input at ``position``.
 
-    These are numbers, or expressions of the graph's symbolic sizes, which ``sizes``
-    finds in the inputs: symbol -> (position, dimension), where the dimension of an int
-    is None.
+    Sizes, strides and offset are numbers, or expressions of symbolic sizes.
+    ``symbols``: symbol -> (position, dimension) of an input with this size; for an int,
+    the dimension is None.
     """
 
     position: int
@@ -30,26 +30,24 @@ class View:
     symbols: dict[sympy.Symbol, tuple[int, int | None]]
 
     def of(self, inputs: Sequence[Any]) -> torch.Tensor:
-        """The view of the input in ``inputs``, those of a call."""
+        """Return the view of the input in ``inputs``, the inputs of a call."""
         base: torch.Tensor = inputs[self.position]
-        values = {
-            s: inputs[k] if d is None else inputs[k].shape[d]
-            for s, (k, d) in self.symbols.items()
-        }
-        sizes, strides = (
-            [_number(v, values) for v in part] for part in (self.sizes, self.strides)
-        )
-        return base.as_strided(
-            sizes, strides, base.storage_offset() + _number(self.offset, values)
-        )
+        values: dict[Any, int] = {}
+        for symbol, (position, dim) in self.symbols.items():
+            value = inputs[position]
+            values[symbol] = value if dim is None else value.shape[dim]
+        sizes = [_number(size, values) for size in self.sizes]
+        strides = [_number(stride, values) for stride in self.strides]
+        offset = base.storage_offset() + _number(self.offset, values)
+        return base.as_strided(sizes, strides, offset)
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the results of a graph share memory with.
+    """The memory that results of a graph share.
 
     ``views``: position of a result -> the view of an input that it is. ``why_not``: why
-    a lowered program cannot give such results; "" if it can.
+    a lowered program cannot return such results; "" if it can.
     """
 
     views: dict[int, View]
@@ -57,9 +55,7 @@ class Results:
 
 
 def results_of(graph: GraphModule) -> Results:
-    """What the results of ``graph`` share memory with, as the fake tensors of Dynamo
-    show it.
-    """
+    """Return the memory that results of ``graph`` share, by the fake tensors of Dynamo."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     inputs: list[Any] = [node.meta.get("example_value") for node in placeholders]
     returned: Any = graph.graph.output_node().args[0]
@@ -67,11 +63,8 @@ def results_of(graph: GraphModule) -> Results:
         node.meta.get("example_value") if isinstance(node, Node) else node
         for node in returned
     ]
-    bases = {
-        memory: k
-        for k, value in enumerate(inputs)
-        if (memory := _memory(value)) is not None
-    }
+    bases = {_memory(value): position for position, value in enumerate(inputs)}
+    bases.pop(None, None)
     symbols = _symbols(inputs)
     views: dict[int, View] = {}
     fresh: dict[Any, int] = {}  # memory that the graph made -> a result in it
@@ -80,17 +73,13 @@ def results_of(graph: GraphModule) -> Results:
         if memory in bases:
             view = _view(value, bases[memory], inputs, symbols)
             if view is None:
-                return Results(
-                    {}, f"its result {k} is a view of an input with other elements"
-                )
+                text = f"its result {k} is a view of an input with other elements"
+                return Results({}, text)
             views[k] = view
-        elif (
-            memory is not None
-            and memory in fresh
-            and not _apart(outputs[fresh[memory]], value)
-        ):
-            return Results({}, f"its results {fresh[memory]} and {k} share memory")
         elif memory is not None:
+            other = fresh.get(memory)
+            if other is not None and not _are_disjoint(outputs[other], value):
+                return Results({}, f"its results {other} and {k} share memory")
             fresh[memory] = k
     return Results(views)
 
@@ -98,17 +87,17 @@ def results_of(graph: GraphModule) -> Results:
 def _view(
     value: torch.Tensor, position: int, inputs: Sequence[Any], symbols: dict[Any, Any]
 ) -> View | None:
-    """``value`` as a view of the input at ``position``; None if its elements are others
-    than those of the input.
+    """Return ``value`` as a view of the input at ``position``.
+
+    None if its elements differ from those of the input, for example in dtype.
     """
     base = inputs[position]
     plain = not (value.is_conj() or value.is_neg() or base.is_conj() or base.is_neg())
     if not plain or value.dtype is not base.dtype:
         return None
     offset = _expression(value.storage_offset()) - _expression(base.storage_offset())
-    sizes, strides = (
-        tuple(map(_expression, part)) for part in (value.shape, value.stride())
-    )
+    sizes = tuple(map(_expression, value.shape))
+    strides = tuple(map(_expression, value.stride()))
     used = set().union(*(v.free_symbols for v in (*sizes, *strides, offset)))
     if not used <= symbols.keys():
         return None
@@ -116,58 +105,45 @@ def _view(
 
 
 def _symbols(inputs: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
-    """Symbolic size -> an input that is that number, or has that size."""
+    """Return symbolic size -> the position and dimension of an input with this size."""
     found: dict[Any, tuple[int, int | None]] = {}
     for k, value in enumerate(inputs):
-        sizes: Any = value.shape if isinstance(value, torch.Tensor) else ()
-        entries = (
-            [(value, None)]
-            if isinstance(value, torch.SymInt)
-            else [(n, d) for d, n in enumerate(sizes)]
-        )
-        for size, dimension in entries:
+        sizes: dict[int | None, Any] = {}
+        if isinstance(value, torch.SymInt):
+            sizes = {None: value}
+        elif isinstance(value, torch.Tensor):
+            sizes = dict(enumerate(value.shape))
+        for dimension, size in sizes.items():
             expression = _expression(size)
             if expression.is_Symbol:
                 found.setdefault(expression, (k, dimension))
     return found
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether no element of ``a`` is one of ``b``, for results in the same memory.
-    False if that is not known.
+def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two results in the same memory have no element in common.
+
+    False if that is unknown.
     """
-    sizes: list[Any] = [
-        *a.shape,
-        *b.shape,
-        *a.stride(),
-        *b.stride(),
-        a.storage_offset(),
-        b.storage_offset(),
-    ]
-    if any(isinstance(n, torch.SymInt) for n in sizes) or a.dtype is not b.dtype:
+    for tensor in (a, b):
+        sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            return False
+    if a.dtype is not b.dtype:
         return False
-    places = [
-        torch.arange(n) * s
-        for t in (a, b)
-        for n, s in zip(t.shape, t.stride(), strict=True)
-    ]
-    of_a = _sums(places[: a.dim()])
-    of_b = _sums(places[a.dim() :])
-    return not torch.isin(
-        of_a + int(a.storage_offset()), of_b + int(b.storage_offset())
-    ).any()
+    return not torch.isin(_places(a), _places(b)).any()
 
 
-def _sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All sums of one element of each of ``parts``."""
-    total = torch.zeros(1, dtype=torch.long)
-    for part in parts:
-        total = (total[:, None] + part).flatten()
-    return total
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the places of all elements of a tensor in its storage."""
+    places = torch.tensor([int(tensor.storage_offset())])
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * stride).flatten()
+    return places
 
 
 def _memory(value: Any) -> Any:
-    """A key that is equal for tensors that share memory; None for what has no memory."""
+    """Return a key that is equal for tensors that share memory; None without memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     try:
@@ -177,9 +153,9 @@ def _memory(value: Any) -> Any:
 
 
 def _expression(number: Any) -> Any:
-    return (
-        number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
-    )
+    if isinstance(number, torch.SymInt):
+        return number.node.expr
+    return sympy.Integer(number)
 
 
 def _number(value: Any, values: dict[Any, int]) -> int:

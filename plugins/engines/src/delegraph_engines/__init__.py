@@ -1,8 +1,4 @@
-"""Code that plugins for engines share.
-
-Types of a delegate's values, sealed files, support by trial compilation, names that
-tell calls, and names of fused kernels.
-"""
+"""Code that plugins for engines share: signatures, sealed files, support, kernels."""
 
 from .kernels import Kernel, computed_by
 from .numbered_calls import NumberedCalls, calls_in

@@ -1,16 +1,18 @@
-"""Which calls the kernels of an engine compute, for profiles by line."""
+"""Assigns calls of a program to the kernels of an engine, for profiles by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 
 class Kernel(NamedTuple):
-    """What an engine ran: the calls that it says it made it of, the names of the
-    kernels that it ``reads``.
+    """A kernel that an engine ran.
 
-    ``only_moves``: it computes nothing, and only changes where or how its operand lies.
+    ``calls``: the calls that the engine reports for it. ``reads``: the names of the
+    kernels that it reads results of. ``only_moves``: it computes nothing, and only
+    changes the place or layout of its operand.
     """
 
     name: str
@@ -22,35 +24,35 @@ class Kernel(NamedTuple):
 def computed_by(
     kernels: Iterable[Kernel], reads: Iterable[tuple[int, int]]
 ) -> dict[str, tuple[int, ...] | None]:
-    """The calls that each kernel computes, by its name, as a key of ``Spent``; None if
-    that is not known.
+    """Return the calls that each kernel computes, by its name, as a key of ``Spent``.
 
-    ``reads``: each call, with one that it reads. Engines forget names where they fuse.
-    So a kernel also computes what its calls read and no kernel is made of. A kernel
-    that only moves a value counts for the kernel that reads it, if that is one; if it
-    makes a result of the value, for the one that computed it.
+    They are None if they are not known. ``reads``: pairs of a call and an operand of
+    it. Engines lose the names of calls that they fuse. So a kernel also computes the
+    operands of its calls that no kernel reports. A kernel that only moves a value
+    counts for the kernel that reads it, if there is only one. If that computes no call,
+    it counts for the kernel that computed the value.
     """
     listed = list(kernels)
     operands: dict[int, list[int]] = {}
     for call, operand in reads:
         operands.setdefault(call, []).append(operand)
-    somewhere = {call for kernel in listed for call in kernel.calls}
-    readers: dict[str, list[str]] = {}
-    found: dict[str, tuple[int, ...] | None] = {}
+    reported = set(chain.from_iterable(kernel.calls for kernel in listed))
+    readers: dict[str, set[str]] = {}
+    calls_of: dict[str, tuple[int, ...] | None] = {}
     for kernel in listed:
         for name in kernel.reads:
-            readers.setdefault(name, []).append(kernel.name)
-        inside = {*kernel.calls}
+            readers.setdefault(name, set()).add(kernel.name)
+        computed = set(kernel.calls)
         waiting = list(kernel.calls)
         while waiting:
-            new = {*operands.get(waiting.pop(), ())} - somewhere - inside
-            inside |= new
-            waiting += new
-        found[kernel.name] = tuple(sorted(inside)) or None
-    for kernel in reversed(listed):  # what reads it was looked at before
-        if kernel.only_moves and len({*readers.get(kernel.name, ())}) == 1:
-            computed = [
-                found.get(name) for name in (readers[kernel.name][0], *kernel.reads)
-            ]
-            found[kernel.name] = next(filter(None, computed), None)
-    return found
+            fused = set(operands.get(waiting.pop(), ())) - reported - computed
+            computed |= fused
+            waiting += fused
+        calls_of[kernel.name] = tuple(sorted(computed)) or None
+    for kernel in reversed(listed):  # readers first
+        readers_of_kernel = readers.get(kernel.name, set())
+        if kernel.only_moves and len(readers_of_kernel) == 1:
+            neighbours = [*readers_of_kernel, *kernel.reads]
+            known = filter(None, map(calls_of.get, neighbours))
+            calls_of[kernel.name] = next(known, None)
+    return calls_of

@@ -1,4 +1,4 @@
-"""Number the calls of a partition, so that names in an engine's model tell the calls."""
+"""Numbers the calls of a partition, so that names in an engine's model identify calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _CALL = re.compile(r"(?<![a-zA-Z0-9])n(\d+)(?:_in\w*)?/")
 class NumberedCalls:
     """The calls of a partition. The number of a call is its place in ``calls``.
 
-    Name the engine's operators ``n0/...``, ``n1/...``, after the calls that they compute.
-    Then ``calls_in`` finds the numbers in names, and ``refused`` the call in an error.
+    Name the engine's operators ``n0/...``, ``n1/...``, after the calls that they
+    compute. Then ``calls_in`` finds the numbers in names, and ``refused`` the call in
+    an error.
     """
 
     def __init__(self) -> None:
@@ -24,11 +25,11 @@ class NumberedCalls:
     @property
     def debug_handles(self) -> dict[int, tuple[int, ...]]:
         """A ``debug_handle_map`` by the numbers of the calls."""
-        handles = (
-            (number, node.meta.get("debug_handle"))
-            for number, node in enumerate(self.calls)
-        )
-        return {number: (handle,) for number, handle in handles if handle is not None}
+        handles: dict[int, tuple[int, ...]] = {}
+        for number, node in enumerate(self.calls):
+            if node.meta.get("debug_handle") is not None:
+                handles[number] = (node.meta["debug_handle"],)
+        return handles
 
     def refused(self, reason: str, error: str | None = None) -> Unsupported:
         """Return the refusal of the program at the call that ``error`` names.
@@ -43,5 +44,5 @@ class NumberedCalls:
 
 
 def calls_in(text: str) -> list[int]:
-    """Return the numbers of calls in a name of the engine's, or in a text with names."""
+    """Return the numbers of calls in a name, or in a text with names, of the engine."""
     return [int(number) for number in _CALL.findall(text)]

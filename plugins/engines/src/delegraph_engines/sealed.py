@@ -1,10 +1,9 @@
-"""Sealed blobs: a file of an engine's own format, and behind it what its caller has to
-know, with a digest of both.
+"""Sealed blobs: an engine's own file, followed by data of the plugin and a digest.
 
-Most formats let readers skip what stands behind a file, so that the engine's own tools
-read a sealed one as well. The trailer is JSON, the SHA-256 of file and JSON, the length
-of the JSON (8 bytes, little endian) and a mark. The digest finds damage before an
-engine that looks for none reads the file; it does not find attackers.
+Readers of most formats skip bytes after the end of a file, so the engine's own tools
+can read a sealed file as well. The trailer is JSON, the SHA-256 of file and JSON, the
+length of the JSON (8 bytes, little endian) and a mark. The digest detects damage before
+an engine without checks reads the file. It does not protect against attackers.
 """
 
 from __future__ import annotations
@@ -16,45 +15,44 @@ from typing import Any
 
 from delegraph.errors import FormatError
 
-_CHUNK = 1 << 20
 
-
-def seal(path: Path, mark: bytes, told: Any) -> bytes:
-    """Append to the file at ``path`` its trailer, with ``told`` as JSON; returns the
+def seal(path: Path, mark: bytes, data: Any) -> bytes:
+    """Return append a trailer with ``data`` as JSON to the file at ``path``; return the
     sealed blob.
 
-    ``mark``: tells blobs of one kind from others, and ends with a version. The file is
-    in memory once.
+    ``mark`` identifies the kind of blob, and ends with a version. The file is in memory
+    once.
     """
-    text = json.dumps(told).encode()
-    digest = hashlib.sha256()
+    text = json.dumps(data).encode()
     with path.open("rb+") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+        digest = hashlib.file_digest(file, "sha256")
         digest.update(text)
-        file.write(
-            b"".join([text, digest.digest(), len(text).to_bytes(8, "little"), mark])
-        )
+        length = len(text).to_bytes(8, "little")
+        file.write(text + digest.digest() + length + mark)
     return path.read_bytes()
 
 
 def unseal(blob: bytes, mark: bytes) -> tuple[memoryview, Any]:
-    """The file in a sealed blob, and what was told of it. Raises FormatError if it is
-    damaged, or of another kind.
+    """Return the file in a sealed blob, and the data that was sealed with it.
+
+    Raises FormatError if the blob is damaged, or of another kind.
     """
     whole = memoryview(blob)
     tail = 32 + 8 + len(mark)
     end = len(whole) - tail
     if end < 0 or whole[-len(mark) :] != mark:
         raise FormatError(
-            "format-invalid", f"no blob that ends with {mark!r}, or one that was cut"
+            "format-invalid",
+            f"the blob does not end with {mark!r}: another kind, or cut",
         )
     size = int.from_bytes(whole[end + 32 : end + 40], "little")
     if size > end or hashlib.sha256(whole[:end]).digest() != whole[end : end + 32]:
-        raise FormatError("format-invalid", "a damaged blob: its digest is another")
+        raise FormatError(
+            "format-invalid", "the blob is damaged: its SHA-256 digest does not match"
+        )
     try:
         return whole[: end - size], json.loads(bytes(whole[end - size : end]))
     except (ValueError, RecursionError) as e:
         raise FormatError(
-            "format-invalid", f"a blob whose trailer is not read: {e}"
+            "format-invalid", f"the trailer of the blob is no valid JSON: {e}"
         ) from e

@@ -1,5 +1,6 @@
-"""``Signature``: what a delegate takes and returns, for runtimes of engines that trust
-what they are given.
+"""``Signature``: the types of a delegate's inputs and outputs, and checks of calls.
+
+Runtimes need it for engines that do not check the memory that they get.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,17 +25,17 @@ from torch.fx import Node
 from .sealed import seal, unseal
 
 Type = tuple[str, tuple[int, ...]]
-"""The name of a dtype (``float32``) and a shape, where -1 is a size that each call
-chooses. ("int", ()) is a number.
+"""The name of a dtype (``float32``) and a shape; -1 is a size chosen by each call.
+
+("int", ()) is a number.
 """
-Held = tuple[str | None, tuple[int, ...] | None]
-"""A ``Type`` as far as an engine's file tells it: None is a dtype that torch does not
-have, or any shape.
+DeclaredType = tuple[str | None, tuple[int, ...] | None]
+"""A ``Type`` as an engine's file declares it.
+
+None is a dtype that torch does not have, or an unknown shape.
 """
-NUMBERS: dict[str, type] = {
-    "int": int,
-    "float": float,
-}  # as dtypes, torch.int and torch.float call themselves otherwise
+NUMBERS: dict[str, type] = {"int": int, "float": float}
+"""Types of numbers. They are no dtypes: the names of torch.int and torch.float differ."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Signature:
     """The types of a delegate's inputs and outputs, in order.
 
     An engine reads the memory that it gets as that of the types that it compiled for,
-    so its runtime has to compare. Where the engine's own file does not tell the types,
-    store them with the blob: ``told`` is for JSON.
+    so its runtime must compare them. If the engine's own file does not declare the
+    types, store the signature with the blob: ``seal``.
     """
 
     inputs: tuple[Type, ...]
@@ -51,99 +52,79 @@ class Signature:
 
     @classmethod
     def of(cls, program: ExportedProgram) -> Signature:
-        """The signature of a partition, as ``preprocess`` gets it. New values of its
-        own buffers are no outputs.
+        """Return the signature of a partition, as ``preprocess`` gets it.
+
+        New values of its own buffers are no outputs.
         """
-        outputs = zip(
-            program.graph_signature.output_specs, output_values(program), strict=True
-        )
+        specs = program.graph_signature.output_specs
+        outputs = zip(specs, output_values(program), strict=True)
         results = [value for spec, value in outputs if spec.kind not in MUTATIONS]
-        return cls(
-            tuple(map(_type_of, user_inputs(program))), tuple(map(_type_of, results))
-        )
+        input_types = map(_type_of, user_inputs(program))
+        return cls(tuple(input_types), tuple(map(_type_of, results)))
 
     @classmethod
-    def read(cls, told: Any) -> Signature:
-        """The signature of which ``told`` was stored. Raises FormatError for anything
-        else.
-        """
+    def from_json(cls, data: Any) -> Signature:
+        """Return the signature with the JSON form ``data``; FormatError for other data."""
         try:
-            inputs, outputs = (
-                tuple(_checked_type(dtype, shape) for dtype, shape in side)
-                for side in told
-            )
+            inputs, outputs = data
+            input_types = tuple(_checked_type(*type_) for type_ in inputs)
+            output_types = tuple(_checked_type(*type_) for type_ in outputs)
         except (TypeError, ValueError) as e:
             raise FormatError(
-                "format-invalid", f"a blob whose signature is {told!r:.80}: {e}"
+                "format-invalid", f"the blob has an invalid signature {data!r:.80}: {e}"
             ) from e
-        return cls(inputs, outputs)
+        return cls(input_types, output_types)
 
     def seal(self, path: Path, mark: bytes, **facts: Any) -> bytes:
-        """The blob that is the engine's file at ``path``, this signature and ``facts``,
-        sealed as by ``seal``.
-        """
-        return seal(path, mark, [facts, *self.told])
+        """Seal the engine's file at ``path`` with this signature and ``facts``."""
+        return seal(path, mark, [facts, *self.json_form])
 
     @classmethod
-    def unseal(
-        cls, blob: bytes, mark: bytes
-    ) -> tuple[memoryview, Signature, dict[str, Any]]:
-        """The file, the signature and the facts in a blob of ``seal``. FormatError for
-        another, or a damaged one.
+    def unseal(cls, blob: bytes, mark: bytes) -> Unsealed:
+        """Return the file, the signature and the facts in a blob of ``seal``.
+
+        Raises FormatError if the blob is damaged, or of another kind.
         """
-        file, told = unseal(blob, mark)
-        facts, *sides = told if isinstance(told, list) and told else [None]
-        if not isinstance(facts, dict):
-            raise FormatError("format-invalid", f"a blob of which is told {told!r:.80}")
-        return file, cls.read(sides), facts
+        file, data = unseal(blob, mark)
+        if not isinstance(data, list) or not data or not isinstance(data[0], dict):
+            raise FormatError(
+                "format-invalid", f"the blob has no signature, but {data!r:.80}"
+            )
+        facts, *types = data
+        return Unsealed(file, cls.from_json(types), facts)
 
     @property
-    def told(self) -> list[tuple[Type, ...]]:
-        """The signature as JSON can have it."""
+    def json_form(self) -> list[tuple[Type, ...]]:
+        """Return the signature as lists that JSON can store."""
         return [self.inputs, self.outputs]
 
-    def why_otherwise(
-        self, inputs: Iterable[Held | None], outputs: Iterable[Held]
+    def why_mismatch(
+        self, inputs: Iterable[DeclaredType | None], outputs: Iterable[DeclaredType]
     ) -> str | None:
-        """Why an engine takes or returns something else than this signature says; None
-        if it does not.
+        """Return how an engine's inputs and outputs differ from this signature, or
+        None.
 
-        ``inputs``, ``outputs``: the types that its file says, in order. None in place
-        of an input: the engine leaves it out. A size may be -1, and a shape None, if it
-        is not known; an int is an int64.
+        ``inputs``, ``outputs``: the types that its file declares, in order. None in
+        place of an input: the engine leaves it out. A size may be -1, and a shape None,
+        if it is not known; an int is an int64.
         """
-        for does, side, wanted in (
-            ("takes", [*inputs], self.inputs),
-            ("returns", [*outputs], self.outputs),
-        ):
-            if len(side) != len(wanted):
-                return f"{does} {len(side)} values, where {len(wanted)} are wanted"
-            for place, (held, type_) in enumerate(zip(side, wanted, strict=True)):
-                if held is not None and not _may_be(held, type_):
-                    return (
-                        f"{does} {held[0]} {held[1]} at place {place}, where {type_[0]}"
-                        f" {type_[1]} is wanted"
-                    )
-        return None
+        wrong_input = _why_mismatch("takes", list(inputs), self.inputs)
+        return wrong_input or _why_mismatch("returns", list(outputs), self.outputs)
 
     @cached_property
-    def _int64(self) -> list[int]:
-        return [
-            place
-            for place, (dtype, _) in enumerate(self.inputs)
-            if dtype in ("int64", "int")
-        ]
+    def _int64_positions(self) -> list[int]:
+        dtypes = [dtype for dtype, _ in self.inputs]
+        return [k for k, dtype in enumerate(dtypes) if dtype in ("int64", "int")]
 
     def arrays(
         self, args: Sequence[Any], int64_bits: int = 64
     ) -> list[np.ndarray[Any, Any]]:
-        """The arguments of a call as arrays in C order, which share the tensors' memory
-        where they can.
+        """Return the arguments of a call as arrays in C order.
 
-        numpy has no bfloat16: that is int16 with the same bits. An int is an int64.
-        ``int64_bits``: how many of its bits the engine computes with. Raises InputError
-        for an argument of another type, and for one with integers that these bits do
-        not hold.
+        They share the tensors' memory if possible. numpy has no bfloat16: that is int16
+        with the same bits. An int is an int64. ``int64_bits``: how many of its bits the
+        engine computes with. Raises InputError for an argument of another type, and for
+        integers that do not fit these bits.
         """
         if len(args) != len(self.inputs):
             text = (
@@ -152,16 +133,9 @@ class Signature:
             raise InputError("input-invalid", text)
         for position, (arg, wanted) in enumerate(zip(args, self.inputs, strict=True)):
             if not _fits(arg, *wanted):
-                given = f"{arg!r:.40}"
-                if isinstance(arg, torch.Tensor):
-                    given = (
-                        "a nested tensor"
-                        if arg.is_nested
-                        else f"{arg.dtype} {tuple(arg.shape)}"
-                    )
                 text = (
-                    f"input {position}: {wanted[0]} {wanted[1]} is wanted, {given} was"
-                    " given"
+                    f"input {position} of the delegate is {_describe(arg)}; it was"
+                    f" compiled for {wanted[0]} {wanted[1]}"
                 )
                 raise InputError("input-invalid", text)
         arrays = [
@@ -169,16 +143,17 @@ class Signature:
             for arg in args
         ]
         if int64_bits < 64:
-            for place in self._int64:
-                _expect_fits(arrays[place], int64_bits)
+            for position in self._int64_positions:
+                _expect_fits(arrays[position], int64_bits)
         return arrays
 
     def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
-        """What the engine computed, as tensors with memory of their own and as numbers.
+        """Return the engine's results as numbers, and as tensors with memory of their
+        own.
 
-        An array has the bits of its result: its type may be another of the same size,
-        as where numpy or the engine lacks one. Raises FormatError if an array is not of
-        the size that the signature says.
+        An array has the bits of its result. Its type may be another one of the same
+        size, if numpy or the engine lacks a type. Raises FormatError if the size of an
+        array differs from the signature.
         """
         return tuple(
             _result(array, *wanted)
@@ -186,19 +161,31 @@ class Signature:
         )
 
     def timed(self) -> tuple[Signature, dict[Border, float]]:
-        """The same signature, for profiles, and the seconds that its ``arrays`` and
-        ``results`` took so far.
+        """Return a signature that measures its ``arrays`` and ``results``, and the
+        seconds.
 
-        What making an array takes is that of an input if the delegate has one alone.
+        This is for profiles. The time of ``arrays`` belongs to an input only if the
+        delegate has a single one.
         """
-        seconds = {Border("output", place): 0.0 for place in range(len(self.outputs))}
+        outputs = range(len(self.outputs))
+        seconds = {Border("output", position): 0.0 for position in outputs}
         if len(self.inputs) == 1:
             seconds[Border("input", 0)] = 0.0
         return _Timed(self.inputs, self.outputs, seconds), seconds
 
 
+class Unsealed(NamedTuple):
+    """The content of a blob that ``Signature.seal`` made."""
+
+    file: memoryview
+    signature: Signature
+    facts: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class _Timed(Signature):
+    """A signature that measures the time of conversions."""
+
     seconds: dict[Border, float]
 
     def arrays(
@@ -211,13 +198,15 @@ class _Timed(Signature):
         return arrays
 
     def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
-        results = list[Any]()
+        results: list[Any] = []
+        # an engine may make an array when it is read: this counts as conversion, too
         start = perf_counter()
-        for place, (array, wanted) in enumerate(zip(arrays, self.outputs, strict=True)):
-            results.append(_result(array, *wanted))
-            now = perf_counter()
-            self.seconds[Border("output", place)] += now - start
-            start = now
+        for array, (dtype, shape) in zip(arrays, self.outputs, strict=True):
+            border = Border("output", len(results))
+            results.append(_result(array, dtype, shape))
+            end = perf_counter()
+            self.seconds[border] += end - start
+            start = end
         return tuple(results)
 
 
@@ -235,15 +224,17 @@ def _checked_type(dtype: Any, shape: Any) -> Type:
         not isinstance(getattr(torch, dtype, None), torch.dtype)
         and dtype not in NUMBERS
     ):
-        raise ValueError(f"there is no type {dtype!r:.40}")
+        raise ValueError(f"{dtype!r:.40} is no type")
     if any(type(size) is not int or not -1 <= size < 1 << 48 for size in shape):
         raise ValueError(f"{shape!r:.40} is no shape")
     return dtype, tuple(shape)
 
 
 def _fits(arg: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether ``arg`` is a number of the type, or a dense CPU tensor of the type and
-    shape with memory of its own.
+    """Return whether ``arg`` is a number of the type, or a CPU tensor of type and
+    shape.
+
+    The tensor must be dense, with memory of its own.
     """
     if dtype in NUMBERS:
         return type(arg) is NUMBERS[dtype]
@@ -261,11 +252,36 @@ def _fits(arg: Any, dtype: str, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _may_be(held: Held, wanted: Type) -> bool:
-    """Whether a value of the type ``wanted`` is one of the type ``held``, as far as
-    that is known.
-    """
-    (dtype, shape), (wanted_dtype, sizes) = held, wanted
+def _why_mismatch(
+    verb: str, declared: Sequence[DeclaredType | None], wanted: Sequence[Type]
+) -> str | None:
+    """Return how the types of an engine differ from those of a signature, or None."""
+    if len(declared) != len(wanted):
+        return f"it {verb} {len(declared)} values; the signature has {len(wanted)}"
+    for position, (type_, (dtype, shape)) in enumerate(
+        zip(declared, wanted, strict=True)
+    ):
+        if type_ is not None and not _may_be(type_, (dtype, shape)):
+            return (
+                f"it {verb} {type_[0]} {type_[1]} at position {position}; the"
+                f" signature has {dtype} {shape}"
+            )
+    return None
+
+
+def _describe(arg: Any) -> str:
+    """Describe an argument in an error message."""
+    if not isinstance(arg, torch.Tensor):
+        return f"{arg!r:.40}"
+    if arg.is_nested:
+        return "a nested tensor"
+    return f"{arg.dtype} {tuple(arg.shape)}"
+
+
+def _may_be(declared: DeclaredType, wanted: Type) -> bool:
+    """Return whether the types ``held`` and ``wanted`` agree, as far as they are known."""
+    dtype, shape = declared
+    wanted_dtype, sizes = wanted
     if dtype != {"int": "int64", "float": "float64"}.get(wanted_dtype, wanted_dtype):
         return False
     if shape is None:
@@ -276,26 +292,24 @@ def _may_be(held: Held, wanted: Type) -> bool:
 
 
 def _expect_fits(array: np.ndarray[Any, Any], bits: int) -> None:
-    """Raise InputError for integers that so many bits do not hold."""
-    if array.size:
-        least = int(array.min())
-        most = int(array.max())
-        end = 1 << bits - 1
-        if least < -end or most >= end:
-            text = (
-                f"int64 is computed in {bits} bits, and an input has elements from"
-                f" {least} to {most}"
-            )
-            raise InputError(
-                "input-invalid",
-                text,
-                hint="keep what computes with such numbers on the host",
-            )
+    """Raise InputError for integers that do not fit ``bits`` bits."""
+    if not array.size:
+        return
+    least = int(array.min())
+    most = int(array.max())
+    end = 1 << bits - 1
+    if least < -end or most >= end:
+        text = (
+            f"the delegate computes int64 in {bits} bits, and an input has elements"
+            f" from {least} to {most}"
+        )
+        hint = "keep the operators that compute with such numbers on the host"
+        raise InputError("input-invalid", text, hint=hint)
 
 
 def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    # Few calls of torch: what a network runs in between puts torch's code out of the
-    # processor's caches, so that each takes 20 to 50 us. ``force`` detaches, and
+    # Few calls of torch: between two calls, the network evicts torch's code from the
+    # processor's caches, so each call takes 20 to 50 us. ``force`` detaches, and
     # computes the elements of a tensor that torch only marked as negated.
     whole = tensor.contiguous()
     if whole.dtype is torch.bfloat16:
@@ -311,8 +325,8 @@ def _result(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> 
     sizes = array.shape if -1 in shape else shape
     if array.itemsize != kind.itemsize or array.size != prod(sizes):
         text = (
-            f"a blob that computes {array.dtype} {array.shape}, where its signature"
-            f" says {dtype} {shape}"
+            f"the engine returned {array.dtype} {array.shape}; the signature of the"
+            f" blob has {dtype} {shape}"
         )
         raise FormatError("format-invalid", text)
     tensor = torch.from_numpy(np.array(array, order="C").reshape(sizes))

@@ -1,4 +1,4 @@
-"""Parts of support checks for engines."""
+"""Checks of calls that plugins for engines share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
 
 def why_subgraph(node: Node, engine: str) -> str | None:
-    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which
-    ``engine`` has no way to run.
-    """
+    """Return why ``engine`` cannot run ``node`` if it runs subgraphs, as ``cond`` does."""
     if not isinstance(node.target, HigherOrderOperator):
         return None
     return (
-        f"{node.target} runs subgraphs of the program, and {engine} takes single"
-        " operators"
+        f"{node.target} runs subgraphs of the program, and {engine} runs single"
+        " operators only"
     )

@@ -1,5 +1,6 @@
-"""``TrialCompilation``: a support check for compilers that know what they take only by compiling
-it.
+"""``TrialCompilation``: a support check that compiles each call on its own.
+
+It is for compilers that know their limits only by compiling.
 """
 
 from __future__ import annotations
@@ -28,24 +29,22 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 REMEMBERED = 10_000
-"""How many answers are kept. One may take milliseconds, and the calls of a network
-repeat.
-"""
+"""The number of results that are kept: calls repeat, and each takes milliseconds."""
 
 
 class TrialCompilation:
-    """A ``why_not`` that asks a compiler about each call by itself.
+    """A ``why_not`` that compiles each call by itself.
 
-    ``compile`` gets a program of that one call, whose operands are inputs, and raises
-    Unsupported with the reason if it cannot compile it; other exceptions are refusals
-    as well. What it returns is not used. It has to decide by operator, literals, types
-    and shapes: calls that are alike in these are asked about once in the life of this
-    object. ``for_all(node, reason)``: whether a refusal is one of the operator,
-    whatever the types and shapes, so that it is asked about no more. ``is_sure(node)``:
-    whether a call is taken without asking.
+    ``compile`` gets a program of that call, with its operands as inputs. It raises
+    Unsupported with the reason if it cannot compile the program; other exceptions are
+    refusals as well. Its result is not used. It must decide by operator, literals,
+    types and shapes: calls that agree in these are compiled once in the life of this
+    object. ``for_all(node, reason)``: whether the operator is refused for all types and
+    shapes, so that it is not compiled again. ``is_sure(node)``: whether a call is
+    accepted without a trial.
 
-    ``after`` gives a support check that needs fewer programs: all calls of one operator
-    are in one, side by side, and only if that is refused each has one of its own.
+    ``after`` makes a support check with fewer programs. It compiles all calls of one
+    operator in one program. Only if that is refused, each call gets its own program.
     """
 
     def __init__(
@@ -61,40 +60,39 @@ class TrialCompilation:
         self._answers: OrderedDict[str, str | None] = OrderedDict()
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` is not taken; None if it is."""
+        """Return why ``node`` is refused, or None if it is not."""
         return self.about([node])[node]
 
     def after(self, check: WhyNot) -> Support:
-        """A support check that asks ``check`` first, and then about the other calls of
-        a program together.
-        """
+        """Return a support check that calls ``check``, and then compiles other calls."""
         return _Together(check, self)
 
     def about(self, nodes: Collection[Node]) -> dict[Node, str | None]:
-        """Why each of ``nodes`` is not taken; None if it is."""
-        keys = {
-            n: _described(n)
-            for n in nodes
-            if n.target not in self._refused and not self._is_sure(n)
-        }
-        # operator -> description -> one of the calls
-        alike: dict[Any, dict[str, Node]] = {}
-        for node, key in keys.items():
+        """Return why each of ``nodes`` is refused, or None."""
+        keys: dict[Node, str] = {}
+        # operator -> key -> one of the calls with that key
+        untried: dict[Any, dict[str, Node]] = {}
+        for node in nodes:
+            if node.target in self._refused or self._is_sure(node):
+                continue
+            key = _key_of(node)
+            keys[node] = key
             if key not in self._answers:
-                alike.setdefault(node.target, {}).setdefault(key, node)
-        for unknown in alike.values():
-            self._ask(unknown)
-        answers = {
-            n: self._refused.get(n.target, self._answers.get(keys.get(n, "")))
-            for n in nodes
-        }
+                untried.setdefault(node.target, {}).setdefault(key, node)
+        for calls in untried.values():
+            self._try(calls)
+        answers: dict[Node, str | None] = {}
+        for node in nodes:
+            of_call = self._answers.get(keys.get(node, ""))
+            answers[node] = self._refused.get(node.target, of_call)
         while len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
         return answers
 
-    def _ask(self, calls: Mapping[str, Node]) -> None:
-        """Compile these calls of one operator, by their descriptions; each alone if
-        they are refused together.
+    def _try(self, calls: Mapping[str, Node]) -> None:
+        """Compile these calls of one operator, by their keys.
+
+        If they are refused together, each is compiled on its own.
         """
         why = None
         node = next(iter(calls.values()))
@@ -108,21 +106,22 @@ class TrialCompilation:
             raise
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
-            why = f"its compiler failed: {type(error).__name__}" + (
-                f": {text}" if text else ""
-            )
+            why = f"its compiler failed: {type(error).__name__}"
+            if text:
+                why += f": {text}"
         if for_all:
             self._refused[node.target] = why or ""
         elif why is not None and len(calls) > 1:
             for key, call in calls.items():
-                self._ask({key: call})
+                self._try({key: call})
             return
         self._answers.update(dict.fromkeys(calls, why))
 
 
 class _Together(Support):
-    """A support check that asks about all calls of a program when it begins; about
-    others when they come.
+    """A support check that compiles all calls of a program when it begins.
+
+    Calls that appear later are compiled on demand.
     """
 
     def __init__(self, check: WhyNot, trial: TrialCompilation) -> None:
@@ -133,19 +132,16 @@ class _Together(Support):
 
     def begin(self, exported_program: ExportedProgram) -> None:
         self._constants = constant_placeholders(exported_program)
-        calls = [
-            node
-            for node in exported_program.graph.nodes
-            if isinstance(node.target, OpOverload)
-        ]
-        self._answers = {node: self._check(node) for node in calls}
-        self._answers |= self._trial.about(
-            [node for node, why in self._answers.items() if why is None]
-        )
+        self._answers = {}
+        for node in exported_program.graph.nodes:
+            if isinstance(node.target, OpOverload):
+                self._answers[node] = self._check(node)
+        unrefused = [node for node, why in self._answers.items() if why is None]
+        self._answers |= self._trial.about(unrefused)
 
     def why_not(self, node: Node) -> str | None:
         if node in self._answers:
-            # once: a call that is asked about again may have changed
+            # once: a call that is checked again may have changed
             return self._answers.pop(node)
         why = self._check(node)
         return self._trial(node) if why is None else why
@@ -161,23 +157,26 @@ class _Together(Support):
 
 
 def program_of(nodes: Iterable[Node]) -> ExportedProgram:
-    """A program of these calls side by side: their operands are inputs, their results,
-    as far as used, outputs.
+    """Return a program of these calls with all operands as inputs.
+
+    Its outputs are the used results.
     """
     graph = Graph()
-    operands = list[Node]()
-    results = list[Node]()
+    operands: list[Node] = []
+    results: list[Node] = []
     calls = list(nodes)
-    copies = [
-        {operand: placeholder_of(graph, operand) for operand in node.all_input_nodes}
-        for node in calls
-    ]
-    for node, own in zip(calls, copies, strict=True):
-        operands += own.values()
-        made = [own.setdefault(node, copy_node(graph, node, own.__getitem__))]
+    copies_of_call: list[dict[Node, Node]] = []
+    for node in calls:
+        copies = {n: placeholder_of(graph, n) for n in node.all_input_nodes}
+        operands += copies.values()
+        copies_of_call.append(copies)
+    for node, copies in zip(calls, copies_of_call, strict=True):
+        copies[node] = copy_node(graph, node, copies.__getitem__)
         if isinstance(node.meta.get("val"), (tuple, list)):
-            made = [copy_node(graph, user, own.__getitem__) for user in _used(node)]
-        results += made
+            for user in _used(node):
+                results.append(copy_node(graph, user, copies.__getitem__))
+        else:
+            results.append(copies[node])
     graph.output(tuple(results))
     inputs = [InputSpec(InputKind.USER_INPUT, argument_of(n), None) for n in operands]
     outputs = [
@@ -196,30 +195,25 @@ def _used(node: Node) -> list[Node]:
     return [user for user in node.users if user.target is operator.getitem]
 
 
-def _described(node: Node) -> str:
-    """A text that calls have in common of which a compiler says the same."""
+def _key_of(node: Node) -> str:
+    """Return a text that is equal for calls with the same result of a trial."""
     operands = {
         operand: f"%{k} {_types(operand)}"
         for k, operand in enumerate(node.all_input_nodes)
     }
     arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
-    return (
-        f"{node.target} {arguments} {[user.args[1] for user in _used(node)]}"
-        f" {_types(node)}"
-    )
+    used = [user.args[1] for user in _used(node)]
+    return f"{node.target} {arguments} {used} {_types(node)}"
 
 
 def _types(node: Node) -> str:
     val = node.meta.get("val")
     # walking a tree takes far longer
     values = [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)
-    return str(
-        [
-            (
-                f"{v.dtype}{list(v.shape)}"
-                if isinstance(v, torch.Tensor)
-                else type(v).__name__
-            )
-            for v in values
-        ]
-    )
+    return ", ".join(map(_type, values))
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__

@@ -1,3 +1,4 @@
-"""Ethos-U backend of delegraph: partitions become what ExecuTorch's Ethos-U delegate
-runs, by way of TOSA and Vela.
+"""Ethos-U backend of delegraph: compiles partitions with TOSA and Vela.
+
+ExecuTorch's Ethos-U delegate runs the results.
 """

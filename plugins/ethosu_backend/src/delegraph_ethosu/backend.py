@@ -1,4 +1,4 @@
-"""``EthosUBackend``: a partition becomes TOSA, and what Vela makes of that."""
+"""``EthosUBackend``: compiles a partition to TOSA, and then with Vela."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delegraph.errors import OptionError, Unsupported
 from delegraph_tosa import Operator
 from torch.export import ExportedProgram
 
-# makes the words of targets that the compile specs have
+# registers the target suffixes that the compile specs have
 from . import partitioner  # noqa: F401
 from .estimates import facts, figures
 from .payload import pack
@@ -30,13 +30,11 @@ from .vela import run_vela
 
 _KEYS = ("accelerator", "flags", "seconds", "tags", "keep_tosa")
 TOSA_KEY = "ethosu/tosa/"
-"""What the key of a TOSA file begins with that is kept; the SHA-256 of the payload
-stands behind it.
-"""
+"""The beginning of the key of a kept TOSA file; the SHA-256 of the payload follows."""
 
 
 class EthosUBackend(BackendDetails):
-    """Compiles with Vela, a process of its own.
+    """Compiles with Vela in a process of its own.
 
     The compile specs are TOSA's, then ``ethosu_accelerator``, ``ethosu_flags`` (JSON, a
     list of arguments), ``ethosu_seconds``, ``ethosu_tags`` (JSON, block -> external
@@ -47,33 +45,31 @@ class EthosUBackend(BackendDetails):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """The version of Vela, and the digest of a configuration file that is not its
-        own; None if TOSA has none.
+        """Return Vela's version, with a digest of the user's configuration file.
+
+        None if TOSA has no fingerprint.
         """
         tosa, settings = separated(compile_specs)
         if delegraph.get_backend("tosa").fingerprint(tosa) is None:
             return None
-        path = Path(
-            next(
-                f for f in settings["flags"] if f.startswith("--config=")
-            ).removeprefix("--config=")
-        )
-        own = (
-            f" {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
-            if path.is_file()
-            else ""
-        )
-        return f"ethos-u-vela {version('ethos-u-vela')}{own}"
+        release = f"ethos-u-vela {version('ethos-u-vela')}"
+        prefix = "--config="
+        config = next(flag for flag in settings["flags"] if flag.startswith(prefix))
+        path = Path(config.removeprefix(prefix))
+        if not path.is_file():  # one of Vela's own
+            return release
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return f"{release} {digest[:16]}"
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The partition as a payload for ExecuTorch's Ethos-U delegate.
+        """Return the partition as a payload for ExecuTorch's Ethos-U delegate.
 
         Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
-        Unsupported, with the node where it is known, if Vela refuses the program,
-        crashes or takes too long; OptionError for settings of Vela.
+        Unsupported, with the node if it is known, if Vela refuses the program, crashes
+        or takes too long. Raises OptionError for settings of Vela.
         """
         tosa, settings = separated(compile_specs)
         lowered = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
@@ -91,30 +87,28 @@ class EthosUBackend(BackendDetails):
             file.write_to(stream)
             key = TOSA_KEY + hashlib.sha256(payload).hexdigest()
             store.add_named_data(key, stream.getvalue(), external_tag="delegraph_tosa")
-        told = {
+        all_facts = {
             **lowered.facts,
             **facts(compiled, file.numbers),
             "target": settings["accelerator"],
         }
+        verbose = any(flag.startswith("--verbose") for flag in settings["flags"])
         return replace(
             lowered,
             processed_bytes=payload,
             data_store_output=store.get_named_data_store_output(),
-            facts=told,
+            facts=all_facts,
             figures=figures(compiled, handles),
-            output=(
-                compiled.printed
-                if any(flag.startswith("--verbose") for flag in settings["flags"])
-                else ""
-            ),
+            output=compiled.printed if verbose else "",
         )
 
 
 def separated(
     compile_specs: Sequence[CompileSpec],
 ) -> tuple[list[CompileSpec], dict[str, Any]]:
-    """The compile specs of TOSA, and the settings of Ethos-U. OptionError if one of
-    these is missing or wrong.
+    """Return the compile specs of TOSA, and the settings of Ethos-U.
+
+    Raises OptionError if a setting is missing or wrong.
     """
     given = {
         s.key.removeprefix("ethosu_"): s.value.decode()
@@ -124,7 +118,8 @@ def separated(
     if given.keys() != set(_KEYS):
         wanted = ", ".join(f"ethosu_{key}" for key in _KEYS)
         raise OptionError(
-            "option-invalid", f"the compile specs of EthosUBackend have {wanted}"
+            "option-invalid",
+            f"EthosUBackend needs exactly the compile specs {wanted} besides TOSA's",
         )
     settings: dict[str, Any] = {
         **given,
@@ -132,40 +127,29 @@ def separated(
         "keep_tosa": given["keep_tosa"] == "true",
     }
     settings |= {key: json.loads(given[key]) for key in ("flags", "tags")}
-    return (
-        delegraph.get_backend("tosa").filter_tosa_compile_specs(compile_specs),  # type: ignore[attr-defined]
-        settings,
-    )
+    backend: Any = delegraph.get_backend("tosa")
+    return backend.filter_tosa_compile_specs(compile_specs), settings
 
 
 def _blamed(
-    said: str,
+    message: str,
     numbers: Mapping[Operator, int],
     handles: Mapping[Any, tuple[int, ...]],
     program: ExportedProgram,
 ) -> Any:
-    """The node of the first operator of the kind that Vela's words name in parentheses;
-    None if there is none.
+    """Return the node of the first operator of the kind that Vela's message names.
+
+    Vela names it in parentheses. None if there is no such operator.
     """
-    kind = said.partition("(")[2].partition(")")[0].lower()
+    kind = message.partition("(")[2].partition(")")[0].lower()
+    if not kind:
+        return None
     for operator, number in numbers.items():
         name = operator.name.replace("_", "").lower()
-        if (
-            kind
-            and kind
-            in (
-                name,
-                name.removeprefix("logical"),
-                name.removeprefix("bitwise"),
-            )
-            and number in handles
-        ):
-            return next(
-                (
-                    n
-                    for n in program.graph.nodes
-                    if n.meta.get("debug_handle") in handles[number]
-                ),
-                None,
-            )
+        names = (name, name.removeprefix("logical"), name.removeprefix("bitwise"))
+        if kind in names and number in handles:
+            for node in program.graph.nodes:
+                if node.meta.get("debug_handle") in handles[number]:
+                    return node
+            return None
     return None

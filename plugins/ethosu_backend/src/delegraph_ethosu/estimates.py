@@ -1,5 +1,6 @@
-"""What Vela expects of a delegate: cycles and memory, for the report. Vela counts;
-nothing is measured.
+"""Vela's estimates of cycles and memory of a delegate, for the report.
+
+They are computed by Vela, not measured.
 """
 
 from __future__ import annotations
@@ -16,54 +17,44 @@ from .vela import Compiled
 CYCLES = "estimated cycles"
 MOVED = "estimated bytes moved"
 _MOVED = re.compile("(Sram|Dram|OnChipFlash|OffChipFlash)[A-Z].*_(read|write)")
-"""Columns of Vela's table with the bytes that a layer reads from a memory, or writes to
-it.
-"""
+"""Columns of Vela's table with the bytes that a layer reads or writes in a memory."""
 _MEMORIES = {
     "SRAM": "sram",
     "DRAM": "dram",
     "on-chip flash": "on_chip_flash",
     "off-chip flash": "off_chip_flash",
 }
-"""Memory -> how Vela's summary calls it."""
+"""Memory -> its name in Vela's summary."""
 _WORTH = 0.01
-"""The share of all cycles from which on the user is told how to save them."""
+"""The share of all cycles above which a hint shows how to save them."""
 
 
 def figures(
     compiled: Compiled, handles: Mapping[Any, tuple[int, ...]]
 ) -> dict[int | str, dict[str, int]]:
-    """Number of an operator in the TOSA file -> Vela's estimates of what it takes.
+    """Return Vela's estimates by number of an operator in the TOSA file.
 
-    A layer of Vela's stands for an operator and those that were fused into it. What
-    Vela added by itself, such as a copy, and what belongs to no line of the user, is
-    left out.
+    A layer of Vela includes operators that were fused into its operator. Layers that
+    Vela added, such as copies, and layers of no line of the user are left out.
     """
     found: dict[int | str, dict[str, int]] = {}
     for number, row in _layers(compiled):
         if number in handles:
             amounts = found.setdefault(number, {CYCLES: 0, MOVED: 0})
             amounts[CYCLES] += int(row["op_cycles"])
-            amounts[MOVED] += sum(
-                int(row[name] or 0) for name in row if _MOVED.fullmatch(name)
-            )
+            moved = filter(_MOVED.fullmatch, row)
+            amounts[MOVED] += sum(int(row[name] or 0) for name in moved)
     return found
 
 
 def facts(compiled: Compiled, numbers: Mapping[Operator, int]) -> dict[str, str]:
-    """The memory that the delegate takes of each kind, its cycles, and how to save
-    some.
-    """
+    """Return the delegate's memory by kind, and a hint if cycles can be saved."""
     summary = compiled.summary
-    sizes = {
-        memory: float(summary.get(f"{name}_memory_used") or 0)
-        for memory, name in _MEMORIES.items()
-    }
-    told = {
-        f"estimated {memory}": f"{size:,.1f} KiB"
-        for memory, size in sizes.items()
-        if size
-    }
+    found: dict[str, str] = {}
+    for memory, name in _MEMORIES.items():
+        size = float(summary.get(f"{name}_memory_used") or 0)
+        if size:
+            found[f"estimated {memory}"] = f"{size:,.1f} KiB"
     total = float(summary.get("cycles_total") or 0)
     borders = _transposes_at_borders(numbers)
     by_number: dict[int, int] = defaultdict(int)
@@ -72,39 +63,35 @@ def facts(compiled: Compiled, numbers: Mapping[Operator, int]) -> dict[str, str]
     spent = sum(by_number[number] for number in borders)
     if total and spent > _WORTH * total:
         share = f"{spent:,} estimated cycles of {total:,.0f}"
-        told["hint"] = (
-            f"transposes of inputs and results take {share}:"
+        found["hint"] = (
+            f"transposes of inputs and results take {share}; to avoid them, lower with"
             " transforms=[delegraph_tosa.borders.channels_last_borders]"
         )
-    return told
+    return found
 
 
 def _layers(compiled: Compiled) -> list[tuple[int, dict[str, str]]]:
-    """Vela's layers: the number of an operator in the TOSA file, from 0, and what is
-    known of the layer.
-    """
+    """Return the operator number in the TOSA file (from 0), and the row, of each layer."""
     sources = {
         row["id"]: int(row["ext_key"]) for row in compiled.tables.get("source", [])
     }
     details = {row["id"]: row for row in compiled.tables.get("perf_debug", [])}
     rows = compiled.tables.get("perf", [])
-    return [
-        (sources.get(row["source_id"], -1), {**details.get(row["id"], {}), **row})
-        for row in rows
-    ]
+    layers: list[tuple[int, dict[str, str]]] = []
+    for row in rows:
+        number = sources.get(row["source_id"], -1)
+        layers.append((number, {**details.get(row["id"], {}), **row}))
+    return layers
 
 
 def _transposes_at_borders(numbers: Mapping[Operator, int]) -> set[int]:
-    """The numbers of the TRANSPOSEs whose operand enters the delegate, or whose result
-    leaves it.
-    """
+    """Return the numbers of the TRANSPOSEs of inputs and results of the delegate."""
     used = {value for operator in numbers for value in operator.inputs}
-    return {
-        number
-        for operator, number in numbers.items()
-        if operator.name == "TRANSPOSE"
-        and (
-            (operator.inputs[0].producer or operator.inputs[0].constant) is None
-            or operator.outputs[0] not in used
-        )
-    }
+    found: set[int] = set()
+    for operator, number in numbers.items():
+        if operator.name == "TRANSPOSE":
+            operand = operator.inputs[0]
+            is_input = operand.producer is None and operand.constant is None
+            if is_input or operator.outputs[0] not in used:
+                found.add(number)
+    return found

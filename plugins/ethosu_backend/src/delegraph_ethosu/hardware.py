@@ -1,5 +1,4 @@
-"""The targets ``u55`` and ``u85``: what Ethos-U55 (and U65), and Ethos-U85, have of
-TOSA.
+"""The targets ``u55`` and ``u85``: the TOSA operators of Ethos-U55, U65 and U85.
 
 ``u55.json`` lists all operators that the U55 has, with their limits; ``u85.json`` lists
 limits, and the U85 has every other operator of the integer profile. Each row names its
@@ -10,14 +9,14 @@ source. The keys of a row:
   of rank 4, size of any other axis, and last size, of the first operand and of the
   result; of ``channels`` the operand alone.
 - ``area``, ``height``, ``depth``: the largest window of a kernel; ``padded``: its
-  largest size where there is padding.
-- ``stride``: the largest, along axes on which the window moves; ``strides``: all pairs
-  that there are.
-- ``terms``: the most products that are added up for one element.
+  largest size with padding.
+- ``stride``: the largest, along axes on which the window moves; ``strides``: all
+  supported pairs.
+- ``terms``: the most products in the sum of one element.
 - ``constants``: positions of operands that must be constant. ``last_axis``,
-  ``not_last_axis``: which axis it takes.
-- ``rounds``: a shift has to round. ``upscale``: factors of RESIZE, NEAREST, the same
-  for both axes.
+  ``not_last_axis``: the supported axis.
+- ``rounds``: a shift must round. ``upscale``: factors of RESIZE, NEAREST, the same for
+  both axes.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ from typing import Any
 from delegraph_tosa import Operator, Value, materialize, narrow
 
 TARGETS = {"1.0": "TOSA-1.0+INT+int16+int4", "0.80": "TOSA-0.80+BI"}
-"""Version of TOSA -> profiles and extensions that Vela reads of it; the word of a
-processor stands behind them.
-"""
+"""Version of TOSA -> the target that Vela reads, without a processor suffix."""
 Limits = Mapping[str, Any]
 
 
 @cache
 def table(word: str) -> dict[str, Limits]:
-    """Operator -> its limits on the target ``word``."""
+    """Return the limits of each operator on the target ``word``."""
     rows: dict[str, Limits] = json.loads(
         (files(__package__) / f"{word}.json").read_text()
     )["operators"]
@@ -48,30 +45,25 @@ def table(word: str) -> dict[str, Limits]:
 
 
 def why_not_u55(operator: Operator) -> str | None:
-    """Why Ethos-U55 and U65 do not have a TOSA operator; None if they do."""
+    """Return why Ethos-U55 and U65 do not support a TOSA operator, or None."""
     limits = table("u55").get(operator.name)
     if limits is None:
-        return f"Ethos-U55 and U65 have no {operator.name}"
+        return f"Ethos-U55 and U65 do not support {operator.name}"
     return next(_exceeded("Ethos-U55 and U65", operator, limits), None)
 
 
 def why_not_u85(operator: Operator) -> str | None:
-    """Why Ethos-U85 does not have a TOSA operator; None if it does."""
-    return next(
-        _exceeded(
-            "Ethos-U85 processors", operator, table("u85").get(operator.name, {})
-        ),
-        None,
-    )
+    """Return why Ethos-U85 does not support a TOSA operator, or None."""
+    limits = table("u85").get(operator.name, {})
+    return next(_exceeded("Ethos-U85 processors", operator, limits), None)
 
 
 def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
-    """What of an operator exceeds the limits of a device."""
+    """Yield the limits of a device that an operator exceeds."""
     takes = f"{device} take a {operator.name}"
     operands = operator.inputs
-    if any(
-        operands[position].constant is None for position in limits.get("constants", ())
-    ):
+    constants = [operands[position] for position in limits.get("constants", ())]
+    if any(operand.constant is None for operand in constants):
         yield f"{takes} with constant weights and biases only"
     if not operands:
         return
@@ -90,7 +82,7 @@ def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
 
 
 def _of_shape(takes: str, shape: tuple[int, ...], limits: Limits) -> Iterator[str]:
-    """What of a tensor's shape exceeds the limits."""
+    """Yield the limits that a tensor's shape exceeds."""
     if len(shape) > limits.get("rank", math.inf):
         yield f"{takes} of at most {limits['rank']} axes, not {len(shape)}"
     if len(shape) == 4 and shape[0] > limits.get("batch", math.inf):
@@ -101,7 +93,7 @@ def _of_shape(takes: str, shape: tuple[int, ...], limits: Limits) -> Iterator[st
 
 
 def _of_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
-    """What of an axis, or of rounding, the device lacks."""
+    """Yield the limits that the axis or the rounding of an operator exceeds."""
     is_last = getattr(operator, "axis", None) == operator.inputs[0].rank - 1
     if limits.get("last_axis") and not is_last:
         yield f"{takes} along the last axis only"
@@ -112,30 +104,24 @@ def _of_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
 
 
 def _of_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
-    """What of a kernel, its padding or its stride exceeds the limits."""
+    """Yield the limits that a kernel, its padding or its stride exceeds."""
     if "area" not in limits:
         return
-    depth, *window = _kernel(operator)
-    if (
-        math.prod(window) > limits["area"]
-        or window[0] > limits["height"]
-        or depth > limits.get("depth", depth)
-    ):
-        yield f"{takes} with a smaller kernel than {' by '.join(map(str, window))}"
-    if any(getattr(operator, "pad", ())) and max(window) > limits.get(
-        "padded", math.inf
-    ):
+    depth, height, width = _kernel(operator)
+    is_too_deep = depth > limits.get("depth", depth)
+    area = height * width
+    if area > limits["area"] or height > limits["height"] or is_too_deep:
+        yield f"{takes} with a smaller kernel than {height} by {width}"
+    longest = max(height, width)
+    is_padded = any(getattr(operator, "pad", ()))
+    if is_padded and longest > limits.get("padded", math.inf):
         yield (
             f"{takes} with padding and a kernel of at most {limits['padded']}, not"
-            f" {max(window)}"
+            f" {longest}"
         )
-    moves = [
-        s
-        for s, size in zip(
-            operator.stride, operator.outputs[0].shape[1:-1], strict=True
-        )
-        if size > 1
-    ]
+    windows = operator.outputs[0].shape[1:-1]
+    strides = zip(operator.stride, windows, strict=True)
+    moves = [stride for stride, count in strides if count > 1]
     if max(moves[-2:], default=1) > limits.get("stride", math.inf):
         yield f"{takes} with strides up to {limits['stride']}, not {max(moves)}"
     if "strides" in limits and [*operator.stride] not in limits["strides"]:
@@ -143,15 +129,15 @@ def _of_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
             f"{takes} with strides of {' or '.join(map(str, limits['strides']))}, not"
             f" {[*operator.stride]}"
         )
-    channels = (
-        1 if operator.name == "DEPTHWISE_CONV2D" else operator.inputs[0].shape[-1]
-    )
-    if depth * math.prod(window) * channels > limits.get("terms", math.inf):
-        yield f"{takes} of at most {limits['terms']} products an element"
+    channels = operator.inputs[0].shape[-1]
+    if operator.name == "DEPTHWISE_CONV2D":
+        channels = 1
+    if depth * area * channels > limits.get("terms", math.inf):
+        yield f"{takes} with at most {limits['terms']} products for each element"
 
 
 def _kernel(operator: Any) -> tuple[int, ...]:
-    """Depth, height and width of an operator's window."""
+    """Return depth, height and width of an operator's window."""
     if hasattr(operator, "kernel"):
         return 1, operator.kernel[0], operator.kernel[1]
     shape = operator.inputs[1].shape
@@ -161,22 +147,18 @@ def _kernel(operator: Any) -> tuple[int, ...]:
 
 
 def _of_resize(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
-    """What of a RESIZE is not enlarging by repeating pixels."""
+    """Yield a limit unless a RESIZE enlarges by repeating pixels."""
     factors = limits.get("upscale")
     if factors is None:
         return
-    n, d, *others = _entries(operator.inputs[1])
-    repeats = (
-        str(operator.mode) == "NEAREST"
-        and others == [n, d]
-        and n % d == 0
-        and n // d in factors
-    )
-    if not repeats or _entries(operator.inputs[2]) != [(d - n) // 2] * 2:
-        yield (
-            f"{takes} that repeats pixels {', '.join(map(str, factors))} times along"
-            " both axes only"
-        )
+    numerator, denominator, *of_width = _entries(operator.inputs[1])
+    is_same_for_width = of_width == [numerator, denominator]
+    is_known = numerator % denominator == 0 and numerator // denominator in factors
+    is_centered = _entries(operator.inputs[2]) == [(denominator - numerator) // 2] * 2
+    is_nearest = str(operator.mode) == "NEAREST"
+    if not (is_nearest and is_same_for_width and is_known and is_centered):
+        times = ", ".join(map(str, factors))
+        yield f"{takes} only if it repeats pixels {times} times along both axes"
 
 
 def _entries(shape: Value) -> list[int]:

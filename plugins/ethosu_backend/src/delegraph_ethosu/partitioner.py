@@ -1,6 +1,4 @@
-"""``EthosUPartitioner``: gives Ethos-U what TOSA's rules lower to operators that the
-NPU has.
-"""
+"""``EthosUPartitioner``: gives Ethos-U the calls that TOSA's rules and the NPU support."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ _DEFAULTS = {
     "u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
     "u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
 }
-"""Processor -> system configuration and memory mode where none is given; the same as in
-ExecuTorch.
+"""Processor -> default system configuration and memory mode; the same as in ExecuTorch.
 """
 _OURS = {
     "--accelerator-config": "accelerator",
@@ -32,28 +29,27 @@ _OURS = {
 }
 """Flag of Vela -> the option that sets it."""
 _NOT_TAKEN = (
-    *(
-        "--output-dir",
-        "--output-format",
-        "--enable-debug-db",
-        "--version",
-        "--api-version",
-        "--help",
-        "-h",
-    ),
-    *(
-        "--supported-ops-report",
-        "--list-config-files",
-        "--list-configs",
-        "--ignore-ops",
-        "--debug-force-legacy-core",
-    ),
+    "--output-dir",
+    "--output-format",
+    "--enable-debug-db",
+    "--version",
+    "--api-version",
+    "--help",
+    "-h",
+    "--supported-ops-report",
+    "--list-config-files",
+    "--list-configs",
+    "--ignore-ops",
+    "--debug-force-legacy-core",
 )
-"""Flags with which Vela compiles nothing, or something that is no payload."""
+"""Flags with which Vela writes no payload."""
 
 
 class EthosUPartitioner(WrappingPartitioner):
-    """The options are those of ``plugin.OPTIONS``; OptionError for one that is wrong."""
+    """Gives Ethos-U the operators that the NPU supports.
+
+    The options are those of ``plugin.OPTIONS``; OptionError for an invalid one.
+    """
 
     def __init__(
         self,
@@ -69,74 +65,71 @@ class EthosUPartitioner(WrappingPartitioner):
         keep_tosa: bool = False,
         debug_artifact_path: str | None = None,
     ) -> None:
-        processor = accelerator.split("-")[1]
-        system, memory = _DEFAULTS[processor]
-        given = {"accelerator": accelerator, "optimise": optimise, "config": config}
-        given |= {
-            "system_config": system_config or system,
-            "memory_mode": memory_mode or memory,
-        }
         if seconds < 1:
             raise OptionError(
-                "option-invalid", f"seconds is a positive number, not {seconds}"
+                "option-invalid", f"seconds must be a positive number, not {seconds}"
             )
-        own = {
+        processor = accelerator.split("-")[1]
+        system, memory = _DEFAULTS[processor]
+        options = {
+            "accelerator": accelerator,
+            "system_config": system_config or system,
+            "memory_mode": memory_mode or memory,
+            "config": config,
+            "optimise": optimise,
+        }
+        arguments = user_arguments(flags)
+        arguments += [f"{flag}={options[name]}" for flag, name in _OURS.items()]
+        tags = _tags(cmd_data=commands_tag, weight_data=weights_tag)
+        settings = {
             "ethosu_accelerator": accelerator,
-            "ethosu_flags": json.dumps(
-                [
-                    *further(flags),
-                    *(f"{flag}={given[name]}" for flag, name in _OURS.items()),
-                ]
-            ),
+            "ethosu_flags": json.dumps(arguments),
             "ethosu_seconds": str(seconds),
-            "ethosu_tags": json.dumps(
-                _tags(cmd_data=commands_tag, weight_data=weights_tag)
-            ),
+            "ethosu_tags": json.dumps(tags),
             "ethosu_keep_tosa": str(keep_tosa).lower(),
         }
-        spec = f"{TARGETS[tosa_version()]}+{'u85' if processor == 'u85' else 'u55'}"
+        device = "u85" if processor == "u85" else "u55"
+        spec = f"{TARGETS[tosa_version()]}+{device}"
         inner = delegraph.get_partitioner(
             "tosa", spec=spec, debug_artifact_path=debug_artifact_path
         )
-        super().__init__(
-            inner,
-            "EthosUBackend",
-            [CompileSpec(key, text.encode()) for key, text in own.items()],
-        )
+        specs = [CompileSpec(key, text.encode()) for key, text in settings.items()]
+        super().__init__(inner, "EthosUBackend", specs)
 
 
-def further(flags: str) -> list[str]:
-    """The user's arguments for Vela. OptionError for an unclosed quote, a file, and
-    flags that have an option.
+def user_arguments(flags: str) -> list[str]:
+    """Return the user's arguments for Vela.
+
+    Raises OptionError for an unclosed quote, and for flags that the backend sets.
     """
     try:
         arguments = shlex.split(flags)
     except ValueError as error:
         raise OptionError("option-invalid", f"flags {flags!r}: {error}") from error
     for argument in arguments:
-        # argparse takes any beginning of a flag that is no other's beginning
+        # argparse accepts an abbreviated flag if it is unambiguous
         flag = argument.partition("=")[0]
         for name in (*_OURS, *_NOT_TAKEN):
             if flag == name or (len(flag) > 2 and name.startswith(flag)):
-                instead = (
-                    f"the option {_OURS[name]} sets it"
-                    if name in _OURS
-                    else "the backend reads what it changes"
-                )
+                reason = "the backend depends on its default"
+                if name in _OURS:
+                    reason = f"set it by the option {_OURS[name]}"
                 raise OptionError(
-                    "option-invalid", f"flags {flags!r}: {name} is not taken; {instead}"
+                    "option-invalid",
+                    f"flags {flags!r}: {name} is not allowed here; {reason}",
                 )
     return arguments
 
 
 def _tags(**tags: str | None) -> dict[str, str]:
-    """Block -> external tag, of those that are given. OptionError for a tag that is no
-    name of a file.
+    """Return block -> external tag, for the given tags.
+
+    Raises OptionError for a tag that is no identifier, since it names a file.
     """
     for tag in tags.values():
         if tag is not None and not (tag.isascii() and tag.isidentifier()):
             raise OptionError(
                 "option-invalid",
-                f"a tag is a name of letters, digits and underscores, not {tag!r}",
+                f"a tag must consist of letters, digits and underscores; got {tag!r}",
             )
     return {block: tag for block, tag in tags.items() if tag is not None}

@@ -1,10 +1,9 @@
-"""The payload that ExecuTorch's Ethos-U delegate reads: named blocks, each behind a
-header of 32 bytes.
+"""The payload that ExecuTorch's Ethos-U delegate reads: named blocks with headers.
 
-A header is the block's name (16 bytes, padded with zeros), the length of its content
-(uint32), one byte that is 1 if the content is the key of named data in its place, and
-11 zeros. The content is padded to a multiple of 16 bytes. All numbers are little endian
-(ExecuTorch 1.5.1: backends/arm/arm_vela.py).
+A header of 32 bytes precedes each block. It has the block's name (16 bytes, padded with
+zeros), the length of its content (uint32), a byte, and 11 zeros. The byte is 1 if the
+content is the key of named data. The content is padded to a multiple of 16 bytes. All
+numbers are little endian (ExecuTorch 1.5.1: backends/arm/arm_vela.py).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _LAST = "vela_end_stream"
 def pack(
     compiled: Mapping[str, Any], tags: Mapping[str, str], store: NamedDataStore
 ) -> bytes:
-    """The payload of what Vela compiled.
+    """Return the payload of Vela's results.
 
-    ``compiled``: the arrays of Vela's ``.npz`` file. ``tags``: block -> external tag;
-    these blocks go into ``store`` as named data, which a program file writes beside
-    itself as ``<tag>.ptd``.
+    ``compiled``: the arrays of Vela's ``.npz`` file. ``tags``: block -> external tag.
+    These blocks go into ``store`` as named data, and a program file writes them as
+    ``<tag>.ptd``.
     """
     blocks = {
         _FIRST: b"",
@@ -49,9 +48,7 @@ def pack(
 
 
 def _block(name: str, content: bytes, tag: str | None, store: NamedDataStore) -> bytes:
-    """One block. With a ``tag`` its content is the key under which the data are in
-    ``store``.
-    """
+    """Return one block; with a ``tag``, its content is a key of data in ``store``."""
     if tag is not None:
         key = hashlib.sha256(tag.encode() + b"\0" + content).hexdigest()
         store.add_named_data(key, content, alignment=_ALIGNMENT, external_tag=tag)
@@ -61,56 +58,58 @@ def _block(name: str, content: bytes, tag: str | None, store: NamedDataStore) ->
 
 
 def _padded(length: int) -> int:
-    """The bytes that a content of ``length`` takes."""
+    """Return the size of a content of ``length`` bytes with padding."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 def _tensors(compiled: Mapping[str, Any], side: str) -> bytes:
-    """The table of inputs or outputs: their number, then six sizes, element size,
-    offset and region of each.
+    """Return the table of inputs or outputs.
 
-    Vela up to 4.2 gives fewer sizes: ones are put in front of them, as later versions
-    do.
+    It has their number, then six sizes, element size, offset and region of each. Vela
+    up to 4.2 writes fewer sizes; they are filled up with ones in front, as by later
+    versions.
     """
-    columns = [
-        compiled[f"{side}_{what}"]
-        for what in ("shape", "elem_size", "offset", "region")
-    ]
-    given = [
-        ([1] * (_RANK - len(shape)) + [*map(int, shape)], others)
-        for shape, *others in zip(*columns, strict=True)
-    ]
-    rows = [[*sizes, *map(_signed, others)] for sizes, others in given]
-    if any(len(row) != _RANK + 3 for row in rows):
-        raise Unsupported("unsupported", f"Vela gave an {side} more sizes than {_RANK}")
-    return struct.pack("<i", len(rows)) + b"".join(
-        struct.pack(f"<{_RANK + 3}i", *row) for row in rows
-    )
+    fields = ("shape", "elem_size", "offset", "region")
+    columns = [compiled[f"{side}_{field}"] for field in fields]
+    packed = struct.pack("<i", len(columns[0]))
+    for shape, *others in zip(*columns, strict=True):
+        if len(shape) > _RANK:
+            text = f"Vela's {side} has {len(shape)} sizes; a payload has {_RANK}"
+            raise Unsupported("unsupported", text)
+        sizes = [1] * (_RANK - len(shape)) + [int(size) for size in shape]
+        packed += struct.pack(f"<{_RANK + 3}i", *sizes, *map(_signed, others))
+    return packed
 
 
 def _signed(number: Any) -> int:
-    """A number of Vela's; it writes -1 as 2**64 - 1 as well."""
+    """Return a number of Vela as int; it may write -1 as 2**64 - 1."""
     value = int(number)
     return value - 2**64 if value >= 2**63 else value
 
 
 def blocks(payload: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each block of a payload. FormatError if it is cut or none."""
+    """Yield name and content of each block of a payload.
+
+    Raises FormatError if the payload is cut, or none.
+    """
     position = 0
     name = ""
     while name != _LAST:
         if position + _HEADER.size > len(payload):
-            raise FormatError(
-                "format-invalid", "no payload for Ethos-U, or one that was cut"
-            )
+            raise _invalid()
         raw, length, _ = _HEADER.unpack_from(payload, position)
-        position = position + _HEADER.size
+        is_first = position == 0
+        position += _HEADER.size
         name = raw.rstrip(b"\0").decode("ascii", "replace")
-        if position + _padded(length) > len(payload) or (
-            position == _HEADER.size and name != _FIRST
-        ):
-            raise FormatError(
-                "format-invalid", "no payload for Ethos-U, or one that was cut"
-            )
+        if position + _padded(length) > len(payload):
+            raise _invalid()
+        if is_first and name != _FIRST:
+            raise _invalid()
         yield name, bytes(payload[position : position + length])
         position += _padded(length)
+
+
+def _invalid() -> FormatError:
+    return FormatError(
+        "format-invalid", "the data are no payload for Ethos-U, or were cut"
+    )

@@ -1,6 +1,4 @@
-"""The light module of delegraph-ethosu: what it offers, without importing torch, numpy
-or Vela.
-"""
+"""The light module of delegraph-ethosu; it imports neither torch, numpy nor Vela."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ MACS = {
     "u65": (256, 512),
     "u85": (128, 256, 512, 1024, 2048),
 }
-"""Processor -> the numbers of multiplications in a cycle that it is made with."""
+"""Processor -> the numbers of multiplications in a cycle that it is available with."""
 ACCELERATORS = tuple(
     f"ethos-{processor}-{macs}" for processor, sizes in MACS.items() for macs in sizes
 )
@@ -31,7 +29,7 @@ OPTIONS = (
         str,
         "ethos-u85-256",
         choices=ACCELERATORS,
-        help="the NPU, as Vela calls it",
+        help="the NPU, by its name in Vela",
     ),
     OptionSpec(
         "system_config",
@@ -41,7 +39,7 @@ OPTIONS = (
     OptionSpec(
         "memory_mode",
         str,
-        help="which memory holds what, a section of the configuration file",
+        help="the use of memories, a section of the configuration file",
     ),
     OptionSpec(
         "config",
@@ -54,25 +52,25 @@ OPTIONS = (
         str,
         "Performance",
         choices=("Performance", "Size"),
-        help="what Vela optimises for",
+        help="the goal of Vela's optimisation",
     ),
     OptionSpec("flags", str, "", help="further arguments of vela, separated by spaces"),
     OptionSpec("seconds", int, 3600, help="how long Vela may take for a partition"),
     OptionSpec(
         "weights_tag",
         str,
-        help="the .ptd file that holds the weights, in place of the payload",
+        help="the .ptd file for the weights; by default the payload has them",
     ),
     OptionSpec(
         "commands_tag",
         str,
-        help="the .ptd file that holds the commands, in place of the payload",
+        help="the .ptd file for the commands; by default the payload has them",
     ),
     OptionSpec(
         "keep_tosa",
         bool,
         False,
-        help="whether to keep the TOSA file beside the payload, to run it on this host",
+        help="whether to store the TOSA file, too, to run it on this host",
     ),
     *(option for option in TOSA_OPTIONS if option.name == "debug_artifact_path"),
 )

@@ -1,6 +1,4 @@
-"""``EthosURuntime``: runs the TOSA file that a payload was compiled from, where it was
-kept.
-"""
+"""``EthosURuntime``: runs the TOSA file of a payload on this host, if it was kept."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from .payload import blocks
 
 
 class EthosURuntime(BackendRuntime):
-    """No host has an Ethos-U. What its compiler was given, TOSA's runtime computes,
-    integer by integer.
+    """Computes the TOSA file that Vela compiled, integer by integer.
+
+    No host has an Ethos-U.
     """
 
     thread_safe = True
@@ -29,19 +28,20 @@ class EthosURuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """Load the TOSA file of a payload. NoRuntime without one, FormatError if the
-        payload is damaged.
+        """Load the TOSA file of a payload.
+
+        Raises NoRuntime without one, FormatError if the payload is damaged.
         """
         list(blocks(processed_bytes))
         file = named_data.get(TOSA_KEY + hashlib.sha256(processed_bytes).hexdigest())
         if file is None:
             text = (
-                "no host runs what was compiled for an Ethos-U, and its TOSA file was"
-                " not kept"
+                "this host has no Ethos-U, and the TOSA file of the payload was not"
+                " kept"
             )
             hint = (
                 "lower it with the option ethosu.keep_tosa=true: this host then"
-                " computes what Vela was given"
+                " computes the TOSA file"
             )
             raise NoRuntime("no-runtime", text, hint=hint)
         return delegraph.get_runtime("tosa").load(file, separated(compile_specs)[0], {})
@@ -52,18 +52,13 @@ class EthosURuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """Whether ``device``, an accelerator as Vela calls it, is the one that the blob
-        was compiled for.
-        """
-        made = {
-            spec.key: spec.value.decode(errors="replace") for spec in compile_specs
-        }.get("ethosu_accelerator")
-        if device is None or made is None:
+        """Return whether the blob was compiled for ``device``, an accelerator of Vela."""
+        values = {s.key: s.value.decode(errors="replace") for s in compile_specs}
+        accelerator = values.get("ethosu_accelerator")
+        if device is None or accelerator is None:
             return None
-        if device != made:
-            return Compatibility(
-                "cannot",
-                f"it was compiled for {made}, and a command stream fits one"
-                " configuration",
-            )
-        return Compatibility("runs", f"it was compiled for {made}")
+        text = f"it was compiled for {accelerator}"
+        if device != accelerator:
+            why = f"{text}, and a command stream fits one configuration"
+            return Compatibility("cannot", why)
+        return Compatibility("runs", text)

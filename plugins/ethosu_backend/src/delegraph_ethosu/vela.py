@@ -1,6 +1,4 @@
-"""Runs Vela, in a process of its own: if it crashes or hangs, that is a refusal, and
-what it prints is its own.
-"""
+"""Runs Vela in a process of its own; crashes and timeouts become refusals."""
 
 from __future__ import annotations
 
@@ -21,34 +19,30 @@ from delegraph.backend import Blob
 from delegraph.errors import OptionError, Unsupported
 
 _LONGEST = 400
-"""Characters of Vela's output that an error shows."""
+"""The most characters of Vela's output in an error."""
 _LARGEST = 2**31
-"""Bytes of a TOSA file that Vela reads."""
+"""The size limit in bytes of a TOSA file for Vela."""
 _SETTINGS = re.compile(
     r"(CliOptionError|ConfigOptionError|InputFileError): ['\"]?(Error:"
-    r" )?(?P<said>.*?)['\"]?$"
+    r" )?(?P<message>.*?)['\"]?$"
 )
-"""The last line that Vela prints for a setting that is wrong."""
+"""The last line that Vela prints for a wrong setting."""
 Row = dict[str, str]
 
 
 def vela_version() -> tuple[int, ...]:
-    """The version of the Vela that is installed, (5, 2, 0)."""
+    """Return the version of the installed Vela, such as (5, 2, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version("ethos-u-vela"))[:3])
 
 
 def tosa_version() -> str:
-    """The version of TOSA that the installed Vela reads: 0.80 up to 4.2, 1.0 after
-    that.
-    """
+    """Return the TOSA version that the installed Vela reads: 0.80 up to 4.2, then 1.0."""
     return "1.0" if vela_version() >= (4, 3) else "0.80"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What Vela made: arrays of its ``.npz`` file, tables of operators by name, its
-    summary, and what it printed.
-    """
+    """Vela's results: arrays of its ``.npz`` file, tables, summary, output text."""
 
     arrays: dict[str, Any]
     tables: dict[str, list[Row]]
@@ -57,19 +51,20 @@ class Compiled:
 
 
 def run_vela(file: Blob, flags: Sequence[str], seconds: int) -> Compiled:
-    """Compile a TOSA file. OptionError if Vela does not take the flags, Unsupported if
-    it does not take the file.
+    """Compile a TOSA file.
+
+    Raises OptionError if Vela refuses the flags, Unsupported if it refuses the file.
     """
     if len(file) >= _LARGEST:
         raise Unsupported(
             "unsupported",
-            f"Vela reads files below 2 GiB; this one has {len(file)} bytes",
+            f"Vela reads files below 2 GiB; the partition has {len(file)} bytes",
         )
     with tempfile.TemporaryDirectory(prefix="delegraph-ethosu-") as name:
         folder = Path(name)
         with (folder / "main.tosa").open("wb") as stream:
             file.write_to(stream)
-        # The debug database, from which estimates come, changes nothing in the command
+        # The debug database has the estimates. It changes nothing in the command
         # stream.
         fixed = [
             "--output-format=raw",
@@ -90,37 +85,36 @@ def run_vela(file: Blob, flags: Sequence[str], seconds: int) -> Compiled:
             )
         except subprocess.TimeoutExpired as error:
             raise Unsupported(
-                "unsupported", f"Vela took more than {seconds} seconds"
+                "unsupported",
+                f"Vela took more than {seconds} seconds, the option seconds",
             ) from error
         _check(done)
         return _read(folder / "out", done.stdout)
 
 
 def _check(done: subprocess.CompletedProcess[str]) -> None:
-    """Raise the error for a run that compiled nothing, or left something to a
-    processor.
-    """
-    last = (
-        done.stderr.strip().splitlines()
-        or done.stdout.strip().splitlines()
-        or ["nothing"]
-    )[-1]
+    """Raise an error for a failed run, or for operators that Vela left to a processor."""
+    output = done.stderr.strip() or done.stdout.strip() or "nothing"
+    last = output.splitlines()[-1]
     setting = _SETTINGS.search(last)
     if done.returncode == 2 or setting:
-        said = setting["said"] if setting else last.removeprefix("vela: error: ")
+        message = last.removeprefix("vela: error: ")
+        if setting:
+            message = setting["message"]
         raise OptionError(
-            "option-invalid", f"Vela does not take its settings: {said[:_LONGEST]}"
+            "option-invalid", f"Vela refuses its settings: {message[:_LONGEST]}"
         )
     if done.returncode < 0:
         raise Unsupported(
             "unsupported",
-            f"Vela crashed: signal {-done.returncode}; it said last: {last[:_LONGEST]}",
+            f"Vela crashed with signal {-done.returncode}; its last line is:"
+            f" {last[:_LONGEST]}",
         )
     if done.returncode:
         # "RuntimeError: Non-passthrough operation (Gather) could not run on NPU"
         # without the class of the exception
-        said = re.sub(r"^[\w.]+(Error|Exception): ", "", last)
-        raise Unsupported("unsupported", f"Vela: {said[:_LONGEST]}")
+        message = re.sub(r"^[\w.]+(Error|Exception): ", "", last)
+        raise Unsupported("unsupported", f"Vela: {message[:_LONGEST]}")
     left = re.search(r"^CPU operators = (\d+)", done.stdout, re.MULTILINE)
     if left and int(left[1]):
         raise Unsupported(
@@ -129,41 +123,33 @@ def _check(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def _read(folder: Path, printed: str) -> Compiled:
-    """What a run wrote."""
+    """Read the files of a run."""
     files = sorted(folder.glob("main_vela*.npz"))
     if len(files) != 1:
         raise Unsupported(
-            "unsupported", f"Vela wrote {len(files)} command streams; one is wanted"
+            "unsupported",
+            f"Vela wrote {len(files)} command streams; a delegate must have one",
         )
-    wanted = ("shape", "elem_size", "offset", "region")
-    names = [
-        "cmd_data",
-        "weight_data",
-        "scratch_shape",
-        *(f"{s}_{w}" for s in ("input", "output") for w in wanted),
-    ]
+    fields = ("shape", "elem_size", "offset", "region")
+    names = ["cmd_data", "weight_data", "scratch_shape"]
+    names += [f"input_{field}" for field in fields]
+    names += [f"output_{field}" for field in fields]
     with np.load(files[0], allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in names}
     summaries = [
         list(csv.DictReader(path.read_text().splitlines()))
         for path in folder.glob("main_summary*.csv")
     ]
-    return Compiled(
-        arrays,
-        _tables(folder / "main_debug.xml"),
-        summaries[0][0] if summaries else {},
-        printed,
-    )
+    summary = summaries[0][0] if summaries else {}
+    return Compiled(arrays, _tables(folder / "main_debug.xml"), summary, printed)
 
 
 def _tables(path: Path) -> dict[str, list[Row]]:
-    """The tables of Vela's debug database; {} if this version writes none."""
+    """Return the tables of Vela's debug database; {} if this version writes none."""
     if not path.exists():
         return {}
-    tables = ElementTree.parse(path).getroot().iter("table")
-    return {
-        table.get("name", ""): list(
-            csv.DictReader((table.text or "").strip().splitlines())
-        )
-        for table in tables
-    }
+    tables: dict[str, list[Row]] = {}
+    for table in ElementTree.parse(path).getroot().iter("table"):
+        lines = (table.text or "").strip().splitlines()
+        tables[table.get("name", "")] = list(csv.DictReader(lines))
+    return tables

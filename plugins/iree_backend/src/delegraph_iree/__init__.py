@@ -1,3 +1,4 @@
-"""IREE backend of delegraph: partitions become IREE modules, by way of TOSA.
+"""IREE backend of delegraph: partitions become IREE modules, through TOSA.
+
 ``mlir.write_mlir`` is public.
 """

@@ -1,4 +1,4 @@
-"""``IREEBackend``: a partition becomes TOSA, MLIR, and what iree-compile makes of that."""
+"""``IREEBackend``: compiles a partition to TOSA, MLIR, and an IREE module."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from delegraph_engines import Signature
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
-# makes the word of targets that the compile specs have
+# registers the target suffix that the compile specs have
 from . import partitioner  # noqa: F401
 from .for_iree import write_for_iree
 
 MARK = b"delegraph-iree-3"
-"""What a blob ends with: a module, its signature, and as a fact its target."""
+"""The end of each blob. A blob has a module, its signature, and its target as a fact.
+"""
 _TRANSPOSES_STAY = "--iree-global-opt-propagate-transposes=false"
-"""IREE 3.13 fuses an ARGMAX with a TRANSPOSE behind it into an operation that it
-refuses itself. Without that, other operators would be slower, so it is the second
-attempt.
+"""A second attempt for programs with ARGMAX.
+
+IREE 3.13 fuses an ARGMAX with a following TRANSPOSE into an operation that it refuses
+itself. This flag prevents that, but makes other operators slower.
 """
 _DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": "", "driver": "local-sync"}
 
 
 class IREEBackend(BackendDetails):
-    """Compiles with iree-compile, a process of its own: if it crashes, that is a
-    refusal.
+    """Compiles with iree-compile in a process of its own; a crash becomes a refusal.
 
     The compile specs are TOSA's, then ``iree_target``, ``iree_cpu``, ``iree_flags`` and
     ``iree_driver``.
@@ -43,8 +44,9 @@ class IREEBackend(BackendDetails):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """The compiler's version; None where it compiles for the processor of this
-        host, which it does not name.
+        """Return the compiler's version, or None if it compiles for this processor.
+
+        Nothing identifies this host's processor.
         """
         settings, tosa = from_specs(compile_specs, "iree_", _DEFAULTS)
         if settings["target"] == "llvm-cpu" and settings["cpu"] == "host":
@@ -57,11 +59,12 @@ class IREEBackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The partition as an IREE module whose function ``main`` has the delegate's
-        calling convention.
+        """Return the partition as an IREE module; its ``main`` has the delegate's
+        inputs.
 
         Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
-        Unsupported if iree-compile refuses the program or crashes, with what it said.
+        Unsupported, with the compiler's message, if iree-compile refuses the program or
+        crashes.
         """
         settings, tosa = from_specs(compile_specs, "iree_", _DEFAULTS)
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
@@ -75,15 +78,15 @@ class IREEBackend(BackendDetails):
 
 
 def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) -> bytes:
-    """The blob of a TOSA graph. Unsupported if iree-compile makes no module of it."""
+    """Return the blob of a TOSA graph; Unsupported if iree-compile fails."""
     from iree.compiler.tools.binaries import find_tool
 
     with tempfile.TemporaryDirectory(prefix="delegraph-iree-") as name:
         folder = Path(name)
         with (folder / "main.mlir").open("wb") as text:
             write_for_iree(graph, text.write)
-        # The module names its source: by the same name each time, so that equal
-        # partitions have equal modules.
+        # The module contains the name of its source file. It is always the same, so
+        # that equal partitions have equal modules.
         command = [
             find_tool("iree-compile"),
             "main.mlir",
@@ -101,7 +104,7 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
             if not any(operator.name == "ARGMAX" for operator in graph.operators):
                 raise
             delegraph_tosa.run_compiler([*command, _TRANSPOSES_STAY], folder)
-        # a module is native code, which IREE runs without looking for damage
+        # a module is native code, and IREE runs it without a check for damage
         facts = {"target": settings["target"]}
         if settings["target"] == "llvm-cpu":
             facts["driver"] = settings["driver"]

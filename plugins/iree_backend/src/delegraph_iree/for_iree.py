@@ -1,23 +1,27 @@
-"""Writes a TOSA graph as the MLIR that iree-compile is given: TOSA, with other dialects
-where IREE's TOSA errs.
+"""Writes a TOSA graph as MLIR for iree-compile: TOSA, and other dialects.
 
-IREE 3.13 differs from the specification of TOSA in the following, and each has its own
-form here:
+IREE 3.13 differs from the specification of TOSA in the following points. Each of them
+is written in another form here.
 
-- It compares sizes that are known at run time only, and computes elementwise operators
-  in branches. A branch for the size 1 gave wrong numbers. Two such sizes are equal in
-  our graphs, so ``linalg.generic`` without a branch suffices.
-- It has no operators that compute shapes. They become arithmetic on ``index``.
-- Its maxima begin with the least finite number. Here they begin with minus infinity.
-- A product with a constant of zeros is zero, even of NaN.
-- An index out of range reads or writes foreign memory, and a division by zero may end
-  the process. Here the operand is moved into its range, and the function ``main`` fails
-  after it: IREE's caller gets an error, as in eager PyTorch.
+IREE compares sizes that are known only at run time, and computes elementwise operators
+in branches. A branch for the size 1 gave wrong numbers. Two such sizes are equal in our
+graphs, so ``linalg.generic`` without a branch suffices.
+
+IREE has no operators that compute shapes. They become arithmetic on ``index``.
+
+IREE's maxima begin with the least finite number. Here they begin with minus infinity.
+
+In IREE, a product with a constant of zeros is zero, even for NaN.
+
+In IREE, an index out of range reads or writes foreign memory, and a division by zero
+may end the process. Here the operand is moved into its range, and the function ``main``
+fails after it. IREE's caller gets an error, as in eager PyTorch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -28,7 +32,7 @@ from delegraph_tosa import DType, Graph, Operator, Value, materialize
 from .mlir import Put, Writer, element_of, number_of, type_of
 
 OUT_OF_RANGE = "an index is out of range, or an integer is divided by zero"
-"""The text with which a module fails."""
+"""The error text of a module."""
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 Entry = int | str
@@ -36,8 +40,9 @@ Entry = int | str
 
 
 def write_for_iree(graph: Graph, put: Put) -> None:
-    """Write a module with the function ``main`` for iree-compile. Raises Unsupported as
-    ``write_mlir`` does.
+    """Write a module with the function ``main`` for iree-compile.
+
+    Raises Unsupported as ``write_mlir`` does.
     """
     _IREEWriter(put).module(graph)
 
@@ -76,9 +81,7 @@ class _IREEWriter(Writer):
         write(operator)
 
     def _form_of(self, operator: Operator) -> Callable[[Operator], None] | None:
-        """Return the method that writes an operator in another form than IREE's TOSA;
-        None for most operators.
-        """
+        """Return the method that writes an operator in a special form, or None."""
         if operator.name in ("GATHER", "SCATTER"):
             return self._indexed
         if operator.name == "MATMUL_T":
@@ -115,37 +118,30 @@ class _IREEWriter(Writer):
         return name
 
     def _result(self, value: Value, operation: str) -> None:
-        """Write an operation whose result is a value of the graph."""
+        """Write an operation, and define a value of the graph as its result."""
         self._line(self._depth, f"{self._define(value)} = {operation}")
 
     def _index(self, entry: Entry) -> str:
         """Return the name of an entry as a value of type ``index``."""
-        return (
-            entry
-            if isinstance(entry, str)
-            else self._new(f"arith.constant {entry} : index")
-        )
+        if isinstance(entry, str):
+            return entry
+        return self._new(f"arith.constant {entry} : index")
 
     def _size(self, value: Value, axis: int) -> Entry:
         """Return a size of a tensor."""
         size = value.type.declared[axis]
         if size >= 0:
             return size
-        return self._new(
-            f"tensor.dim {self._names[value]}, {self._index(axis)} :"
-            f" {type_of(value.type)}"
-        )
+        name = self._names[value]
+        position = self._index(axis)
+        return self._new(f"tensor.dim {name}, {position} : {type_of(value.type)}")
 
     def _empty(self, result: Value, sizes: Sequence[Entry]) -> str:
-        """Write a tensor without content of the type of ``result``, which has these
-        sizes.
-        """
-        known = result.type.declared
-        unknown = [
-            self._index(size)
-            for size, written in zip(sizes, known, strict=True)
-            if written < 0
-        ]
+        """Write a tensor without content, with the type of ``result`` and these sizes."""
+        unknown: list[str] = []
+        for size, declared in zip(sizes, result.type.declared, strict=True):
+            if declared < 0:
+                unknown.append(self._index(size))
         return self._new(f"tensor.empty({', '.join(unknown)}) : {type_of(result.type)}")
 
     def _empty_of(self, sizes: Sequence[Entry], type: str) -> str:
@@ -173,24 +169,22 @@ class _IREEWriter(Writer):
     ) -> str:
         """Write a ``linalg.generic`` and return its name.
 
-        ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one a
-        loop. ``inputs`` and ``output``: names and types of tensors. ``elements``: their
-        element types. ``body``: lines that compute %r, or ``yields``, from %a, %b, %c,
-        ... and from the output's element %o.
+        ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one
+        for each loop. ``inputs`` and ``output``: names and types of tensors.
+        ``elements``: their element types. ``body``: lines that compute %r, or
+        ``yields``, from %a, %b, %c, ... and from the output's element %o.
         """
         loops = ", ".join(f"d{k}" for k in range(len(kinds)))
         maps_text = ", ".join(f"affine_map<({loops}) -> ({text})>" for text in maps)
         kinds_text = ", ".join(f'"{kind}"' for kind in kinds)
-        ins = (
-            f"ins({', '.join(n for n, _ in inputs)} :"
-            f" {', '.join(t for _, t in inputs)}) "
-            if inputs
-            else ""
-        )
+        ins = ""
+        if inputs:
+            input_names = ", ".join(name for name, _ in inputs)
+            input_types = ", ".join(type_ for _, type_ in inputs)
+            ins = f"ins({input_names} : {input_types}) "
         names = [*"abcdefghijkl"[: len(inputs)], "o"]
-        arguments = ", ".join(
-            f"%{name}: {element}" for name, element in zip(names, elements, strict=True)
-        )
+        pairs = zip(names, elements, strict=True)
+        arguments = ", ".join(f"%{name}: {element}" for name, element in pairs)
         if result is None:
             made = f"%t{self._made}"
             self._made += 1
@@ -219,24 +213,22 @@ class _IREEWriter(Writer):
         sizes = [self._broadcast_size(operands, axis) for axis in range(rank)]
         if operator.name == "INTDIV":
             self._check_divisor(operands[1])
-        empty = self._empty(result, sizes)
         maps = [_broadcast_map(operand, result) for operand in operands]
+        tensors = [(self._names[value], type_of(value.type)) for value in operands]
         self._generic(
-            [*maps, _identity(rank)],
-            ["parallel"] * rank,
-            [(self._names[operand], type_of(operand.type)) for operand in operands],
-            (empty, type_of(result.type)),
-            [
-                *(element_of(operand.dtype) for operand in operands),
-                element_of(result.dtype),
-            ],
-            _elementwise_body(operator),
-            result,
+            maps=[*maps, _identity(rank)],
+            kinds=["parallel"] * rank,
+            inputs=tensors,
+            output=(self._empty(result, sizes), type_of(result.type)),
+            elements=[element_of(value.dtype) for value in (*operands, result)],
+            body=_elementwise_body(operator),
+            result=result,
         )
 
     def _broadcast_size(self, operands: Sequence[Value], axis: int) -> Entry:
-        """Return a size of the result: sizes that are known at run time only are equal,
-        or the others are 1.
+        """Return a size of the result.
+
+        Sizes that are known only at run time are equal, or the other sizes are 1.
         """
         known = [operand.type.declared[axis] for operand in operands]
         if max(known) > 1 or -1 not in known:
@@ -246,27 +238,25 @@ class _IREEWriter(Writer):
     # --- checks
 
     def _check_elements(self, value: Value, condition: Sequence[str]) -> None:
-        """Demand a condition on all elements; its lines compute the bool %q from the
-        element %a.
+        """Add a check of all elements.
+
+        The lines of ``condition`` compute the bool %q from the element %a.
         """
         rank = len(value.shape)
-        true = self._filled(
-            "true", "i1", self._new("tensor.empty() : tensor<i1>"), "tensor<i1>"
-        )
+        empty = self._new("tensor.empty() : tensor<i1>")
+        true = self._filled("true", "i1", empty, "tensor<i1>")
         check = self._generic(
-            [_identity(rank), ""],
-            ["reduction"] * rank,
-            [(self._names[value], type_of(value.type))],
-            (true, "tensor<i1>"),
-            [element_of(value.dtype), "i1"],
-            [*condition, "%r = arith.andi %q, %o : i1"],
+            maps=[_identity(rank), ""],
+            kinds=["reduction"] * rank,
+            inputs=[(self._names[value], type_of(value.type))],
+            output=(true, "tensor<i1>"),
+            elements=[element_of(value.dtype), "i1"],
+            body=[*condition, "%r = arith.andi %q, %o : i1"],
         )
         self._checks.append(check)
 
     def _assert_checks(self) -> None:
-        """Write one assertion of all checks of a region: each assertion waits for the
-        device.
-        """
+        """Write a single assertion for all checks: each assertion waits for the device."""
         if not self._checks:
             return
         all_hold = self._checks[0]
@@ -295,18 +285,13 @@ class _IREEWriter(Writer):
     # --- indices
 
     def _indexed(self, operator: Operator) -> None:
-        """Write a GATHER or SCATTER whose indices are in range, and the check whether
-        they were.
-        """
+        """Write a GATHER or SCATTER with indices in range, and check the given ones."""
         values, indices = operator.inputs[:2]
         rows = self._size(values, 1)
-        if (
-            indices.constant is not None
-            and isinstance(rows, int)
-            and _are_within(materialize(indices), rows)
-        ):
-            super()._operator(operator, self._depth)
-            return
+        if indices.constant is not None and isinstance(rows, int):
+            if _are_within(materialize(indices), rows):
+                super()._operator(operator, self._depth)
+                return
         element = element_of(indices.dtype)
         count = self._new(f"arith.index_cast {self._index(rows)} : index to {element}")
         self._check_elements(indices, [f"%q = arith.cmpi ult, %a, {count} : {element}"])
@@ -319,15 +304,13 @@ class _IREEWriter(Writer):
             f"%m = arith.maxsi %a, %z : {element}",
             f"%r = arith.minsi %m, %l : {element}",
         ]
-        maps = [_identity(2), _identity(2)]
-        parallel = ["parallel"] * 2
         clamped = self._generic(
-            maps,
-            parallel,
-            [(self._names[indices], type)],
-            (empty, type),
-            [element, element],
-            body,
+            maps=[_identity(2), _identity(2)],
+            kinds=["parallel"] * 2,
+            inputs=[(self._names[indices], type)],
+            output=(empty, type),
+            elements=[element, element],
+            body=body,
         )
         before = self._names[indices]
         self._names[indices] = clamped
@@ -337,8 +320,9 @@ class _IREEWriter(Writer):
     # --- products
 
     def _transposed_product(self, operator: Operator) -> None:
-        """Write a MATMUL_T: its second operand [N or 1,W,C] becomes [N,C,W] for a
-        MATMUL.
+        """Write a MATMUL_T as a MATMUL.
+
+        Its second operand [N or 1,W,C] becomes [N,C,W].
         """
         first, second, *zero_points = operator.inputs
         [result] = operator.outputs
@@ -352,16 +336,9 @@ class _IREEWriter(Writer):
         transposed = self._generic(
             maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a"
         )
-        names = [
-            self._names[first],
-            transposed,
-            *(self._names[value] for value in zero_points),
-        ]
-        types = [
-            type_of(first.type),
-            type,
-            *(type_of(value.type) for value in zero_points),
-        ]
+        names = [self._names[first], transposed]
+        names += [self._names[value] for value in zero_points]
+        types = [type_of(first.type), type, *(type_of(v.type) for v in zero_points)]
         signature = f"({', '.join(types)}) -> {type_of(result.type)}"
         self._result(result, f'"tosa.matmul"({", ".join(names)}) : {signature}')
 
@@ -393,7 +370,10 @@ class _IREEWriter(Writer):
     def _max_pool(self, operator: Operator) -> None:
         [operand] = operator.inputs
         [result] = operator.outputs
-        kernel, stride, pad = operator.kernel, operator.stride, operator.pad  # type: ignore[attr-defined]
+        pool: Any = operator
+        kernel = pool.kernel
+        stride = pool.stride
+        pad = pool.pad
         lowest = number_of(-np.inf, operand.dtype)
         name = self._names[operand]
         type = type_of(operand.type)
@@ -403,14 +383,11 @@ class _IREEWriter(Writer):
             for axis in (1, 2):
                 if sizes[axis] >= 0:
                     sizes[axis] += pad[2 * axis - 2] + pad[2 * axis - 1]
-            padded = f"tensor<{'x'.join('?' if size < 0 else str(size) for size in sizes)}x{element}>"
+            padded = _tensor_of(["?" if size < 0 else size for size in sizes], element)
             low = ["0", str(pad[0]), str(pad[2]), "0"]
             high = ["0", str(pad[1]), str(pad[3]), "0"]
-            name = self._new(
-                self._padded(
-                    name, type, low, high, self._new(f"arith.constant {lowest}"), padded
-                )
-            )
+            inside = self._new(f"arith.constant {lowest}")
+            name = self._new(self._padded(name, type, low, high, inside, padded))
             type = padded
         sizes_of_result = [
             self._size(operand, 0),
@@ -418,23 +395,19 @@ class _IREEWriter(Writer):
             self._windows(operand, 2, pad[2] + pad[3], kernel[1], stride[1]),
             self._size(operand, 3),
         ]
-        start = self._filled(
-            lowest, element, self._empty(result, sizes_of_result), type_of(result.type)
-        )
+        result_type = type_of(result.type)
+        empty = self._empty(result, sizes_of_result)
+        start = self._filled(lowest, element, empty, result_type)
         window = f"tensor<{kernel[0]}x{kernel[1]}x{element}>"
         shape_only = self._new(f"tensor.empty() : {window}")
-        attributes = (
-            f"{{dilations = dense<1> : vector<2xi64>, strides = dense<{list(stride)}> :"
-            " vector<2xi64>}"
-        )
-        operands = (
-            f"ins({name}, {shape_only} : {type}, {window}) outs({start} :"
-            f" {type_of(result.type)})"
-        )
+        dilations = "dilations = dense<1> : vector<2xi64>"
+        strides = f"strides = dense<{list(stride)}> : vector<2xi64>"
+        ins = f"ins({name}, {shape_only} : {type}, {window})"
+        outs = f"outs({start} : {result_type})"
         self._result(
             result,
-            f"linalg.pooling_nhwc_max {attributes} {operands} ->"
-            f" {type_of(result.type)}",
+            f"linalg.pooling_nhwc_max {{{dilations}, {strides}}} {ins} {outs} ->"
+            f" {result_type}",
         )
 
     def _windows(
@@ -442,9 +415,8 @@ class _IREEWriter(Writer):
     ) -> Entry:
         """Return the number of windows along an axis."""
         room = self._binary("ADD_SHAPE", self._size(operand, axis), pad - kernel)
-        return self._binary(
-            "ADD_SHAPE", self._binary("DIV_FLOOR_SHAPE", room, stride), 1
-        )
+        steps = self._binary("DIV_FLOOR_SHAPE", room, stride)
+        return self._binary("ADD_SHAPE", steps, 1)
 
     # --- shapes
 
@@ -454,14 +426,12 @@ class _IREEWriter(Writer):
         return [int(entry) for entry in materialize(value)]
 
     def _shape(self, operator: Operator) -> list[Entry]:
-        """Write the arithmetic of an operator on shapes, and return the entries of its
-        result.
-        """
+        """Write the arithmetic of an operator on shapes; return its result."""
         if operator.name == "DIM":
             return [self._size(operator.inputs[0], operator.axis)]  # type: ignore[attr-defined]
         operands = [self._entries_of(value) for value in operator.inputs]
         if operator.name == "CONCAT_SHAPE":
-            return [entry for entries in operands for entry in entries]
+            return list(chain.from_iterable(operands))
         if operator.name == "SLICE_SHAPE":
             entries, [start], [size] = operands
             if not isinstance(start, int) or not isinstance(size, int):
@@ -484,27 +454,27 @@ class _IREEWriter(Writer):
         )
 
     def _reshape(self, operator: Operator) -> None:
-        """Write a reshape by way of a tensor with one axis."""
+        """Write a reshape through a tensor with one axis."""
         operand = operator.inputs[0]
         [result] = operator.outputs
         element = element_of(operand.dtype)
         declared = operand.type.declared
         name = self._names[operand]
         flat = f"tensor<{'?' if operand.type.is_dynamic else prod(declared)}x{element}>"
-        if len(declared) != 1:
+        if not declared:
+            name = self._new(
+                f"tensor.expand_shape {name} [] output_shape [1] :"
+                f" tensor<{element}> into {flat}"
+            )
+        elif len(declared) > 1:
             axes = ", ".join(map(str, range(len(declared))))
-            group = f"[[{axes}]]" if declared else "[]"
-            if declared:
-                name = self._new(
-                    f"tensor.collapse_shape {name} {group} : {type_of(operand.type)}"
-                    f" into {flat}"
-                )
-            else:
-                name = self._new(
-                    f"tensor.expand_shape {name} [] output_shape [1] :"
-                    f" tensor<{element}> into {flat}"
-                )
-        wanted = f"tensor<{'?' if result.type.is_dynamic else prod(result.type.declared)}x{element}>"
+            name = self._new(
+                f"tensor.collapse_shape {name} [[{axes}]] : {type_of(operand.type)}"
+                f" into {flat}"
+            )
+        is_dynamic = result.type.is_dynamic
+        count = "?" if is_dynamic else str(prod(result.type.declared))
+        wanted = f"tensor<{count}x{element}>"
         if wanted != flat:
             name = self._new(f"tensor.cast {name} : {flat} to {wanted}")
         rank = len(result.shape)
@@ -515,13 +485,8 @@ class _IREEWriter(Writer):
                 f" {type_of(result.type)}",
             )
             return
-        self._expand(
-            result,
-            name,
-            wanted,
-            [list(range(rank))],
-            self._entries_of(operator.inputs[1]),
-        )
+        sizes = self._entries_of(operator.inputs[1])
+        self._expand(result, name, wanted, [list(range(rank))], sizes)
 
     def _expand(
         self,
@@ -531,19 +496,12 @@ class _IREEWriter(Writer):
         groups: Sequence[Sequence[int]],
         sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with more axes: ``groups`` has the axes of ``result`` that
-        each axis becomes.
-        """
+        """Write a tensor with more axes; ``groups`` has the new axes of each axis."""
         wanted = type_of(result.type)
         if len(groups) == len(result.shape):
             self._result(result, f"tensor.cast {name} : {type} to {wanted}")
             return
-        known = result.type.declared
-        written = [
-            self._index(s) if size < 0 else str(size)
-            for s, size in zip(sizes, known, strict=True)
-        ]
-        shape = f"output_shape [{', '.join(written)}]"
+        shape = f"output_shape [{', '.join(self._written_sizes(result, sizes))}]"
         groups_text = ", ".join(f"[{', '.join(map(str, group))}]" for group in groups)
         self._result(
             result,
@@ -551,16 +509,19 @@ class _IREEWriter(Writer):
             f" {wanted}",
         )
 
+    def _written_sizes(self, result: Value, sizes: Sequence[Entry]) -> list[str]:
+        """Return the sizes of ``result`` as text; run-time ones as names."""
+        return [
+            self._index(size) if declared < 0 else str(declared)
+            for size, declared in zip(sizes, result.type.declared, strict=True)
+        ]
+
     def _slice(self, operator: Operator) -> None:
         operand, start, size = operator.inputs
         [result] = operator.outputs
         offsets = [self._index(entry) for entry in self._entries_of(start)]
-        known = result.type.declared
-        sizes = [
-            self._index(entry) if written < 0 else str(written)
-            for entry, written in zip(self._entries_of(size), known, strict=True)
-        ]
-        steps = ["1"] * len(known)
+        sizes = self._written_sizes(result, self._entries_of(size))
+        steps = ["1"] * len(sizes)
         where = "".join(
             f"[{', '.join(entries)}]" for entries in (offsets, sizes, steps)
         )
@@ -573,34 +534,29 @@ class _IREEWriter(Writer):
         operand, padding, number = operator.inputs
         [result] = operator.outputs
         entries = [self._index(entry) for entry in self._entries_of(padding)]
-        element = element_of(operand.dtype)
         if number.constant is None:
             zero = self._index(0)
             inside = self._new(
                 f"tensor.extract {self._names[number]}[{zero}] : {type_of(number.type)}"
             )
         else:
-            [value] = (
-                materialize(number).tolist()
-                if operand.dtype not in FLOATS
-                else [_as_float(number)]
-            )
-            text = (
-                f"{str(bool(value)).lower()}"
-                if element == "i1"
-                else number_of(value, operand.dtype)
-            )
+            if operand.dtype in FLOATS:
+                text = number_of(_as_float(number), operand.dtype)
+            else:
+                [value] = materialize(number).tolist()
+                text = number_of(value, operand.dtype)
+                if operand.dtype is DType.BOOL:
+                    text = "true" if value else "false"
             inside = self._new(f"arith.constant {text}")
-        types = type_of(operand.type), type_of(result.type)
-        text = self._padded(
+        operation = self._padded(
             self._names[operand],
-            types[0],
-            entries[::2],
-            entries[1::2],
-            inside,
-            types[1],
+            type_of(operand.type),
+            low=entries[::2],
+            high=entries[1::2],
+            inside=inside,
+            result=type_of(result.type),
         )
-        self._result(result, text)
+        self._result(result, operation)
 
     def _padded(
         self,
@@ -621,10 +577,10 @@ class _IREEWriter(Writer):
         )
 
     def _tile(self, operator: Operator) -> None:
-        """Write a tile: [S] becomes [times, S], whose axes are then joined.
+        """Write a tile: [S] becomes [times, S], and then its axes are joined.
 
-        Reading the element at the place modulo the size would need no second operation.
-        IREE's vectorizer gets that wrong: it reads zeros.
+        Reading elements at the place modulo the size would need no second operation,
+        but IREE's vectorizer is wrong there: it reads zeros.
         """
         operand, multiples = operator.inputs
         [result] = operator.outputs
@@ -633,11 +589,9 @@ class _IREEWriter(Writer):
         sources: list[str] = []
         for axis, times in enumerate(self._entries_of(multiples)):
             size = self._size(operand, axis)
-            group = (
-                [times, size]
-                if times != 1 and size != 1
-                else [self._binary("MUL_SHAPE", size, times)]
-            )
+            group = [times, size]
+            if times == 1 or size == 1:
+                group = [self._binary("MUL_SHAPE", size, times)]
             groups.append([len(sizes) + k for k in range(len(group))])
             sizes += group
             sources.append("0" if size == 1 else f"d{len(sizes) - 1}")
@@ -660,20 +614,14 @@ class _IREEWriter(Writer):
         groups: Sequence[Sequence[int]],
         sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with fewer axes: ``groups`` has the axes of ``name`` that each
-        axis of ``result`` joins.
-        """
+        """Write a tensor with fewer axes; ``groups`` has the axes that each joins."""
         if len(groups) < len(sizes):
-            joined = [[sizes[k] for k in group] for group in groups]
-            known = [
-                (
-                    "?"
-                    if any(isinstance(size, str) for size in group)
-                    else str(prod(group))
-                )
-                for group in joined
-            ]
-            flat = f"tensor<{'x'.join([*known, element_of(result.dtype)])}>"
+            joined: list[Entry] = []
+            for group in groups:
+                factors = [sizes[axis] for axis in group]
+                is_known = all(isinstance(factor, int) for factor in factors)
+                joined.append(prod(factors) if is_known else "?")
+            flat = _tensor_of(joined, element_of(result.dtype))
             groups_text = ", ".join(
                 f"[{', '.join(map(str, group))}]" for group in groups
             )
@@ -694,8 +642,9 @@ _SHAPE_ARITHMETIC: dict[str, tuple[Callable[[int, int], int], str]] = {
     "DIV_CEIL_SHAPE": (lambda a, b: -(-a // b), "arith.divsi"),
     "DIV_FLOOR_SHAPE": (lambda a, b: a // b, "arith.divsi"),
 }
-"""Operator on shapes -> what it computes, and the operation on ``index`` for entries
-that are not negative.
+"""Operator on shapes -> its function, and its operation on ``index``.
+
+The operation is used for entries that are not negative.
 """
 _SHAPES = frozenset({"DIM", "CONCAT_SHAPE", "SLICE_SHAPE", *_SHAPE_ARITHMETIC})
 _REDUCTIONS = {
@@ -717,9 +666,7 @@ _OPERATIONS = {
     "LOGICAL_LEFT_SHIFT": "arith.shli",
     "LOGICAL_RIGHT_SHIFT": "arith.shrui",
 }
-"""Operator of two operands -> its operation; ``add`` is ``arith.addf`` or
-``arith.addi``.
-"""
+"""Operator with two operands -> its operation; ``add`` may become ``arith.addf``."""
 _COMPARISONS = {"EQUAL": "eq", "GREATER": "gt", "GREATER_EQUAL": "ge"}
 _ELEMENTWISE = frozenset(
     {
@@ -735,32 +682,22 @@ _ELEMENTWISE = frozenset(
 
 
 def why_not_at_run_time(operator: Operator) -> str | None:
-    """Return why an operator is not written for sizes that are known at run time only;
-    None if it is.
-    """
-    if operator.name.endswith("_SHAPE") and operator.name not in {
-        *_SHAPES,
-        "ASSERT_EQUAL_SHAPE",
-    }:
-        return f"IREE computes no {operator.name}"
-    has_form = operator.name in {
-        *_SHAPES,
-        "ASSERT_EQUAL_SHAPE",
-        "RESHAPE",
-        "SLICE",
-        "PAD",
-        "TILE",
-    }
+    """Return why an operator cannot be written for run-time sizes, or None."""
+    on_shapes = {*_SHAPES, "ASSERT_EQUAL_SHAPE"}
+    if operator.name.endswith("_SHAPE") and operator.name not in on_shapes:
+        return f"IREE does not compile {operator.name}"
+    has_form = operator.name in {*on_shapes, "RESHAPE", "SLICE", "PAD", "TILE"}
     if not has_form and any(_is_computed_shape(value) for value in operator.inputs):
         return computed_parameters(operator)
     return None
 
 
 def computed_parameters(operator: Operator) -> str:
-    """Return the reason of the refusal of an operator whose parameters are computed
-    from sizes.
-    """
-    return f"IREE compiles no {operator.name} whose parameters are computed at run time"
+    """Return the refusal reason of an operator with parameters computed from sizes."""
+    return (
+        f"IREE does not compile {operator.name} with parameters that are computed at"
+        " run time"
+    )
 
 
 def _is_computed_shape(value: Value) -> bool:
@@ -780,16 +717,11 @@ def _as_float(value: Value) -> float:
 
 
 def _broadcasts_at_run_time(operator: Operator) -> bool:
-    """Whether several operands have sizes along one axis that are known at run time
-    only.
-    """
+    """Return whether several operands have run-time sizes along the same axis."""
     if operator.name not in _ELEMENTWISE:
         return False
-    axes = zip(
-        *(v.type.declared for v in operator.inputs[:2] + operator.inputs[2:3]),
-        strict=False,
-    )
-    return any(sizes.count(-1) > 1 for sizes in axes)
+    declared = [value.type.declared for value in operator.inputs[:3]]
+    return any(sizes.count(-1) > 1 for sizes in zip(*declared, strict=False))
 
 
 def _multiplies_by_zeros(operator: Operator) -> bool:
@@ -809,9 +741,7 @@ def _identity(rank: int) -> str:
 
 
 def _broadcast_map(operand: Value, result: Value) -> str:
-    """Return the right side of the map of an operand whose axes of size 1 are read
-    again and again.
-    """
+    """Return the right side of an operand's map; axes of size 1 are broadcast."""
     pairs = zip(operand.type.declared, result.type.declared, strict=True)
     return ", ".join(
         "0" if size == 1 and wanted != 1 else f"d{k}"
@@ -820,9 +750,7 @@ def _broadcast_map(operand: Value, result: Value) -> str:
 
 
 def _groups_with_unit_axis(rank: int, axis: int) -> list[list[int]]:
-    """Return the axes of a result with a unit axis at ``axis``, by axes of the tensor
-    without it.
-    """
+    """Return the axes of a result with a unit axis at ``axis``, by operand axis."""
     groups = [[k] for k in range(rank) if k != axis]
     if groups:
         groups[max(axis - 1, 0)].append(axis)
@@ -844,10 +772,8 @@ def _elementwise_body(operator: Operator) -> list[str]:
         kind = _COMPARISONS[name]
         if is_float:
             return [f"%r = arith.cmpf o{kind}, %a, %b : {element}"]
-        return [
-            f"%r = arith.cmpi {kind if kind == 'eq' else 's' + kind}, %a, %b :"
-            f" {element}"
-        ]
+        signed = kind if kind == "eq" else f"s{kind}"
+        return [f"%r = arith.cmpi {signed}, %a, %b : {element}"]
     if name in ("MAXIMUM", "MINIMUM"):
         return _extreme_body(operator, element, is_float)
     if name == "MUL" and not is_float:
@@ -872,7 +798,10 @@ def _extreme_body(operator: Operator, element: str, is_float: bool) -> list[str]
 
 
 def _integer_product_body(operator: Operator, element: str) -> list[str]:
-    """The product of 64 bits, rounded and shifted right as by the specification of MUL."""
+    """Return lines for the product of 64 bits, rounded and shifted right.
+
+    The specification of MUL defines the rounding.
+    """
     wide = element_of(operator.outputs[0].dtype)
     shift = int(materialize(operator.inputs[2]).item())
     if not shift:
@@ -896,8 +825,9 @@ def _integer_product_body(operator: Operator, element: str) -> list[str]:
 
 
 def _division_body(element: str) -> list[str]:
-    """The quotient; by 1 where the divisor is 0, or -1 and the quotient of the least
-    integer would not fit.
+    """Return lines for the quotient.
+
+    The divisor is 1 if it would be 0, or if it is -1 and the quotient would not fit.
     """
     least = -(1 << int(element[1:]) - 1)
     return [
@@ -916,7 +846,10 @@ def _division_body(element: str) -> list[str]:
 
 
 def _right_shift_body(operator: Operator, element: str) -> list[str]:
-    """The shifted integer; with ``round``, the last bit that was shifted out is added."""
+    """Return lines for the shifted integer.
+
+    With ``round``, the last bit that was shifted out is added.
+    """
     if not operator.round:  # type: ignore[attr-defined]
         return [f"%r = arith.shrsi %a, %b : {element}"]
     return [

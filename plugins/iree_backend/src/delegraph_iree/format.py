@@ -1,6 +1,4 @@
-"""``.vmfb`` files, which IREE's own tools run, and ``.mlir`` files, the text that IREE
-and other MLIR tools compile.
-"""
+"""``.vmfb`` files for IREE's tools, and ``.mlir`` files for MLIR tools."""
 
 from __future__ import annotations
 
@@ -14,29 +12,28 @@ from .mlir import write_mlir
 
 
 class VmfbFormat(DelegateFormat):
-    """An IREE module, the blob of one delegate; ``iree-run-module --module=m.vmfb
-    --function=main`` runs it as well.
+    """An IREE module, the blob of one delegate.
+
+    ``iree-run-module --module=m.vmfb --function=main`` runs it as well.
     """
 
     backend_id = "IREEBackend"
 
 
 class MlirFormat(DelegateFormat):
-    """The TOSA graph of one delegate in MLIR's generic form. It is written, and read by
-    other tools.
-    """
+    """The TOSA graph of one delegate in MLIR's generic form; only other tools read it."""
 
     backend_id = "TOSABackend"
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes:
-        """The text of the delegate's TOSA file; InputError unless one delegate of TOSA
-        is all.
+        """Return the text of the delegate's TOSA file.
+
+        Raises InputError unless the program is a single delegate of TOSA.
         """
         import delegraph_tosa
 
         text = BytesIO()
-        write_mlir(
-            delegraph_tosa.read(join(super().serialize(program, options))), text.write
-        )
+        blob = super().serialize(program, options)
+        write_mlir(delegraph_tosa.read(join(blob)), text.write)
         return text.getvalue()

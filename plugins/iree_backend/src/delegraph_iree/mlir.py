@@ -1,14 +1,15 @@
-"""Writes a TOSA graph as MLIR, in the generic form: ``"tosa.add"(%0, %1) :
-(tensor<4xf32>, ...) -> tensor<4xf32>``.
+"""Writes a TOSA graph as MLIR, in the generic form.
 
-MLIR reads the generic form of an operation across versions in which its pretty form
-differs. Names of operations, attributes and types are those of MLIR's TOSA dialect
+Example: ``"tosa.add"(%0, %1) : (tensor<4xf32>, ...) -> tensor<4xf32>``. Versions of
+MLIR differ in the pretty form of an operation, and agree in the generic one. Names of
+operations, attributes and types are those of MLIR's TOSA dialect
 (https://mlir.llvm.org/docs/Dialects/TOSA).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,17 +18,12 @@ from delegraph.errors import Unsupported
 from delegraph_tosa import DType, Graph, Operator, Type, Value, materialize
 
 ELEMENTS: dict[DType, str] = {
-    **{
-        t: f"i{t.name[3:]}"
-        for t in (
-            DType.INT4,
-            DType.INT8,
-            DType.INT16,
-            DType.INT32,
-            DType.INT48,
-            DType.INT64,
-        )
-    },
+    DType.INT4: "i4",
+    DType.INT8: "i8",
+    DType.INT16: "i16",
+    DType.INT32: "i32",
+    DType.INT48: "i48",
+    DType.INT64: "i64",
     DType.BOOL: "i1",
     DType.FP32: "f32",
     DType.FP16: "f16",
@@ -35,36 +31,36 @@ ELEMENTS: dict[DType, str] = {
     DType.FP8E4M3: "f8E4M3FN",
     DType.FP8E5M2: "f8E5M2",
 }
-"""Element type -> what MLIR calls it. Integers have no sign there: int8 that stands for
-uint8 is i8 as well.
+"""Element type -> its name in MLIR.
+
+Integers have no sign there: int8 that represents uint8 is i8 as well.
 """
 _VALUES = {"NEAREST": "NEAREST_NEIGHBOR"}
-"""Values of attributes that MLIR calls by another name."""
+"""Values of attributes with another name in MLIR."""
 _IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
 """Kinds of attributes that MLIR reads off result types, or has as regions."""
 _COUNTED = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
-"""Types whose elements have another size in MLIR than in numpy: their constants are
-written as numbers.
+"""Types with another element size in MLIR than in numpy.
+
+Their constants are written as numbers.
 """
 
 Put = Callable[[bytes], object]
 
 
 def write_mlir(graph: Graph, put: Put) -> None:
-    """Write a module with the function ``main``, which takes and returns the tensors of
+    """Write a module with the function ``main``, with the inputs and outputs of
     ``graph``.
 
-    ``put`` takes the text piece by piece, so that large constants are never all in
-    memory as text. Raises Unsupported for types and operators that are not written:
-    block-scaled types, variables and custom operators.
+    ``put`` gets the text in pieces, so that large constants are never all in memory as
+    text. Raises Unsupported for block-scaled types, variables and custom operators,
+    which have no form here.
     """
     Writer(put).module(graph)
 
 
 class Writer:
-    """Writes one module. Values get the numbers %0, %1, ... in the order in which they
-    are written.
-    """
+    """Writes one module. Values get the numbers %0, %1, ... in order."""
 
     def __init__(self, put: Put) -> None:
         self._put = put
@@ -85,9 +81,7 @@ class Writer:
         self._put(f"{'  ' * depth}{text}\n".encode())
 
     def _region(self, graph: Graph, depth: int, terminator: str) -> None:
-        """The block of a function or of an operator's region: arguments, constants,
-        operators, results.
-        """
+        """Write the block of a region: arguments, constants, operators, results."""
         arguments = ", ".join(
             f"{self._define(value)}: {type_of(value.type)}" for value in graph.inputs
         )
@@ -129,19 +123,17 @@ class Writer:
         if name in _WITHOUT_FORM:
             raise Unsupported(
                 "unsupported",
-                f"TOSA's {operator.name} has no form in MLIR that stands on its own",
+                f"TOSA's {operator.name} has no self-contained form in MLIR",
             )
         operands = self._listed(operator.inputs)
         if _infers(operator):
-            operands = (
-                f"{self._names[operator.inputs[0]]},"
-                f" {self._inferred_shape(operator, depth)}"
-            )
+            shape = self._inferred_shape(operator, depth)
+            operands = f"{self._names[operator.inputs[0]]}, {shape}"
         attributes = ", ".join(_attributes(operator))
         results = ", ".join(self._define(value) for value in operator.outputs)
-        head = f'{results} = "tosa.{name}"({operands})' + (
-            f" <{{{attributes}}}>" if attributes else ""
-        )
+        head = f'{results} = "tosa.{name}"({operands})'
+        if attributes:
+            head += f" <{{{attributes}}}>"
         signature = signature_of(operator.inputs, operator.outputs)
         if not operator.has_graphs:
             return self._line(depth, f"{head} : {signature}")
@@ -156,10 +148,10 @@ class Writer:
         return self._line(depth, f"}}) : {signature}")
 
     def _inferred_shape(self, reshape: Operator, depth: int) -> str:
-        """Write the shape that a RESHAPE takes instead of a computed one, and return
-        its name.
+        """Write the constant shape of a RESHAPE, and return its name.
 
-        Each RESHAPE gets a shape of its own: several may share the computed one.
+        Each RESHAPE gets a separate one: several may share the computed shape that it
+        replaces.
         """
         sizes = list(reshape.outputs[0].type.declared)
         name = f"%shape{self._shapes}"
@@ -173,17 +165,16 @@ class Writer:
 
 
 def _infers(operator: Operator) -> bool:
-    """Whether it is a RESHAPE to computed sizes of which one alone is unknown: MLIR
-    infers that one, written as -1.
+    """Return whether a RESHAPE has a computed shape with a single unknown size.
+
+    MLIR infers that size, written as -1.
     """
     computed = operator.name == "RESHAPE" and operator.inputs[1].constant is None
     return computed and operator.outputs[0].type.declared.count(-1) == 1
 
 
 def _without_shape_operators(graph: Graph) -> list[Operator]:
-    """The operators of a graph without those that only compute the shapes of a RESHAPE
-    that infers its own.
-    """
+    """Return the operators of a graph, without those for shapes that MLIR infers."""
     kept: list[Operator] = []
     used = set(graph.outputs)
     for operator in reversed(graph.operators):
@@ -200,8 +191,9 @@ _WITHOUT_FORM = frozenset({"variable", "variable_read", "variable_write", "custo
 
 
 def type_of(type: Type) -> str:
-    """A type in MLIR, ``tensor<2x?xf32>`` or ``!tosa.shape<2>``; Unsupported for those
-    that it does not have.
+    """Return a type in MLIR: ``tensor<2x?xf32>`` or ``!tosa.shape<2>``.
+
+    Raises Unsupported for types that MLIR does not have.
     """
     if type.dtype is DType.SHAPE:
         return f"!tosa.shape<{type.shape[0]}>"
@@ -210,25 +202,23 @@ def type_of(type: Type) -> str:
 
 
 def element_of(dtype: DType) -> str:
-    """Return the name of an element type; raise Unsupported for those that MLIR text
-    does not get.
-    """
+    """Return the name of an element type; raise Unsupported if there is none here."""
     if dtype not in ELEMENTS:
-        raise Unsupported("unsupported", f"MLIR is not written for tensors of {dtype}")
+        raise Unsupported("unsupported", f"tensors of {dtype} have no form in MLIR")
     return ELEMENTS[dtype]
 
 
 def signature_of(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
-    """Return the types of operands and results as an operation has them."""
-    given, made = (
-        [type_of(value.type) for value in values] for values in (inputs, outputs)
-    )
-    results = made[0] if len(made) == 1 else f"({', '.join(made)})"
-    return f"({', '.join(given)}) -> {results}"
+    """Return the types of operands and results in the form of an operation."""
+    input_types = ", ".join(type_of(value.type) for value in inputs)
+    output_types = ", ".join(type_of(value.type) for value in outputs)
+    if len(outputs) != 1:
+        output_types = f"({output_types})"
+    return f"({input_types}) -> {output_types}"
 
 
 def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
-    """The text between ``dense<`` and ``>``: numbers, or the bytes of the elements in
+    """Yield the text between ``dense<`` and ``>``: numbers, or the bytes in
     hexadecimal.
 
     Decimal text would round floats, and has no NaN.
@@ -257,30 +247,27 @@ def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
     if kind == "int":
         return f"{value} : i32"
     if kind == "Ints":
-        return (
-            f"array<{'i32' if name == 'perms' else 'i64'}:"
-            f" {', '.join(map(str, value))}>"
-        )
+        element = "i32" if name == "perms" else "i64"
+        return f"array<{element}: {', '.join(map(str, value))}>"
     if kind == "DType":
         return element_of(value)
     if kind == "Number":
         return number_of(value, operator.inputs[0].dtype)
     # NanMode -> #tosa.nan_mode<PROPAGATE>
-    words = "".join(
-        f"_{letter.lower()}" if letter.isupper() else letter for letter in kind
-    ).strip("_")
+    words = re.sub("(?<=.)([A-Z])", r"_\1", kind).lower()
     return f"#tosa.{words}<{_VALUES.get(str(value), value)}>"
 
 
 def number_of(value: float, dtype: DType) -> str:
-    """A number with the type of an operator's elements."""
+    """Return a number with the type of an operator's elements."""
     if dtype is DType.FP16:
         bits = int(np.array(value, np.float16).view(np.uint16))
     elif dtype in (DType.FP32, DType.BF16):
         bits = int(np.array(value, np.float32).view(np.uint32))
     else:
         return f"{int(value)} : {element_of(dtype)}"
-    # the upper half of the float32; the number has no more digits than that
+    # the upper half of the float32; the number has no further digits
     if dtype is DType.BF16:
         bits >>= 16
-    return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {element_of(dtype)}"
+    digits = 8 if dtype is DType.FP32 else 4
+    return f"0x{bits:0{digits}X} : {element_of(dtype)}"

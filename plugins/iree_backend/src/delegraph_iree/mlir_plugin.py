@@ -1,6 +1,4 @@
-"""The light module for ``.mlir`` files, apart from IREE's, since writing them needs
-nothing of IREE.
-"""
+"""The light module for ``.mlir`` files; separate, because writing them needs no IREE."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``IREEPartitioner``: gives IREE what TOSA's rules lower to operators that IREE
-compiles.
-"""
+"""``IREEPartitioner``: gives IREE the calls that TOSA's rules and IREE can compile."""
 
 from __future__ import annotations
 
@@ -11,28 +9,23 @@ from delegraph_tosa import DevicePartitioner, DType, Operator, narrow, split_fla
 from .for_iree import why_not_at_run_time
 
 DEVICE = "iree"
-"""The word that narrows a TOSA target to what IREE compiles."""
+"""The suffix of a TOSA target that restricts it to operators that IREE compiles."""
 _NOT_COMPILED = frozenset(
     {"CUSTOM", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE", "ROW_GATHER"}
 )
-_TYPES = frozenset(
-    {
-        t
-        for t in DType
-        if t.name.startswith("BS") or t.name.startswith("FP8") or t.name == "INT4"
-    }
+_TYPES_NOT_COMPILED = frozenset(
+    {dtype for dtype in DType if dtype.name.startswith(("BS", "FP8", "INT4"))}
 )
 
 
 def why_not_iree(operator: Operator) -> str | None:
-    """Why IREE 3.13 does not compile a TOSA operator; None if it does."""
-    if operator.name in _NOT_COMPILED or operator.name.endswith(
-        ("_ADAPTIVE", "_BLOCK_SCALED")
-    ):
-        return f"IREE compiles no {operator.name}"
+    """Return why IREE 3.13 does not compile a TOSA operator, or None if it does."""
+    suffixes = ("_ADAPTIVE", "_BLOCK_SCALED")
+    if operator.name in _NOT_COMPILED or operator.name.endswith(suffixes):
+        return f"IREE does not compile {operator.name}"
     for value in (*operator.inputs, *operator.outputs):
-        if value.dtype in _TYPES:
-            return f"IREE compiles no {operator.name} of {value.dtype}"
+        if value.dtype in _TYPES_NOT_COMPILED:
+            return f"IREE does not compile {operator.name} of {value.dtype}"
     return why_not_at_run_time(operator)
 
 
@@ -40,10 +33,10 @@ narrow(DEVICE, why_not_iree)
 
 
 class IREEPartitioner(DevicePartitioner):
-    """Gives IREE what it compiles.
+    """Gives IREE the operators that it compiles.
 
-    ``target``, ``cpu`` and ``flags`` are iree-compile's, ``driver`` is that of IREE's
-    runtime, others are TOSA's.
+    ``target``, ``cpu`` and ``flags`` are for iree-compile, ``driver`` is for IREE's
+    runtime, other options are for TOSA.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""The light module of delegraph-iree: what it offers, without importing torch, numpy or
-IREE.
-"""
+"""The light module of delegraph-iree; it imports neither torch, numpy nor IREE."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ OPTIONS = (
         str,
         "llvm-cpu",
         choices=("llvm-cpu", "vulkan-spirv"),
-        help="what IREE compiles for",
+        help="the target that IREE compiles for",
     ),
     OptionSpec(
         "cpu",

@@ -6,6 +6,7 @@ import atexit
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
@@ -21,9 +22,7 @@ from .backend import MARK
 from .for_iree import OUT_OF_RANGE
 
 _DRIVERS = {"llvm-cpu": ("local-sync", "local-task"), "vulkan-spirv": ("vulkan",)}
-"""Target of iree-compile -> the drivers of IREE's runtime that run modules for it; the
-first is the default.
-"""
+"""Target of iree-compile -> the drivers that run its modules, the default first."""
 _ELEMENTS = {
     "bool": (np.bool_, iree.HalElementType.BOOL_8),
     "uint8": (np.int8, iree.HalElementType.INT_8),
@@ -35,14 +34,17 @@ _ELEMENTS = {
     "bfloat16": (np.int16, iree.HalElementType.BFLOAT_16),
     "float32": (np.float32, iree.HalElementType.FLOAT_32),
 }
-"""Dtype of a tensor -> numpy's type of its bits, and IREE's element type. TOSA's types
-have no sign.
+"""Dtype of a tensor -> numpy's type of its bits, and IREE's element type.
+
+TOSA's integer types have no sign.
 """
 
 
 class IREERuntime(BackendRuntime):
-    """Runs modules for llvm-cpu on processors of the host, those for vulkan-spirv on
-    its first Vulkan device.
+    """Runs modules for llvm-cpu on processors, those for vulkan-spirv on a Vulkan
+    device.
+
+    It is the first device of the host.
     """
 
     @staticmethod
@@ -51,14 +53,15 @@ class IREERuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """Load a module. FormatError if it is damaged, NoRuntime if the host has no
-        device for its target.
+        """Load a module.
+
+        Raises FormatError if it is damaged, NoRuntime if the host has no device for it.
         """
         module, signature, facts = Signature.unseal(processed_bytes, MARK)
         for dtype, _ in (*signature.inputs, *signature.outputs):
             if dtype not in _ELEMENTS:
                 raise FormatError(
-                    "format-invalid", f"an IREE module with a tensor of {dtype}"
+                    "format-invalid", f"the IREE module has a tensor of {dtype}"
                 )
         target = str(facts.get("target"))
         return _Module(module, _device(target, str(facts.get("driver", ""))), signature)
@@ -69,37 +72,37 @@ class IREERuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """By the releases of IREE, which promises no more than that a runtime reads
-        modules of its own release.
+        """Compare the releases of IREE.
+
+        IREE promises only that a runtime reads modules of its own release.
         """
-        drivers = [driver for drivers in _DRIVERS.values() for driver in drivers]
+        drivers = list(chain.from_iterable(_DRIVERS.values()))
         if device is not None and device not in drivers:
-            return Compatibility(
-                "cannot",
-                f"IREE has no driver {device!r:.40} here, but {', '.join(drivers)}",
-            )
+            why = f"{device!r:.40} is no driver of IREE; use {', '.join(drivers)}"
+            return Compatibility("cannot", why)
         here = f"iree-base-compiler {version('iree-base-runtime')}"
         return Compatibility.by_release(header.fingerprint, here, reads_older=False)
 
 
 @cache
 def _device(target: str, driver: str) -> Any:
-    """Return the device that runs modules of a target; ``driver`` is "" in files that
-    name none.
+    """Return the device for modules of a target; ``driver`` is "" in files without one.
 
-    Raises FormatError for a target or driver of no module of delegraph-iree, NoRuntime
-    if this host has no such device.
+    Raises FormatError for a target or driver that delegraph-iree does not use,
+    NoRuntime if this host has no such device.
     """
     drivers = _DRIVERS.get(target)
     if drivers is None:
         raise FormatError(
             "format-invalid",
-            f"an IREE module for {target!r:.40}, which is no target of delegraph-iree",
+            f"the IREE module is for {target!r:.40}; delegraph-iree has the targets"
+            f" {', '.join(_DRIVERS)}",
         )
     if driver and driver not in drivers:
         raise FormatError(
             "format-invalid",
-            f"an IREE module for {target} and the driver {driver!r:.40}",
+            f"the IREE module is for {target} and the driver {driver!r:.40}; the"
+            f" drivers of this target are {', '.join(drivers)}",
         )
     try:
         return iree.get_device(driver or drivers[0])
@@ -114,8 +117,9 @@ _LOADED: WeakSet[_Module] = WeakSet()
 
 @atexit.register
 def _unload() -> None:
-    """Let go of what IREE's bindings made: they print a page about each object that
-    outlives the interpreter.
+    """Release the objects of IREE's bindings.
+
+    They print a page about each object that outlives the interpreter.
     """
     for module in _LOADED:
         del module._context, module._function, module._device
@@ -147,17 +151,17 @@ class _Module:
                 raise InputError("input-invalid", OUT_OF_RANGE)
             raise FormatError(
                 "format-invalid",
-                f"IREE does not run the module as its signature says: {computed}",
+                f"IREE cannot run the module with the types of its signature: {computed}",
             )
         return self._signature.results(computed)
 
     def _compute(
         self, arrays: list[np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]] | str:
-        """The results where IREE has them, or what it says if there are none.
+        """Return the results, or IREE's error message.
 
-        IREE names no class of what its bindings raise, and an exception that lives on
-        would keep objects of theirs.
+        IREE's bindings have no base class of errors. An exception that is kept would
+        keep their objects.
         """
         inputs = iree.VmVariantList(len(arrays))
         results = iree.VmVariantList(len(self._signature.outputs))
@@ -174,7 +178,7 @@ class _Module:
             return str(error)
 
     def _view(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
-        """A copy of an array in memory of the device."""
+        """Return a copy of an array in memory of the device."""
         held, element = _ELEMENTS[dtype]
         return self._device.allocator.allocate_buffer_copy(
             memory_type=iree.MemoryType.DEVICE_LOCAL,
@@ -186,7 +190,7 @@ class _Module:
 
 
 def _array(view: Any, dtype: str) -> np.ndarray[Any, Any]:
-    """A result where IREE has it. ValueError if it is not of this type."""
+    """Return a result as an array in IREE's memory; ValueError if it has another type."""
     held, element = _ELEMENTS[dtype]
     if view.element_type != int(element):
         raise ValueError(f"a result is not {dtype}")

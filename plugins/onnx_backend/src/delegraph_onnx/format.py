@@ -349,7 +349,7 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.onnx")
         file.write_bytes(model.SerializeToString(deterministic=True))
-        return Signature.read(sides).seal(file, MARK, weights=rows), data
+        return Signature.from_json(sides).seal(file, MARK, weights=rows), data
 
 
 def _external(

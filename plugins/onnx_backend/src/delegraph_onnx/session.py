@@ -148,8 +148,10 @@ class Loaded:
         self.signature = signature
         inputs = types_of(session.get_inputs())
         outputs = types_of(session.get_outputs())
-        if (why := signature.why_otherwise(inputs, outputs)) is not None:
-            raise FormatError("format-invalid", f"an ONNX model that {why}")
+        if (why := signature.why_mismatch(inputs, outputs)) is not None:
+            raise FormatError(
+                "format-invalid", f"the ONNX model does not fit its blob: {why}"
+            )
         self._names = [value.name for value in session.get_inputs()]
         types = [dtype for dtype, _ in (*signature.inputs, *signature.outputs)]
         self._has_bfloat16 = "bfloat16" in types

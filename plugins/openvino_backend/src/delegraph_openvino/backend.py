@@ -1,5 +1,7 @@
-"""A partition becomes an IR, whose large constants are named data that refers to the
-model's own tensors.
+"""``OpenVINOBackend``: compiles a partition to an IR, with large constants as named
+data.
+
+The named data refers to the model's own tensors.
 """
 
 from __future__ import annotations
@@ -25,14 +27,13 @@ from .frontend import DTYPES, Draft, reason_of
 from .runtime import MARK, WEIGHT, compile_model, fold_operands, settings_of, why_absent
 
 SMALLEST = 4096
-"""Bytes that a constant has at least to be stored beside the blob, where delegates
-share it: weights, few biases.
-"""
+"""The least bytes of a constant that is shared by delegates, outside of the blobs."""
 
 
 class OpenVINOBackend(BackendDetails):
-    """Compiles to OpenVINO's IR: the same for each device, and readable by later
-    releases of OpenVINO.
+    """Compiles to OpenVINO's IR, which is the same for all devices.
+
+    Later releases of OpenVINO can read it.
     """
 
     @staticmethod
@@ -43,11 +44,11 @@ class OpenVINOBackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The blob, one debug identifier a call, and the weights. Raises Unsupported
-        with OpenVINO's reason.
+        """Return the blob, a debug identifier for each call, and the weights.
 
-        Compiles for the device if this machine has it: what only the compiler knows has
-        to be said now.
+        Raises Unsupported with OpenVINO's reason. If this machine has the device, the
+        program is compiled for it as a test, because only the compiler knows some
+        limits.
         """
         settings = settings_of(compile_specs)
         draft = Draft(edge_program)
@@ -70,7 +71,7 @@ class OpenVINOBackend(BackendDetails):
 
 
 def _drop_casts(model: ov.Model) -> None:
-    """Take out casts that change no type, such as those of weights of norms."""
+    """Remove casts that change no type, such as those of weights of norms."""
     for node in model.get_ordered_ops():
         is_cast = node.get_type_name() == "Convert"
         if is_cast and node.get_input_element_type(0) == node.get_element_type():
@@ -78,54 +79,49 @@ def _drop_casts(model: ov.Model) -> None:
 
 
 def _name(model: ov.Model) -> None:
-    """Name operators by their calls and places: OpenVINO numbers them as it makes them,
-    in all of the process.
+    """Name operators by their calls and places.
+
+    OpenVINO's own names contain numbers that count all operators of the process.
     """
     model.set_friendly_name("partition")
     for k, node in enumerate(model.get_ordered_ops()):
-        if node.get_type_name() != "Parameter":
-            call = "".join(
-                f"n{number}/" for number in calls_in(node.get_friendly_name())[:1]
-            )
-            node.set_friendly_name(f"{call}{node.get_type_name()}/{k}")
+        if node.get_type_name() == "Parameter":
+            continue
+        numbers = calls_in(node.get_friendly_name())
+        call = f"n{numbers[0]}/" if numbers else ""
+        node.set_friendly_name(f"{call}{node.get_type_name()}/{k}")
 
 
 def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDataStore:
-    """Put parameters in the places of large constants of the program; the named data
-    that belongs there.
-    """
+    """Replace large constants of the program by parameters; return them as named data."""
     store = NamedDataStore()
-    parameters = dict[str, Any]()
-    places = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST}
+    parameters: dict[str, Any] = {}
+    by_address = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST}
     for node in model.get_ordered_ops():
-        is_large = (
-            node.get_type_name() == "Constant" and node.get_byte_size() >= SMALLEST
-        )
-        # to ask for an address takes longer
-        tensor = places.get(node.data.ctypes.data) if is_large else None
+        # the size first: reading an address takes longer
+        if node.get_type_name() != "Constant" or node.get_byte_size() < SMALLEST:
+            continue
+        tensor = by_address.get(node.data.ctypes.data)
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
         kind = node.get_element_type()
         shape = node.output(0).get_shape()
-        # tied weights are one memory, maybe in several types and shapes
-        as_used = (
-            tensor.reshape(-1).view(getattr(torch, DTYPES[kind])).reshape(list(shape))
-        )
-        key = store.add_by_content(WEIGHT, as_used, alignment=64)
-        parameter = parameters.setdefault(
-            key, ov.opset13.parameter(shape, kind, name=key)
-        )
-        node.output(0).replace(parameter.output(0))
+        # tied weights share memory, perhaps in several types and shapes
+        in_type = tensor.reshape(-1).view(getattr(torch, DTYPES[kind]))
+        key = store.add_by_content(WEIGHT, in_type.reshape(list(shape)), alignment=64)
+        if key not in parameters:
+            parameters[key] = ov.opset13.parameter(shape, kind, name=key)
+        node.output(0).replace(parameters[key].output(0))
     model.add_parameters(list(parameters.values()))
     return store
 
 
 def _serialize(model: ov.Model, signature: Signature) -> bytes:
-    """Return the two files of an IR, one after the other, sealed: OpenVINO's own reader
-    trusts what it reads.
+    """Return the two files of an IR as one sealed blob.
 
-    The XML is compressed to about a tenth. In quantized models it is larger than the
-    weights otherwise.
+    It is sealed, because OpenVINO's reader does not check the files. The XML is
+    compressed to about a tenth. In quantized models it would be larger than the
+    weights.
     """
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder, "model.xml")

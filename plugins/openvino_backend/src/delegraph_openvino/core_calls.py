@@ -1,5 +1,6 @@
-"""Calls such as ``conv2d`` and ``batch_norm`` as calls of core ATen, which OpenVINO's
-frontend knows.
+"""Writes calls such as ``conv2d`` and ``batch_norm`` as calls of core ATen.
+
+OpenVINO's frontend knows only those.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ OneCall = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 def core_call(node: Node) -> OneCall | None:
-    """The one call of core ATen that computes the same, maybe as the first of its
-    results; None if none is known.
+    """Return the call of core ATen that computes the same, or None.
 
-    ``reshape`` becomes ``view`` also where torch copies, because OpenVINO has no
-    strides.
+    Its first result may be the one to use. ``reshape`` becomes ``view`` also if torch
+    copies, because OpenVINO has no strides.
     """
     find = CORE_CALLS.get(node.target)
     recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
@@ -35,10 +35,10 @@ def core_call(node: Node) -> OneCall | None:
 def _cast(
     self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any
 ) -> OneCall | None:
-    """A plain cast; one to the same dtype returns its argument."""
-    if (non_blocking, copy, memory_format) != (False, False, None) or self.meta[
-        "val"
-    ].dtype is dtype:
+    """Return a plain cast; one to the same dtype returns its argument."""
+    if non_blocking or copy or memory_format is not None:
+        return None
+    if self.meta["val"].dtype is dtype:
         return None
     return aten._to_copy.default, (self,), {"dtype": dtype}
 
@@ -52,33 +52,27 @@ def _convolution(
     dilation: Any,
     groups: int,
 ) -> OneCall | None:
-    """A convolution of a batch."""
+    """Return a convolution of a batch."""
     settings = [list(value) for value in (stride, padding, dilation)]
     dimensions = weight.meta["val"].dim() - 2
-    if input.meta["val"].dim() != dimensions + 2 or any(
-        len(value) != dimensions for value in settings
-    ):
+    if input.meta["val"].dim() != dimensions + 2:  # without a batch
         return None
-    return (
-        aten.convolution.default,
-        (input, weight, bias, *settings, False, [0] * dimensions, groups),
-        {},
-    )
+    if any(len(setting) != dimensions for setting in settings):
+        return None
+    no_output_padding = [0] * dimensions
+    args = (input, weight, bias, *settings, False, no_output_padding, groups)
+    return aten.convolution.default, args, {}
 
 
 def _batch_norm(
     input: Node, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float,
     eps: float, cudnn_enabled: bool,
 ) -> OneCall | None:  # fmt: skip
-    """A batch norm in inference, with statistics."""
-    given = (input, weight, bias, running_mean, running_var)
+    """Return a batch norm in inference, with statistics."""
     if training or running_mean is None or running_var is None:
         return None
-    return (
-        aten._native_batch_norm_legit_no_training.default,
-        (*given, momentum, eps),
-        {},
-    )
+    args = (input, weight, bias, running_mean, running_var, momentum, eps)
+    return aten._native_batch_norm_legit_no_training.default, args, {}
 
 
 def _layer_norm(
@@ -89,11 +83,8 @@ def _layer_norm(
     eps: float,
     cudnn_enable: bool,
 ) -> OneCall | None:
-    return (
-        aten.native_layer_norm.default,
-        (input, normalized_shape, weight, bias, eps),
-        {},
-    )
+    args = (input, normalized_shape, weight, bias, eps)
+    return aten.native_layer_norm.default, args, {}
 
 
 def _reshape(self: Node, shape: Any) -> OneCall | None:
@@ -101,21 +92,18 @@ def _reshape(self: Node, shape: Any) -> OneCall | None:
 
 
 def _flatten(self: Node, start_dim: int, end_dim: int) -> OneCall | None:
-    """A view of sizes that are known."""
+    """Return a view, if all sizes are known."""
     sizes = list(self.meta["val"].shape) or [1]
     if not all(isinstance(size, int) for size in sizes):
         return None
     start = start_dim % len(sizes)
     end = end_dim % len(sizes) + 1
-    return (
-        aten.view.default,
-        (self, [*sizes[:start], prod(sizes[start:end]), *sizes[end:]]),
-        {},
-    )
+    shape = [*sizes[:start], prod(sizes[start:end]), *sizes[end:]]
+    return aten.view.default, (self, shape), {}
 
 
 def _adaptive_avg_pool(self: Node, output_size: Any) -> OneCall | None:
-    """An average pool to so many pixels; the mean where that is one."""
+    """Return an average pool with ``output_size`` pixels; the mean for a single one."""
     if list(output_size) == [1, 1]:
         return aten.mean.dim, (self, [-1, -2], True), {}
     return aten._adaptive_avg_pool2d.default, (self, output_size), {}

@@ -1,13 +1,13 @@
-"""Operators that OpenVINO computes otherwise than torch, written with those that it
-computes right.
+"""Operators that OpenVINO computes wrongly, written with operators that it computes
+right.
 
 ``OPERATORS`` maps an operator of torch to a function of OpenVINO's values. All operands
 have one floating-point type, that of torch's type promotion; Python numbers are
 constants of this type.
 
-What the functions avoid was seen with openvino 2026.4.1 on a CPU: ``exp`` of NaN is
-infinite, ``greater`` of NaN is true, ``maximum`` may lose NaN, ``log(1 + x)`` and
-``exp(x) - 1`` lose digits near 0.
+The functions avoid the following faults, seen with openvino 2026.4.1 on a CPU. ``exp``
+of NaN is infinite, ``greater`` of NaN is true, and ``maximum`` may lose NaN. ``log(1 +
+x)`` and ``exp(x) - 1`` lose digits near 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _number(value: float, like: Any) -> Any:
 
 
 def _if_number(x: Any, result: Any) -> Any:
-    """Return ``result`` where ``x`` is a number, and NaN where it is NaN."""
+    """Return ``result`` for elements of ``x`` that are numbers, and NaN for NaN."""
     return op.select(op.equal(x, x), result, x)
 
 
@@ -41,7 +41,7 @@ def _exp(x: Any) -> Any:
 
 
 def _expm1(x: Any) -> Any:
-    """exp(x) - 1 = 2t / (1 - t) with t = tanh(x / 2), where x is at most 1."""
+    """Return exp(x) - 1 as 2t / (1 - t) with t = tanh(x / 2), for x of at most 1."""
     one = _number(1, x)
     two = _number(2, x)
     t = op.tanh(op.divide(x, two))
@@ -51,11 +51,10 @@ def _expm1(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """Return log(y) x / (y - 1) with the rounded y = 1 + x: the rounding errors of y
-    cancel.
+    """Return log(y) x / (y - 1) with the rounded y = 1 + x: the rounding errors cancel.
 
-    It is written with a subtraction: OpenVINO makes one inexact operator of
-    ``log(exp(x) + 1)``.
+    It uses a subtraction: OpenVINO replaces ``log(exp(x) + 1)`` by one inexact
+    operator.
     """
     one = _number(1, x)
     y = op.subtract(x, _number(-1, x))
@@ -105,7 +104,7 @@ def _celu(x: Any, alpha: Any) -> Any:
 
 
 def _erf(x: Any) -> Any:
-    """Return the first terms of the series near 0, where OpenVINO has few right digits."""
+    """Return the first terms of the series near 0, where OpenVINO is inexact."""
     square = op.multiply(x, x)
     sum_ = _number(-1 / 42, x)
     for term in (1 / 10, -1 / 3, 1):
@@ -127,7 +126,7 @@ def _clamp(x: Any, least: Any, most: Any) -> Any:
 
 
 def _sign(x: Any) -> Any:
-    """The sign of NaN is 0 in torch."""
+    """Return the sign; that of NaN is 0 in torch."""
     return op.select(op.equal(x, x), op.sign(x), _number(0, x))
 
 
@@ -185,7 +184,7 @@ OPERATORS: Mapping[Any, Rule] = {
 }
 """Operator of torch -> the function that writes it."""
 TO_BOOL = "delegraph.is_true"
-"""The name under which a cast of floats to bool is written."""
+"""The name of a cast from floats to bool."""
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 _LOGICAL = (
     aten.logical_not.default,
@@ -201,10 +200,8 @@ REDUCTIONS = (
     aten.all.dim,
     aten.all.dims,
 )
-"""Reductions of truth values, which OpenVINO takes from numbers by way of 8 bits, where
-NaN is 0.
+"""Reductions of truth values. OpenVINO converts numbers to 8 bits there, and NaN to 0.
 """
-_BOUNDS = {aten.clamp.default: (-math.inf, math.inf)}
 
 
 def name_of(target: Any) -> str:
@@ -213,7 +210,7 @@ def name_of(target: Any) -> str:
 
 
 def rules() -> dict[str, Rule]:
-    """Return the functions by the names that ``correct`` writes."""
+    """Return the functions by the names that ``correct`` returns."""
     named = {name_of(target): rule for target, rule in OPERATORS.items()}
     return {**named, TO_BOOL: _is_true}
 
@@ -221,12 +218,11 @@ def rules() -> dict[str, Rule]:
 def correct(
     node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]
 ) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the name and operands to write in place of a call of floats; None if
-    OpenVINO computes the call right.
+    """Return the name and operands that replace a call of floats, or None.
 
-    ``arguments``: those of the call, by name, with defaults. ``types``: the element
-    types that OpenVINO has. The last operand is the place of the operands' common type
-    among these.
+    It is None if OpenVINO computes the call right. ``arguments``: those of the call, by
+    name, with defaults. ``types``: the element types of OpenVINO. The last operand is
+    the position in ``types`` of the common type of the operands.
     """
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -235,31 +231,27 @@ def correct(
     common = tensors[0].dtype
     for tensor in tensors[1:]:
         common = torch.promote_types(common, tensor.dtype)
-    if not common.is_floating_point and any(
-        isinstance(value, float) for value in arguments.values()
-    ):
+    has_float = any(isinstance(value, float) for value in arguments.values())
+    if has_float and not common.is_floating_point:
         common = torch.float32
+    if common not in types:
+        return None
     reads_truth = node.target in _LOGICAL or node.target in _CASTS
-    if common not in types or not (
-        common.is_floating_point or (reads_truth and common is not torch.bool)
-    ):
+    is_number = reads_truth and common is not torch.bool
+    if not common.is_floating_point and not is_number:
         return None
     place = types.index(common)
     if node.target in _CASTS:
         is_bool = arguments.get("dtype") is torch.bool
         return (TO_BOOL, (arguments["self"], place)) if is_bool else None
-    if (
-        node.target not in OPERATORS
-        or arguments.get("rounding_mode", "trunc") != "trunc"
-    ):
+    arguments = dict(arguments)
+    rounding_mode = arguments.pop("rounding_mode", "trunc")
+    if node.target not in OPERATORS or rounding_mode != "trunc":
         return None
-    operands = [value for name, value in arguments.items() if name != "rounding_mode"]
-    if node.target in _BOUNDS:
-        bounds = _BOUNDS[node.target]
-        operands[1:] = [
-            b if given is None else given
-            for given, b in zip(operands[1:], bounds, strict=True)
-        ]
+    if node.target is aten.clamp.default:
+        arguments["min"] = -math.inf if arguments["min"] is None else arguments["min"]
+        arguments["max"] = math.inf if arguments["max"] is None else arguments["max"]
+    operands = list(arguments.values())
     if any(operand is None for operand in operands):
         return None
     return name_of(node.target), (*operands, place)

@@ -1,6 +1,4 @@
-"""Graphs of calls become OpenVINO's models, by OpenVINO's own frontend for torch.fx
-graphs.
-"""
+"""Converts graphs of calls to OpenVINO models, by OpenVINO's frontend for torch.fx."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -40,7 +38,7 @@ TYPES = {
     getattr(torch, t): getattr(ov.Type, o)
     for t, o in map(str.split, (*_NAMES, "bool boolean"))
 }
-"""The element types that cross the border, or lie inside."""
+"""The element types of OpenVINO that are used."""
 DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
 PLACE_ROWS = "delegraph.place_rows"
 NO_RULE = "OpenVINO's frontend has no rule for this operator"
@@ -50,16 +48,19 @@ identity_opset = ov.opset16
 
 
 class Draft(NumberedGraph):
-    """The graph of a partition for OpenVINO's frontend, which puts a call's name before
-    those of its operators.
+    """The graph of a partition for OpenVINO's frontend.
+
+    The frontend puts a call's name before the names of its operators.
     """
 
     def write(self, node: Node) -> tuple[Any, Any, Any]:
-        """The call as OpenVINO is to have it, where its own way is wrong, or only core
-        ATen has a rule there.
+        """Return the call in a form that OpenVINO computes correctly.
+
+        Other forms are used if OpenVINO computes the call itself wrongly, or has a rule
+        only for core ATen.
         """
-        # conv2d, batch_norm and such as operators that the frontend knows: then the
-        # core decomposes none
+        # Calls such as conv2d are written as operators that the frontend knows, so that
+        # the core decomposes none of them.
         if ignores_product(node):
             given = bound_arguments(node)
             [tensor] = self.operands(given["self"])
@@ -84,45 +85,36 @@ class Draft(NumberedGraph):
         joined = self.operands(*dequantized_parts(node))
         if joined and all(part.op == "call_function" for part in joined):
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors
-            # is wrong, by up to all of the range; of integers it is right. Where the
-            # call is alone, to ask about it, its parts are inputs.
+            # is wrong, by up to the whole range; that of integers is right. In a trial
+            # of this call alone, the parts are inputs.
             integers = self.part(
                 target, [part.args[0] for part in joined], *args[1:], **kwargs
             )
             return joined[0].target, (integers, *joined[0].args[1:]), {}
         if known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
             return operator.getitem, (self.part(target, *args, **kwargs), 0), {}
-        mask = (
-            bound_arguments(node).get("attn_mask")
-            if "scaled_dot_product" in str(target)
-            else None
-        )
+        mask = None
+        if "scaled_dot_product" in str(target):
+            mask = bound_arguments(node).get("attn_mask")
         if isinstance(mask, Node):
-            # OpenVINO computes NaN where a mask hides a whole row, and torch 0: it sees
-            # all, and is 0 afterwards.
-            [given], invert = self.operands(mask), aten.logical_not.default
-            is_bool = mask.meta["val"].dtype is torch.bool
-            seen = (
-                given
-                if is_bool
-                else self.part(invert, self.part(aten.isinf.default, given))
-            )
-            hidden = self.part(invert, self.part(aten.any.dim, seen, -1, True))
+            # If a mask hides a whole row, OpenVINO computes NaN, and torch 0. Such a
+            # row sees everything here, and is set to 0 afterwards.
+            [given] = self.operands(mask)
+            invert = aten.logical_not.default
+            visible = given
+            if mask.meta["val"].dtype is not torch.bool:
+                visible = self.part(invert, self.part(aten.isinf.default, given))
+            hidden = self.part(invert, self.part(aten.any.dim, visible, -1, True))
             shown = self.part(aten.masked_fill.Scalar, given, hidden, 1)
             more, kwargs = torch.fx.map_arg(
                 (args[3:], kwargs), lambda n: shown if n is given else n
             )
-            return (
-                aten.masked_fill.Scalar,
-                (self.part(target, *args[:3], *more, **kwargs), hidden, 0),
-                {},
-            )
+            attention = self.part(target, *args[:3], *more, **kwargs)
+            return aten.masked_fill.Scalar, (attention, hidden, 0), {}
         return target, args, kwargs
 
     def _corrected(self, node: Node) -> tuple[Any, Any, Any] | None:
-        """Return the call with which a rule of ``corrections`` takes the place of the
-        frontend's; None if none does.
-        """
+        """Return the call of a rule of ``corrections``, or None."""
         if getattr(node.target, "namespace", "") != "aten":
             return None
         corrected = correct(node, bound_arguments(node), [*TYPES])
@@ -132,59 +124,58 @@ class Draft(NumberedGraph):
         return _Name(name), self.operands(operands)[0], {}
 
     def _placed(self, node: Node) -> tuple[Any, Any, Any] | None:
-        """Return a call that writes rows at constant places for ``slice_scatter`` and
-        ``select_scatter``.
+        """Return a call that writes rows for ``slice_scatter`` or ``select_scatter``.
 
-        The frontend fails on a chain of these.
+        The rows are at constant places. The frontend fails on a chain of these
+        operators.
         """
         if node.target not in (aten.slice_scatter.default, aten.select_scatter.default):
             return None
         given = bound_arguments(node)
         dim = given["dim"]
         size = given["self"].meta["val"].shape[dim]
-        if node.target is aten.select_scatter.default:
-            places: Any = [given["index"]]
-        else:
-            places = given["start"], given["end"], given["step"]
-        if not all(
-            isinstance(value, int) or value is None for value in (size, *places)
-        ):
+        is_select = node.target is aten.select_scatter.default
+        names = ["index"] if is_select else ["start", "end", "step"]
+        places = [given[name] for name in names]
+        if any(not isinstance(place, int | None) for place in (size, *places)):
             return None
-        if node.target is aten.select_scatter.default:
+        if is_select:
             rows = [places[0] % size]
         else:
             rows = [*range(size)][slice(*places)]
-        tensor, values = self.operands(given["self"], given["src"])
-        if node.target is aten.select_scatter.default:
-            values = self.part(aten.unsqueeze.default, values, dim)
         if not rows:
             return None
-        return (
-            _Name(PLACE_ROWS),
-            (tensor, values, rows, dim % given["self"].meta["val"].dim()),
-            {},
-        )
+        tensor, values = self.operands(given["self"], given["src"])
+        if is_select:
+            values = self.part(aten.unsqueeze.default, values, dim)
+        axis = dim % given["self"].meta["val"].dim()
+        return _Name(PLACE_ROWS), (tensor, values, rows, axis), {}
 
     def convert(self) -> ov.Model:
-        """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with
-        the reason, and the call.
+        """Return OpenVINO's model, with the recorded types and shapes.
+
+        Raises Unsupported with the reason and the call.
         """
         decoder = _Decoder(self)  # the frontend does not keep it alive
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:
-            # OpenVINO names no base of what its frontend raises, in C++ and in Python
+            # OpenVINO's frontend has no base class of its errors, in C++ and in Python
             raise self.refused(reason_of(e), str(e)) from e
-        if why := self.signature.why_otherwise(
-            [None] * len(self.signature.inputs), map(type_of, model.outputs)
-        ):
-            raise Unsupported("unsupported", f"OpenVINO's model {why}")
+        # inputs have the types that the decoder gives them
+        no_inputs = [None] * len(self.signature.inputs)
+        why = self.signature.why_mismatch(no_inputs, map(type_of, model.outputs))
+        if why is not None:
+            raise Unsupported(
+                "unsupported", f"OpenVINO's model differs from the partition: {why}"
+            )
         return model
 
 
 def ignores_product(node: Node) -> bool:
-    """Whether torch adds no product, since alpha is 0: NaN and infinities of the
-    factors are ignored.
+    """Return whether torch adds no product of an ``addmm``, since alpha is 0.
+
+    NaN and infinities of the factors are then ignored.
     """
     if node.target is not aten.addmm.default:
         return False
@@ -198,8 +189,9 @@ def ignores_product(node: Node) -> bool:
 
 
 class _Name:
-    """An operator of this plugin, as the target of a call: the frontend reads its name,
-    and nothing calls it.
+    """An operator of this plugin, as the target of a call.
+
+    The frontend reads its name; it is never called.
     """
 
     def __init__(self, name: str) -> None:
@@ -213,10 +205,10 @@ class _Name:
 
 
 class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
-    """What the frontend reads a draft through. OpenVINO's own reads a GraphModule, for
-    which torch writes code.
+    """The frontend's access to a draft.
 
-    That took longer than all else that is done here for a call which is asked about.
+    OpenVINO's own decoder reads a GraphModule, for which torch generates code. That
+    took most of the time of a trial of one call.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -224,7 +216,7 @@ class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
             f"torch.{'int64' if dtype == 'int' else dtype}"
             for dtype, _ in draft.signature.inputs
         ]
-        # not read: it is no graph
+        # the constants only; the graph is set below
         super().__init__(SimpleNamespace(**draft.constants), input_types=types)
         self._nodes = _Nodes(draft.graph.nodes)
         self._inputs = [
@@ -236,9 +228,7 @@ class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
 
 
 class _Nodes(list[Node]):
-    """Nodes that know their places: the decoder asks for that of each operand, and a
-    list would search it.
-    """
+    """Nodes with a fast ``index``: the decoder calls it for each operand."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
@@ -248,36 +238,30 @@ class _Nodes(list[Node]):
 @cache
 def _frontend() -> Any:
     frontend = FrontEndManager().load_by_framework("pytorch")
+    converters: dict[str, Any] = {PLACE_ROWS: _place_rows, "aten.clone.default": _copy}
     for name, rule in RULES.items():
-        frontend.add_extension(
-            ConversionExtension(name, partial(rule, "channel" in name))
-        )
+        converters[name] = partial(rule, "channel" in name)
     for name, rule in rules().items():
-        frontend.add_extension(
-            ConversionExtension(name, partial(_convert_operands, rule))
-        )
-    frontend.add_extension(ConversionExtension(PLACE_ROWS, _place_rows))
-    frontend.add_extension(ConversionExtension("aten.clone.default", _copy))
+        converters[name] = partial(_convert_operands, rule)
+    for name, converter in converters.items():
+        frontend.add_extension(ConversionExtension(name, converter))
     return frontend
 
 
 def type_of(output: Any) -> tuple[str | None, tuple[int, ...] | None]:
-    """Dtype and shape of an input or output of OpenVINO's, as
-    ``Signature.why_otherwise`` takes them.
-    """
+    """Return dtype and shape of OpenVINO's input or output, for ``why_mismatch``."""
     dtype = DTYPES.get(output.get_element_type())
     shape = output.get_partial_shape()
-    known = (
-        None
-        if shape.rank.is_dynamic
-        else [size.get_length() if size.is_static else -1 for size in shape]
-    )
-    return dtype, None if known is None else tuple(known)
+    if shape.rank.is_dynamic:
+        return dtype, None
+    sizes = [size.get_length() if size.is_static else -1 for size in shape]
+    return dtype, tuple(sizes)
 
 
 def reason_of(error: Exception) -> str:
-    """The line of an error of OpenVINO that tells what is wrong; around it there is a
-    trace of C++ files.
+    """Return the line of OpenVINO's error message that names the problem.
+
+    Around it there is a trace of C++ files.
     """
     text = str(error)
     if "No conversion rule found" in text:
@@ -286,14 +270,17 @@ def reason_of(error: Exception) -> str:
     lines += re.findall(r"^\s*(\S.*)", text, re.MULTILINE)
     lines = [line.strip() for line in lines if not line.startswith(_TRACE)]
     reason = lines[0] if lines else f"its frontend raised {type(error).__name__}"
-    if match := re.fullmatch(r"Input with index: (\d+) is none\.", reason):
+    missing = re.fullmatch(r"Input with index: (\d+) is none\.", reason)
+    if missing:
         return (
-            f"OpenVINO's frontend needs argument {match[1]}, which is None or left out"
+            f"OpenVINO's frontend needs argument {missing[1]}, which is None or left"
+            " out"
         )
-    if match := re.fullmatch(r"Got less inputs (\d+) than expected (\d+)", reason):
+    counts = re.fullmatch(r"Got less inputs (\d+) than expected (\d+)", reason)
+    if counts:
         return (
-            f"OpenVINO's frontend needs {match[2]} arguments, and the call has"
-            f" {match[1]}"
+            f"OpenVINO's frontend needs {counts[2]} arguments, and the call has"
+            f" {counts[1]}"
         )
     return f"OpenVINO: {reason:.200}"
 
@@ -309,9 +296,7 @@ _TRACE = (
     "Shape inference input shapes",
     "--",
 )
-"""Beginnings of lines of OpenVINO's errors that describe its own sources, or only that
-it failed.
-"""
+"""Beginnings of lines in OpenVINO's errors that do not name the problem."""
 
 
 def _quantize(by_channel: bool, context: Any) -> Any:
@@ -319,24 +304,35 @@ def _quantize(by_channel: bool, context: Any) -> Any:
     least, most, kind = (
         int(context.get_values_from_const_input(k + by_channel)) for k in (3, 4, 5)
     )
-    ends = np.float32(least), np.float32(most)
-    quantized = op.fake_quantize(
-        x, *((end - zero) * scale for end in ends), *ends, most - least + 1
-    )
+    low = np.float32(least)
+    high = np.float32(most)
+    float_low = (low - zero) * scale
+    float_high = (high - zero) * scale
+    levels = most - least + 1
+    quantized = op.fake_quantize(x, float_low, float_high, low, high, levels)
     return op.convert(quantized, [*TYPES.values()][kind]).outputs()
 
 
 def _dequantize(by_channel: bool, context: Any) -> Any:
     x, scale, zero = _operands(by_channel, context)
     x = op.convert(x, ov.Type.f32)
-    return op.multiply(op.subtract(x, zero) if zero.any() else x, scale).outputs()
+    if zero.any():
+        x = op.subtract(x, zero)
+    return op.multiply(x, scale).outputs()
 
 
-def _operands(by_channel: bool, context: Any) -> tuple[Any, Any, Any]:
-    """The tensor, and scale and zero point as arrays that broadcast against it.
+class _Quantized(NamedTuple):
+    """A tensor, and its scale and zero point as arrays that broadcast against it."""
 
-    What the compiler is to turn into integer kernels has constants there, and no
-    operators that compute them.
+    tensor: Any
+    scale: Any
+    zero: Any
+
+
+def _operands(by_channel: bool, context: Any) -> _Quantized:
+    """Return the operands of a quantize or dequantize operator.
+
+    For integer kernels, the compiler needs constants here instead of operators.
     """
     x = context.get_input(0)
     scale, zero = (
@@ -349,49 +345,50 @@ def _operands(by_channel: bool, context: Any) -> tuple[Any, Any, Any]:
             v.reshape([-1 if k == axis % rank else 1 for k in range(rank)])
             for v in (scale, zero)
         )
-    return x, scale, zero
+    return _Quantized(x, scale, zero)
 
 
 def _copy(context: Any) -> Any:
     """Return an operator for a copy.
 
-    The frontend has none. It fails if a program returns both a value and its copy.
+    The frontend has none, and fails if a program returns both a value and its copy.
     """
     return identity_opset.identity(context.get_input(0)).outputs()
 
 
 def _convert_operands(rule: Any, context: Any) -> Any:
-    """Call a rule of ``corrections`` with operands of one type, the place of which
-    among ``TYPES`` is the last.
+    """Call a rule of ``corrections`` with operands of one type.
+
+    The last operand is the position of this type in ``TYPES``.
     """
     last = context.get_input_size() - 1
     kind = [*TYPES.values()][int(context.get_values_from_const_input(last))]
-    return rule(
-        *(op.convert(context.get_input(k), kind) for k in range(last))
-    ).outputs()
+    operands = [op.convert(context.get_input(k), kind) for k in range(last)]
+    return rule(*operands).outputs()
 
 
 def _place_rows(context: Any) -> Any:
-    """Write values at some places of a dimension of a tensor."""
+    """Write values at some positions of an axis of a tensor."""
     tensor = context.get_input(0)
     values = context.get_input(1)
-    rows, dim = (
-        np.array(context.get_values_from_const_input(k), np.int32) for k in (2, 3)
-    )
-    return op.scatter_update(
-        tensor, rows.reshape(-1), values, dim.reshape(())
-    ).outputs()
+    rows = np.array(context.get_values_from_const_input(2), np.int32).reshape(-1)
+    axis = np.array(context.get_values_from_const_input(3), np.int32).reshape(())
+    return op.scatter_update(tensor, rows, values, axis).outputs()
 
 
+_q = "quantized_decomposed"
 RULES = {
-    f"quantized_decomposed.{kind}_{name}": rule
-    for kind, rule in (("quantize", _quantize), ("dequantize", _dequantize))
-    for name in ("per_tensor.default", "per_tensor.tensor", "per_channel.default")
+    f"{_q}.quantize_per_tensor.default": _quantize,
+    f"{_q}.quantize_per_tensor.tensor": _quantize,
+    f"{_q}.quantize_per_channel.default": _quantize,
+    f"{_q}.dequantize_per_tensor.default": _dequantize,
+    f"{_q}.dequantize_per_tensor.tensor": _dequantize,
+    f"{_q}.dequantize_per_channel.default": _dequantize,
 }
-"""Rules of our own, for calls whose scale and zero point are constants.
+"""Our rules, for calls with a constant scale and zero point.
 
 Those of the frontend fit quantized tensors of torch: they drop each dequantization, so
-that an int8 weight would be multiplied as it is. These write the form that OpenVINO
-turns into integer kernels, that of its reader of ONNX: FakeQuantize and Convert, and
-Convert, Subtract, Multiply.
+that an int8 weight would be multiplied as it is. Our rules write the form that OpenVINO
+turns into integer kernels, that of its ONNX reader. These are FakeQuantize and Convert,
+and Convert, Subtract, Multiply.
 """

@@ -1,11 +1,13 @@
-"""Ranges of inputs that are indices: OpenVINO reads zeros or other rows for an index
-for which eager raises.
+"""Marks inputs that are indices with their valid ranges.
+
+For an index out of range, OpenVINO reads zeros or other rows, and eager raises an
+error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph_programs import bound_arguments, user_inputs
@@ -20,7 +22,7 @@ _AXIS = (
     aten.scatter.src,
     aten.scatter.value,
 )
-"""Calls with an index along ``dim``, which counts from 0 only."""
+"""Calls with an index along ``dim``, which is never negative."""
 _LISTS = (aten.index.Tensor, aten.index_put.default)
 """Calls with a list of indices, one for each axis, which may be negative."""
 _SAME_ELEMENTS = {
@@ -40,28 +42,34 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
 def mark_indices(program: ExportedProgram) -> None:
-    """Mark inputs whose elements are indices with the range for which eager does not
-    raise.
+    """Mark inputs of indices with the range that eager accepts.
 
     Each call of the lowered program is checked. Indices that the program computes, and
-    axes of dynamic size, are not.
+    axes of dynamic size, are not checked.
     """
     inputs = set(user_inputs(program))
     for node in program.graph.nodes:
-        for index, low, high in _ranges(node):
-            source = _source(index)
+        for index in _indices_of(node):
+            source = _source(index.node)
             if source in inputs:
-                given = source.meta.get(INDEXED, [low, high])
-                source.meta[INDEXED] = [max(low, given[0]), min(high, given[1])]
+                low, high = source.meta.get(INDEXED, [index.low, index.high])
+                source.meta[INDEXED] = [max(index.low, low), min(index.high, high)]
 
 
-def _ranges(node: Node) -> Iterator[tuple[Any, int, int]]:
-    """Yield each index of a call with the lowest and highest element that eager takes."""
+class _Index(NamedTuple):
+    """An index, with the lowest and highest element that eager accepts."""
+
+    node: Node
+    low: int
+    high: int
+
+
+def _indices_of(node: Node) -> Iterator[_Index]:
+    """Yield the indices of a call with their ranges."""
     if node.target is aten.embedding.default:
         arguments = bound_arguments(node)
-        yield from _along(
-            arguments["indices"], arguments["weight"].meta["val"].shape[0], False
-        )
+        rows = arguments["weight"].meta["val"].shape[0]
+        yield from _along(arguments["indices"], rows, False)
     elif node.target in _AXIS:
         arguments = bound_arguments(node)
         shape = arguments["self"].meta["val"].shape
@@ -69,9 +77,8 @@ def _ranges(node: Node) -> Iterator[tuple[Any, int, int]]:
             yield from _along(arguments["index"], shape[arguments["dim"]], False)
     elif node.target is aten.take.default:
         arguments = bound_arguments(node)
-        yield from _along(
-            arguments["index"], arguments["self"].meta["val"].numel(), True
-        )
+        count = arguments["self"].meta["val"].numel()
+        yield from _along(arguments["index"], count, True)
     elif node.target in _LISTS:
         arguments = bound_arguments(node)
         indices = arguments["indices"]
@@ -81,10 +88,10 @@ def _ranges(node: Node) -> Iterator[tuple[Any, int, int]]:
                 yield from _along(index, size, True)
 
 
-def _along(index: Any, size: Any, is_signed: bool) -> Iterator[tuple[Any, int, int]]:
-    """Yield the range of ``index`` along an axis of ``size``, if that is known."""
+def _along(index: Any, size: Any, is_signed: bool) -> Iterator[_Index]:
+    """Yield ``index`` with its range along an axis of ``size``, if that is known."""
     if isinstance(index, Node) and isinstance(size, int) and size > 0:
-        yield index, -size if is_signed else 0, size - 1
+        yield _Index(index, -size if is_signed else 0, size - 1)
 
 
 def _is_mask(index: Any) -> bool:
@@ -95,16 +102,18 @@ def _is_mask(index: Any) -> bool:
 
 
 def _source(index: Node) -> Node:
-    """Return the tensor with all elements of which ``index`` is a view or a cast to a
-    type that holds them.
+    """Return the tensor that ``index`` is a view or a lossless cast of.
+
+    The view has all of its elements.
     """
     while index.op == "call_function" and index.args:
         before: Any = index.args[0]
         if index.target in _CASTS:
-            types = [node.meta["val"].dtype for node in (before, index)]
-            if types[1] not in (torch.int32, torch.int64) or types[0].is_floating_point:
+            dtype = before.meta["val"].dtype
+            new_dtype = index.meta["val"].dtype
+            if new_dtype not in (torch.int32, torch.int64) or dtype.is_floating_point:
                 return index
-            if types[0].itemsize > types[1].itemsize:
+            if dtype.itemsize > new_dtype.itemsize:
                 return index
         elif index.target not in _SAME_ELEMENTS:
             return index

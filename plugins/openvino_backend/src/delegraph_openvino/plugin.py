@@ -1,6 +1,4 @@
-"""The light module: what this distribution offers. Imports neither torch nor numpy nor
-OpenVINO.
-"""
+"""The light module of delegraph-openvino; it imports neither torch, numpy nor OpenVINO."""
 
 from __future__ import annotations
 
@@ -27,15 +25,11 @@ ON_NAN = (
     " aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default"
     " aten.grid_sampler_2d.default aten.bucketize.Tensor"
 )
-"""Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes
-something else than eager does.
-"""
+"""Operators that differ from eager on OpenVINO's CPU for NaN and infinities."""
 ON_SUBNORMAL = (
     "aten.div.Tensor aten.div.Tensor_mode aten.exp.default aten.sigmoid.default"
 )
-"""Operators whose divisor or result OpenVINO's CPU takes for 0 if it is a subnormal
-number.
-"""
+"""Operators that take a subnormal divisor or result for 0 on OpenVINO's CPU."""
 
 
 @hookimpl
@@ -44,18 +38,18 @@ def delegraph_backends() -> list[BackendSpec]:
         OptionSpec(
             "device",
             default="CPU",
-            help="as OpenVINO names it: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU",
+            help="OpenVINO's device name: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU",
         ),
-        # not declared as choices: with any of these a backend has to compute what eager
-        # computes
+        # not declared as choices: with each choice, a backend must compute the same as
+        # eager
         OptionSpec(
             "precision",
             default="f32",
-            help="of floats: f32, f16, bf16, or default: OpenVINO's for the device",
+            help="type of floats: f32, f16, bf16, or default: OpenVINO's for the device",
         ),
         OptionSpec(
             "properties",
-            help="more of OpenVINO's properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2",
+            help="further OpenVINO properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2",
         ),
     )
     return [
@@ -69,7 +63,7 @@ def delegraph_backends() -> list[BackendSpec]:
             install_hint="pip install openvino==2026.4.1",
             options=options,
             known_differences=(
-                (ON_NAN, "of NaN or infinity is another on OpenVINO's CPU"),
+                (ON_NAN, "of NaN or infinity differs on OpenVINO's CPU"),
                 (ON_SUBNORMAL, "takes subnormal numbers for 0 on OpenVINO's CPU"),
             ),
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -35,23 +36,21 @@ from .engine_calls import Counting, Observing, Pool
 from .frontend import DTYPES, reason_of, type_of
 
 MARK = b"delegraph-openvino-4"
-"""The end of each blob, which holds the compressed XML and the small constants of an
-IR.
+"""The end of each blob, which holds the compressed XML and small constants of an IR.
 
 Two facts are stored with it: the size of the XML, "xml", and its compressed size,
 "packed".
 """
 WEIGHT = "openvino/"
-"""What the name of a parameter begins with in whose place a weight belongs; it is a key
-of the named data.
-"""
+"""The beginning of the name of a parameter for a weight, a key of the named data."""
 CACHE = "DELEGRAPH_OPENVINO_CACHE"
-"""An environment variable: the folder in which OpenVINO keeps what it compiled. A
-program does not name it: a file of somebody else would choose where this machine writes
-and what it reads.
+"""An environment variable: the folder for models that OpenVINO compiled.
+
+It is no option of a program. Otherwise another user's file could choose where this
+machine writes and reads.
 """
 PREFIX = "openvino_"
-"""What the keys of the compile specs begin with; an option's name follows."""
+"""The beginning of the keys of the compile specs; an option's name follows."""
 DEFAULTS = {"device": "CPU", "precision": "f32", "properties": ""}
 PRECISIONS = ("f32", "f16", "bf16", "default")
 PROPERTIES = frozenset(
@@ -65,53 +64,51 @@ PROPERTIES = frozenset(
     " GPU_DISABLE_WINOGRAD_CONVOLUTION NPU_TURBO NPU_TILES ALLOW_AUTO_BATCHING"
     " AUTO_BATCH_TIMEOUT ENABLE_STARTUP_FALLBACK ENABLE_RUNTIME_FALLBACK".split()
 )
-"""OpenVINO's properties that a program may set: of how it computes. Others, such as
-WEIGHTS_PATH, name files.
+"""OpenVINO's properties of the computation, which a program may set.
+
+Others, such as WEIGHTS_PATH, name files.
 """
 EXACT = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-"""OpenVINO would quantize the inputs of layers with integer weights, an error of one
-percent (openvino 2026.4.1).
+"""Switches off OpenVINO's quantization of inputs of layers with integer weights.
+
+It has an error of one percent (openvino 2026.4.1).
 """
 Specs = Sequence[CompileSpec]
 NamedData = Mapping[str, bytes]
 ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum", "PRelu")
-"""Operators whose result OpenVINO may write over a constant operand."""
+"""Operators with results that OpenVINO may write over a constant operand."""
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
 
 
 def settings_of(compile_specs: Specs) -> dict[str, str]:
-    """All options by name. Raises OptionError for any other compile spec, which nobody
-    would read.
-    """
+    """Return all options by name; OptionError for any other compile spec."""
     return from_specs(compile_specs, PREFIX, DEFAULTS, only=True)[0]
 
 
 def properties_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """OpenVINO's properties. Raises OptionError for those that are not ``NAME=VALUE``
-    or not in ``PROPERTIES``.
+    """Return OpenVINO's properties.
+
+    Raises OptionError for properties not in the form ``NAME=VALUE``, or not in
+    ``PROPERTIES``.
     """
     precision = settings["precision"]
     properties = read_properties("properties", settings["properties"], PROPERTIES)
     if precision not in PRECISIONS:
         raise OptionError(
             "option-invalid",
-            f"option 'precision' is one of {PRECISIONS}, not {precision!r:.40}",
+            f"option 'precision' must be one of {PRECISIONS}, not {precision!r:.40}",
         )
-    chosen = (
-        {}
-        if precision == "default"
-        else {"INFERENCE_PRECISION_HINT": precision, **EXACT}
-    )
-    return {**chosen, **properties}
+    if precision == "default":
+        return properties
+    return {"INFERENCE_PRECISION_HINT": precision, **EXACT, **properties}
 
 
 @cache
 def core() -> ov.Core:
-    """OpenVINO's core. On processors whose int8 kernels compute something else it
-    computes quantized calls in floats.
+    """Return OpenVINO's core.
 
-    The property LP_TRANSFORMS_MODE=YES of a program asks for these kernels all the
-    same.
+    On processors with wrong int8 kernels, it computes quantized calls in floats. The
+    property LP_TRANSFORMS_MODE=YES of a program enables these kernels anyway.
     """
     made = ov.Core()
     if saturates(torch.cpu.get_capabilities()):
@@ -120,31 +117,31 @@ def core() -> ov.Core:
 
 
 def why_absent(device: str) -> str | None:
-    """Why this machine has no such device, or not all parts of one like
-    ``HETERO:GPU,CPU``; None if it has them.
-    """
+    """Return why this machine lacks a device, or a part of ``HETERO:GPU,CPU``, or None."""
     here = core().available_devices
-    if {*re.findall(r"[A-Za-z_]+", device)} <= {
-        name.partition(".")[0] for name in here
-    } | _VIRTUAL:
+    kinds = {name.partition(".")[0] for name in here}
+    parts = set(re.findall(r"[A-Za-z_]+", device))
+    if parts <= kinds | _VIRTUAL:
         return None
     return f"OpenVINO has no {device:.40} on this machine; it has {', '.join(here)}"
 
 
 def compile_model(model: ov.Model, settings: Mapping[str, str], **more: str) -> Any:
-    """OpenVINO's compiled model, with ``more`` of its properties. Raises RuntimeError
-    with OpenVINO's reason.
+    """Return OpenVINO's compiled model, with ``more`` properties.
+
+    Raises RuntimeError with OpenVINO's reason.
     """
-    if folder := os.environ.get(CACHE):
+    folder = os.environ.get(CACHE)
+    if folder:
         more["CACHE_DIR"] = folder
-    return core().compile_model(
-        model, settings["device"], {**properties_of(settings), **more}
-    )
+    properties = {**properties_of(settings), **more}
+    return core().compile_model(model, settings["device"], properties)
 
 
 class OpenVINORuntime(BackendRuntime):
-    """Loads IRs into OpenVINO. Calls of one delegate in several threads have an
-    inference request each.
+    """Loads IRs into OpenVINO.
+
+    Each thread that calls a delegate has its own inference request.
     """
 
     thread_safe = any_strides = True
@@ -153,8 +150,10 @@ class OpenVINORuntime(BackendRuntime):
     def load(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Delegate:
-        """Raises FormatError for a damaged blob or missing weights, NoRuntime without
-        the device.
+        """Load a blob.
+
+        Raises FormatError for a damaged blob or missing weights, NoRuntime without the
+        device.
         """
         return Loaded(read_model(processed_bytes, named_data), compile_specs)
 
@@ -162,32 +161,32 @@ class OpenVINORuntime(BackendRuntime):
     def observe(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Observing:
-        """As ``load``; each call's last operator becomes a result, so that OpenVINO
-        fuses less than otherwise.
+        """Load a blob with further results: those of each call's last operator.
+
+        OpenVINO fuses less than otherwise.
         """
         model, memory, signature = read_model(processed_bytes, named_data)
         last: dict[int, Any] = {}
         for node in model.get_ordered_ops():
-            if node.get_output_size() == 1 and node.get_element_type() in DTYPES:
-                last |= dict.fromkeys(
-                    calls_in(node.get_friendly_name())[:1], node.output(0)
-                )
-        model.add_results([ov.opset13.result(output) for output in last.values()])
-        # of any shape
-        inside = [
-            (DTYPES[output.get_element_type()], (-1,)) for output in last.values()
-        ]
-        signature = replace(signature, outputs=(*signature.outputs, *inside))
-        return Observing(Loaded((model, memory, signature), compile_specs), last)
+            calls = calls_in(node.get_friendly_name())
+            has_one_result = node.get_output_size() == 1
+            if calls and has_one_result and node.get_element_type() in DTYPES:
+                last[calls[0]] = node.output(0)
+        model.add_results(map(ov.opset13.result, last.values()))
+        dtypes = [DTYPES[output.get_element_type()] for output in last.values()]
+        any_shape = (-1,)
+        observed = [(dtype, any_shape) for dtype in dtypes]
+        signature = replace(signature, outputs=(*signature.outputs, *observed))
+        return Observing(Loaded(Read(model, memory, signature), compile_specs), last)
 
     @staticmethod
     def profile(
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Counting:
-        """As ``load``; OpenVINO counts the time of kernels, and names their calls, but
-        those that it folds a norm into.
+        """Load a blob with counters of the time of kernels.
 
-        Its Reorder changes nothing but the layout of a value.
+        OpenVINO names the calls of a kernel, except norms that it folds. Its Reorder
+        changes only the layout of a value.
         """
         loaded = Loaded(
             read_model(processed_bytes, named_data), compile_specs, PERF_COUNT="YES"
@@ -196,36 +195,21 @@ class OpenVINORuntime(BackendRuntime):
         for kernel in loaded.compiled.get_runtime_model().get_ordered_ops():
             name = kernel.get_friendly_name()
             info = kernel.get_rt_info()
-            kind, made_of = (
-                info[key].astype(str) for key in ("layerType", "originalLayersNames")
-            )
-            kernels.append(
-                Kernel(
-                    name,
-                    calls_in(f"{made_of},{name}"),
-                    _read_by(kernel),
-                    kind == "Reorder",
-                )
-            )
-        named = [
-            (calls_in(node.get_friendly_name()), _read_by(node))
-            for node in loaded.kept[0].get_ordered_ops()
-        ]
-        reads = [
-            (call, operand)
-            for calls, names in named
-            for call in calls
-            for operand in calls_in(",".join(names))
-        ]
+            is_reorder = info["layerType"].astype(str) == "Reorder"
+            calls = calls_in(f"{info['originalLayersNames'].astype(str)},{name}")
+            kernels.append(Kernel(name, calls, _read_by(kernel), is_reorder))
+        reads: list[tuple[int, int]] = []
+        for node in loaded.kept[0].get_ordered_ops():
+            operands = calls_in(",".join(_read_by(node)))
+            calls = calls_in(node.get_friendly_name())
+            reads += itertools.product(calls, operands)
         computes = computed_by(kernels, reads)
 
         def read(calls: int) -> Iterator[tuple[tuple[int, ...] | None, float]]:
             # means of all calls
             for kernel in loaded.requests.idle[-1].get_profiling_info():
-                yield (
-                    computes.get(kernel.node_name),
-                    calls * kernel.real_time.total_seconds(),
-                )
+                seconds = calls * kernel.real_time.total_seconds()
+                yield computes.get(kernel.node_name), seconds
 
         loaded.signature, borders = loaded.signature.timed()
         return Counting(loaded, read, borders)
@@ -234,8 +218,9 @@ class OpenVINORuntime(BackendRuntime):
     def compatible(
         header: BlobHeader, compile_specs: Specs, device: str | None = None
     ) -> Compatibility | None:
-        """By the device, and by the release that wrote the IR: OpenVINO promises to
-        read those of older releases.
+        """Compare the device, and the release that wrote the IR.
+
+        OpenVINO promises to read IRs of older releases.
         """
         if not _is_packed_xml(header.beginning):
             return Compatibility(
@@ -243,7 +228,8 @@ class OpenVINORuntime(BackendRuntime):
                 f"it begins with {header.beginning[:24]!r}, not with a compressed IR"
                 " in XML",
             )
-        if why := why_absent(device or settings_of(compile_specs)["device"]):
+        why = why_absent(device or settings_of(compile_specs)["device"])
+        if why is not None:
             return Compatibility("cannot", why)
         return Compatibility.by_release(
             header.fingerprint, f"openvino {ov.get_version()}", reads_older=True
@@ -257,76 +243,67 @@ def _read_by(node: Any) -> list[str]:
     ]
 
 
-Read = tuple[ov.Model, list[Any], Signature]
-"""A model with its weights, the arrays that have to outlive it, and the types of a
-call.
-"""
+class Read(NamedTuple):
+    """A model with its weights, the arrays that must outlive it, and the signature."""
+
+    model: ov.Model
+    memory: list[Any]
+    signature: Signature
 
 
 def read_model(blob: bytes, named_data: NamedData) -> Read:
-    """What a blob holds. Raises FormatError if it is damaged, or is called otherwise
-    than it says.
+    """Return the model in a blob.
+
+    Raises FormatError if it is damaged, or if the model does not fit its signature.
     """
     files, signature, facts = Signature.unseal(blob, MARK)
     xml, constants = _unpack(files, facts)
     memory = [np.frombuffer(constants or b"\0", np.uint8)]
     try:
-        model = core().read_model(
-            xml, ov.Tensor(memory[0], [len(constants)], ov.Type.u8)
-        )
-        for parameter in (
-            p
-            for p in model.get_parameters()
-            if p.get_friendly_name().startswith(WEIGHT)
-        ):
+        stored = ov.Tensor(memory[0], [len(constants)], ov.Type.u8)
+        model = core().read_model(xml, stored)
+        for parameter in model.get_parameters():
             key = parameter.get_friendly_name()
+            if not key.startswith(WEIGHT):
+                continue
             kind = parameter.get_element_type()
             shape = parameter.output(0).get_shape()
-            memory.append(
-                np.frombuffer(
-                    expect_data(named_data, key, int(np.prod(shape)) * kind.size),
-                    np.uint8,
-                )
-            )
-            weight = ov.op.Constant(
-                ov.Tensor(memory[-1], shape, kind), shared_memory=True
-            )
+            data = expect_data(named_data, key, int(np.prod(shape)) * kind.size)
+            memory.append(np.frombuffer(data, np.uint8))
+            tensor = ov.Tensor(memory[-1], shape, kind)
+            weight = ov.op.Constant(tensor, shared_memory=True)
             parameter.output(0).replace(weight.output(0))
             model.remove_parameter(parameter)
         model.validate_nodes_and_infer_types()
     except RuntimeError as e:
         raise FormatError(
-            "format-invalid", f"OpenVINO does not read this blob: {reason_of(e)}"
+            "format-invalid", f"OpenVINO cannot read this blob: {reason_of(e)}"
         ) from e
     taken = {
         parameter.get_friendly_name(): type_of(parameter.output(0))
         for parameter in model.get_parameters()
     }
-    # None: it is left out, nobody reads it
+    # None: the model has no such input, because no operator reads it
     inputs = [taken.get(f"x{place}") for place in range(len(signature.inputs))]
-    why = signature.why_otherwise(inputs, map(type_of, model.outputs))
+    why = signature.why_mismatch(inputs, map(type_of, model.outputs))
     if len(model.get_parameters()) > len(inputs) - inputs.count(None):
-        why = "takes inputs that no call gives"
-    if why is not None:  # OpenVINO reads memory as the model says
-        raise FormatError("format-invalid", f"an IR that {why}")
+        why = "it takes more inputs than calls pass"
+    if (
+        why is not None
+    ):  # OpenVINO reads memory by the types of the model, without a check
+        raise FormatError("format-invalid", f"the IR does not fit its blob: {why}")
     fold_operands(model)
-    return model, memory, signature
+    return Read(model, memory, signature)
 
 
 def _unpack(files: memoryview, facts: Mapping[str, Any]) -> tuple[bytes, memoryview]:
-    """Return the XML and the constants of an IR. Raises FormatError if they are not
-    what ``facts`` say.
-    """
-    size = facts.get("xml")
-    packed = facts.get("packed")
-    if (
-        type(size) is not int
-        or type(packed) is not int
-        or not 0 <= packed <= len(files)
-        or size < 0
-    ):
+    """Return the XML and the constants of an IR; FormatError if ``facts`` do not fit."""
+    size: Any = facts.get("xml")
+    packed: Any = facts.get("packed")
+    is_valid = type(size) is int and type(packed) is int
+    if not is_valid or size < 0 or not 0 <= packed <= len(files):
         raise FormatError(
-            "format-invalid", "a blob of OpenVINOBackend without the size of its XML"
+            "format-invalid", "the blob of OpenVINOBackend has no valid size of its XML"
         )
     try:
         reader = zlib.decompressobj()
@@ -334,18 +311,18 @@ def _unpack(files: memoryview, facts: Mapping[str, Any]) -> tuple[bytes, memoryv
     except zlib.error as e:
         raise FormatError(
             "format-invalid",
-            f"a blob of OpenVINOBackend whose XML cannot be unpacked: {e}",
+            f"the XML in the blob of OpenVINOBackend cannot be unpacked: {e}",
         ) from e
     # OpenVINO reads other formats as well, and ONNX names files to read
     if len(xml) != size or not reader.eof or not xml.startswith(b"<?xml"):
         raise FormatError(
-            "format-invalid", "a blob of OpenVINOBackend that holds no IR in XML"
+            "format-invalid", "the blob of OpenVINOBackend contains no IR in XML"
         )
     return xml, files[packed:]
 
 
 def _is_packed_xml(beginning: bytes) -> bool:
-    """Whether these are the first bytes of compressed XML."""
+    """Return whether these are the first bytes of compressed XML."""
     try:
         return zlib.decompressobj().decompress(beginning, 5) == b"<?xml"
     except zlib.error:
@@ -353,12 +330,12 @@ def _is_packed_xml(beginning: bytes) -> bool:
 
 
 def fold_operands(model: ov.Model, largest: int | None = None) -> None:
-    """Compute the constant operands of elementwise operators, such as dequantized ones
-    or the first state of an LSTM.
+    """Compute the constant operands of elementwise operators.
 
-    OpenVINO would compute them when it compiles, and may let the operator write its
-    result over them. The next call would find that result there (openvino 2026.4.1).
-    Weights of matrix products and convolutions stay quantized.
+    Examples are dequantized operands, and the first state of an LSTM. OpenVINO would
+    compute them when it compiles, and may let the operator write its result over them.
+    The next call would read that result (openvino 2026.4.1). Weights of matrix products
+    and convolutions stay quantized.
 
     ``largest``: the most bytes of an operand that is computed; None for any number.
     Large operands are computed when a blob is loaded, since a quantized constant takes
@@ -367,22 +344,15 @@ def fold_operands(model: ov.Model, largest: int | None = None) -> None:
     varying = {node.get_name() for node in model.get_parameters()}
     operands = list[Any]()
     for node in model.get_ordered_ops():
-        constant = [
-            i
-            for i in node.inputs()
-            if i.get_source_output().get_node().get_name() not in varying
-        ]
+        constant = [i for i in node.inputs() if _source(i).get_name() not in varying]
         if len(constant) == len(node.inputs()):
             continue
         varying.add(node.get_name())
         if node.get_type_name() in ELEMENTWISE:
-            operands += [
-                i for i in constant if i.get_source_output().get_node().inputs()
-            ]
-        elif node.get_type_name() == "Gather" and _has_scales_within_rows(
-            node.input_value(0).get_node()
-        ):
-            operands.append(node.input(0))
+            operands += [i for i in constant if _source(i).inputs()]
+        elif node.get_type_name() == "Gather":
+            if _has_scales_within_rows(node.input_value(0).get_node()):
+                operands.append(node.input(0))
     if largest is not None:
         operands = [operand for operand in operands if _bytes_of(operand) < largest]
     if not operands:
@@ -397,11 +367,16 @@ def fold_operands(model: ov.Model, largest: int | None = None) -> None:
         operand.replace_source_output(value.output(0))
 
 
-def _has_scales_within_rows(table: Any) -> bool:
-    """Whether the elements of one row of a dequantized table have several scales.
+def _source(operand: Any) -> Any:
+    """Return the node that computes an input of an operator."""
+    return operand.get_source_output().get_node()
 
-    OpenVINO has a kernel for one scale a row: with others it writes beyond its memory
-    (openvino 2026.4.1).
+
+def _has_scales_within_rows(table: Any) -> bool:
+    """Return whether a row of a dequantized table has several scales.
+
+    OpenVINO's kernel supports one scale for each row. With more, it writes beyond its
+    memory (openvino 2026.4.1).
     """
     if table.get_type_name() != "Multiply":
         return False
@@ -413,35 +388,36 @@ def _bytes_of(operand: Any) -> int:
     """Return the bytes of an input of an operator; 0 if its shape is not known."""
     if operand.get_partial_shape().is_dynamic:
         return 0
-    return int(np.prod(list(operand.get_shape()))) * int(
-        operand.get_element_type().size
-    )
+    elements = int(np.prod(list(operand.get_shape())))
+    return elements * int(operand.get_element_type().size)
 
 
 class Loaded:
     """A compiled model, called with tensors; the results are new tensors."""
 
     def __init__(self, read: Read, compile_specs: Specs, **properties: str) -> None:
-        # OpenVINO reads constants where they lie: they have to stay
-        self.kept = model, _, self.signature = read
+        # OpenVINO does not copy constants: they must stay alive
+        self.kept = read
+        self.signature = read.signature
         settings = settings_of(compile_specs)
-        if why := why_absent(settings["device"]):
+        why = why_absent(settings["device"])
+        if why is not None:
             raise NoRuntime(
                 "no-runtime",
                 why,
                 hint="lower with the option device set to one of these",
             )
         try:
-            self.compiled = compile_model(model, settings, **properties)
+            self.compiled = compile_model(read.model, settings, **properties)
         except RuntimeError as e:
             raise FormatError(
-                "format-invalid", f"OpenVINO does not compile this blob: {reason_of(e)}"
+                "format-invalid", f"OpenVINO cannot compile this blob: {reason_of(e)}"
             ) from e
-        # the frontend leaves out inputs that no result depends on; the name of one
-        # tells its place in a call
+        # the frontend leaves out inputs that no result depends on; the number in a name
+        # is the position of the argument
         self.inputs = [
             (int(p.get_friendly_name()[1:]), p.get_element_type())
-            for p in model.get_parameters()
+            for p in read.model.get_parameters()
         ]
         self.requests = Pool(self.compiled.create_infer_request)
 
@@ -449,14 +425,14 @@ class Loaded:
         # lives until the request has read it
         arrays = self.signature.arrays(args, int64_bits=32)
         with self.requests.one() as request:
-            for k, (place, kind) in enumerate(self.inputs):
-                request.set_input_tensor(
-                    k, ov.Tensor(arrays[place], arrays[place].shape, kind)
-                )
+            for k, (position, kind) in enumerate(self.inputs):
+                array = arrays[position]
+                request.set_input_tensor(k, ov.Tensor(array, array.shape, kind))
             request.infer()
-            # Copied, since OpenVINO with memory of ours for its results writes those
-            # that are an input as it is into that input, and leaves the result as it
-            # was. One after the other: a list of all takes 40 microseconds.
+            # The results are copied. If OpenVINO got our memory for them, it would
+            # write a result that is an unchanged input into that input, and leave the
+            # result unset. They are copied one by one: a list of all takes 40
+            # microseconds.
             return self.signature.results(
                 request.get_output_tensor(k).data
                 for k in range(len(self.signature.outputs))

@@ -1,5 +1,6 @@
-"""Which calls OpenVINO takes: those that its frontend converts to the type and shape
-that the program records.
+"""Decides which calls OpenVINO supports.
+
+These are the calls that its frontend converts to the recorded type and shape.
 """
 
 from __future__ import annotations
@@ -23,46 +24,50 @@ from .runtime import PREFIX, properties_of
 from .value_check import ValueCheck, dequantized_parts, is_dequantized
 
 VALUES = ValueCheck("OpenVINO", TYPES)
-"""Its CPU crashes at sizes that depend on values where they are 0, and has int32 and
-floats for all integers.
+"""Check of values.
+
+OpenVINO's CPU crashes at data-dependent sizes of 0. It computes all integers as int32
+or floats.
 """
 ASKED = TrialCompilation(
     lambda program: Draft(program).convert(),
     lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
     lambda node: str(node.target) in RULES,
 )
-"""The frontend's answers: it takes a millisecond or more for a call."""
+"""The frontend's trial conversions; one takes a millisecond or more."""
 _WRONG = {
     "group_norm native_group_norm": (
-        "OpenVINO's compiler crashes where it is multiplied by a tensor"
+        "OpenVINO's compiler crashes if the result is multiplied by a tensor"
     ),
     "var std var_mean std_mean": (
-        "OpenVINO's frontend forgets the correction of a variance"
+        "OpenVINO's frontend ignores the correction of a variance"
     ),
-    "_safe_softmax": "OpenVINO computes NaN where a mask hides a whole row",
-    "erfinv erfc": "OpenVINO's formula for it has fewer right digits than float32",
+    "_safe_softmax": "OpenVINO computes NaN for a row that is completely masked",
+    "erfinv erfc": "OpenVINO's formula for it is less precise than float32",
     "logaddexp2 log_sigmoid_forward": (
         "OpenVINO's formula for it is infinite for large numbers"
     ),
     "remainder fmod floor_divide": (
-        "OpenVINO divides, rounds and multiplies back: it loses digits, and is NaN for"
-        " an infinite divisor"
+        "OpenVINO divides, rounds and multiplies back: this loses precision, and gives"
+        " NaN for an infinite divisor"
     ),
     "atan2": "OpenVINO computes NaN of two infinities, and ignores the sign of zero",
 }
 WRONG = {name: why for names, why in _WRONG.items() for name in names.split()}
-"""What OpenVINO computes otherwise than torch, whatever the arguments."""
+"""Operators that OpenVINO computes otherwise than torch, for all arguments."""
 
 
 class OpenVINOPartitioner(CapabilityPartitioner):
-    """``device``, ``precision`` and ``properties`` are described in ``plugin``."""
+    """Gives OpenVINO the calls that it supports.
+
+    ``device``, ``precision`` and ``properties`` are described in ``plugin``.
+    """
 
     def __init__(
         self, device: str = "CPU", precision: str = "f32", properties: str = ""
     ) -> None:
         settings = {"device": device, "precision": precision, "properties": properties}
-        # a property that cannot be read is the user's mistake of now, not of the first
-        # run
+        # report an invalid property now, and not at the first run
         properties_of(settings)
         super().__init__(
             ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings)
@@ -74,20 +79,27 @@ class OpenVINOPartitioner(CapabilityPartitioner):
 
 
 def why_not(node: Node) -> str | None:
-    """Why OpenVINO does not take this call, as far as that is known without its
-    frontend.
-    """
+    """Return why OpenVINO cannot run this call, without a trial conversion, or None."""
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-    if (reason := VALUES(node) or WRONG.get(name)) is not None:
-        return reason
-    if (reason := _why_empty(node)) is not None:
-        return reason
-    given = (
-        bound_arguments(node) if getattr(node.target, "namespace", "") == "aten" else {}
+    return (
+        VALUES(node)
+        or WRONG.get(name)
+        or _why_empty(node)
+        or _why_not_arguments(node, name)
+        or why_factor_undecided(node)
+        or _why_not_resized(node, name)
+        or _why_not_quantized(node, name)
     )
+
+
+def _why_not_arguments(node: Node, name: str) -> str | None:
+    """Return why OpenVINO is wrong for the arguments of a call, or None."""
+    if getattr(node.target, "namespace", "") != "aten":
+        return None
+    given = bound_arguments(node)
     if given.get("rounding_mode") == "floor":
         return (
-            "OpenVINO rounds the quotient, and torch the exact one:"
+            "OpenVINO takes the floor of a rounded quotient:"
             " rounding_mode='floor' may differ by 1"
         )
     if name in ("addmm", "baddbmm", "addmv", "addbmm", "addr"):
@@ -97,57 +109,49 @@ def why_not(node: Node) -> str | None:
                     f"OpenVINO multiplies by {factor}=0, which keeps NaN and"
                     " infinities; torch ignores the operand"
                 )
-    if (
-        name.startswith("avg_pool")
-        and given["ceil_mode"]
-        and given["count_include_pad"]
-        and any(given["padding"])
-    ):
-        return (
-            "OpenVINO counts elements beyond the padding with ceil_mode=True,"
-            " count_include_pad=True"
-        )
+    if name.startswith("avg_pool") and given["ceil_mode"]:
+        if given["count_include_pad"] and any(given["padding"]):
+            return (
+                "OpenVINO counts elements beyond the padding with ceil_mode=True,"
+                " count_include_pad=True"
+            )
     if name == "_cdist_forward" and node.args[2] != 2:
-        return "OpenVINO takes powers of differences, and not of their sizes"
-    if (
-        reason := why_factor_undecided(node) or _why_not_resized(node, name)
-    ) is not None:
-        return reason
+        return "OpenVINO takes powers of differences without their absolute values"
     if name == "repeat" and not node.args[1]:
+        return "OpenVINO returns uninitialized memory for repeat() with no sizes"
+    return None
+
+
+def _why_not_quantized(node: Node, name: str) -> str | None:
+    """Return why OpenVINO is wrong for the quantized operands of a call, or None."""
+    if str(node.target) in RULES:
+        for value in node.all_input_nodes[1:]:
+            if value.op == "call_function":
+                return f"OpenVINO needs constant scales, and {value.name} is computed"
+    is_comparison = name in ("eq", "ne", "lt", "le", "gt", "ge")
+    if is_comparison and any(map(is_dequantized, node.all_input_nodes)):
         return (
-            "OpenVINO returns whatever is in memory for a number that is repeated by"
-            " nothing"
-        )
-    computed = [
-        value for value in node.all_input_nodes[1:] if value.op == "call_function"
-    ]
-    if computed and str(node.target) in RULES:
-        return f"OpenVINO has fixed scales, and {computed[0].name} is computed"
-    if name in ("eq", "ne", "lt", "le", "gt", "ge") and any(
-        map(is_dequantized, node.all_input_nodes)
-    ):
-        return (
-            "OpenVINO computes a dequantized 0 as a number that is nearly 0, which a"
-            " comparison tells apart"
+            "in OpenVINO, a dequantized 0 may differ a little from 0, which changes"
+            " comparisons"
         )
     parts = dequantized_parts(node)
-    differ = parts and (
-        "channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1
-    )
-    return (
-        "OpenVINO concatenates quantized tensors right if they have one scale and one"
-        " zero point"
-        if differ
-        else None
-    )
+    if not parts:
+        return None
+    by_channel = "channel" in str(parts[0].target)
+    if by_channel or len({part.args[1:] for part in parts}) > 1:
+        return (
+            "OpenVINO concatenates quantized tensors correctly only if they have the"
+            " same scale and zero point"
+        )
+    return None
 
 
 def _why_empty(node: Node) -> str | None:
-    """Return a reason if an operand or a result has no elements; None if all have some.
+    """Return a reason if an operand or a result has no elements.
 
-    Where a size of 0 is known, OpenVINO's compiler ends the process with SIGFPE for
-    some operators, such as select. A dynamic size may be 0: its kernels look at sizes
-    at run time.
+    For a known size of 0, OpenVINO's compiler ends the process with SIGFPE for some
+    operators, such as select. A dynamic size may be 0: its kernels read sizes at run
+    time.
     """
     for value in (*node.all_input_nodes, node):
         for val in pytree.tree_leaves(value.meta.get("val")):
@@ -170,7 +174,7 @@ _BY_FACTOR = frozenset(
         "upsample_bicubic2d",
     }
 )
-"""Interpolations that step by the scale factor also where an axis keeps its size."""
+"""Interpolations that step by the scale factor even if an axis keeps its size."""
 _BETWEEN_PIXELS = frozenset(
     {
         "upsample_linear1d",
@@ -183,11 +187,12 @@ _BETWEEN_PIXELS = frozenset(
 
 
 def _why_not_resized(node: Node, name: str) -> str | None:
-    """Why OpenVINO resizes otherwise than eager does."""
+    """Return why OpenVINO resizes otherwise than eager does, or None."""
     if name not in _BY_FACTOR | _BETWEEN_PIXELS:
         return None
     arguments = bound_arguments(node)
-    corners = bool(arguments.get("align_corners"))
+    if arguments.get("align_corners"):
+        return None
     image: Any = node.args[0]
     sizes = image.meta["val"].shape[2:]
     outs = node.meta["val"].shape[2:]
@@ -195,30 +200,24 @@ def _why_not_resized(node: Node, name: str) -> str | None:
     factors = arguments.get("scale_factors") or scales or [None] * len(sizes)
     for size, out, factor in zip(sizes, outs, factors, strict=True):
         is_known = isinstance(size, int) and isinstance(out, int)
-        may_be_one = out == 1 != size if is_known else factor is None or factor < 1
-        if name in _BETWEEN_PIXELS and not corners and may_be_one:
+        if is_known:
+            may_be_one = out == 1 and size != 1
+            may_keep_size = size == out
+        else:
+            may_be_one = factor is None or factor < 1
+            may_keep_size = factor is not None and 1 < factor < 1.5
+        if name in _BETWEEN_PIXELS and may_be_one:
             return (
                 "OpenVINO reads a single output pixel at the corner of the input, and"
                 " eager at its centre"
             )
-        if (
-            name in _BETWEEN_PIXELS
-            and not corners
-            and not is_known
-            and factor
-            and not float(factor).is_integer()
-        ):
+        has_fraction = factor and not float(factor).is_integer()
+        if name in _BETWEEN_PIXELS and not is_known and has_fraction:
             return (
-                "of dynamic sizes, OpenVINO resizes by their ratio, and eager by the"
+                "for dynamic sizes, OpenVINO resizes by their ratio, and eager by the"
                 f" scale factor {factor}"
             )
-        may_stay = size == out if is_known else factor is not None and 1 < factor < 1.5
-        if (
-            name in _BY_FACTOR
-            and not corners
-            and factor not in (None, 1.0)
-            and may_stay
-        ):
+        if name in _BY_FACTOR and may_keep_size and factor not in (None, 1.0):
             return (
                 "OpenVINO copies an axis that keeps its size, and eager steps by the"
                 f" scale factor {factor}"

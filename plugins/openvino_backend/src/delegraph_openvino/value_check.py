@@ -1,10 +1,9 @@
-"""Parts of support checks about values: ``ValueCheck``, for engines whose integers have
-32 bits; quantized values.
-"""
+"""Checks of values for engines with 32-bit integers, and of quantized values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ _INDEX_AT = {
     "index_put": 1,
     "scatter": 2,
 }
-"""Where an operator takes indices."""
+"""Operator -> the position of its argument with indices."""
 _CASTS = ("_to_copy", "to", "type_as")
 _MOVES = frozenset(
     "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand"
@@ -34,18 +33,18 @@ _MOVES = frozenset(
     " masked_fill scatter slice_scatter select_scatter tril triu full_like zeros_like"
     " ones_like new_full new_zeros new_ones".split()
 )
-"""Operators that compute no new integers, whatever their elements are."""
+"""Operators that compute no new integers, for any elements."""
 
 
 class ValueCheck:
-    """A ``why_not`` that keeps what an engine has no values for on the host, and
-    integers that it computes otherwise.
+    """A ``why_not`` for values and integers that an engine cannot compute as torch
+    does.
 
-    The engine has tensors of ``dtypes``, whose sizes may depend on inputs, but not on
-    elements of tensors; and sizes as integers. Its int64 has 32 bits, and integers stop
-    at the ends of their range, where torch's wrap. So int64 is taken as an index, and
-    as a place that is found among floats: both fit, or are wrong in eager as well.
-    ``engine``: its name, for the reasons.
+    The engine has tensors of ``dtypes``, and sizes as integers. Sizes of tensors may
+    depend on inputs, but not on elements of tensors. Its int64 has 32 bits, and its
+    integers saturate, where torch's wrap. So int64 is accepted only as an index, and as
+    a position found among floats: these fit, or are wrong in eager as well. ``engine``:
+    its name, for the reasons.
     """
 
     def __init__(self, engine: str, dtypes: Collection[torch.dtype]) -> None:
@@ -53,88 +52,79 @@ class ValueCheck:
         self.dtypes = dtypes
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if its values are no reason."""
-        if (why := why_subgraph(node, self.engine)) is not None:
+        """Return why the values of ``node`` keep it on the host, or None."""
+        why = why_subgraph(node, self.engine)
+        if why is not None:
             return why
         for value in (*node.all_input_nodes, node):
             for val in _leaves(value):
-                if (why := self._why_no_value(value, val)) is not None:
+                why = self._why_no_value(value, val)
+                if why is not None:
                     return why
         if is_random(node):
-            return "it draws random numbers, which are the host's"
+            return "it draws random numbers, which only the host does"
         return self._why_not_integers(node)
 
     def _why_no_value(self, node: Node, val: Any) -> str | None:
-        """Why the engine has no value like ``val``, one of those of ``node``."""
+        """Return why the engine cannot represent ``val``, a value of ``node``, or None."""
         if not isinstance(val, torch.Tensor):
             if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
                 return None
             return (
-                f"{node.name} is {_kind(val)}, and {self.engine} computes tensors and"
-                " sizes"
+                f"{node.name} is {_kind(val)}, and {self.engine} computes only tensors"
+                " and sizes"
             )
         if val.dtype not in self.dtypes:
-            given: dict[str, Any] = (
-                {"unless": torch.float32} if val.dtype is torch.float64 else {}
-            )
             text = f"{node.name} is {val.dtype}, which {self.engine} does not compute"
-            return Reason(text, cause=str(val.dtype), of=node, **given)
-        if any(
-            not isinstance(size, int) for size in val.shape
-        ) and free_unbacked_symbols(val):
+            if val.dtype is torch.float64:
+                return Reason(text, cause=str(val.dtype), of=node, unless=torch.float32)
+            return Reason(text, cause=str(val.dtype), of=node)
+        is_dynamic = not all(isinstance(size, int) for size in val.shape)
+        if is_dynamic and free_unbacked_symbols(val):
             return (
-                f"the size of {node.name} depends on values, which {self.engine} cannot"
-                " be given"
+                f"the size of {node.name} depends on elements of tensors, which"
+                f" {self.engine} does not support"
             )
         return None
 
     def _why_not_integers(self, node: Node) -> str | None:
-        """Why the engine computes other integers than torch does; None if it does not.
+        """Return why the engine computes other integers than torch does, or None.
 
-        Quantize and dequantize are left to the backend, which has to know what the
-        engine makes of them.
+        Quantize and dequantize operators are left to the backend, which knows how the
+        engine compiles them.
         """
         if getattr(node.target, "namespace", "") == "quantized_decomposed":
             return None
-        read = [d for value in node.all_input_nodes for d in _integers(value)]
+        read = list(chain.from_iterable(map(_integers, node.all_input_nodes)))
         made = _integers(node)
         name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
         if name in _INDEX_AT:
             indices = pytree.tree_leaves(node.args[_INDEX_AT[name]])
-            read = [
-                d
-                for value in node.all_input_nodes
-                if value not in indices
-                for d in _integers(value)
-            ]
+            others = [value for value in node.all_input_nodes if value not in indices]
+            read = list(chain.from_iterable(map(_integers, others)))
         is_cast = name in _CASTS
         of_floats = is_cast and node.all_input_nodes[0].meta["val"].is_floating_point()
         if torch.int64 in read or (torch.int64 in made and of_floats):
             return Reason(f"{self.engine} computes int64 in 32 bits", cause="int64")
         if name in _MOVES:
             return None
-        if large := [
-            number for number in _literals(node) if not -(2**31) <= number < 2**31
-        ]:
-            return f"{self.engine} computes in 32 bits, which {large[0]} exceeds"
-        if (
-            read
-            and made
-            and not (
-                is_cast
-                and min(m.itemsize for m in made) >= max(r.itemsize for r in read)
-            )
-        ):
-            text = (
-                f"{self.engine} lets integers stop at the ends of their range, where"
-                " torch wraps"
-            )
-            return Reason(text, cause="integers")
-        return None
+        for number in _literals(node):
+            if not -(2**31) <= number < 2**31:
+                return f"{self.engine} computes in 32 bits, which {number} exceeds"
+        if not read or not made:
+            return None
+        smallest_made = min(dtype.itemsize for dtype in made)
+        if is_cast and smallest_made >= max(dtype.itemsize for dtype in read):
+            return None
+        text = (
+            f"in {self.engine}, integers saturate at the ends of their range; in torch"
+            " they wrap"
+        )
+        return Reason(text, cause="integers")
 
 
 def _kind(val: Any) -> str:
-    """Return the words of PyTorch's users for a value that is no tensor and no size."""
+    """Return a name for a value that is neither a tensor nor a size."""
     if val is None:
         return "None"
     if isinstance(val, (torch.SymBool, bool)):
@@ -145,9 +135,7 @@ def _kind(val: Any) -> str:
 
 
 def dequantized_parts(node: Node) -> list[Node]:
-    """What ``node`` concatenates, if it does and each part is dequantized in this
-    program; else nothing.
-    """
+    """Return the operands of a concatenation if all are dequantized, else nothing."""
     if node.target is not torch.ops.aten.cat.default:
         return []
     parts: Any = node.args[0]
@@ -155,12 +143,12 @@ def dequantized_parts(node: Node) -> list[Node]:
 
 
 def is_dequantized(node: Node) -> bool:
-    """Whether ``node`` dequantizes a tensor, as quantizers of torch write it."""
+    """Return whether ``node`` dequantizes a tensor in the form of torch's quantizers."""
     return str(node.target).startswith("quantized_decomposed.dequantize")
 
 
 def _integers(node: Node) -> list[torch.dtype]:
-    """The types of integer tensors among the values of a node."""
+    """Return the types of integer tensors among the values of a node."""
     types = [val.dtype for val in _leaves(node) if isinstance(val, torch.Tensor)]
     return [
         dtype
@@ -170,8 +158,9 @@ def _integers(node: Node) -> list[torch.dtype]:
 
 
 def _literals(node: Node) -> list[int]:
-    """The integers among the arguments of a call, and in lists there: schemas of torch
-    nest no deeper.
+    """Return the integers among the arguments of a call, and in lists there.
+
+    Schemas of torch nest lists no deeper.
     """
     arguments = (*node.args, *node.kwargs.values())
     lists = (a if isinstance(a, (list, tuple)) else (a,) for a in arguments)
@@ -179,6 +168,6 @@ def _literals(node: Node) -> list[int]:
 
 
 def _leaves(node: Node) -> list[Any]:
-    """The values of a node. Most have one tensor, and walking a tree takes far longer."""
+    """Return the values of a node, without a tree walk if it is a single tensor."""
     val = node.meta.get("val")
     return [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)

@@ -1,11 +1,12 @@
-"""Quantizes a model after training, as the integer units of a backend want it:
-torchao's PT2E flow in one call.
+"""Quantizes a model after training for the integer units of a backend.
 
-from delegraph_quantize import quantize, quantization_errors
+It runs torchao's PT2E flow in one call::
 
-program = quantize(model, batches, backend="tosa")
-print(quantization_errors(model, program, batches))
-lowered = delegraph.lower(program, backends=["tosa"])
+    from delegraph_quantize import quantize, quantization_errors
+
+    program = quantize(model, batches, backend="tosa")
+    print(quantization_errors(model, program, batches))
+    lowered = delegraph.lower(program, backends=["tosa"])
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _HOME = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The names above import torch, which the light module does without."""
+        """Import a public name at its first use, since all of them import torch."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,6 +1,4 @@
-"""Batch norms behind convolutions and linears, which torchao folds into the weights of
-these.
-"""
+"""Prepares batch norms after convolutions and linears for torchao's folding."""
 
 from __future__ import annotations
 
@@ -12,11 +10,10 @@ from torch.fx import GraphModule, Node
 
 
 def unshare_weights(module: GraphModule) -> None:
-    """Give each convolution that shares a weight, and has a batch norm behind it, a
-    weight of its own.
+    """Give each convolution with a shared weight and a batch norm its own weight.
 
-    torchao folds the batch norm into the weight in place: the other convolutions would
-    compute with it as well.
+    torchao folds the batch norm into the weight in place. The other convolutions would
+    then use the folded weight as well.
     """
     for node in module.graph.find_nodes(op="get_attr"):
         for user in list(node.users) if len(node.users) > 1 else ():
@@ -37,8 +34,9 @@ BETWEEN = torch.ops.aten.alias.default
 
 
 def keep_batch_norms(module: GraphModule) -> None:
-    """Put an alias before each batch norm that torchao would fold and cannot: its fold
-    reads tensors of the model.
+    """Put an alias before each batch norm that torchao would try to fold and cannot.
+
+    torchao's fold reads tensors of the model, which such a norm does not have.
     """
     for node in list(module.graph.nodes):
         if follows_layer(node) and not is_folded(node):
@@ -53,7 +51,7 @@ def keep_batch_norms(module: GraphModule) -> None:
 
 
 def follows_layer(node: Node) -> bool:
-    """Whether a call is a batch norm of what a convolution or a linear gives."""
+    """Return whether a call is a batch norm of the result of a convolution or linear."""
     made = node.args[0] if node.op == "call_function" and node.args else None
     return (
         "batch_norm" in str(node.target)
@@ -63,10 +61,10 @@ def follows_layer(node: Node) -> bool:
 
 
 def is_folded(norm: Node) -> bool:
-    """Whether that batch norm becomes part of the layer before it.
+    """Return whether that batch norm becomes part of the layer before it.
 
-    It has to have statistics of training, neither it nor the layer may have a weight
-    that is computed, and nothing else may take the layer's result.
+    It needs statistics of training, and must be the only user of the layer. No weight
+    of the norm or the layer may be computed.
     """
     layer: Any = norm.args[0]
     if len(layer.users) > 1 or norm.args[3] is None or _normalizes_by_batch(norm):
@@ -83,7 +81,7 @@ def is_folded(norm: Node) -> bool:
 
 
 def _normalizes_by_batch(norm: Node) -> bool:
-    """Whether a batch norm computes its statistics from the batch, as in training."""
+    """Return whether a batch norm uses statistics of the batch, as in training."""
     return norm.target is torch.ops.aten.batch_norm.default and norm.args[5] is True
 
 
@@ -111,7 +109,7 @@ _TRANSPOSED = (
 
 
 def _is_grouped_transposed(layer: Node) -> bool:
-    """Whether ``layer`` is a transposed convolution with groups."""
+    """Return whether ``layer`` is a transposed convolution with groups."""
     if layer.target not in _TRANSPOSED or len(layer.args) < 7:
         return False
     groups: Any = layer.args[6]

@@ -1,15 +1,15 @@
-"""What crosses into branches and loops, and out of them, in one quantization, so that
-integers cross.
+"""Gives values that enter and leave branches and loops one quantization each.
 
-Each body is calibrated alone. Two branches would return a value in two quantizations,
-and a loop would go on in another one than it began with; a graph of integers has no
-value that is the one or the other.
+Integers can then be passed in and out. Each body is calibrated alone. Two branches
+would return a value in two quantizations, and a loop would end in another one than it
+began with. A graph of integers cannot represent a value of either quantization.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 class Steps(NamedTuple):
-    """The arguments of a quantize and its dequantize."""
+    """The arguments of a quantize operator and its dequantize operator."""
 
     scale: float
     zero_point: int
@@ -32,7 +32,7 @@ class Steps(NamedTuple):
     dtype: torch.dtype
 
     def union(self, other: Steps) -> Steps | None:
-        """Steps that reach as far as both; None for other integers."""
+        """Return steps that cover the ranges of both; None for other integer types."""
         if self[2:] != other[2:]:
             return None
         if self.zero_point == other.zero_point == 0:  # symmetric ones stay so
@@ -47,13 +47,12 @@ class Steps(NamedTuple):
 
 
 def agree(module: GraphModule) -> None:
-    """Give the operands and results of branches and loops one quantization each, where
-    all their sides are quantized.
+    """Give the operands and results of branches and loops one quantization each.
 
-    What a body quantizes of an operand in floats, is quantized before the call.
+    This needs a quantization on all sides. If a body quantizes a float operand, it is
+    quantized before the call instead.
     """
-    # what a branch returns of a branch in it has its steps before the outer one is
-    # asked
+    # inner branches first: their results need steps before the outer branch uses them
     for part in reversed(bodies(module)):
         for target in (_hops.cond, _hops.while_loop, _hops.scan):
             for call in part.graph.find_nodes(op="call_function", target=target):
@@ -65,43 +64,36 @@ def agree(module: GraphModule) -> None:
 def _agree_on(outer: GraphModule, call: Node) -> None:
     inner, operands, carried = _parts(outer, call)
     for k, operand in enumerate(operands):
-        seen = [
-            steps for body in inner for steps in _taken_with(_placeholders(body)[k])
-        ]
+        inputs = [_placeholders(body)[k] for body in inner]
+        seen = list(chain.from_iterable(map(_taken_with, inputs)))
         if not isinstance(operand, Node) or operand.op == "get_attr" or not seen:
             continue
         if call.target is _hops.while_loop and k < carried:
             after = _results(inner[1])[k]
             known = [*seen, _known(after, inner[1], operands)]
             if after is not _placeholders(inner[1])[k]:
-                _join(
-                    [(outer, call, operand), (inner[1], _output(inner[1]), after)],
-                    known,
-                )
+                at_end = _Side(inner[1], _output(inner[1]), after)
+                _join([_Side(outer, call, operand), at_end], known)
         elif not _is_dequantized(operand) and _is_float(operand):
             # an input of the program has one quantization
             outside = [*_taken_with(operand)][:1]
-            if (steps := _all(outside or seen)) is not None:
+            steps = _all(outside or seen)
+            if steps is not None:
                 _cross(outer, call, operand, steps)
     if call.target is _hops.cond:
         operands = _parts(outer, call)[1]  # as they are now
         for results in zip(*map(_results, inner), strict=True):
-            known = [
-                _known(v, body, operands)
-                for body, v in zip(inner, results, strict=True)
+            sides = [
+                _Side(body, _output(body), value)
+                for body, value in zip(inner, results, strict=True)
             ]
-            _join(
-                [
-                    (body, _output(body), v)
-                    for body, v in zip(inner, results, strict=True)
-                ],
-                known,
-            )
+            _join(sides, [_known(side.value, side.graph, operands) for side in sides])
 
 
 def _known(value: Any, body: GraphModule, operands: Sequence[Any]) -> Steps | None:
-    """The steps of what a body returns, which may be what it is given; None if that is
-    computed in floats.
+    """Return the steps of a result of a body; None if it is computed in floats.
+
+    The result may be an operand of the body.
     """
     if isinstance(value, Node) and value.op == "placeholder":
         value = operands[_placeholders(body).index(value)]
@@ -109,34 +101,37 @@ def _known(value: Any, body: GraphModule, operands: Sequence[Any]) -> Steps | No
 
 
 def _leave(outer: GraphModule, call: Node) -> None:
-    """Quantize what a call returns in steps, and dequantize it behind the call: these
-    integers leave a graph.
+    """Quantize the results of a call, and dequantize them after the call.
+
+    The graph then returns integers.
     """
     inner, operands, carried = _parts(outer, call)
     for taken in [user for user in call.users if user.target is operator.getitem]:
         k: Any = taken.args[1]
-        sides = [
-            _results(body)[k]
-            for body in (inner[1:] if call.target is _hops.while_loop else inner)
-        ]
-        if call.target is _hops.while_loop and k < carried:
+        is_loop = call.target is _hops.while_loop
+        # the first body of a loop is its condition
+        sides = [_results(body)[k] for body in (inner[1:] if is_loop else inner)]
+        if is_loop and k < carried:
             sides.append(operands[k])
-        if (
-            not all(map(_is_dequantized, sides))
-            or len({_steps_of(v) for v in sides}) > 1
-        ):
+        if not all(map(_is_dequantized, sides)):
+            continue
+        if len(set(map(_steps_of, sides))) > 1:
             continue
         for user in list(taken.users):
             if str(user.target) != _QUANTIZE:
                 _cross(outer, user, taken, _steps_of(sides[0]))
 
 
-def _parts(
-    outer: GraphModule, call: Node
-) -> tuple[list[GraphModule], Sequence[Any], int]:
-    """The bodies of a call, the operands that they get, and how many of these a loop
-    carries.
-    """
+class _Parts(NamedTuple):
+    """The bodies of a call, their operands, and how many operands a loop carries."""
+
+    bodies: list[GraphModule]
+    operands: Sequence[Any]
+    carried: int
+
+
+def _parts(outer: GraphModule, call: Node) -> _Parts:
+    """Return the bodies and operands of a call."""
     args: Any = call.args
     if call.target is _hops.cond:
         owners = args[1:3]
@@ -150,30 +145,34 @@ def _parts(
         owners = args[:1]
         operands = [*args[1], *args[2], *args[3]]
         carried = len(args[1])
-    return (
-        [outer.get_submodule(str(owner.target)) for owner in owners],  # type: ignore[misc]
-        operands,
-        carried,
-    )
+    inner: Any = [outer.get_submodule(str(owner.target)) for owner in owners]
+    return _Parts(inner, operands, carried)
 
 
-def _join(
-    sides: Sequence[tuple[GraphModule, Node, Any]], known: Sequence[Steps | None]
-) -> None:
-    """Let a value cross with steps as wide as all ``known`` on all sides: (graph, who
-    takes it, the value).
+class _Side(NamedTuple):
+    """A value at the border of a body: the graph, the node that takes it, the value."""
+
+    graph: GraphModule
+    taker: Node
+    value: Any
+
+
+def _join(sides: Sequence[_Side], known: Sequence[Steps | None]) -> None:
+    """Give a value the same steps on all sides, as wide as all ``known``.
+
+    ``sides``: (graph, node that takes the value, value).
     """
     steps = _all(known)
-    if steps is not None and all(
-        isinstance(v, Node) and _is_float(v) for _, _, v in sides
-    ):
-        for graph, taker, value in sides:
-            _cross(graph, taker, value, steps)
+    values = [side.value for side in sides]
+    if steps is not None and all(isinstance(v, Node) and _is_float(v) for v in values):
+        for side in sides:
+            _cross(*side, steps)
 
 
 def _cross(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
-    """Let ``taker`` have ``value`` with these steps: they become its own if nothing
-    else uses it.
+    """Give ``taker`` the ``value`` with these steps.
+
+    If nothing else uses the value, its own quantization gets these steps.
     """
     if _is_dequantized(value):
         if _steps_of(value) == steps:
@@ -206,7 +205,7 @@ def _cross(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
 
 
 def _all(known: Sequence[Steps | None]) -> Steps | None:
-    """The union of all; None if one is not known, or counts in other integers."""
+    """Return the union of all; None if one is unknown, or has another integer type."""
     found: Steps | None = known[0]
     for steps in known[1:]:
         found = None if found is None or steps is None else found.union(steps)
@@ -214,7 +213,7 @@ def _all(known: Sequence[Steps | None]) -> Steps | None:
 
 
 def _taken_with(value: Node) -> Iterator[Steps]:
-    """The steps with which a body quantizes what it is given."""
+    """Yield the steps that a body quantizes its operand with."""
     for user in value.users:
         if str(user.target) == _QUANTIZE:
             yield Steps(*user.args[1:6])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Calibration: batches go through the prepared program, whose observers see them."""
+"""Calibration: runs batches through the prepared program, so that observers see values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from .unscaled import Unscaled, leave_in_floats, watched
 
 Progress = Callable[[int, int | None], None]
-"""Called after each batch: how many are done, and how many there are, if that is known.
-"""
+"""Called after each batch with the number of batches done, and their total or None."""
 
 
 class Batch(NamedTuple):
@@ -26,22 +25,18 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(given: Any, names: Sequence[str]) -> Batch:
-        """A tuple or list of arguments, one argument alone, or a mapping by some of
-        ``names``.
-        """
+        """Make a batch of several arguments, one argument, or a mapping by name."""
         if isinstance(given, Mapping) and given and set(given) <= set(names):
             return Batch((), {name: given[name] for name in names if name in given})
         return Batch(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
 
 
 class FailsWithObservers(Exception):
-    """The program runs a batch, but does not run it with observers; the cause has the
-    error.
-    """
+    """The program runs a batch, but fails on it with observers; the cause is the error."""
 
 
 def names_of(program: Program) -> list[str]:
-    """The arguments that a program takes by name."""
+    """Return the names of the arguments that a program takes by name."""
     if isinstance(program, torch.nn.Module):
         parameters = inspect.signature(program.forward).parameters.values()
         return [
@@ -60,19 +55,21 @@ def calibrate(
     total: int | None,
     progress: Progress | None,
 ) -> list[Unscaled]:
-    """Run every batch, and leave in floats what has no scale after that; where such
-    values began.
+    """Run every batch, then leave in floats the values without a scale.
 
-    ``original`` makes the program without observers. Raises InputError if a batch
-    cannot be run, or if nothing is left that could be quantized. Raises
-    FailsWithObservers if only the ``prepared`` program cannot run a batch.
+    Returns where such values began. ``original`` makes the program without observers.
+    Raises InputError if a batch cannot be run, or if nothing is left that could be
+    quantized. Raises FailsWithObservers if only the ``prepared`` program cannot run a
+    batch.
     """
     with watched(prepared) as refused:
         for number, batch in enumerate(batches):
             try:
                 with torch.no_grad():
                     prepared(*batch.args, **batch.kwargs)
-            except Exception as e:  # what operators and modules of the user raise
+            except (
+                Exception
+            ) as e:  # operators and modules of the user may raise anything
                 if _runs(original(), batch):
                     raise FailsWithObservers from e
                 text = (
@@ -86,7 +83,7 @@ def calibrate(
 
 
 def _runs(program: torch.nn.Module, batch: Batch) -> bool:
-    """Whether a batch can be run."""
+    """Return whether a batch can be run."""
     try:
         with torch.no_grad():
             program(*batch.args, **batch.kwargs)
@@ -98,17 +95,18 @@ def _runs(program: torch.nn.Module, batch: Batch) -> bool:
 def checked(
     program: Program, batches: Iterable[Any], any_shape: bool, *, finite: bool = True
 ) -> tuple[Iterator[Batch], int | None]:
-    """The batches as arguments of ``program``, each checked when it comes, and their
-    number if it is known.
+    """Return the batches as arguments of ``program``, and their number if it is known.
 
-    All are of the first one's form: the same structure, dtypes and, unless
-    ``any_shape``, shapes; if they have to be ``finite``, without NaN and infinity.
+    Each batch is checked when it is read. All have the form of the first one:
+    structure, dtypes and, unless ``any_shape``, shapes. With ``finite``, they have no
+    NaN or infinity.
     """
     if isinstance(batches, (torch.Tensor, str, bytes)) or not isinstance(
         batches, Iterable
     ):
         text = (
-            f"calibration_batches is a series of batches, not {type(batches).__name__}"
+            "calibration_batches must be a series of batches, not"
+            f" {type(batches).__name__}"
         )
         raise InputError(
             "input-invalid",
@@ -116,22 +114,22 @@ def checked(
             hint="[(x,), (y,)]: each is a tuple of the module's arguments",
         )
     if isinstance(batches, Mapping):
-        text = "calibration_batches is a series of batches, not one of them"
+        text = "calibration_batches must be a series of batches, not a single batch"
         raise InputError(
             "input-invalid",
             text,
             hint="[batch]: a list of dicts with the arguments' names",
         )
-    return _checked(batches, any_shape, finite, names_of(program)), (
-        len(batches) if isinstance(batches, Sized) else None
-    )
+    total = len(batches) if isinstance(batches, Sized) else None
+    return _checked(batches, any_shape, finite, names_of(program)), total
 
 
 def _checked(
     batches: Iterable[Any], any_shape: bool, finite: bool, names: Sequence[str]
 ) -> Iterator[Batch]:
-    """The batches as arguments. Raises InputError, with the batch that does not fit,
-    when it is reached.
+    """Yield the batches as arguments.
+
+    Raises InputError when it reaches a batch that does not fit.
     """
     form = None
     for number, given in enumerate(batches):
@@ -153,8 +151,8 @@ def _checked(
             )
         if form[1] != kinds:
             text = (
-                f"calibration batch {number} has {_said(kinds)}, and the first one"
-                f" {_said(form[1])}"
+                f"calibration batch {number} has {_describe(kinds)}, and the first one"
+                f" {_describe(form[1])}"
             )
             hint = (
                 "dynamic_shapes lets sizes vary, as for torch.export; leave out a last,"
@@ -167,27 +165,23 @@ def _checked(
             )
         yield batch
     if form is None:
-        text = "there are no calibration batches, so no scale is known"
+        text = "there are no calibration batches, so no scale can be computed"
         raise InputError(
             "input-invalid",
             text,
-            hint="give some inputs as the model will see them; 8 to 100 as a rule",
+            hint="give some typical inputs of the model; 8 to 100 are usual",
         )
 
 
 def _expect_numbers(tensor: torch.Tensor, name: str, finite: bool) -> None:
-    """Raise InputError for a tensor without data or, if it has to be ``finite``, with
-    NaN or infinity.
-    """
+    """Raise InputError for a tensor without data, or (``finite``) with NaN or infinity."""
     if tensor.is_meta:
         raise InputError(
             "input-invalid", f"{name} has no data: it is on the device 'meta'"
         )
     if finite and tensor.is_floating_point() and not tensor.isfinite().all():
-        hint = "nothing could be measured by that; leave the batch out"
-        raise InputError(
-            "input-invalid", f"{name} has NaN or infinity in it", hint=hint
-        )
+        hint = "leave the batch out: no error can be measured with such values"
+        raise InputError("input-invalid", f"{name} contains NaN or infinity", hint=hint)
 
 
 def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
@@ -204,7 +198,7 @@ def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
             )
 
 
-def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
+def _describe(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
     shown = [
         str(dtype).removeprefix("torch.") + ("" if shape is None else str(list(shape)))
         for dtype, shape in kinds

@@ -1,5 +1,6 @@
-"""Cells of recurrent networks as products, sums and gates, between which there can be
-scales.
+"""Writes cells of recurrent networks as products, sums and gates.
+
+Quantizers can set a scale between these operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""``delegraph quantize``, and what ``lower --quantize FILE`` calls: calibration files,
-and the bar meanwhile.
-"""
+"""``delegraph quantize`` and ``lower --quantize FILE``: calibration files, progress."""
 
 from __future__ import annotations
 
@@ -42,9 +40,9 @@ class QuantizeCommand:
             "--backend",
             required=True,
             metavar="BACKEND",
-            help="whose quantizer is taken",
+            help="the backend that provides the quantizer",
         )
-        batches = "an .npz file, one array [batches, *input] an input"
+        batches = "an .npz file with an array [batches, *input] for each input"
         add("--calibration", required=True, type=Path, metavar="FILE.npz", help=batches)
         add(
             "-o",
@@ -91,10 +89,9 @@ def check_calibration(
     backends: Sequence[str],
     option: str = "--quantize",
 ) -> None:
-    """Raise UsageError for a file, models or backends that cannot work, before torch is
-    imported.
+    """Raise UsageError for a file, models or backends that cannot be used.
 
-    ``option``: the one that names the file, for errors.
+    It needs no torch. ``option``: the option that names the file, for errors.
     """
     if path.suffix != ".npz":
         raise UsageError(
@@ -111,30 +108,25 @@ def check_calibration(
     if not all(backends or [""]):
         raise UsageError(
             "usage-invalid",
-            f"{option} needs a backend, whose quantizer it takes",
+            f"{option} needs a backend that provides the quantizer",
             hint="--backend NAME",
         )
 
 
 _HOW = (
-    "numpy.savez('calibration.npz', x=inputs): an array for each input of the model,"
-    " called so, [batches, *input]"
+    "numpy.savez('calibration.npz', x=inputs): an array [batches, *input] for each"
+    " input of the model, by its name"
 )
 
 
 def quantize_given(given: Any, path: Path, backend: str) -> str:
-    """Put the quantized program in the place of the only method of a ``GivenModel``;
-    what the report is to note.
-    """
+    """Quantize the only method of a ``GivenModel``, and return the note for the report."""
     from .flow import quantize
 
     if list(given.programs) != ["forward"] or given.kwargs["forward"]:
         text = "--quantize takes a model with one method and without keyword arguments"
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="delegraph.quantize, from Python, takes each method for itself",
-        )
+        hint = "call delegraph.quantize in Python for each method"
+        raise InputError("input-invalid", text, hint=hint)
     batches = read_batches(path, _argument_names(given.programs["forward"]))
     _expect_ranks(path, batches, given.inputs["forward"])
     _expect_sizes(path, batches, given.inputs["forward"], given.programs["forward"])
@@ -150,42 +142,31 @@ def quantize_given(given: Any, path: Path, backend: str) -> str:
                 progress=_show_progress,
             )
     given.add("forward", program, batches[0])
+    counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
+    lines = [
+        f"quantized after {counted} of {path}; --verify compares with the quantized"
+        " program, and quantization_errors with the model in floats"
+    ]
     for warning in caught:
-        if not issubclass(warning.category, DelegraphWarning):
+        if issubclass(warning.category, DelegraphWarning):
+            lines.append(f"warning: {warning.message}")
+        else:
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
             )
-    noted = [
-        str(warning.message)
-        for warning in caught
-        if issubclass(warning.category, DelegraphWarning)
-    ]
-    counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
-    judged = (
-        "--verify compares with the quantized program, and quantization_errors with the"
-        " model in floats"
-    )
-    return "\n".join(
-        [
-            f"quantized after {counted} of {path}; {judged}",
-            *(f"warning: {text}" for text in noted),
-        ]
-    )
+    return "\n".join(lines)
 
 
 def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> None:
-    """Raise InputError if the arrays of a batch have other ranks or types than the
-    example.
+    """Raise InputError if a batch has arrays of other ranks or types than the example.
 
-    Other ranks mostly mean that the axis of batches lacks. numpy's floats are float64
-    unless the user converts them.
+    Other ranks mostly mean that the axis of batches is missing. numpy's floats are
+    float64 unless the user converts them.
     """
     if not batches or not example:
         return
-    given, wanted = (
-        [leaf for leaf in each if hasattr(leaf, "shape")]
-        for each in (batches[0], example)
-    )
+    given = [leaf for leaf in batches[0] if hasattr(leaf, "shape")]
+    wanted = [leaf for leaf in example if hasattr(leaf, "shape")]
     if len(given) != len(wanted):
         return
     if [leaf.dim() for leaf in given] != [leaf.dim() for leaf in wanted]:
@@ -199,37 +180,32 @@ def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> N
     for position, (leaf, expected_leaf) in enumerate(zip(given, wanted, strict=True)):
         is_float = leaf.is_floating_point() or expected_leaf.is_floating_point()
         if is_float and leaf.dtype != expected_leaf.dtype:
-            types = [
-                str(dtype).removeprefix("torch.")
-                for dtype in (leaf.dtype, expected_leaf.dtype)
-            ]
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            wanted_dtype = str(expected_leaf.dtype).removeprefix("torch.")
             text = (
-                f"{path}: input {position} is {types[0]}, and the model's example is"
-                f" {types[1]}"
+                f"{path}: input {position} is {dtype}, and the model's example is"
+                f" {wanted_dtype}"
             )
-            raise InputError(
-                "input-invalid", text, hint=f"x.astype('{types[1]}') in numpy"
-            )
+            hint = f"x.astype('{wanted_dtype}') in numpy"
+            raise InputError("input-invalid", text, hint=hint)
 
 
 def _expect_sizes(
     path: Path, batches: list[tuple[Any, ...]], example: Any, program: Any
 ) -> None:
-    """Raise InputError if a module fails with a batch of other sizes than its example."""
+    """Raise InputError if a module fails on a batch with other sizes than its example."""
     import torch
 
     if not batches or not example or not isinstance(program, torch.nn.Module):
         return
-    given, wanted = (
-        [list(leaf.shape) for leaf in each if hasattr(leaf, "shape")]
-        for each in (batches[0], example)
-    )
+    given = [list(leaf.shape) for leaf in batches[0] if hasattr(leaf, "shape")]
+    wanted = [list(leaf.shape) for leaf in example if hasattr(leaf, "shape")]
     if given == wanted:
         return
     try:
         with torch.no_grad():
             program(*batches[0])
-    except Exception as e:  # whatever the module raises
+    except Exception as e:  # modules may raise anything
         text = (
             f"{path}: a batch has inputs of the shapes {given}, and the model's example"
             f" has {wanted}: {e}"
@@ -238,7 +214,7 @@ def _expect_sizes(
 
 
 def _argument_names(program: Any) -> list[str]:
-    """What the model calls its inputs."""
+    """Return the model's names of its inputs."""
     from delegraph_programs import user_inputs
     from torch.export import ExportedProgram
 
@@ -250,10 +226,9 @@ def _argument_names(program: Any) -> list[str]:
 
 
 def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """The batches of an .npz file: the k-th row of each of its arrays, in the order of
-    the inputs called ``names``.
+    """Return the batches of an .npz file, with arrays in the order of ``names``.
 
-    Raises FormatError or InputError.
+    Batch k has row k of each array. Raises FormatError or InputError.
     """
     import numpy as np
     import torch
@@ -262,10 +237,10 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
     except Exception as e:
-        # whatever zip, numpy and torch raise for a damaged file or for types that are
+        # zip, numpy and torch raise many errors for damaged files, and types that are
         # no numbers
         raise FormatError(
-            "format-invalid", f"{path} is no .npz file of numbers: {e}", hint=_HOW
+            "format-invalid", f"{path} is no .npz file with numbers: {e}", hint=_HOW
         ) from e
     columns = [arrays[key] for key in _in_order(path, list(arrays), names)]
     if (
@@ -274,16 +249,18 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
     ):
         shapes = ", ".join(str(list(column.shape)) for column in columns) or "none"
         text = (
-            f"{path}: its arrays have different numbers of batches, or none (shapes:"
-            f" {shapes})"
+            f"{path}: all arrays need the same number of batches as first size; their"
+            f" shapes are {shapes}"
         )
         raise InputError("input-invalid", text, hint=_HOW)
     return list(zip(*columns, strict=True))
 
 
 def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
-    """The arrays in the order of the inputs: named so, or as numpy numbers them. One
-    array needs no name.
+    """Return the keys of the arrays in the order of the inputs.
+
+    Arrays have the names of inputs, or numpy's numbers. A single array may have any
+    name.
     """
     numbered = [f"arr_{k}" for k in range(len(keys))]
     for order in (list(names[: len(keys)]), numbered):
@@ -297,7 +274,7 @@ def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
         raise InputError(
             "input-invalid",
             text,
-            hint="call the arrays as the inputs, or give them no names",
+            hint="name the arrays as the inputs, or give them no names",
         )
     return keys
 

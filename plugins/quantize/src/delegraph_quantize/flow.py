@@ -1,5 +1,6 @@
-"""``delegraph.quantize``: export, prepare, calibrate, convert, export again; torchao's
-PT2E flow in one call.
+"""``delegraph.quantize``: torchao's PT2E flow in one call.
+
+It exports, prepares, calibrates, converts and exports again.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,9 +46,7 @@ from .unscaled import bodies
 from .varied import CalibrationInputs
 
 LAYER = "delegraph.layer"
-"""Key in the ``custom`` metadata of a node of a quantized program: its name in the
-program before.
-"""
+"""Key in the ``custom`` metadata of a quantized node: its name before quantization."""
 
 
 def quantize(
@@ -60,26 +59,26 @@ def quantize(
     progress: Progress | None = None,
     registry: Registry | None = None,
 ) -> ExportedProgram:
-    """Quantize a model after training, as the integer units of a backend want it; what
-    returns is for ``lower``.
+    """Quantize a model after training for the integer units of a backend.
 
-    ``program``: an nn.Module in eval mode, or an ExportedProgram.
-    ``calibration_batches``: tuples of its arguments (or tensors, if it takes one; or
-    dicts by their names) as it will see them; the scales follow from them.
-    ``quantizer``: one of torchao's, with settings of its own
-    (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``, as it
-    is made; without either that of the only installed backend that has one, or of the
-    default one. ``progress(done, total)`` is called after each batch; the total is None
-    for a generator. The model is not changed. Buffers that it writes carry over from
-    batch to batch, and are in the result what they were before the first.
+    The result is for ``lower``. ``program``: an nn.Module in eval mode, or an
+    ExportedProgram. ``calibration_batches``: typical arguments of the program, which
+    determine the scales. Each batch is a tuple, a dict by names, or a tensor if the
+    program takes one. ``quantizer``: a configured quantizer of torchao
+    (``delegraph_tosa.quantizer.TOSAQuantizer``). By default it is that of ``backend``
+    without settings. Without a backend, it is that of the only installed backend that
+    has one, or of the default one. ``progress(done, total)`` is called after each
+    batch; the total is None for a generator. The model is not changed. Buffers that it
+    writes carry over from batch to batch. In the result they have their values before
+    the first batch.
 
-    A value that was NaN or infinite with a batch has no scale: the calls that make or
-    take it stay in floats, and a DelegraphWarning names it with its line. Another one
-    names inputs that never vary in the batches.
+    If a value was NaN or infinite in a batch, it has no scale, and the calls that make
+    or take it stay in floats. A DelegraphWarning names it with its line. Another
+    warning names inputs that never vary in the batches.
 
-    Raises InputError for batches that do not fit or show nothing, and for a program of
-    which nothing is quantized; PluginUnavailable without torchao; what the registry
-    raises for a backend that has no quantizer.
+    Raises InputError for batches that do not fit or have no values, and for a program
+    without quantized calls. Raises PluginUnavailable without torchao, and the errors of
+    the registry for a backend without a quantizer.
     """
     registry = registry or default_registry()
     quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
@@ -125,9 +124,7 @@ def quantize(
 
 
 def _argument_names(program: Program) -> list[str]:
-    """Return the names of the arguments, in their order; those of a program are the
-    names of its inputs.
-    """
+    """Return the names of the arguments in order; for a program, those of its inputs."""
     if not isinstance(program, ExportedProgram):
         return names_of(program)
     spec = program.call_spec.in_spec
@@ -137,8 +134,9 @@ def _argument_names(program: Program) -> list[str]:
 
 
 def quantizer_of(backend: str | None, registry: Registry) -> Any:
-    """The quantizer of a backend; without a name, of the one that ``lower`` would take
-    among those that have one.
+    """Return the quantizer of a backend.
+
+    Without a name, it is the backend that ``lower`` would take among those with one.
     """
     if backend is None:
         (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
@@ -148,17 +146,19 @@ def quantizer_of(backend: str | None, registry: Registry) -> Any:
 
 
 def _expect_quantizer(quantizer: Any, registry: Registry) -> None:
-    """Raise unless it is one of torchao's: ContractViolation for that of a backend,
-    OptionError for the caller's.
+    """Raise unless ``quantizer`` is one of torchao's.
+
+    The error is ContractViolation if it belongs to a backend, and else OptionError.
     """
     from torchao.quantization.pt2e.quantizer import Quantizer
 
     if isinstance(quantizer, Quantizer):
         return
-    if (record := registry.owner(type(quantizer))) is not None:
+    record = registry.owner(type(quantizer))
+    if record is not None:
         text = (
-            f"{type(quantizer).__name__}, the quantizer of {record.owner}, is no"
-            " Quantizer of torchao"
+            f"{type(quantizer).__name__}, the quantizer of {record.owner}, does not"
+            " derive from torchao's Quantizer"
         )
         hint = (
             "for its authors: derive it from"
@@ -167,24 +167,23 @@ def _expect_quantizer(quantizer: Any, registry: Registry) -> None:
         raise ContractViolation("contract-violation", text, hint=hint)
     raise OptionError(
         "option-invalid",
-        f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}",
+        f"quantizer must be a Quantizer object of torchao, not {quantizer!r}",
     )
 
 
 def _expect_arguments(program: Program, batch: Batch) -> None:
-    """Raise InputError if a batch has too many values or too few, as one of a loader
-    that gives labels as well.
+    """Raise InputError if a batch has too many or too few values for the module.
+
+    For example, a loader may yield labels as well.
     """
     if isinstance(program, torch.nn.Module):
         parameters = inspect.signature(program.forward)
         try:
             parameters.bind(*batch.args, **batch.kwargs)
         except TypeError as e:
-            has = (
-                f"the arguments {', '.join(batch.kwargs)}"
-                if batch.kwargs
-                else f"{len(batch.args)} values"
-            )
+            has = f"{len(batch.args)} values"
+            if batch.kwargs:
+                has = f"the arguments {', '.join(batch.kwargs)}"
             text = (
                 f"a calibration batch has {has}, and {type(program).__name__} takes"
                 f" {parameters}"
@@ -197,9 +196,7 @@ def _expect_arguments(program: Program, batch: Batch) -> None:
 
 
 def _expect_floats(exported: ExportedProgram) -> None:
-    """Raise InputError for a program that is quantized already, or has nothing that
-    could be.
-    """
+    """Raise InputError for a program that is already quantized, or not float32."""
     if any(
         str(node.target).startswith("quantized_decomposed.")
         for node in exported.graph.nodes
@@ -211,17 +208,14 @@ def _expect_floats(exported: ExportedProgram) -> None:
         raise InputError(
             "input-invalid", text, hint="delegraph.lower takes it as it is"
         )
-    found = {
-        v.dtype
-        for n in exported.graph.nodes
-        if isinstance(v := n.meta.get("val"), torch.Tensor)
-    }
-    floats = {dtype for dtype in found if dtype.is_floating_point}
+    values = [node.meta.get("val") for node in exported.graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     if floats and torch.float32 not in floats:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
         raise InputError(
             "input-invalid",
-            f"only float32 is quantized, and this is {names}",
+            f"only float32 can be quantized, and the program computes in {names}",
             hint="model.float()",
         )
 
@@ -229,10 +223,10 @@ def _expect_floats(exported: ExportedProgram) -> None:
 def _prepared(
     exported: ExportedProgram, quantizer: Any, registry: Registry
 ) -> GraphModule:
-    """The program with observers.
+    """Return the program with observers.
 
-    What torchao finds wrong with an annotation is the quantizer's fault, like what it
-    raises itself.
+    Errors of torchao about an annotation, and errors of the quantizer, are attributed
+    to the quantizer.
     """
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -250,10 +244,10 @@ def _prepared(
     # observers
     if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):
         text = (
-            "nothing of the program is quantized: the quantizer takes none of its calls"
+            "no call of the program is quantized: the quantizer annotates none of them"
         )
         raise InputError(
-            "input-invalid", text, hint="are there settings that leave all in floats?"
+            "input-invalid", text, hint="check the settings of the quantizer"
         )
     return prepared
 
@@ -261,8 +255,9 @@ def _prepared(
 def _prepare_branches(
     module: GraphModule, prepare: Callable[[GraphModule], GraphModule]
 ) -> None:
-    """Put observers into the branches of ``cond``, at any depth; torchao does so for
-    bodies of loops alone.
+    """Put observers into the branches of ``cond``, at any depth.
+
+    torchao does so only for bodies of loops.
     """
     for call in module.graph.find_nodes(op="call_function", target=_cond):
         for owner in call.args[1:3]:
@@ -273,11 +268,10 @@ def _prepare_branches(
 
 
 def _name_layers(module: GraphModule) -> None:
-    """Write each call's name into its metadata; torch keeps that through all that
-    follows.
+    """Write each call's name into its metadata, which torch keeps to the end.
 
-    Calls that a quantizer adds have no such name: nothing in the program before is what
-    they compute.
+    Calls that a quantizer adds have no such name: the original program has no such
+    call.
     """
     for node in module.graph.nodes:
         if node.op == "call_function":
@@ -285,8 +279,9 @@ def _name_layers(module: GraphModule) -> None:
 
 
 def module_of(exported: ExportedProgram) -> GraphModule:
-    """The program as a module, with buffers of its own where it writes them: they are
-    the model's otherwise.
+    """Return the program as a module, with copies of the buffers that it writes.
+
+    Otherwise it would write the model's buffers.
     """
     module: GraphModule = exported.module(check_guards=False)
     for name in written_targets(exported):
@@ -303,8 +298,9 @@ def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
 
 
 def _converted(prepared: GraphModule) -> GraphModule:
-    """The program with Q/DQ in the place of observers, and without the weights in
-    floats, which torchao leaves.
+    """Return the program with quantize and dequantize operators instead of observers.
+
+    Float weights that torchao leaves are removed.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -326,11 +322,7 @@ def _converted(prepared: GraphModule) -> GraphModule:
 
 
 class _Held(torch.nn.Module):
-    """Stands for the body of a loop or a branch while torchao converts what calls it.
-
-    torchao deletes the modules of modules that no call of the outer program names, and
-    these are a body's own bodies.
-    """
+    """Replaces the body of a loop or a branch while torchao converts the calling graph."""
 
     def __init__(self, body: GraphModule) -> None:
         super().__init__()
@@ -341,8 +333,9 @@ class _Held(torch.nn.Module):
 
 
 def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
-    """Put stand-ins in the place of the bodies of loops and branches; the bodies by
-    name, converted if prepared.
+    """Hide the bodies of loops and branches; return them by name.
+
+    Prepared bodies are converted first.
     """
     names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
     loops = [
@@ -368,8 +361,9 @@ def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
 
 
 def _batch_norm(*args: Any) -> torch.Tensor:
-    """Stands for a batch norm while torchao converts: at the sight of one it exports a
-    dozen patterns of training.
+    """Replaces a batch norm while torchao converts.
+
+    For graphs with batch norms, torchao exports a dozen patterns of training.
     """
     return torch.ops.aten.batch_norm.default(*args)  # type: ignore[no-any-return]
 
@@ -380,8 +374,9 @@ _cond = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:
-    """Stands for a loop, and ``_scan`` for a scan: torchao looks into their bodies,
-    which are converted already.
+    """Replaces a loop, as ``_scan`` replaces a scan, while torchao converts.
+
+    Otherwise torchao would convert their bodies a second time.
     """
     return _while(*args)
 
@@ -395,7 +390,7 @@ _STAND_INS = {
     _while: _while_loop,
     _scanning: _scan,
 }
-"""What torchao does not recognize while it converts."""
+"""Replacements of calls that torchao should not recognize while it converts."""
 
 
 def _retarget(module: GraphModule, old: Any, new: Any) -> None:
@@ -407,12 +402,11 @@ def _retarget(module: GraphModule, old: Any, new: Any) -> None:
 def export_whole(
     program: Program, inputs: Batch, dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    """The program whose calls are quantized: recurrent layers are written out, step by
-    step, and their cells as well.
+    """Export a program for quantization, with recurrent layers decomposed into steps.
 
-    A layer of them is one call for torch, inside of which a quantizer could say
-    nothing. A program that writes its buffers becomes functional: torchao takes what it
-    reads of them for constants otherwise.
+    A recurrent layer is one call for torch, and a quantizer could annotate nothing in
+    it. Cells are decomposed, too. A program that writes its buffers becomes functional:
+    otherwise torchao takes the buffers for constants.
     """
     exported = export(
         program,
@@ -421,17 +415,12 @@ def export_whole(
         dynamic_shapes=dynamic_shapes,
     )["forward"]
     graphs = [body.graph for body in bodies(exported.graph_module)]
-    targets = {
-        node.target
-        for graph in graphs
-        for node in graph.nodes
-        if isinstance(node.target, OpOverload)
-    }
+    nodes = chain.from_iterable(graph.nodes for graph in graphs)
+    targets = {node.target for node in nodes if isinstance(node.target, OpOverload)}
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
     table |= {op: CELLS[op] for op in targets if op in CELLS}
-    if not table and not any(
-        map(_writes_buffer, exported.graph.nodes, repeat(exported))
-    ):
+    writes = any(_writes_buffer(node, exported) for node in exported.graph.nodes)
+    if not table and not writes:
         return exported
     with TRACING, quietly():
         unrolled: ExportedProgram = exported.run_decompositions(table)
@@ -439,7 +428,7 @@ def export_whole(
 
 
 def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
-    """Whether a call writes a buffer, or a view of one."""
+    """Return whether a call writes a buffer, or a view of one."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
         return False
     made = node
@@ -449,8 +438,9 @@ def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
 
 
 def expect_torchao() -> None:
-    """Raise PluginUnavailable unless torchao can be imported; what it logs about its
-    kernels is no matter here.
+    """Raise PluginUnavailable unless torchao can be imported.
+
+    torchao's log messages about its kernels are suppressed.
     """
     if find_spec("torchao") is None:
         text = "quantizing needs torchao, which is not installed"

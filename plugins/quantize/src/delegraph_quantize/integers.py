@@ -1,8 +1,7 @@
-"""Integers among the floats, such as positions and masks: no quantizer is to change
-what computes them.
+"""Keeps integers, such as positions and masks, unchanged by quantizers.
 
 XNNPACK's quantizer annotates additions and products of any type, and writes their
-numbers as tensors of floats: with them positions become floats, which index nothing.
+numbers as tensors of floats. Positions would then become floats, which cannot index.
 """
 
 from __future__ import annotations
@@ -12,21 +11,17 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .unscaled import bodies, observed, seen, take_away
+from .unscaled import bodies, observed, observer_calls, remove_observers
 
 
 class NumbersOfIntegers:
-    """The numbers that calls of a program have as arguments, where the calls make
-    integers or truth values.
-    """
+    """The numbers among the arguments of calls that make integers or truth values."""
 
     def __init__(self, module: GraphModule) -> None:
         self._before = {path: _numbers(body) for path, body in _by_path(module)}
 
     def restore(self, prepared: GraphModule) -> None:
-        """Let these calls have their numbers again, in the program after a quantizer's
-        transformations.
-        """
+        """Give these calls their numbers back, after a quantizer's transformations."""
         for path, body in _by_path(prepared):
             numbers = self._before.get(path, {})
             for node in body.graph.nodes:
@@ -48,8 +43,9 @@ def _by_path(module: GraphModule) -> list[tuple[str, GraphModule]]:
 
 
 def _numbers(body: GraphModule) -> dict[str, list[tuple[int, Any]]]:
-    """Name of a call that makes no floats -> position of a number among its arguments,
-    and the number.
+    """Return the numbers in the arguments of each call that makes no floats.
+
+    The result maps the name of the call to pairs of position and number.
     """
     calls = [
         node
@@ -63,16 +59,19 @@ def _numbers(body: GraphModule) -> dict[str, list[tuple[int, Any]]]:
 
 
 def leave_integers(prepared: GraphModule) -> None:
-    """Take away observers of integers, which would hand on floats, and of the calls
-    that make or take integers.
+    """Remove observers of integers, and those of calls that make or take integers.
+
+    Such observers would pass on floats.
     """
     for body in bodies(prepared):
-        integers = {node for node in seen(body) if not is_float(observed(node))}
+        integers = {
+            node for node in observer_calls(body) if not is_float(observed(node))
+        }
         if integers:
-            take_away(body, integers)
+            remove_observers(body, integers)
 
 
 def is_float(made: Node) -> bool:
-    """Whether a call makes floats, as far as its record says."""
+    """Return whether the recorded value of a call is floats, or unknown."""
     value = made.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()

@@ -1,6 +1,4 @@
-"""What quantizing costs, layer by layer: signal-to-noise of the lowered program against
-floats.
-"""
+"""Measures quantization errors layer by layer: the lowered program against floats."""
 
 from __future__ import annotations
 
@@ -39,14 +37,15 @@ RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 
 @dataclass(frozen=True)
 class LayerError:
-    """A layer of a quantized program beside the same layer in floats, over all batches.
+    """A quantized layer compared with the same layer in floats, over all batches.
 
     ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum
-    of squared differences), of all that was lost up to this layer; infinite if nothing
-    was. ``node`` is its name in the quantized program, ``module`` that of the module
-    that calls it, as ``set_module_name`` of a quantizer takes it; "" outside of
-    submodules. ``joined`` has other modules of which it computes layers: that of the
-    convolution for a limit behind it, which no integers lie between.
+    of squared differences). It includes errors of all layers before, and is infinite
+    without errors. ``node`` is its name in the quantized program. ``module`` is the
+    name of the calling module, as a quantizer's ``set_module_name`` takes it; ""
+    outside of submodules. ``joined`` has other modules that are computed together with
+    it. For a limit, that is the module of the convolution before it: there are no
+    integers between the two.
     """
 
     layer: str
@@ -62,37 +61,30 @@ class LayerError:
 
 @dataclass(frozen=True)
 class QuantizationErrors:
-    """The errors of all quantized layers, in the order of the program; the outputs come
-    last.
-    """
+    """The errors of all quantized layers in order of the program, then the outputs."""
 
     layers: tuple[LayerError, ...]
 
     def worst(self, count: int = 5) -> list[LayerError]:
-        """The layers with the lowest signal-to-noise ratio, lowest first."""
+        """Return the layers with the lowest signal-to-noise ratio, lowest first."""
         return sorted(self.layers, key=lambda row: row.snr)[:count]
 
     def worst_modules(self, count: int = 5) -> list[str]:
-        """The modules of the worst layers, each once, the one with the lowest ratio
-        first.
+        """Return the modules of the worst layers once each, lowest ratio first.
 
-        ``count`` layers in modules are taken; each brings those along that it is
-        computed with.
+        ``count`` layers in modules are taken, each with its joined modules.
         """
-        worst = {
-            row.module: row.joined
-            for row in reversed(self.worst(len(self.layers)))
-            if row.module
-        }
-        taken = list(reversed(worst.items()))[:count]
-        return list(
-            dict.fromkeys(
-                name for module, joined in taken for name in (module, *joined)
-            )
-        )
+        worst: dict[str, tuple[str, ...]] = {}
+        for row in self.worst(len(self.layers)):
+            if row.module:
+                worst.setdefault(row.module, row.joined)
+        names: dict[str, None] = {}
+        for module, joined in list(worst.items())[:count]:
+            names.update(dict.fromkeys([module, *joined]))
+        return list(names)
 
     def to_text(self) -> str:
-        """A table; the worst layers are named below it."""
+        """Return a table, with the worst layers named below it."""
         heads = (
             "module",
             "layer",
@@ -102,15 +94,15 @@ class QuantizationErrors:
             "max value",
             "source",
         )
-        named = (
-            (f"{row.layer} in {row.module}" if row.module else row.layer, row)
-            for row in self.worst(3)
-        )
-        worst = ", ".join(f"{name} ({_decibels(row.snr)} dB)" for name, row in named)
-        return "\n".join([table([heads, *map(_cells, self.layers)]), f"worst: {worst}"])
+        worst = []
+        for row in self.worst(3):
+            name = f"{row.layer} in {row.module}" if row.module else row.layer
+            worst.append(f"{name} ({_decibels(row.snr)} dB)")
+        rows = table([heads, *map(_cells, self.layers)])
+        return f"{rows}\nworst: {', '.join(worst)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary; an infinite ratio becomes None."""
+        """Return the errors as a dictionary; an infinite ratio becomes None."""
         rows = [
             {**asdict(row), "snr": row.snr if math.isfinite(row.snr) else None}
             for row in self.layers
@@ -121,22 +113,20 @@ class QuantizationErrors:
         }
 
     def to_model_explorer(self, graph: str = "graph") -> str:
-        """Node data for Model Explorer, JSON: the ratio of each node of the quantized
-        program, from red to green.
+        """Return the ratios as node data for Model Explorer, in JSON, from red to
+        green.
 
-        Load the program's ``.pt2`` file and this one beside it. ``graph`` is the id of
-        the graph there.
+        Load it together with the program's ``.pt2`` file. ``graph`` is the id of the
+        graph there.
         """
         values = {
             row.node: row.snr
             for row in self.layers
             if row.node and math.isfinite(row.snr)
         }
-        column = provided("delegraph_analysis:NodeData", "node data")
-        return json.dumps(
-            column("signal to noise, dB", {graph: values}, RED_TO_GREEN).to_json(),
-            indent=2,
-        )
+        node_data = provided("delegraph_analysis:NodeData", "node data")
+        column = node_data("signal to noise, dB", {graph: values}, RED_TO_GREEN)
+        return json.dumps(column.to_json(), indent=2)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -161,13 +151,13 @@ def quantization_errors(
     dynamic_shapes: Any = None,
     registry: Registry | None = None,
 ) -> QuantizationErrors:
-    """Compare each quantized layer, as the lowered program computes it, with the same
-    layer of ``program`` in floats.
+    """Compare each quantized layer of the lowered program with the layer in floats.
 
-    ``quantized`` is what ``quantize(program, ...)`` returned, with the same
-    ``dynamic_shapes``. It is lowered once more, with the layers as outputs; without
-    ``backends`` for the one whose quantizer ``quantize`` takes. Raises InputError if
-    the two do not belong together, and what ``lower`` raises.
+    ``quantized`` is the result of ``quantize(program, ...)``, with the same
+    ``dynamic_shapes``. It is lowered once more, with the layers as outputs. Without
+    ``backends``, it is lowered for the backend that ``quantize`` takes the quantizer
+    of. Raises InputError if the two do not belong together, and the errors of
+    ``lower``.
     """
     _expect_exported(quantized)
     if backends is None:
@@ -180,21 +170,15 @@ def quantization_errors(
     exported = export_whole(program, first, dynamic_shapes)
     with TRACING:
         floats = module_of(exported)
-    tapped, taps = _tapped(
-        quantized,
-        {
-            node.name: (str(node.target), _module_of(node))
-            for node in floats.graph.nodes
-        },
-    )
+    calls = {n.name: (str(n.target), _module_of(n)) for n in floats.graph.nodes}
+    tapped, taps = _tapped(quantized, calls)
     with TRACING:
         wanted = _Recorder(floats, [tap.layer for tap in taps])
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
     sums: list[_Sums] = []
     for batch in (first, *given):
-        pairs = _pairs(
-            lowered(*batch.args, **batch.kwargs), *wanted.values(batch), taps
-        )
+        outputs = lowered(*batch.args, **batch.kwargs)
+        pairs = _pairs(outputs, *wanted.values(batch), taps)
         sums = sums or [_Sums() for _ in pairs]
         for total, (got, value) in zip(sums, pairs, strict=True):
             total.add(got, value)
@@ -219,35 +203,29 @@ def raise_precision(
     dynamic_shapes: Any = None,
     registry: Registry | None = None,
 ) -> ExportedProgram:
-    """Quantize ``program`` anew, with the ``count`` modules that lose most in
-    ``errors`` in another precision.
+    """Quantize ``program`` again, with the ``count`` worst modules in other precision.
 
-    ``setting`` is what the quantizer's ``set_module_name`` takes: None leaves them in
-    floats, and ``delegraph_tosa.quantizer.Precision(activations=torch.int16)`` has 16
-    bits in TOSA's. ``quantizer`` gets the settings; without it that of ``backend`` is
-    made. The rest is as for ``quantize``, which says what is raised; OptionError for a
-    quantizer without ``set_module_name``, InputError if no layer of ``errors`` is in a
-    module.
+    ``errors`` determines the worst modules. ``setting`` is the argument of the
+    quantizer's ``set_module_name``. None leaves the modules in floats;
+    ``delegraph_tosa.quantizer.Precision(activations=torch.int16)`` sets 16 bits for
+    TOSA. ``quantizer`` gets the settings; by default that of ``backend`` is made. The
+    other arguments and errors are those of ``quantize``. Raises also OptionError for a
+    quantizer without ``set_module_name``, and InputError if no layer of ``errors`` is
+    in a module.
     """
     registry = registry or default_registry()
     quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
     set_module_name = getattr(quantizer, "set_module_name", None)
     if set_module_name is None:
         text = (
-            f"{type(quantizer).__name__} has no set_module_name, by which modules get a"
-            " precision of their own"
+            f"{type(quantizer).__name__} has no set_module_name, so it cannot set the"
+            " precision of a module"
         )
-        raise OptionError(
-            "option-invalid",
-            text,
-            hint="give quantizer= that has it, and settings by other means",
-        )
+        hint = "pass a quantizer= with set_module_name, or configure it otherwise"
+        raise OptionError("option-invalid", text, hint=hint)
     modules = errors.worst_modules(count)
     if not modules:
-        text = (
-            "no layer of the errors is in a module with a name, which the precision"
-            " could be set for"
-        )
+        text = "no layer of the errors is in a named module, so no precision can be set"
         raise InputError(
             "input-invalid",
             text,
@@ -269,9 +247,7 @@ def _pairs(
     values: Mapping[str, torch.Tensor],
     taps: Sequence[_Tap],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of one batch: what the lowered program gives beside what floats give, outputs
-    first, then layers.
-    """
+    """Return pairs of lowered and float values of one batch, outputs before layers."""
     ends = outputs[: -len(taps)]
     integers = outputs[-len(taps) :]
     pairs = list(zip(ends, pytree.tree_leaves(floats), strict=True))
@@ -292,7 +268,7 @@ def _expect_exported(quantized: object) -> None:
 
 
 class _Tap(NamedTuple):
-    """A layer whose integers become an output."""
+    """A layer that returns its integers as an output."""
 
     layer: str
     node: str
@@ -305,8 +281,9 @@ class _Tap(NamedTuple):
 
 
 def _module_of(node: Node) -> str:
-    """The name of the innermost module that calls ``node``: ``features.0`` of
-    ``L['self'].features.0``.
+    """Return the innermost module that calls ``node``: ``features.0``.
+
+    torch's path of it is ``L['self'].features.0``.
     """
     paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return str(paths[-1]).replace("L['self'].", "", 1) if paths else ""
@@ -315,20 +292,24 @@ def _module_of(node: Node) -> str:
 def _tapped(
     quantized: ExportedProgram, operators: Mapping[str, tuple[str, str]]
 ) -> tuple[ExportedProgram, list[_Tap]]:
-    """The program that returns a flat tuple: its own outputs and then the integers of
-    its layers.
+    """Return the program with the integers of its layers as further outputs, and the
+    taps.
 
-    ``operators``: those of the layers in floats, and the modules that call them.
+    It returns a flat tuple. ``operators``: the operator and module of each float layer.
     """
     graph = Graph()
     copies = dict[Node, Node]()
     for node in quantized.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    found = {n: tap for n in graph.nodes if (tap := _tap(n, operators)) is not None}
+    found: dict[Node, _Tap] = {}
+    for node in graph.nodes:
+        tap = _tap(node, operators)
+        if tap is not None:
+            found[node] = tap
     if not found:
         text = "there is no quantized layer in the program"
         raise InputError(
-            "input-invalid", text, hint="it is to be what delegraph.quantize returned"
+            "input-invalid", text, hint="pass the result of delegraph.quantize"
         )
     output = output_node(graph)
     signature = quantized.graph_signature
@@ -349,8 +330,9 @@ def _tapped(
 
 
 def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
-    """What a quantize says of the layer before it, which may be the last part of an
-    operator that was written out.
+    """Return the tap of a quantize operator after a layer; None for other nodes.
+
+    The layer may be the last part of an operator that was decomposed.
     """
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return None
@@ -365,38 +347,37 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     scale, zero_point = node.args[1:3]
     source = source_of(made)
     place = "" if source is None else source.place
-    numbers = float(scale), int(zero_point)  # type: ignore[arg-type]
     return _Tap(
-        layer,
-        made.name,
-        whole,
-        place,
-        *numbers,
-        module,
-        _joined(made, module, operators),
+        layer=layer,
+        node=made.name,
+        operator=whole,
+        source=place,
+        scale=float(scale),  # type: ignore[arg-type]
+        zero_point=int(zero_point),  # type: ignore[arg-type]
+        module=module,
+        joined=_joined(made, module, operators),
     )
 
 
 def _joined(
     made: Node, module: str, operators: Mapping[str, tuple[str, str]]
 ) -> tuple[str, ...]:
-    """The other modules of layers between the integers that ``made`` is computed from
-    and its result.
-    """
+    """Return the other modules between the integer operands of ``made`` and its result."""
     pending = [*made.all_input_nodes]
     found = dict[str, None]()
     while pending:
         node = pending.pop(0)
         if node.op == "call_function" and "quantize_per_" not in str(node.target):
-            found[
-                operators.get(node.meta.get("custom", {}).get(LAYER, ""), ("", ""))[1]
-            ] = None
+            layer = node.meta.get("custom", {}).get(LAYER, "")
+            _, owner = operators.get(layer, ("", ""))
+            found[owner] = None
             pending += node.all_input_nodes
     return tuple(name for name in found if name not in ("", module))
 
 
 def _only_moves(made: Node, quantize: Node) -> bool:
-    """Whether a layer gives integers that it was given: a view, a transpose, a maximum.
+    """Return whether a layer returns its integer operand, as a view or a maximum does.
+
     It adds no error.
     """
     given = made.all_input_nodes
@@ -421,8 +402,8 @@ class _Recorder(Interpreter):
         for name in names:
             if name not in by_name:
                 text = (
-                    f"the quantized program has a layer {name}, which the program in"
-                    " floats does not have"
+                    f"the quantized program has a layer {name}; the program in floats"
+                    " has none of that name"
                 )
                 raise InputError(
                     "input-invalid", text, hint="give the module that was quantized"
@@ -431,8 +412,9 @@ class _Recorder(Interpreter):
         self._kept: dict[str, torch.Tensor] = {}
 
     def values(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The program's results, and the values by name. Torch's Interpreter notes its
-        node where tracers read it.
+        """Return the program's results, and the recorded values by name.
+
+        torch's Interpreter stores its node where tracers read it, so this needs a lock.
         """
         self._kept = {}
         with TRACING, torch.no_grad():
@@ -446,20 +428,21 @@ class _Recorder(Interpreter):
 
 
 def _normalized(node: Node) -> Node:
-    """The batch norm behind a layer, which preparing makes part of it; else the node."""
+    """Return the batch norm that is folded into ``node``, or ``node`` itself."""
     users = list(node.users)
-    return (
-        users[0]
-        if len(users) == 1 and follows_layer(users[0]) and is_folded(users[0])
-        else node
-    )
+    if len(users) == 1 and follows_layer(users[0]) and is_folded(users[0]):
+        return users[0]
+    return node
 
 
 class _Sums:
-    """Squares of a layer's values and of their differences."""
+    """Sums and maxima of a layer's values and of their differences."""
 
     def __init__(self) -> None:
-        self.signal = self.noise = self.error = self.value = 0.0
+        self.signal = 0.0
+        self.noise = 0.0
+        self.error = 0.0
+        self.value = 0.0
 
     def add(self, got: torch.Tensor, wanted: torch.Tensor) -> None:
         a = got.double()
@@ -471,15 +454,22 @@ class _Sums:
             self.value = max(self.value, float(b.abs().max()))
 
     def row(self, tap: _Tap) -> LayerError:
-        named = (tap.layer, tap.node, tap.operator, tap.source)
         return LayerError(
-            *named, self._ratio(), self.error, self.value, tap.module, tap.joined
+            layer=tap.layer,
+            node=tap.node,
+            operator=tap.operator,
+            source=tap.source,
+            snr=self._ratio(),
+            max_abs_error=self.error,
+            max_abs_value=self.value,
+            module=tap.module,
+            joined=tap.joined,
         )
 
     def _ratio(self) -> float:
-        """Signal to noise in dB."""
+        """Return the signal-to-noise ratio in dB."""
         if self.noise == 0:
             return math.inf
-        return (
-            -math.inf if self.signal == 0 else 10 * math.log10(self.signal / self.noise)
-        )
+        if self.signal == 0:
+            return -math.inf
+        return 10 * math.log10(self.signal / self.noise)

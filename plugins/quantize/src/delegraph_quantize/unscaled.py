@@ -1,5 +1,6 @@
-"""Values without a scale, since calibration showed NaN or infinity: they and the calls
-around them stay in floats.
+"""Leaves values in floats if calibration found no scale for them.
+
+Such values were NaN or infinite. The calls around them stay in floats, too.
 """
 
 from __future__ import annotations
@@ -16,28 +17,23 @@ from torch.fx import GraphModule, Node
 
 
 class Unscaled(NamedTuple):
-    """A value from which floats without a scale come: the call that made it and why it
-    has no scale.
-    """
+    """The first value of a chain without a scale: its node, and why it has none."""
 
     made: Node
     why: str
 
     @property
     def source(self) -> Source | None:
-        """The user's line; of an input, that of the first call that takes it."""
+        """The user's line of the value; for an input, that of the first call of it."""
         return next(filter(None, map(source_of, (self.made, *self.made.users))), None)
 
     def __str__(self) -> str:
-        return f"{self.made} {self.why}" + (
-            "" if self.source is None else f" ({self.source.place})"
-        )
+        place = "" if self.source is None else f" ({self.source.place})"
+        return f"{self.made} {self.why}{place}"
 
 
 class _Guard(torch.nn.Module):
-    """Stands for an observer: shows it what is finite, and remembers whether anything
-    was not.
-    """
+    """Replaces an observer, shows it finite values, and records whether others came."""
 
     def __init__(self, observer: Any) -> None:
         super().__init__()
@@ -45,7 +41,7 @@ class _Guard(torch.nn.Module):
         self.refused = False
 
     def forward(self, x: torch.Tensor) -> Any:
-        # aminmax hands NaN on
+        # aminmax returns NaN if an element is NaN
         if x.numel() and not all(limit.isfinite() for limit in x.aminmax()):
             self.refused = True
             return x
@@ -54,14 +50,15 @@ class _Guard(torch.nn.Module):
 
 @contextmanager
 def watched(prepared: GraphModule) -> Iterator[set[Node]]:
-    """A set that has, when the block ends, the calls of observers that came upon NaN or
-    infinity.
+    """Yield a set that has, after the block, the observers that saw NaN or infinity.
+
+    The set contains their calls.
     """
     refused = set[Node]()
     guards = [
         (body, node, _Guard(body.get_submodule(node.target)))
         for body in bodies(prepared)
-        for node in seen(body)
+        for node in observer_calls(body)
     ]
     for body, node, guard in guards:
         setattr(body, node.target, guard)
@@ -74,41 +71,41 @@ def watched(prepared: GraphModule) -> Iterator[set[Node]]:
 
 
 def bodies(module: GraphModule) -> list[GraphModule]:
-    """The program, and what its loops and branches run."""
+    """Return the program, and the bodies of its loops and branches."""
     return [part for part in module.modules() if isinstance(part, GraphModule)]
 
 
-def seen(body: GraphModule) -> Sequence[Any]:
-    """The calls of observers."""
+def observer_calls(body: GraphModule) -> Sequence[Any]:
+    """Return the calls of observers."""
     return body.graph.find_nodes(op="call_module")
 
 
 def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]:
-    """Take away the observers of what has no scale, and of the calls that make or take
-    it; where that began.
+    """Remove the observers of values without a scale, and of calls that use such
+    values.
 
-    Raises InputError if calibration never showed a value, or if nothing is left that
-    could be quantized.
+    Returns the values where this began. Raises InputError if calibration never showed a
+    value, or if nothing is left that could be quantized.
     """
     found = list[Unscaled]()
     for body in bodies(prepared):
-        why = {
-            node: reason
-            for node in seen(body)
-            if (reason := _why_not(body, node, refused, body is prepared))
-        }
-        found += _origins(body, why)
-        if why:
-            take_away(body, set(why))
-    if found and not any(map(seen, bodies(prepared))):
-        hint = "leave out the batches that show it, or change the line"
-        text = f"nothing of the program is quantized: {found[0]}"
+        reasons: dict[Node, str] = {}
+        for node in observer_calls(body):
+            reason = _why_not(body, node, refused, body is prepared)
+            if reason:
+                reasons[node] = reason
+        found += _origins(body, reasons)
+        if reasons:
+            remove_observers(body, set(reasons))
+    if found and not any(map(observer_calls, bodies(prepared))):
+        hint = "leave out the batches with such values, or change the line"
+        text = f"no call of the program can be quantized: {found[0]}"
         raise InputError("input-invalid", text, source=found[0].source, hint=hint)
     return found
 
 
 def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> str:
-    """Why there is no scale for what an observer saw; empty if there is one."""
+    """Return why an observer's value has no scale; "" if it has one."""
     if node in refused:
         return "was NaN or infinite during calibration"
     observer: Any = body.get_submodule(str(node.target))
@@ -117,20 +114,21 @@ def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> 
     high = getattr(observer, "max_val", None)
     if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
         return ""
-    if low.numel() == 0 or (low > high).any():  # as it began
+    if low.numel() == 0 or (low > high).any():  # no value was observed
         if not whole:
             return "was never computed during calibration, in a loop or a branch"
-        text = f"calibration never showed a value of {node.args[0]}"
         raise InputError(
             "input-invalid",
-            text,
-            hint="batches without elements say nothing about scales",
+            f"calibration never showed a value of {node.args[0]}",
+            hint="use batches with elements: empty batches determine no scales",
         )
-    return "" if (high - low).isfinite().all() else "spans more than fp32 has"
+    if (high - low).isfinite().all():
+        return ""
+    return "has a range that float32 cannot represent"
 
 
 def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
-    """The values without a scale that do not follow from others without one."""
+    """Return the values without a scale that do not follow from others without one."""
     found = dict[Node, Unscaled]()
     spoiled = set[Node]()
     for node in body.graph.nodes:
@@ -141,14 +139,13 @@ def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
     return list(found.values())
 
 
-def take_away(body: GraphModule, without: set[Node]) -> None:
-    """Let the calls that make or take what ``without`` observe have operands in floats,
-    and drop unused observers.
+def remove_observers(body: GraphModule, without: set[Node]) -> None:
+    """Remove the observers ``without``, and give the calls around them float operands.
 
-    What another call computes in integers stays an operand as it is: this call has it
-    dequantized.
+    These are the calls that make or take such values. Unused observers are dropped. If
+    another call computes an operand in integers, it is dequantized for this call.
     """
-    observers = set(seen(body))
+    observers = set(observer_calls(body))
     takers = chain.from_iterable(observer.users for observer in without)
     pending = [
         *map(observed, without),
@@ -159,11 +156,11 @@ def take_away(body: GraphModule, without: set[Node]) -> None:
         call = pending.pop()
         if call not in floats:
             floats.add(call)
-            # a convolution before a limit, which has no observer between them
+            # a convolution and a limit after it have no observer between them
             pending += [n for n in call.all_input_nodes if n.op == "call_function"]
     for observer in observers:
         made = observed(observer)
-        # a bias, of the operands' scales
+        # the scale of a bias follows from those of the operands
         derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")
         for user in list(observer.users):
             plain = made in floats or made.op != "call_function" or derived
@@ -176,7 +173,7 @@ def take_away(body: GraphModule, without: set[Node]) -> None:
 
 
 def observed(observer: Node) -> Node:
-    """What an observer sees; there may be two of them on one value."""
+    """Return the node that an observer sees; a value may have two observers."""
     made = observer.args[0]
     assert isinstance(made, Node)
     return observed(made) if made.op == "call_module" else made

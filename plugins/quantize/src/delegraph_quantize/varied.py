@@ -1,6 +1,4 @@
-"""Finds inputs that never vary during calibration, so that their scales say little
-about other inputs.
-"""
+"""Finds inputs that never vary during calibration; their scales may not fit others."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from .calibration import Batch
 
 
 class _Seen:
-    """What the batches had for one tensor input. ``first``: a copy of the first one,
-    because loaders reuse memory.
+    """The values of one tensor input in the batches.
+
+    ``first``: a copy of the first one, because loaders reuse memory.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -33,7 +32,7 @@ class _Seen:
 
 
 class CalibrationInputs:
-    """The tensor inputs of the batches that ``watch`` passes on, by name."""
+    """Records the tensor inputs, by name, of the batches that ``watch`` yields."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Take the ``names`` of the inputs, in the order of the arguments."""
@@ -42,7 +41,7 @@ class CalibrationInputs:
         self._batches = 0
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield each batch after its tensors were compared with those of the first one."""
+        """Yield each batch after comparing its tensors with those of the first one."""
         for batch in batches:
             for name, tensor in self._tensors(batch):
                 if name in self._seen:
@@ -53,14 +52,10 @@ class CalibrationInputs:
             yield batch
 
     def notes(self) -> list[str]:
-        """Return a sentence for each float input that is one number in all batches, and
-        one for equal batches.
-        """
-        counted = (
-            "the calibration batch"
-            if self._batches == 1
-            else f"all {self._batches} calibration batches"
-        )
+        """Return notes on float inputs with one value, and on equal batches."""
+        counted = f"all {self._batches} calibration batches"
+        if self._batches == 1:
+            counted = "the calibration batch"
         notes = []
         constant = []
         for name, seen in self._seen.items():
@@ -79,11 +74,9 @@ class CalibrationInputs:
             if seen.is_repeated and n not in constant
         ]
         if same and len(same) + len(constant) == len(self._seen):
-            named = (
-                f"input {same[0]} is"
-                if len(same) == 1
-                else f"inputs {', '.join(same)} are"
-            )
+            named = f"inputs {', '.join(same)} are"
+            if len(same) == 1:
+                named = f"input {same[0]} is"
             notes.append(
                 f"{named} the same in {counted}: they show no more than one batch"
             )
@@ -97,15 +90,14 @@ class CalibrationInputs:
         return notes
 
     def _tensors(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a batch with their names; those in containers have their
-        place in the name.
+        """Yield the tensors of a batch with their names.
+
+        The name of a tensor in a container includes its place.
         """
         named: dict[str, Any] = {}
         for position, value in enumerate(batch.args):
-            name = (
-                self._names[position] if position < len(self._names) else str(position)
-            )
-            named[name] = value
+            has_name = position < len(self._names)
+            named[self._names[position] if has_name else str(position)] = value
         named |= batch.kwargs
         for name, value in named.items():
             for path, leaf in pytree.tree_flatten_with_path(value)[0]:
@@ -114,12 +106,12 @@ class CalibrationInputs:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Whether all elements of a tensor are one number, which is not NaN."""
+    """Return whether all elements of a tensor are one number, which is not NaN."""
     return tensor.numel() > 0 and bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, type and elements."""
+    """Return whether two tensors have the same shape, type and elements."""
     return (
         tensor.shape == other.shape
         and tensor.dtype == other.dtype

@@ -1,7 +1,7 @@
 """Language models of transformers for delegraph.
 
-``generation_steps`` makes the arguments of ``delegraph.lower``, and ``generate``
-generates tokens with what it returns, or with what was saved.
+``generation_steps`` makes the arguments of ``delegraph.lower``. ``generate`` generates
+tokens with the lowered program, or with a saved one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _HOME = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import each name when it is first used, since the light module is imported
-        through this one.
-        """
+        """Import each name when it is first used: the light module is in this package."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,5 +1,6 @@
-"""A cache of transformers whose tensors are taken out and put in, so that they can be
-arguments and results.
+"""A cache of transformers with tensors that can be exchanged.
+
+So they can be arguments and results of a program.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ NO_RECIPE = (
 )
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Names of the argument for a cache: since transformers 5.24, up to 5.23, and of models
-with states.
+"""Names of the argument for a cache.
+
+They belong to transformers since 5.24, to older ones, and to models with states.
 """
 
 
 class ModelCall(torch.nn.Module):
-    """A module around a model of the user; errors call it by the name of the model's
-    class.
-    """
+    """A module around the user's model; errors name it by the class of the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -41,21 +41,22 @@ class ModelCall(torch.nn.Module):
 class HeldCache:
     """A static cache for one model.
 
-    ``cache``: what the model is called with, under the name ``argument``. Its layers
-    make their tensors in the first call, of the shapes that they are given: what a
-    config says of heads and their sizes does not hold for all models.
+    ``cache``: the argument of the model, called ``argument``. Its layers create their
+    tensors in the first call, with the shapes of their inputs: for some models, the
+    numbers and sizes of heads in the config are wrong.
     """
 
     def __init__(self, model: Any, length: int) -> None:
-        """``length``: how many tokens the cache holds. Raises InputError where
-        transformers has no cache for it.
+        """Create a cache for ``length`` tokens.
+
+        Raises InputError if transformers has no cache for the model.
         """
         from transformers import StaticCache
 
         if not model.can_generate():
             text = (
-                f"{type(model).__name__} does not generate: what it is called with is"
-                " not known"
+                f"{type(model).__name__} does not generate text, so the arguments of"
+                " its calls are not known"
             )
             raise InputError("input-invalid", text, hint=NO_RECIPE)
         self.argument = cache_argument(model)
@@ -67,14 +68,14 @@ class HeldCache:
             _of_full_length(layer, length) for layer in self.cache.layers
         ]
         self._places: list[tuple[dict[Any, Any], Any]] = []
-        """Where the tensors are: a dictionary and a key of it for each."""
+        """The places of the tensors: a dictionary and a key for each."""
         self.empty: list[torch.Tensor] = []
 
     def begin(self, model: Any, call: Callable[[], Any]) -> None:
-        """Let the layers make their tensors: ``call`` gives the model a token.
+        """Let the layers create their tensors: ``call`` gives the model a token.
 
-        Tensors that calls leave in attributes of modules belong to the cache as well
-        (RecurrentGemma has states there).
+        Tensors that calls leave in attributes of modules belong to the cache as well,
+        such as the states of RecurrentGemma.
         """
         call()
         first = {module: _attributes(module) for module in model.modules()}
@@ -84,29 +85,20 @@ class HeldCache:
         states: list[tuple[dict[Any, Any], Any]] = []
         for layer in self.cache.layers:
             self._places += [(vars(layer), key) for key in ("keys", "values")]
-            for kept in (
-                getattr(layer, "conv_states", {}),
-                getattr(layer, "recurrent_states", {}),
-            ):
+            for attribute in ("conv_states", "recurrent_states"):
+                kept = getattr(layer, attribute, {})
                 states += [(kept, key) for key in kept]
         for module, before in first.items():
-            changed = [
-                name
-                for name, value in _attributes(module).items()
-                if before.get(name) is not value
-            ]
-            states += [(vars(module), name) for name in changed]
+            for name, value in _attributes(module).items():
+                if before.get(name) is not value:
+                    states.append((vars(module), name))
         places = self._places + states
-        self._places = [
-            (where, key)
-            for where, key in places
-            if isinstance(where.get(key), torch.Tensor)
-        ]
+        self._places = [p for p in places if isinstance(p[0].get(p[1]), torch.Tensor)]
         self.empty = [torch.zeros_like(tensor) for tensor in self.tensors]
 
     @property
     def has_rows(self) -> bool:
-        """Whether a layer keeps keys and values, a row for each token."""
+        """Whether a layer keeps keys and values, with a row for each token."""
         return bool(self._layers_with_rows)
 
     @property
@@ -122,39 +114,35 @@ class HeldCache:
 
     @property
     def grows(self) -> list[bool]:
-        """Of each tensor, whether it has a row for each token, in its third dimension."""
+        """For each tensor, whether its third dimension has a row for each token."""
         return [key in ("keys", "values") for _, key in self._places]
 
     @contextmanager
     def holding(
         self, tensors: list[torch.Tensor], position: torch.Tensor
     ) -> Iterator[None]:
-        """Let the cache have copies of ``tensors``, and afterwards what it had before.
+        """Put copies of ``tensors`` into the cache during the block, then restore it.
 
-        ``position``: int64 [1], how many tokens they are of.
+        ``position``: int64 [1], the number of tokens in them.
         """
-        places = [
-            (where, key, value.clone())
-            for (where, key), value in zip(self._places, tensors, strict=True)
-        ]
-        places += [
-            (vars(layer), "cumulative_length", position[0].clone())
-            for layer in self._layers_with_rows
-        ]
-        before = [where.get(key) for where, key, _ in places]
+        places = list(self._places)
+        # copies, because the layers write in place
+        values: list[Any] = [tensor.clone() for tensor in tensors]
+        for layer in self._layers_with_rows:
+            places.append((vars(layer), "cumulative_length"))
+            values.append(position[0].clone())
+        before = [where.get(key) for where, key in places]
         try:
-            # the layers write in place: into copies, so that what the caller passed
-            # stays as it is
-            for where, key, value in places:
+            for (where, key), value in zip(places, values, strict=True):
                 where[key] = value
             yield
         finally:
-            for (where, key, _), previous in zip(places, before, strict=True):
-                where[key] = previous
+            for (where, key), value in zip(places, before, strict=True):
+                where[key] = value
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a module that are neither parameters nor buffers, by name."""
+    """Return the tensors of a module that are neither parameters nor buffers, by name."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -171,21 +159,22 @@ def cache_argument(model: Any) -> str:
         if takes(model, name):
             return name
     text = (
-        f"{type(model).__name__} takes no cache ({', '.join(_CACHE_ARGUMENTS)}): its"
-        " calls keep no tokens"
+        f"{type(model).__name__} has no argument for a cache"
+        f" ({', '.join(_CACHE_ARGUMENTS)}), so its calls keep no tokens"
     )
     raise InputError("input-invalid", text, hint=NO_RECIPE)
 
 
 def takes(model: Any, name: str) -> bool:
-    """Whether a call of ``model`` has an argument of this name."""
+    """Return whether a call of ``model`` has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
 @contextmanager
 def refusing(model: Any) -> Iterator[None]:
-    """Turn what a call with a cache meets first in models that have none into an
-    InputError.
+    """Turn errors of a first call with a cache into InputError.
+
+    Models without a static cache raise many kinds of errors.
     """
     try:
         yield
@@ -203,10 +192,10 @@ def refusing(model: Any) -> Iterator[None]:
 
 
 def _of_full_length(layer: Any, length: int) -> Any:
-    """A layer that can be exported: one that drops what is beyond its window decides by
-    numbers how it does so.
+    """Return a layer that can be exported, of full length.
 
-    The model masks what is beyond, so that a layer of full length has the same result.
+    A layer with a window decides by numbers how to drop older tokens. The model masks
+    these, so a layer of full length has the same result.
     """
     from transformers.cache_utils import (
         DummyLayer,
@@ -216,7 +205,7 @@ def _of_full_length(layer: Any, length: int) -> Any:
         StaticSlidingWindowLayer,
     )
 
-    # the model reads another layer's cache in its place
+    # the model reads the cache of another layer here
     if isinstance(layer, DummyLayer):
         return StaticLayer(0)
     if not isinstance(layer, StaticSlidingWindowLayer):

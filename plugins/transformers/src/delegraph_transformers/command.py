@@ -1,4 +1,4 @@
-"""``delegraph generate``."""
+"""The command ``delegraph generate``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from delegraph.errors import InputError, PluginUnavailable, UsageError
 
 
 class Generate:
-    """``delegraph generate``."""
+    """The command ``delegraph generate``."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        two = (
-            "a program with the methods prefill and decode (and encode), or files that"
-            " have one method each"
+        files = (
+            "a program with the methods prefill and decode (and encode), or files with"
+            " one method each"
         )
-        add("files", type=Path, nargs="+", metavar="FILE", help=two)
+        add("files", type=Path, nargs="+", metavar="FILE", help=files)
         add(
             "--prompt-tokens",
             type=natural_number,
@@ -35,7 +35,7 @@ class Generate:
             "--tokenizer",
             type=Path,
             metavar="tokenizer.json",
-            help="makes tokens of text, and text of tokens",
+            help="converts text to tokens, and tokens to text",
         )
         add(
             "--given-tokens",
@@ -55,7 +55,7 @@ class Generate:
             type=natural_number,
             default=20,
             metavar="N",
-            help="20 unless given",
+            help="number of tokens to generate, 20 by default",
         )
         add(
             "--stop",
@@ -63,12 +63,12 @@ class Generate:
             nargs="+",
             default=[],
             metavar="TOKEN",
-            help="tokens after which it ends",
+            help="tokens that end the text",
         )
         add(
             "--no-warm-up",
             action="store_true",
-            help="count the first call of each method, which may prepare much",
+            help="include the first call of each method, which may be slow",
         )
         add(
             "--runtime",
@@ -79,20 +79,19 @@ class Generate:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         if (args.prompt is None) == (args.prompt_tokens is None):
-            raise UsageError(
-                "usage-invalid", "the prompt is either --prompt-tokens or --prompt"
-            )
+            raise UsageError("usage-invalid", "give either --prompt-tokens or --prompt")
         if args.prompt is not None and args.tokenizer is None:
             raise UsageError(
                 "usage-invalid", "--prompt needs --tokenizer, a tokenizer.json"
             )
         if len(args.files) > 3:
             raise UsageError(
-                "usage-invalid", f"one to three files are wanted, not {len(args.files)}"
+                "usage-invalid", f"give one to three files, not {len(args.files)}"
             )
         if args.given is not None and args.given_tokens is not None:
             raise UsageError(
-                "usage-invalid", "what encode reads is either --given or --given-tokens"
+                "usage-invalid",
+                "give encode either --given or --given-tokens, not both",
             )
         for path in (*args.files, *filter(None, [args.tokenizer, args.given])):
             expect_file(path)
@@ -159,9 +158,7 @@ class Generate:
 
 
 def _peak_memory() -> int | None:
-    """The most bytes that this process had in memory; None on Windows, which does not
-    say.
-    """
+    """Return the peak memory of this process in bytes; None on Windows."""
     try:
         import resource
     except ImportError:
@@ -172,7 +169,7 @@ def _peak_memory() -> int | None:
 
 
 def _read_array(path: Path) -> Any:
-    """The tensor in a ``.npy`` file. Raises InputError for any other file."""
+    """Return the tensor in a ``.npy`` file; InputError for any other file."""
     import numpy as np
     import torch
 
@@ -185,7 +182,7 @@ def _read_array(path: Path) -> Any:
 
 
 def _tokenizer(path: Path) -> Any:
-    """The tokenizer of a file, as ``tokenizers`` reads it."""
+    """Return the tokenizer in a file of the library ``tokenizers``."""
     try:
         from tokenizers import Tokenizer
     except ImportError as e:
@@ -195,7 +192,7 @@ def _tokenizer(path: Path) -> Any:
         ) from e
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as e:  # it raises nothing else
+    except Exception as e:  # it raises no other class
         raise InputError(
             "input-invalid", f"{path.name} is no tokenizer.json: {e}"
         ) from e

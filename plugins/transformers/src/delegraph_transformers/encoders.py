@@ -1,8 +1,7 @@
-"""Models whose tokens follow from something else: a text or a sound that an encoder
-reads, or an image in the prompt.
+"""Models that generate tokens for an encoded input: a text, a sound, or an image.
 
-``encode`` is a method of its own, called once. What it returns, the ``memory``, is an
-argument of the steps.
+``encode`` is a separate method, called once. Its result, the ``memory``, is an argument
+of the steps.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from .steps import Step
 
 
 class Encode(ModelCall):
-    """The encoder of a model that has a decoder beside it.
+    """The encoder of a model with an encoder and a decoder.
 
-    ``model`` is a PreTrainedModel with an encoder and a decoder. Takes ``input_ids``
-    int64 [B, S] and ``attention_mask`` bool [B, S], which is false where the text has
-    ended; or the features of a sound. Returns keys and values of each decoder layer's
-    attention to the encoder, in turn, each [B, heads, S, head size]: computed once
-    here, so that no step repeats it.
+    ``model`` is a PreTrainedModel. Takes ``input_ids`` int64 [B, S] and
+    ``attention_mask`` bool [B, S], which is false after the end of the text; or the
+    features of a sound. Returns keys and values of each decoder layer's attention to
+    the encoder, in turn, each [B, heads, S, head size]. They are computed once here, so
+    that no step repeats it.
     """
 
     def forward(
@@ -37,33 +36,32 @@ class Encode(ModelCall):
         hidden = model.get_encoder()(given, **options).last_hidden_state
         caches: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
         first = torch.zeros(given.shape[0], 1, dtype=torch.long, device=given.device)
-        # a token, of which nothing is kept: the layers put keys and values of the
-        # encoder's result into their cache
+        # A call with any token: the layers put keys and values of the encoder's result
+        # into their cache.
         model(
             encoder_outputs=BaseModelOutput(hidden),
             decoder_input_ids=first,
             use_cache=True,
             **{cache_argument(model): caches},
         )
-        return [
-            tensor
-            for layer in caches.cross_attention_cache.layers
-            for tensor in (layer.keys, layer.values)
-        ]
+        memory: list[torch.Tensor] = []
+        for layer in caches.cross_attention_cache.layers:
+            memory += [layer.keys, layer.values]
+        return memory
 
 
 class EncodedStep(ModelCall):
-    """A call of a decoder beside an encoder, with its caches as tensors.
+    """A call of the decoder of a model with an encoder, with its caches as tensors.
 
     ``input_ids``, ``position``, ``caches`` and the results: as those of ``Step``.
-    ``memory``: what ``Encode`` returned. ``attention_mask``: the encoder's, for models
+    ``memory``: the result of ``Encode``. ``attention_mask``: the encoder's, for models
     that have it.
     """
 
     def __init__(
         self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]
     ) -> None:
-        """``memory``: that of example inputs, for its sizes."""
+        """Prepare the cache; ``memory`` of example inputs determines sizes."""
         super().__init__(model)
         self.held = HeldCache(model, cache_length)
         self.batch = batch
@@ -80,7 +78,7 @@ class EncodedStep(ModelCall):
 
     @property
     def grows(self) -> list[bool]:
-        """Of each cache, whether a token adds a row to it."""
+        """For each cache, whether a token adds a row to it."""
         return self.held.grows
 
     def forward(
@@ -92,10 +90,8 @@ class EncodedStep(ModelCall):
         attention_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         with self.held.holding(caches, position):
-            return (
-                self._logits(input_ids, memory, attention_mask)[:, -1],
-                self.held.tensors,
-            )
+            logits = self._logits(input_ids, memory, attention_mask)
+            return logits[:, -1], self.held.tensors
 
     def _logits(
         self,
@@ -112,11 +108,10 @@ class EncodedStep(ModelCall):
         both: Any = EncoderDecoderCache(self.held.cache, cross)
         both.is_updated = dict.fromkeys(range(len(self.held.cache.layers)), True)
         model: Any = self.model
-        # the layers read keys and values of the memory; of the encoder's result only
-        # its sizes
-        hidden = memory[0].new_zeros(
-            tokens.shape[0], self.read, model.config.get_text_config().hidden_size
-        )
+        # The layers read keys and values from the memory. Of the encoder's result, they
+        # read only its sizes.
+        width = model.config.get_text_config().hidden_size
+        hidden = memory[0].new_zeros(tokens.shape[0], self.read, width)
         options = {} if attention_mask is None else {"attention_mask": attention_mask}
         logits: torch.Tensor = model(
             encoder_outputs=BaseModelOutput(hidden),
@@ -129,8 +124,7 @@ class EncodedStep(ModelCall):
 
 
 class EncodeImage(ModelCall):
-    """The part of a model of images and text that makes of an image what stands in the
-    place of tokens.
+    """The part of a model of images and text that encodes an image as rows.
 
     ``pixel_values`` -> a list of one tensor, float [N, width]: one row for each place
     that an image takes in a prompt.
@@ -139,21 +133,20 @@ class EncodeImage(ModelCall):
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         model: Any = self.model
         if _is_in_parts(model):
-            hidden = model.model.vision_model(
-                pixel_values=pixel_values
-            ).last_hidden_state
-            return [model.model.connector(hidden).flatten(0, 1)]
-        made = model.get_image_features(pixel_values=pixel_values)
-        made = getattr(made, "pooler_output", made)
-        rows = torch.cat(list(made), 0) if isinstance(made, (list, tuple)) else made
-        return [rows.reshape(-1, rows.shape[-1])]
+            vision = model.model.vision_model(pixel_values=pixel_values)
+            rows = model.model.connector(vision.last_hidden_state)
+            return [rows.flatten(0, 1)]
+        features = model.get_image_features(pixel_values=pixel_values)
+        features = getattr(features, "pooler_output", features)
+        if isinstance(features, (list, tuple)):
+            features = torch.cat(list(features), 0)
+        return [features.reshape(-1, features.shape[-1])]
 
 
 class ImageStep(Step):
-    """A ``Step`` whose tokens may be places of an image, which get the rows of
-    ``memory`` in their order.
+    """A ``Step`` with image tokens, which get the rows of ``memory`` in order.
 
-    The last of the ``caches`` is int32 [1], how many places there were before.
+    The last of the ``caches`` is int32 [1], the number of image tokens before.
     """
 
     def __init__(self, model: Any, batch: int, cache_length: int) -> None:
@@ -167,10 +160,8 @@ class ImageStep(Step):
 
     @property
     def empty_caches(self) -> list[torch.Tensor]:
-        return [
-            *super().empty_caches,
-            torch.zeros(1, dtype=torch.int32, device=self.model.device),
-        ]
+        count = torch.zeros(1, dtype=torch.int32, device=self.model.device)
+        return [*super().empty_caches, count]
 
     @property
     def grows(self) -> list[bool]:
@@ -184,51 +175,41 @@ class ImageStep(Step):
         memory: list[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         *layers, before = caches
-        made = self.embed(input_ids)
+        embedded = self.embed(input_ids)
         if memory is not None:
-            is_place = input_ids == self.token
-            count = is_place.to(torch.int32).cumsum(1, dtype=torch.int32) + before
+            is_image = input_ids == self.token
+            count = is_image.to(torch.int32).cumsum(1, dtype=torch.int32) + before
             row = (count - 1).clamp(0, memory[0].shape[0] - 1)
-            made = torch.where(
-                is_place[..., None],
-                torch.nn.functional.embedding(row, memory[0]).to(made.dtype),
-                made,
-            )
+            of_image = torch.nn.functional.embedding(row, memory[0])
+            of_image = of_image.to(embedded.dtype)
+            embedded = torch.where(is_image[..., None], of_image, embedded)
             before = count[:, -1]
-        scores, after = self.call(layers, position, inputs_embeds=made)
+        scores, after = self.call(layers, position, inputs_embeds=embedded)
         return scores, [*after, before.clone()]
 
 
 def encoder_inputs(model: Any, batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Example inputs of ``Encode`` or ``EncodeImage``: tokens and a mask [B, length],
-    features, or an image.
+    """Return example inputs of ``Encode`` or ``EncodeImage``.
 
-    Raises InputError for a model that does not say the sizes of its features.
+    They are tokens and a mask [B, length], features, or an image. Raises InputError if
+    the model does not declare the sizes of its features.
     """
     config = model.config
     if is_of_images(model):
         vision: Any = config.vision_config
         size = vision.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return (
-            torch.zeros(
-                batch,
-                getattr(vision, "num_channels", 3),
-                height,
-                width,
-                dtype=model.dtype,
-            ),
-        )
+        channels = getattr(vision, "num_channels", 3)
+        return (torch.zeros(batch, channels, height, width, dtype=model.dtype),)
     if model.main_input_name == "input_ids":
-        return torch.zeros(batch, length, dtype=torch.long), torch.ones(
-            batch, length, dtype=torch.bool
-        )
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        return tokens, torch.ones(batch, length, dtype=torch.bool)
     bins = getattr(config, "num_mel_bins", None)
     positions = getattr(config, "max_source_positions", None)
     if bins is None or positions is None or model.main_input_name != "input_features":
         text = (
-            f"{type(model).__name__} does not say how long its"
-            f" {model.main_input_name} are"
+            f"the config of {type(model).__name__} does not declare the sizes of its"
+            f" {model.main_input_name}"
         )
         raise InputError(
             "input-invalid",
@@ -240,17 +221,16 @@ def encoder_inputs(model: Any, batch: int, length: int) -> tuple[torch.Tensor, .
 
 
 def is_of_images(model: Any) -> bool:
-    """Whether ``model`` generates text of images and text."""
+    """Return whether ``model`` generates text from images and text."""
     return hasattr(model.config, "vision_config") and hasattr(
         model, "get_image_features"
     )
 
 
 def _is_in_parts(model: Any) -> bool:
-    """Whether the model has the parts of which transformers' recipe for images is made
-    (SmolVLM, Idefics3).
+    """Return whether the model has separate parts for images (SmolVLM, Idefics3).
 
-    As a whole, these models drop images that are all zeros, so that sizes would depend
-    on the data.
+    transformers' export recipe uses these parts. As a whole, such models drop images
+    that are all zeros, so that sizes would depend on the data.
     """
     return hasattr(model.model, "vision_model") and hasattr(model.model, "connector")

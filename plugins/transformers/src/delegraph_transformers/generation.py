@@ -1,4 +1,4 @@
-"""Greedy generation with the steps of a language model, lowered or read from files."""
+"""Greedy generation with the steps of a language model, lowered or loaded from files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,21 +19,19 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 _LISTED = re.compile(r"(caches|states|memory)\D*(\d+)\D*")
-"""The name of a tensor in a list: ``caches_0`` in programs and ``.tosa`` files,
-``caches[0]`` in ``.pte`` files.
+"""The name of a tensor in a list: ``caches_0`` in programs and ``.tosa`` files.
 
-``states`` are the caches of models that remember tokens in states of one size;
-``memory`` is what ``encode`` returned.
+In ``.pte`` files it is ``caches[0]``. ``states`` are the caches of models with states
+of fixed size; ``memory`` is the result of ``encode``.
 """
 
 
 @dataclass
 class Generation:
-    """What was generated: ``tokens`` after the prompt, the last of which may be one to
-    stop at.
+    """The generated ``tokens`` after the prompt; the last one may be a stop token.
 
-    ``prompt_seconds`` and ``seconds``: how long the prompt took, and how long all
-    tokens after the first one. ``prompt``: how many tokens the prompt has.
+    ``prompt``: the number of tokens in the prompt. ``prompt_seconds`` and ``seconds``:
+    the time for the prompt, and for all tokens after the first one.
     """
 
     prompt: int
@@ -43,15 +41,14 @@ class Generation:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Tokens a second: of the prompt, and of what was generated; 0 where nothing
-        was measured.
-        """
+        """Tokens a second of the prompt and of the generated tokens; 0 if not measured."""
         generated = len(self.tokens) - 1
-        first = self.prompt / self.prompt_seconds if self.prompt_seconds else 0.0
-        return (
-            first,
-            generated / self.seconds if self.seconds and generated > 0 else 0.0,
-        )
+        prompt_rate = 0.0
+        if self.prompt_seconds:
+            prompt_rate = self.prompt / self.prompt_seconds
+        if not self.seconds or generated <= 0:
+            return prompt_rate, 0.0
+        return prompt_rate, generated / self.seconds
 
 
 def generate(
@@ -63,26 +60,27 @@ def generate(
     stop: Collection[int] = (),
     warm_up: bool = False,
 ) -> Generation:
-    """The tokens of highest score after ``prompt``, one after the other; the same as
-    eager's greedy search.
+    """Return the tokens of highest score after ``prompt``, as eager's greedy search.
 
-    ``program``: what ``delegraph.lower`` or ``delegraph.load`` returned for a model
-    with the methods ``prefill`` and ``decode`` (``generation_steps``); or programs that
-    were loaded, for formats with one method a file. ``given``: what ``encode`` reads
-    where the program has that method: tokens of a text, features of a sound or an
-    image. ``prompt`` is then what the decoder begins with. ``stop``: tokens after which
-    nothing follows. ``warm_up``: call each method once before anything is timed, since
-    the first call may prepare kernels. Raises InputError for a program without these
-    methods, for tokens that the model does not know, and where prompt and result
-    together are longer than the cache. A program that keeps its caches makes one text
-    at a time: other threads wait. Before its first text without ``warm_up``, ``decode``
-    is called once more, to see that both methods have one memory.
+    ``program``: the result of ``delegraph.lower`` or ``delegraph.load`` for a model
+    with the methods ``prefill`` and ``decode`` (``generation_steps``). For formats with
+    one method a file, pass the loaded programs. ``given``: the input of ``encode`` if
+    the program has that method: tokens of a text, features of a sound, or an image.
+    ``prompt`` is then the beginning for the decoder. ``stop``: tokens that end the
+    text. ``warm_up``: call each method once before the timing, since the first call may
+    prepare kernels.
+
+    Raises InputError for a program without these methods, and for tokens that the model
+    does not have. It also raises InputError if prompt and result are longer than the
+    cache. A program that keeps its caches makes one text at a time: other threads wait.
+    Before its first text without ``warm_up``, ``decode`` is called once more, to check
+    that both methods share their memory.
     """
     encode, prefill, decode = _steps(program)
     tokens = _tokens(prompt, "prompt")
     stops = _tokens(stop, "stop")
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        text = f"max_new_tokens is an integer, not {_described(max_new_tokens)}"
+        text = f"max_new_tokens must be an integer, not {_described(max_new_tokens)}"
         raise InputError("input-invalid", text)
     _expect_fitting(decode, tokens, max_new_tokens)
     _expect_known(decode, [*tokens, *stops])
@@ -90,33 +88,29 @@ def generate(
         if warm_up:
             _call_each(encode, prefill, decode, tokens, given)
         return _generated(encode, prefill, decode, tokens, max_new_tokens, given, stops)
-    turn = _turn_of(program)
-    with turn.lock:
+    kept = _kept_caches_of(program)
+    with kept.lock:
         mark = _mark(prefill, decode, tokens, max_new_tokens)
         if warm_up:
             _call_each(encode, prefill, decode, tokens, given, mark or 0)
-        if warm_up or turn.shares:
+        if warm_up or kept.are_shared:
             mark = None
         result = _generated(
             encode, prefill, decode, tokens, max_new_tokens, given, stops, mark
         )
         reached_decode = len(tokens) % prefill.length > 0 or len(result.tokens) > 1
         if mark is not None and reached_decode:
-            turn.shares = True
+            kept.are_shared = True
         return result
 
 
 def _tokens(given: object, name: str) -> list[int]:
-    """Return ``given``, a series of integers, as a list. Raises InputError for anything
-    else.
-    """
-    wanted = f"{name} is a series of token numbers"
+    """Return ``given``, a series of integers, as a list; InputError for anything else."""
+    wanted = f"{name} must be a series of token numbers"
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        hint = (
-            "a tokenizer makes token numbers of text"
-            if isinstance(given, (str, bytes))
-            else None
-        )
+        hint = None
+        if isinstance(given, (str, bytes)):
+            hint = "convert text to token numbers by a tokenizer"
         raise InputError(
             "input-invalid", f"{wanted}, not {_described(given)}", hint=hint
         )
@@ -150,36 +144,34 @@ def _as_integer(value: object) -> int | None:
 
 
 def _described(value: object) -> str:
-    """Return a short text for an error about ``value``."""
+    """Return a short text about ``value`` for an error."""
     if isinstance(value, (str, bytes, int, float)) or value is None:
-        return (
-            repr(value)
-            if len(repr(value)) < 40
-            else f"a {type(value).__name__} of {len(repr(value))} characters"
-        )
+        shown = repr(value)
+        if len(shown) < 40:
+            return shown
+        return f"a {type(value).__name__} of {len(shown)} characters"
     return f"of type {type(value).__name__}"
 
 
-class _Turn:
-    """The right to make a text with a program that keeps its caches: one thread at a
-    time has it.
+class _KeptCaches:
+    """The caches that a program keeps, which one thread at a time may use.
 
-    ``shares``: whether ``decode`` was seen to find what ``prefill`` wrote.
+    ``are_shared``: whether ``decode`` was seen to find the caches of ``prefill``.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.shares = False
+        self.are_shared = False
 
 
-_TURNS: WeakKeyDictionary[Any, _Turn] = WeakKeyDictionary()
-_FINDING = threading.Lock()
+_KEPT_CACHES: WeakKeyDictionary[Any, _KeptCaches] = WeakKeyDictionary()
+_KEPT_CACHES_LOCK = threading.Lock()
 
 
-def _turn_of(program: Any) -> _Turn:
+def _kept_caches_of(program: Any) -> _KeptCaches:
     owner = program[-1] if isinstance(program, (tuple, list)) else program
-    with _FINDING:
-        return _TURNS.setdefault(owner, _Turn())
+    with _KEPT_CACHES_LOCK:
+        return _KEPT_CACHES.setdefault(owner, _KeptCaches())
 
 
 def _call_each(
@@ -192,7 +184,7 @@ def _call_each(
 ) -> None:
     """Call the methods that ``prompt`` needs once, ``decode`` last and at ``position``.
 
-    Caches that the program keeps begin anew with the next text.
+    Caches that the program keeps are reset by the next text.
     """
     memory, mask = _encoded(encode, given)
     if prefill is not decode and prefill.length <= len(prompt):
@@ -203,12 +195,12 @@ def _call_each(
 def _mark(
     prefill: _Step, decode: _Step, prompt: Sequence[int], max_new_tokens: int
 ) -> int | None:
-    """Return a position for a call of ``decode`` before the text; None if the text does
-    not call both methods.
+    """Return a position for a test call of ``decode`` before the text, or None.
 
-    The call leaves its position in the memory of ``decode``. The last call of
-    ``prefill`` has another position and overwrites it if both methods have one memory.
-    If not, ``decode`` finds the mark, and the text is refused.
+    The call stores its position in the memory of ``decode``. If both methods share
+    their memory, the last call of ``prefill`` overwrites it by another position. If
+    not, ``decode`` finds the mark, and the text is refused. None if the text does not
+    call both methods.
     """
     pieces, rest = divmod(len(prompt), prefill.length)
     if prefill is decode or pieces == 0 or (rest == 0 and max_new_tokens == 1):
@@ -227,8 +219,9 @@ def _generated(
     stop: Collection[int],
     mark: int | None = None,
 ) -> Generation:
-    """As ``generate``, with the methods of the program. ``mark``: what ``_mark``
-    returned, if ``decode`` leaves it.
+    """Generate as ``generate`` does, with the methods of the program.
+
+    ``mark``: the position of the test call of ``decode``, if it is needed (``_mark``).
     """
     caches = decode.zeros()
     result = Generation(len(prompt))
@@ -239,7 +232,7 @@ def _generated(
     position = 0
     scores = torch.empty(0)
     while position < len(prompt):
-        # whole pieces of the prompt by ``prefill``, what is left over token by token
+        # whole pieces of the prompt by ``prefill``, the rest token by token
         step = prefill if len(prompt) - position >= prefill.length else decode
         scores, caches = step(
             prompt[position : position + step.length], position, caches, memory, mask
@@ -261,42 +254,42 @@ def _generated(
 def _encoded(
     encode: _Encode | None, given: torch.Tensor | Sequence[int] | None
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """What ``encode`` makes of ``given``, and the mask of a text's tokens; nothing for
-    a program without it.
+    """Return the results of ``encode``: the memory, and the mask of a text's tokens.
+
+    A program without ``encode`` has none.
     """
-    if (encode is None) != (given is None):
-        text = (
-            "the program has no method encode"
-            if encode is None
-            else "the program has a method encode"
-        )
+    if encode is None:
+        if given is not None:
+            raise InputError(
+                "input-invalid",
+                "the program has no method encode, so given must be None",
+            )
+        return [], None
+    if given is None:
         raise InputError(
             "input-invalid",
-            f"{text}, and {'something' if encode is None else 'nothing'} is given"
-            " for it",
+            "the program has a method encode, so given must be its input",
         )
-    return ([], None) if encode is None or given is None else encode(given)
+    return encode(given)
 
 
 def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> None:
-    """Raise InputError for a prompt or a number of tokens that the program has no room
-    for.
-    """
+    """Raise InputError if the prompt and the new tokens do not fit into the cache."""
     if not prompt or max_new_tokens < 1:
         raise InputError(
             "input-invalid",
-            f"{len(prompt)} tokens are given and {max_new_tokens} wanted: at least 1"
-            " each",
+            "the prompt and max_new_tokens must be at least 1 token each; they are"
+            f" {len(prompt)} and {max_new_tokens}",
         )
     room = step.room
-    # the last token is not given to the model any more
+    # the last token needs no place: the model does not read it
     if room and len(prompt) + max_new_tokens - 1 > room:
         text = (
             f"a prompt of {len(prompt)} tokens and {max_new_tokens} more do not fit"
-            f" into the cache, which has {room}"
+            f" into the cache of {room} tokens"
         )
         hint = (
-            "lower the model with a longer one: generation_steps(model,"
+            "lower the model with a longer cache: generation_steps(model,"
             " cache_length=...)"
         )
         raise InputError("input-invalid", text, hint=hint)
@@ -306,12 +299,12 @@ def _expect_known(step: _Step, tokens: Sequence[int]) -> None:
     """Raise InputError for a token that the model does not have."""
     for token in tokens:
         if token < 0 or (step.vocabulary and token >= step.vocabulary):
-            most = (
-                f": they go from 0 to {step.vocabulary - 1}"
-                if step.vocabulary
-                else ": they begin at 0"
+            known = "its tokens begin at 0"
+            if step.vocabulary:
+                known = f"its tokens are 0 to {step.vocabulary - 1}"
+            raise InputError(
+                "input-invalid", f"the model has no token {token}; {known}"
             )
-            raise InputError("input-invalid", f"the model has no token {token}{most}")
 
 
 Inputs = Mapping[str, tuple[Sequence[Any], torch.dtype]]
@@ -319,9 +312,7 @@ Inputs = Mapping[str, tuple[Sequence[Any], torch.dtype]]
 
 
 class _Encode:
-    """The method ``encode``: ``encode(given)`` returns the memory, and the mask of a
-    text.
-    """
+    """The method ``encode``: returns the memory, and the mask of a text."""
 
     def __init__(self, call: Callable[..., Any], inputs: Inputs) -> None:
         self._call = call
@@ -335,67 +326,62 @@ class _Encode:
         shape, _ = self._inputs[self._name]
         values = {}
         if self._masks:
-            tokens = _tokens(
-                given.flatten() if isinstance(given, torch.Tensor) else given, "given"
-            )
+            if isinstance(given, torch.Tensor):
+                given = given.flatten()
+            tokens = _tokens(given, "given")
             room = shape[1] - len(tokens)
             if room < 0 or not tokens:
-                text = (
-                    f"encode takes 1 to {shape[1]} tokens, and {len(tokens)} are given"
-                )
-                hint = (
-                    "lower the model with a longer cache_length" if room < 0 else None
-                )
+                text = f"encode takes 1 to {shape[1]} tokens; given has {len(tokens)}"
+                hint = None
+                if room < 0:
+                    hint = "lower the model with a longer cache_length"
                 raise InputError("input-invalid", text, hint=hint)
             if min(tokens) < 0:
                 raise InputError(
                     "input-invalid",
-                    f"the model has no token {min(tokens)}: they begin at 0",
+                    f"the model has no token {min(tokens)}; its tokens begin at 0",
                 )
             values["attention_mask"] = torch.arange(shape[1])[None] < len(tokens)
             given = torch.nn.functional.pad(torch.tensor([tokens]), (0, room))
         try:
             values[self._name] = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
-            text = f"given is a tensor for {self._name}, not {_described(given)}"
+            text = f"given must be a tensor for {self._name}, not {_described(given)}"
             raise InputError("input-invalid", text) from error
         flat = [values[name].to(dtype) for name, (_, dtype) in self._inputs.items()]
-        return torch.utils._pytree.tree_leaves(self._call(flat)), values.get(
-            "attention_mask"
-        )
+        memory = torch.utils._pytree.tree_leaves(self._call(flat))
+        return memory, values.get("attention_mask")
 
 
 class _Step:
-    """A method of a program: ``step(tokens, position, caches, memory, mask)`` returns
-    scores and new caches.
+    """A method of a program: returns scores and new caches.
 
     ``length``: how many tokens a call takes. ``caches``: (shape, dtype) of each.
-    ``vocabulary``: how many tokens there are, 0 if the file does not say. ``room``: how
-    many tokens the caches hold, 0 if there is no limit. A program that keeps its caches
-    tells it in the first call; in place of caches, its calls take and return their
-    position.
+    ``vocabulary``: the number of tokens, 0 if the file does not declare it. ``room``:
+    how many tokens the caches hold, 0 if there is no limit. A program that keeps its
+    caches returns it in the first call. In place of caches, its calls take and return
+    their position.
     """
 
     def __init__(
         self, name: str, call: Callable[..., Any], inputs: Inputs, scores: int
     ) -> None:
-        """``call``: takes the inputs in the order of ``inputs``, name -> (shape,
-        dtype), as a flat list.
+        """Read the inputs of a method.
+
+        ``call`` takes the inputs in the order of ``inputs``, name -> (shape, dtype), as
+        a flat list.
         """
         self._call = call
         self._names = list(inputs)
         self.vocabulary = scores
-        listed = [
-            (match, given)
-            for key, given in inputs.items()
-            if (match := _LISTED.fullmatch(key))
-        ]
-        numbered = {
-            int(match[2]): given for match, given in listed if match[1] != "memory"
-        }
+        numbered: dict[int, tuple[Sequence[Any], torch.dtype]] = {}
+        for key, given in inputs.items():
+            match = _LISTED.fullmatch(key)
+            if match and match[1] != "memory":
+                numbered[int(match[2])] = given
         self.caches = [numbered[k] for k in sorted(numbered)]
-        # keys and values are [B, heads, room, head size]; states do not grow with the
-        # tokens
+        # keys and values are [B, heads, room, head size]; states do not depend on the
+        # number of tokens
         rooms = (
             shape[2]
             for key, (shape, _) in inputs.items()
@@ -403,8 +389,7 @@ class _Step:
         )
         self.room = next(rooms, 0)
         self.keeps_caches = not numbered and {"input_ids", "position"} <= inputs.keys()
-        # a file of a model with states may leave out the position, which such a model
-        # does not read
+        # a file of a model with states may omit the position, which is not used
         needed = {"input_ids", "position"} if self.room else {"input_ids"}
         if not (self.caches or self.keeps_caches) or needed - inputs.keys():
             hint = (
@@ -412,19 +397,18 @@ class _Step:
                 " delegraph_transformers.generation_steps"
             )
             text = (
-                f"{name} takes ({', '.join(inputs)}), and a step takes input_ids,"
-                " position and caches"
+                f"the method {name} takes ({', '.join(inputs)}); a step of a language"
+                " model takes input_ids, position and caches"
             )
             raise InputError("input-invalid", text, hint=hint)
         (batch, self.length), self._tokens = inputs["input_ids"]
-        self._position = inputs["position"][1] if "position" in inputs else torch.long
-        self._mask = (
-            inputs["attention_mask"][1] if "attention_mask" in inputs else torch.bool
-        )
+        _, self._position = inputs.get("position", ((), torch.long))
+        _, self._mask = inputs.get("attention_mask", ((), torch.bool))
         if batch != 1:
             raise InputError(
                 "input-invalid",
-                f"{name} takes {batch} sequences at once; generate makes one",
+                f"the method {name} takes {batch} sequences at once; generate needs a"
+                " batch of 1",
             )
 
     def zeros(self) -> list[torch.Tensor]:
@@ -445,31 +429,28 @@ class _Step:
             "position": torch.tensor([position], dtype=self._position),
         }
         lists = {"caches": caches, "states": caches, "memory": memory}
-        ordered = [
-            lists[m[1]][int(m[2])] if (m := _LISTED.fullmatch(n)) else given[n]
-            for n in self._names
-        ]
+        ordered: list[Any] = []
+        for name in self._names:
+            match = _LISTED.fullmatch(name)
+            ordered.append(lists[match[1]][int(match[2])] if match else given[name])
         scores, *new = torch.utils._pytree.tree_leaves(self._call(ordered))
-        return scores, (
-            self._expect_kept(position, caches, new) if self.keeps_caches else new
-        )
+        if self.keeps_caches:
+            new = self._expect_kept(position, caches, new)
+        return scores, new
 
     def _expect_kept(
         self, position: int, before: Sequence[torch.Tensor], seen: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """What the next call is given instead of caches. Raises InputError if this one
-        did not find those of the last.
+        """Return the position, which the next call gets instead of caches.
 
-        ``before``: the position of the call before, if there was one. ``seen``: what
-        ``KeptStep`` returned.
+        ``before``: the position of the call before, if there was one. ``seen``: the
+        second result of ``KeptStep``. Raises InputError if this call did not find the
+        caches of the last one.
         """
-        if (
-            len(seen) != 1
-            or not isinstance(seen[0], torch.Tensor)
-            or seen[0].numel() != 2
-        ):
+        is_tensor = len(seen) == 1 and isinstance(seen[0], torch.Tensor)
+        if not is_tensor or seen[0].numel() != 2:
             text = (
-                "a step without caches returns scores and seen, two numbers, and this"
+                "a step without caches must return scores and two numbers; this"
                 " program returns something else"
             )
             hint = "lower a language model: generation_steps(model, keep_caches=True)"
@@ -477,52 +458,58 @@ class _Step:
         last, self.room = seen[0].tolist()
         if before and last != int(before[0]):
             text = (
-                f"the call before was of position {int(before[0])}, and this one found"
-                f" the caches of position {last}"
+                f"the last call was at position {int(before[0])}, and this one found"
+                f" the caches of position {last}: the methods do not share caches"
             )
             hint = (
-                'methods share their caches in a file: save("model.pte",'
-                " share_mutable_buffers=True), and load that"
+                'save the program by save("model.pte", share_mutable_buffers=True), and'
+                " load that file"
             )
             raise InputError("input-invalid", text, hint=hint)
         return [torch.tensor(position)]
 
 
-def _steps(program: Any) -> tuple[_Encode | None, _Step, _Step]:
-    """The methods ``encode`` (None if there is none), ``prefill`` and ``decode`` of one
-    program, or of several.
+class _Methods(NamedTuple):
+    """The methods of a program; ``prefill`` may be ``decode``."""
 
-    Of several, each has one method. A program without ``prefill`` reads its prompt by
-    ``decode``.
+    encode: _Encode | None
+    prefill: _Step
+    decode: _Step
+
+
+def _steps(program: Any) -> _Methods:
+    """Return the methods of one program, or of several with one method each.
+
+    A program without ``prefill`` reads its prompt by ``decode``.
     """
     if isinstance(program, (tuple, list)):
         if not 1 < len(program) < 4:
             text = (
-                "two or three programs are wanted, prefill and decode, and encode, not"
+                "pass two or three programs, prefill, decode and perhaps encode, not"
                 f" {len(program)}"
             )
             raise InputError("input-invalid", text)
         for part in program:
             if not hasattr(part, "summary"):
                 text = (
-                    "of several programs, each is what delegraph.load returned, not"
+                    "each of several programs must be a result of delegraph.load, not"
                     f" {_described(part)}"
                 )
                 raise InputError("input-invalid", text)
-        made = [_of_file(p, p.only_method, flat=True) for p in program]
-        encoders = [m for m in made if isinstance(m, _Encode)]
-        steps = sorted(
-            (m for m in made if isinstance(m, _Step)), key=lambda step: -step.length
-        )
+        methods = [_of_file(p, p.only_method, flat=True) for p in program]
+        encoders = [m for m in methods if isinstance(m, _Encode)]
+        steps = [m for m in methods if isinstance(m, _Step)]
+        steps.sort(key=lambda step: -step.length)
         if len(encoders) > 1 or not steps:
             raise InputError(
                 "input-invalid",
-                "of the programs, one may be encode, and one has to be decode",
+                "one of the programs must be decode, and at most one encode",
             )
-        return encoders[0] if encoders else None, steps[0], steps[-1]
+        encode = encoders[0] if encoders else None
+        return _Methods(encode, steps[0], steps[-1])
     if not hasattr(program, "methods") or not hasattr(program, "method"):
         text = (
-            "program is what delegraph.lower or delegraph.load returned, not"
+            "program must be a result of delegraph.lower or delegraph.load, not"
             f" {_described(program)}"
         )
         raise InputError("input-invalid", text)
@@ -538,22 +525,17 @@ def _steps(program: Any) -> tuple[_Encode | None, _Step, _Step]:
             " delegraph_transformers.generation_steps"
         )
         raise InputError("input-invalid", text, hint=hint)
-    of = _of_file if hasattr(program, "summary") else _of_lowered
-    methods = {
-        name: of(program, name)
-        for name in ("encode", "prefill", "decode")
-        if name in program.methods
-    }
-    return (
-        methods.get("encode"),
-        methods.get("prefill", methods["decode"]),
-        methods["decode"],
-    )
+    read = _of_file if hasattr(program, "summary") else _of_lowered
+    names = {"encode", "prefill", "decode"}.intersection(program.methods)
+    named = {name: read(program, name) for name in names}
+    decode = named["decode"]
+    return _Methods(named.get("encode"), named.get("prefill", decode), decode)
 
 
 def _of_file(program: Any, name: str, flat: bool = False) -> Any:
-    """A method of a program that was loaded. ``flat``: it takes its inputs one by one,
-    in the order of the file.
+    """Return a method of a loaded program.
+
+    ``flat``: it takes its inputs one by one, in the order of the file.
     """
     summary = next(m for m in program.summary.methods if m.name == name or flat)
     inputs = {i.name: (i.shape or (), getattr(torch, i.dtype)) for i in summary.inputs}
@@ -562,21 +544,16 @@ def _of_file(program: Any, name: str, flat: bool = False) -> Any:
         return _Encode(lambda given: method(*given), inputs)
     shape = summary.outputs[0].shape if summary.outputs else None
     scores = (shape[-1] if shape else None) or 0
-    return _Step(
-        name,
-        (lambda given: method(*given)) if flat else _structured(method, inputs),
-        inputs,
-        scores,
-    )
+    call = (lambda given: method(*given)) if flat else _structured(method, inputs)
+    return _Step(name, call, inputs, scores)
 
 
 def _of_lowered(program: Any, name: str) -> Any:
-    """A method of what ``delegraph.lower`` returned."""
+    """Return a method of a lowered program."""
     exported = program.exported_program(name)
-    inputs = {
-        n.name: (n.meta["val"].shape, n.meta["val"].dtype)
-        for n in user_inputs(exported)
-    }
+    inputs: dict[str, tuple[Sequence[Any], torch.dtype]] = {}
+    for node in user_inputs(exported):
+        inputs[node.name] = (node.meta["val"].shape, node.meta["val"].dtype)
     method = program.method(name)
     if _is_encode(inputs):
         return _Encode(lambda given: method(*given), inputs)
@@ -584,18 +561,13 @@ def _of_lowered(program: Any, name: str) -> Any:
 
 
 def _score_count(exported: ExportedProgram) -> int:
-    """Return how many scores the first result has for each token; 0 if that is not
-    known.
-    """
+    """Return the size of the vocabulary, by the first result; 0 if it is not known."""
     specs = exported.graph_signature.output_specs
-    results = [
-        value
-        for value, spec in zip(output_values(exported), specs, strict=True)
-        if spec.kind is OutputKind.USER_OUTPUT
-    ]
-    value = (
-        results[0].meta.get("val") if results and isinstance(results[0], Node) else None
-    )
+    outputs = zip(output_values(exported), specs, strict=True)
+    results = [v for v, spec in outputs if spec.kind is OutputKind.USER_OUTPUT]
+    value = None
+    if results and isinstance(results[0], Node):
+        value = results[0].meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.shape:
         return 0
     count = value.shape[-1]
@@ -603,23 +575,18 @@ def _score_count(exported: ExportedProgram) -> int:
 
 
 def _is_encode(inputs: Inputs) -> bool:
-    """Whether a method with these inputs reads something else than the tokens of a
-    step.
-    """
-    return "input_ids" not in inputs and not any(
-        _LISTED.fullmatch(name) for name in inputs
-    )
+    """Return whether a method with these inputs is no step, but ``encode``."""
+    return "input_ids" not in inputs and not any(map(_LISTED.fullmatch, inputs))
 
 
 def _structured(
     method: Callable[..., Any], inputs: Inputs
 ) -> Callable[[Sequence[Any]], Any]:
-    """A call of a method that takes its caches as one list, and its memory, with the
-    flat ``inputs``.
-    """
-    kinds = [
-        match[1] if (match := _LISTED.fullmatch(name)) else name for name in inputs
-    ]
+    """Return a call of a method with flat ``inputs``: caches and memory become lists."""
+    kinds: list[str] = []
+    for name in inputs:
+        match = _LISTED.fullmatch(name)
+        kinds.append(match[1] if match else name)
     lists = {"caches", "states", "memory"}
 
     def call(given: Sequence[Any]) -> Any:

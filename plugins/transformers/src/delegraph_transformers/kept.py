@@ -1,6 +1,4 @@
-"""Steps that keep their caches in the program: buffers, which methods of one ``.pte``
-file share.
-"""
+"""Steps with caches in buffers, which the methods of one ``.pte`` file share."""
 
 from __future__ import annotations
 
@@ -10,20 +8,21 @@ import torch
 
 
 class KeptStep(torch.nn.Module):
-    """A step with its caches, or states, as buffers of its own.
+    """A step with its caches, or states, as buffers.
 
-    Takes what ``step`` does but for its caches, with ``memory`` and ``attention_mask``
-    where it has these. Returns the logits of the last token, and ``seen``, int64 [2]:
-    the ``position`` of the call before, -1 if there was none, and how many tokens the
-    caches hold, 0 for any number. A caller sees by the first that each call found what
-    the last one left, also when that was another method's.
+    Takes the arguments of ``step`` without its caches, with ``memory`` and
+    ``attention_mask`` if it has these. Returns the logits of the last token, and
+    ``seen``, int64 [2]. The first number is the ``position`` of the call before, -1 if
+    there was none. The second is how many tokens the caches hold, 0 for any number. A
+    caller checks by the first number that each call found the caches of the last one,
+    also across methods.
 
-    A call with ``position`` 0 begins a text. What keys and values of an older text are
-    still there are masked; states begin as zeros.
+    A call with ``position`` 0 begins a text. Remaining keys and values of an older text
+    are masked; states begin as zeros.
     """
 
     def __init__(self, step: Any) -> None:
-        """``step``: a ``Step``, ``RecurrentStep``, ``ImageStep`` or ``EncodedStep``."""
+        """Wrap ``step``: a ``Step`` or ``EncodedStep`` of any kind."""
         super().__init__()
         self.step: Any = step
         self.training = step.training
@@ -31,9 +30,8 @@ class KeptStep(torch.nn.Module):
         self.room: torch.Tensor
         empty = step.empty_caches
         self.grows = step.grows
-        room = next(
-            (t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0
-        )
+        pairs = zip(empty, self.grows, strict=True)
+        room = next((cache.shape[2] for cache, grows in pairs if grows), 0)
         for k, tensor in enumerate(empty):
             self.register_buffer(f"cache_{k}", tensor, persistent=False)
         self.register_buffer("last", torch.full((1,), -1), persistent=False)
@@ -52,10 +50,11 @@ class KeptStep(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         buffers = [self.get_buffer(f"cache_{k}") for k in range(len(self.grows))]
         begins = position == 0
-        before = [
-            buffer if grows else torch.where(begins, torch.zeros_like(buffer), buffer)
-            for buffer, grows in zip(buffers, self.grows, strict=True)
-        ]
+        before: list[torch.Tensor] = []
+        for buffer, grows in zip(buffers, self.grows, strict=True):
+            if not grows:
+                buffer = torch.where(begins, torch.zeros_like(buffer), buffer)
+            before.append(buffer)
         seen = torch.cat([self.last, self.room])
         more = {"memory": memory, "attention_mask": attention_mask}
         given = {name: value for name, value in more.items() if value is not None}

@@ -1,6 +1,4 @@
-"""The light module: what this distribution declares. Imports neither torch nor
-transformers.
-"""
+"""The light module; it imports neither torch nor transformers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rotary embeddings whose frequencies grow with the text (``rope_type`` "dynamic").
+"""Rotary embeddings with frequencies that grow with the text (``rope_type`` "dynamic").
 
-transformers looks in each call whether the text is longer than any before, and computes
-other frequencies then: a branch on the position, which no program has. Up to the
-positions that the model was trained for, nothing grows.
+In each call, transformers checks whether the text is longer than before, and then
+computes other frequencies. That is a branch on the position, which no program has. Up
+to the positions that the model was trained for, nothing grows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _GROWING = "dynamic"
 
 
 def expect_fixed_positions(model: Any, length: int) -> None:
-    """Raise InputError for a model whose frequencies would grow before its cache of
-    ``length`` tokens is full.
+    """Raise InputError if the frequencies of a model would grow within the cache.
+
+    The cache has ``length`` tokens.
     """
     fixed = min(
         (getattr(module, "original_max_seq_len", length) for module in _growing(model)),
@@ -27,9 +28,9 @@ def expect_fixed_positions(model: Any, length: int) -> None:
     )
     if fixed < length:
         text = (
-            f"{type(model).__name__} computes its positions anew for each length of"
-            f" more than {fixed} tokens (rope_type {_GROWING!r}), which a program of"
-            f" fixed sizes cannot; the cache has {length}"
+            f"{type(model).__name__} recomputes its positions for texts of more than"
+            f" {fixed} tokens (rope_type {_GROWING!r}), which a lowered program cannot;"
+            f" the cache has {length}"
         )
         raise InputError(
             "input-invalid", text, hint=f"generation_steps(model, cache_length={fixed})"
@@ -38,15 +39,14 @@ def expect_fixed_positions(model: Any, length: int) -> None:
 
 @contextmanager
 def fixed_positions(model: Any) -> Iterator[None]:
-    """Let calls of ``model`` go without the look at the length."""
+    """Switch off the check of the length in calls of ``model``."""
     before = [(module, module.rope_type) for module in _growing(model)]
     try:
         for module, kinds in before:
-            module.rope_type = (
-                {k: _fixed(v) for k, v in kinds.items()}
-                if isinstance(kinds, dict)
-                else _fixed(kinds)
-            )
+            if isinstance(kinds, dict):
+                module.rope_type = {key: _fixed(kind) for key, kind in kinds.items()}
+            else:
+                module.rope_type = _fixed(kinds)
         yield
     finally:
         for module, kinds in before:
@@ -58,13 +58,11 @@ def _fixed(kind: str) -> str:
 
 
 def _growing(model: torch.nn.Module) -> list[Any]:
-    """The modules of rotary embeddings that look at the length."""
+    """Return the modules of rotary embeddings that check the length."""
 
     def grows(module: Any) -> bool:
         kinds = getattr(module, "rope_type", "")
-        return any(
-            _GROWING in str(kind)
-            for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])
-        )
+        listed = kinds.values() if isinstance(kinds, dict) else [kinds]
+        return any(_GROWING in str(kind) for kind in listed)
 
     return [module for module in model.modules() if grows(module)]

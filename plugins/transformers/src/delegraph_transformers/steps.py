@@ -1,8 +1,7 @@
-"""A language model as steps over its caches or states, which are arguments and results:
-no step hides a state.
+"""A language model as steps; caches and states are arguments and results.
 
 Each method, ``prefill`` for a piece of the prompt and ``decode`` for one token, takes
-what the other returned. So they work in formats whose methods do not share memory, and
+the results of the other. So they work in formats with separate memory of methods, and
 in two files as well.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import delegraph
@@ -24,21 +24,23 @@ from .rotary import expect_fixed_positions, fixed_positions
 class Step(ModelCall):
     """A call of a causal language model with its cache as tensors.
 
-    ``input_ids``: int64 [B, L], the next L tokens. ``position``: int64 [1], how many
-    tokens were given before. ``caches``: the keys and values of each layer in turn,
-    each [B, heads, C, head size], where C is the length of the cache; then the states
-    of layers that have these in place of keys and values, or beside them. Returns the
-    logits of the last token [B, vocabulary], and the new ``caches``.
+    ``input_ids``: int64 [B, L], the next L tokens. ``position``: int64 [1], the number
+    of tokens before. ``caches``: the keys and values of each layer in turn, each [B,
+    heads, C, head size], where C is the length of the cache; then the states of layers
+    that have some. Returns the logits of the last token [B, vocabulary], and the new
+    ``caches``.
     """
 
     masks = False
-    """Whether the model is told by a mask, too, how much of the cache is filled."""
+    """Whether the model also gets a mask of the filled part of the cache."""
     one_by_one = False
-    """Whether the model is called for each token by itself."""
+    """Whether the model is called for each token separately."""
 
     def __init__(self, model: Any, batch: int, cache_length: int) -> None:
-        """``model``: a PreTrainedModel with a language model's head. Raises InputError
-        if it has no static cache.
+        """Prepare the cache of ``model``, a PreTrainedModel with a language model's
+        head.
+
+        Raises InputError if it has no static cache.
         """
         super().__init__(model)
         expect_fixed_positions(model, cache_length)
@@ -56,8 +58,9 @@ class Step(ModelCall):
 
     @property
     def grows(self) -> list[bool]:
-        """Of each cache, whether a token adds a row to it; the others begin each text
-        as zeros.
+        """For each cache, whether a token adds a row to it.
+
+        The others are zeros at the beginning of each text.
         """
         return self.held.grows
 
@@ -72,15 +75,11 @@ class Step(ModelCall):
     def call(
         self, caches: list[torch.Tensor], position: torch.Tensor, **given: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """As ``forward``; ``given``: the next tokens, as ids or as what the model makes
-        of them first.
-        """
+        """Call the model as ``forward`` does, with ``given``: ids or embeddings."""
         ((name, tokens),) = given.items()
-        pieces = (
-            torch.split(tokens, 1, 1)
-            if self.one_by_one and tokens.shape[1] > 1
-            else [tokens]
-        )
+        pieces = [tokens]
+        if self.one_by_one and tokens.shape[1] > 1:
+            pieces = list(torch.split(tokens, 1, 1))
         logits = torch.empty(0)
         with self.held.holding(caches, position), fixed_positions(self.model):
             for k, piece in enumerate(pieces):
@@ -88,8 +87,9 @@ class Step(ModelCall):
             return logits[:, -1], self.held.tensors
 
     def _logits(self, position: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
-        """The logits of the last tokens of ``given``, the first of which is at
-        ``position``; the cache goes on.
+        """Return the logits of the last of the tokens ``given``; the cache is updated.
+
+        ``position`` is that of the first token.
         """
         (tokens,) = given.values()
         options: dict[str, Any] = {
@@ -97,38 +97,34 @@ class Step(ModelCall):
             "use_cache": True,
         }
         count = tokens.shape[1]
-        # some models count positions by a slice of as many as the cache has, which
-        # cannot be exported
+        # some models slice positions by the number of cached tokens, which cannot be
+        # exported
         if takes(self.model, "position_ids"):
             ids = (position + torch.arange(count, device=position.device))[None]
-            options["position_ids"] = (
-                ids if self.batch == 1 else ids.expand(self.batch, count)
-            )
+            options["position_ids"] = ids
+            if self.batch > 1:
+                options["position_ids"] = ids.expand(self.batch, count)
         if takes(self.model, "logits_to_keep"):
             options["logits_to_keep"] = 1
         if self.masks:
-            filled = (
-                torch.arange(self.length, device=position.device) < position + count
-            )
-            options["attention_mask"] = filled.to(torch.long)[None].expand(
-                self.batch, self.length
-            )
+            places = torch.arange(self.length, device=position.device)
+            mask = (places < position + count).to(torch.long)
+            options["attention_mask"] = mask[None].expand(self.batch, self.length)
         logits: torch.Tensor = self.model(**given, **options).logits
         return logits
 
 
 class RecurrentStep(Step):
-    """A call of a causal language model that remembers all tokens in states of one
-    size, such as Mamba.
+    """A call of a causal language model with states of fixed size, such as Mamba.
 
-    ``input_ids``: int64 [B, L], the next L tokens. ``position`` is what ``Step`` takes,
-    and is not read. ``states``: of each layer in turn the last inputs of its
-    convolution [B, channels, kernel size] and what its recurrence keeps, such as [B,
-    heads, head size, state size]. Returns the logits of the last token [B, vocabulary],
-    and the new ``states``.
+    ``input_ids``: int64 [B, L], the next L tokens. ``position``: as of ``Step``, not
+    used. ``states``: for each layer in turn the last inputs of its convolution [B,
+    channels, kernel size] and the state of its recurrence, such as [B, heads, head
+    size, state size]. Returns the logits of the last token [B, vocabulary], and the new
+    ``states``.
     """
 
-    def forward(  # the name says to callers that there is no room that could run out
+    def forward(  # the name shows to callers that the number of tokens has no limit
         self,
         input_ids: torch.Tensor,
         position: torch.Tensor,
@@ -138,24 +134,24 @@ class RecurrentStep(Step):
 
 
 def choose_calls(step: Step, model: Any) -> None:
-    """Let ``step`` call ``model`` in the first way that gives the scores of a call
-    without any cache.
+    """Let ``step`` call ``model`` in the first way with the scores of a call without
+    cache.
 
-    Some layers go on from a state for single tokens only, and some models see by a mask
-    alone how much of a cache is filled, or read a number from the cache without one.
-    Five tokens are tried, in pieces. Raises InputError if no way gives these scores:
-    there are models that take a static cache and compute with it as if it were full.
+    Some layers continue a state only for single tokens. Some models find the filled
+    part of a cache only by a mask, or read a number from the cache without one. Five
+    tokens are tried, in pieces. Raises InputError if no way gives these scores: some
+    models accept a static cache and use it as if it were full.
     """
-    masks = (
-        [False, True] if any(step.grows) and takes(model, "attention_mask") else [False]
-    )
-    # the first of those that read least, since what is exported has no numbers to read
-    if len(masks) > 1:
-        masks.sort(key=lambda mask: _count_reads(step, mask))
+    masks = [False]
+    if any(step.grows) and takes(model, "attention_mask"):
+        # first the way that reads fewer numbers, since an exported program cannot
+        masks = sorted([False, True], key=lambda mask: _count_reads(step, mask))
     reasons = []
-    for way in [(mask, alone) for alone in (False, True) for mask in masks]:
-        step.masks, step.one_by_one = way
-        if not (reason := why_not_equal(step, model) or _why_not_exported(step, model)):
+    for one_by_one, mask in product([False, True], masks):
+        step.masks = mask
+        step.one_by_one = one_by_one
+        reason = why_not_equal(step, model) or _why_not_exported(step, model)
+        if not reason:
             return
         reasons.append(reason)
     raise InputError("input-invalid", different(model, reasons[0]), hint=NO_RECIPE)
@@ -174,13 +170,13 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 def _count_reads(step: Step, mask: bool) -> float:
-    """How many numbers a call of one token reads from tensors, with or without a mask;
-    infinite if it fails.
+    """Return how many numbers a call of one token reads from tensors.
+
+    ``mask``: whether it gets a mask. The result is infinite if the call fails.
     """
     step.masks = mask
-    token = torch.ones(
-        step.batch, 1, dtype=torch.long, device=step.empty_caches[0].device
-    )
+    device = step.empty_caches[0].device
+    token = torch.ones(step.batch, 1, dtype=torch.long, device=device)
     try:
         with _Reads() as reads, torch.no_grad():  # type: ignore[no-untyped-call]
             step(token, token[0], step.empty_caches)
@@ -190,41 +186,29 @@ def _count_reads(step: Step, mask: bool) -> float:
 
 
 def _why_not_exported(step: Step, model: Any) -> str:
-    """Why a call of two tokens cannot be exported; empty if it can, or if transformers
-    says that the model can.
+    """Return why a call of two tokens cannot be exported; "" if it can.
 
-    A call whose tensors have sizes that it reads from the cache is none that a device
-    could prepare for.
+    It is also "" if transformers declares that it can. If sizes of tensors are read
+    from the cache, no device can prepare for them.
     """
-    if (
-        getattr(model, "_can_compile_fullgraph", True)
-        or not any(step.grows)
-        or model.training
-    ):
+    is_declared = getattr(model, "_can_compile_fullgraph", True)
+    if is_declared or not any(step.grows) or model.training:
         return ""
-    tokens = torch.zeros(
-        step.batch, min(2, step.length), dtype=torch.long, device=model.device
-    )
+    count = min(2, step.length)
+    tokens = torch.zeros(step.batch, count, dtype=torch.long, device=model.device)
+    inputs = (tokens, tokens[0, :1], step.empty_caches)
     try:
-        program = delegraph.export(step, (tokens, tokens[0, :1], step.empty_caches))[
-            "forward"
-        ]
+        program = delegraph.export(step, inputs)["forward"]
     except InputError as e:
         return e.message
-    read = [
-        node
-        for node in program.graph.nodes
-        if node.target is torch.ops.aten.item.default
-    ]
-    return (
-        "the model reads the number of its tokens from the cache, to cut tensors there"
-        if read
-        else ""
-    )
+    item = torch.ops.aten.item.default
+    if not program.graph.find_nodes(op="call_function", target=item):
+        return ""
+    return "the model reads the number of tokens from the cache, to slice tensors"
 
 
 def different(model: Any, reason: str) -> str:
-    """The message for a model that ``why_not_equal`` has a reason for."""
+    """Return the message for a model with ``reason``, a result of ``why_not_equal``."""
     return f"{type(model).__name__} does not work with a cache of fixed size: {reason}"
 
 
@@ -236,51 +220,46 @@ def why_not_equal(
     more: Sequence[Any] = (),
     **others: Any,
 ) -> str:
-    """How the scores after a few tokens, in pieces of ``sizes``, differ from those of
-    one call without a cache.
+    """Return how scores with and without a cache differ, or "".
 
-    Empty if they do not. ``more``: what ``step`` takes after the caches. ``others``:
-    what ``model`` takes besides tokens. Nothing is compared where nothing can be
-    computed, on the meta device, or in training, which is random.
+    A few tokens are given in pieces of ``sizes``. ``more``: arguments of ``step`` after
+    the caches. ``others``: further arguments of ``model``. Nothing is compared on the
+    meta device, which computes nothing, or in training, which is random.
     """
     if model.device.type == "meta" or model.training:
         return ""
     sizes = [size for k, size in enumerate(sizes) if sum(sizes[: k + 1]) <= step.length]
     config = model.config.get_text_config(decoder=True)
-    # neither places of an image, nor padding, which some models leave out of their
-    # positions
+    # neither image tokens, nor padding, which some models skip in their positions
     special = (getattr(step, "token", None), getattr(config, "pad_token_id", None))
     known = [token for token in range(config.vocab_size) if token not in special]
-    tokens = torch.tensor([(known * 5)[: sum(sizes)]] * step.batch, device=model.device)
+    text = (known * 5)[: sum(sizes)]
+    tokens = torch.tensor([text] * step.batch, device=model.device)
     name = "decoder_input_ids" if others else "input_ids"
     caches = step.empty_caches
     position = 0
     try:
         with torch.no_grad():
-            # another text before, of which models that keep states of their own have
-            # something left
-            scores, _ = step(
-                tokens[:, -1:], torch.tensor([0], device=model.device), caches, *more
-            )
+            # another text first: models with hidden states would remember it
+            first = torch.tensor([0], device=model.device)
+            scores, _ = step(tokens[:, -1:], first, caches, *more)
             for piece in torch.split(tokens, sizes, 1):
-                scores, caches = step(
-                    piece, torch.tensor([position], device=model.device), caches, *more
-                )
+                at = torch.tensor([position], device=model.device)
+                scores, caches = step(piece, at, caches, *more)
                 position += piece.shape[1]
             wanted = model(**{name: tokens}, **others, use_cache=False).logits[:, -1]
     except (ValueError, TypeError, RuntimeError, IndexError) as e:
         return f"{type(e).__name__}: {e}"
-    # rounding of 16 bits, or of activations in 8, may go another way where sums are
-    # taken in another order
-    exact = wanted.dtype == torch.float32 and all(
-        type(p.data) is torch.Tensor for p in model.parameters()
-    )
-    most = (1e-3 if exact else 0.1) * wanted.abs().max()
-    if torch.allclose(
-        scores, wanted, rtol=0, atol=float(most.nan_to_num()), equal_nan=True
-    ):
+    # 16-bit floats, or 8-bit activations, may round otherwise if sums have another
+    # order
+    is_plain = all(type(p.data) is torch.Tensor for p in model.parameters())
+    exact = is_plain and wanted.dtype == torch.float32
+    limit = (1e-3 if exact else 0.1) * wanted.abs().max()
+    atol = float(limit.nan_to_num())
+    if torch.allclose(scores, wanted, rtol=0, atol=atol, equal_nan=True):
         return ""
+    difference = float((scores - wanted).abs().max())
     return (
-        f"after {position} tokens the scores are"
-        f" {float((scores - wanted).abs().max()):.2g} off those without a cache"
+        f"after {position} tokens, the scores differ by {difference:.2g} from those"
+        " without a cache"
     )

@@ -1,6 +1,4 @@
-"""The window of transformers' versions that the tests ran with, for errors outside of
-it.
-"""
+"""The versions of transformers that the tests ran with, for errors with other versions."""
 
 from __future__ import annotations
 
@@ -12,33 +10,32 @@ from delegraph.errors import DelegraphError, InputError
 
 OLDEST = "5.23.0"
 NEWEST = "5.24.0"
-"""The oldest and the newest version of transformers that the tests of this distribution
-ran with.
-"""
+"""The oldest and the newest version of transformers that the tests ran with."""
 
 
 def untried_version() -> str:
-    """Return a sentence about the installed transformers if it is outside of the
-    window; else an empty string.
+    """Return a sentence about the installed transformers if its version was not tested.
+
+    Otherwise return an empty string.
     """
     try:
         installed = version("transformers")
     except PackageNotFoundError:
         return ""
-    # patch releases of a tried version are in the window
+    # patch releases of a tested version count as tested
     if _numbers(OLDEST) <= _numbers(installed) <= _numbers(NEWEST):
         return ""
     relation = "newer" if _numbers(installed) > _numbers(NEWEST) else "older"
     tried = NEWEST if relation == "newer" else OLDEST
     return (
         f"transformers {installed} is {relation} than {tried}, the {relation[:3]}est"
-        " version that was tried"
+        " version that was tested"
     )
 
 
 @contextmanager
 def naming_untried_versions() -> Iterator[None]:
-    """Name the installed version in errors of the block if it is outside of the window.
+    """Name an untested version of transformers in errors of the block.
 
     An InputError gets it in its hint. Any other exception becomes an InputError, since
     another version may lack the classes and arguments that this distribution uses.
@@ -46,7 +43,8 @@ def naming_untried_versions() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if untried := untried_version():
+        untried = untried_version()
+        if untried:
             error.hint = "; ".join(filter(None, [error.hint, _advice(untried)]))
         raise
     except DelegraphError:

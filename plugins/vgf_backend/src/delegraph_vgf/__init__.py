@@ -1,3 +1,1 @@
-"""VGF backend of delegraph: partitions become VGF files for Vulkan's ML extensions, by
-way of TOSA.
-"""
+"""VGF backend of delegraph: partitions become VGF files for Vulkan, through TOSA."""

@@ -1,6 +1,4 @@
-"""``VgfBackend``: a partition becomes TOSA, and what Arm's model-converter makes of
-that.
-"""
+"""``VgfBackend``: converts a partition to TOSA, and then to a VGF file."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from delegraph.formats import write_whole
 from delegraph_engines import Signature
 from torch.export import ExportedProgram
 
-# makes the word of targets that the compile specs have
+# registers the target suffix that the compile specs have
 from . import partitioner  # noqa: F401
 from .content import MARK, content_of
 
@@ -32,18 +30,19 @@ _TOOL = Path(model_converter.__file__).parent / "binaries/bin/model-converter"
 
 
 class VgfBackend(BackendDetails):
-    """Converts with model-converter, a process of its own: if it crashes, that is a
-    refusal.
+    """Converts with Arm's model-converter in a process of its own.
 
-    The compile specs are TOSA's, and ``vgf_flags``.
+    If it crashes, the partition is refused. The compile specs are TOSA's, and
+    ``vgf_flags``.
     """
 
     thread_safe = True
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """The converter's version; None where TOSA's files depend on more than the
-        program.
+        """Return the converter's version.
+
+        None if TOSA's files depend on more than the program.
         """
         _, tosa = from_specs(compile_specs, "vgf_", {"flags": ""})
         if delegraph.get_backend("tosa").fingerprint(tosa) is None:
@@ -54,12 +53,11 @@ class VgfBackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The partition as a VGF file whose inputs and outputs have the delegate's
-        order, types and shapes.
+        """Return the partition as a VGF file with the delegate's inputs and outputs.
 
         Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
         Unsupported if model-converter refuses the program, crashes, or makes a file
-        that is called otherwise.
+        with other inputs or outputs.
         """
         settings, tosa = from_specs(compile_specs, "vgf_", {"flags": ""})
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
@@ -70,27 +68,22 @@ class VgfBackend(BackendDetails):
 
 
 def _convert(tosa: bytes | Blob, flags: str, signature: Signature) -> bytes:
-    """The blob of a TOSA file. Unsupported if model-converter makes none, or one that
-    is called otherwise.
-    """
+    """Return the blob of a TOSA file; Unsupported if model-converter fails."""
     with tempfile.TemporaryDirectory(prefix="delegraph-vgf-") as name:
         folder = Path(name)
         write_whole(folder / "main.tosa", tosa)
-        command: list[str | Path] = [
-            _TOOL,
-            "-i",
-            "main.tosa",
-            "-o",
-            "main.vgf",
-            *delegraph_tosa.split_flags(flags),
-        ]
+        command: list[str | Path] = [_TOOL, "-i", "main.tosa", "-o", "main.vgf"]
+        command += delegraph_tosa.split_flags(flags)
         delegraph_tosa.run_compiler(command, folder)
         if not (folder / "main.vgf").exists():
             raise Unsupported(
-                "unsupported", "model-converter ended well, and made no file"
+                "unsupported", "model-converter reported success, but wrote no file"
             )
         content = content_of((folder / "main.vgf").read_bytes())
-        if (why := content.why_called_otherwise(signature)) is not None:
-            raise Unsupported("unsupported", f"model-converter made a file that {why}")
-        # Vulkan drivers compile the SPIR-V of a file without looking for damage
+        why = content.why_mismatch(signature)
+        if why is not None:
+            raise Unsupported(
+                "unsupported", f"model-converter made a wrong file: {why}"
+            )
+        # sealed, because Vulkan drivers compile SPIR-V without a check for damage
         return signature.seal(folder / "main.vgf", MARK)

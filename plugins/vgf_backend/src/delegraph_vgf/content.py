@@ -1,8 +1,8 @@
-"""Reads VGF files: what they take, return and hold. Every offset and count of a file is
-checked before it is followed.
+"""Reads the inputs, outputs and constants of VGF files.
 
-Facts of the format (https://github.com/arm/ai-ml-sdk-vgf-library): a header of 128
-bytes, then four sections: modules (SPIR-V), model sequence (inputs, outputs, segments),
+Every offset and count is checked before it is used. Facts of the format
+(https://github.com/arm/ai-ml-sdk-vgf-library): a header of 128 bytes, then four
+sections. These are modules (SPIR-V), model sequence (inputs, outputs, segments),
 resources (type and shape of every tensor), and constants. The first three are
 flatbuffers without identifiers; numbers of fields below are those of its schema.
 """
@@ -10,10 +10,10 @@ flatbuffers without identifiers; numbers of fields below are those of its schema
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import Buffer, Table
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from delegraph_engines import Signature
 
 MARK = b"delegraph-vgf-3"
-"""What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the
-signature.
-"""
+"""The end of each blob of ``VgfBackend``: a VGF file, sealed with its signature."""
 VERSION = (0, 5)
-"""Newest version of the format that is read; a file of an older minor version is read
-as well.
-"""
+"""The newest version of the format that is read, together with older minor versions."""
 FORMATS = {
     13: ("uint8", "R8Uint"), 14: ("int8", "R8Sint"), 75: ("int16", "R16Sint"), 76: ("float16", "R16Sfloat"),
     99: ("int32", "R32Sint"), 100: ("float32", "R32Sfloat"), 111: ("int64", "R64Sint"),
@@ -44,10 +40,10 @@ _CONSTANT = struct.Struct("<IiQQ")
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input, output or constant. ``slot``: the binding at which a caller finds it;
-    of a constant its number.
+    """An input, output or constant.
 
-    ``start`` and ``bytes``: where the elements of a constant are in the file.
+    ``slot``: the binding of an input or output, the number of a constant. ``start`` and
+    ``bytes``: the place of a constant's elements in the file.
     """
 
     name: str
@@ -59,58 +55,62 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """Torch's name of the type, or the number of the VkFormat."""
-        return (
-            FORMATS[self.format][0]
-            if self.format in FORMATS
-            else f"VkFormat {self.format}"
-        )
+        """torch's name of the type, or the number of the VkFormat."""
+        if self.format in FORMATS:
+            return FORMATS[self.format][0]
+        return f"VkFormat {self.format}"
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a VGF file says of itself, apart from the SPIR-V."""
+    """The inputs, outputs and constants of a VGF file, without the SPIR-V."""
 
     version: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
 
-    def why_called_otherwise(self, signature: Signature) -> str | None:
-        """Why the file cannot be called as ``signature`` says; None if it can."""
-        sides = (
-            ("takes", self.inputs, signature.inputs),
-            ("returns", self.outputs, signature.outputs),
-        )
-        for does, tensors, side in sides:
-            there = [(tensor.dtype, tensor.shape) for tensor in tensors]
-            # TOSA's types have no sign
-            wanted = [
-                ("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in side
-            ]
-            if there != wanted:
-                return f"{does} {there}, and the partition {wanted}"
+    def why_mismatch(self, signature: Signature) -> str | None:
+        """Return how the file's inputs and outputs differ from ``signature``, or None."""
+        wrong_input = _why_mismatch("takes", self.inputs, signature.inputs)
+        return wrong_input or _why_mismatch("returns", self.outputs, signature.outputs)
+
+
+def _why_mismatch(
+    verb: str, tensors: Sequence[Tensor], types: Sequence[tuple[str, tuple[int, ...]]]
+) -> str | None:
+    found = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    # TOSA's integer types have no sign
+    wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in types]
+    if found == wanted:
         return None
+    return f"it {verb} {found}, and the partition {wanted}"
 
 
 def version_of(beginning: bytes | memoryview) -> str:
-    """The version in a file's header. FormatError for what is no VGF file, or one of a
-    version that is not read.
+    """Return the version in a file's header.
+
+    Raises FormatError for other files, and for versions that cannot be read.
     """
     if len(beginning) < _SIZE or bytes(beginning[:4]) != b"VGF1":
-        raise FormatError("format-invalid", "no VGF file: it does not begin as one")
+        raise FormatError(
+            "format-invalid", "no VGF file: it does not begin with a VGF header"
+        )
     major, minor, patch = beginning[8:11]
     if major != VERSION[0] or minor > VERSION[1]:
         text = (
-            f"a VGF file of version {major}.{minor}.{patch}; versions up to"
-            f" {VERSION[0]}.{VERSION[1]} are read"
+            f"the VGF file has version {major}.{minor}.{patch}; delegraph-vgf reads"
+            f" versions up to {VERSION[0]}.{VERSION[1]}"
         )
         raise FormatError("format-invalid", text)
     return f"{major}.{minor}.{patch}"
 
 
 def content_of(data: bytes | memoryview) -> Content:
-    """What a VGF file holds, whatever stands behind it. FormatError if it is damaged."""
+    """Return the content of a VGF file; FormatError if it is damaged.
+
+    Bytes after its end are ignored.
+    """
     whole = memoryview(data)
     version = version_of(whole)
     _, sequence, table, constants = (_section(whole, k) for k in range(4))
@@ -124,8 +124,7 @@ def content_of(data: bytes | memoryview) -> Content:
     ) -> Tensor:
         if resource >= len(resources) or resources[resource][2] != category:
             raise _damaged(
-                f"resource {resource} is not there, or of another kind than what refers"
-                " to it"
+                f"resource {resource} is missing, or of another kind than its reference"
             )
         return Tensor(name, slot, *resources[resource][:2], *extent)
 
@@ -149,7 +148,7 @@ def _section(whole: memoryview, number: int) -> memoryview:
     start, length = _SECTIONS.unpack_from(whole)[2 * number : 2 * number + 2]
     if start < _SIZE or start + length > len(whole):
         raise _damaged(
-            f"section {number} of {length} bytes at {start} is outside of it"
+            f"section {number} of {length} bytes at {start} lies outside of the file"
         )
     return whole[start : start + length]
 
@@ -164,24 +163,33 @@ def _shape(resource: Table) -> tuple[int, ...]:
     return tuple(described.numbers(0, "i8", "shape")) if described else ()
 
 
-def _constants(section: memoryview, start: int) -> Iterator[tuple[int, int, int]]:
-    """(number of its resource, first byte, bytes) of each constant, in a section that
-    begins at ``start``.
+class _StoredConstant(NamedTuple):
+    """The number of a constant's resource, and the place of its bytes in the file."""
+
+    resource: int
+    start: int
+    bytes: int
+
+
+def _constants(section: memoryview, start: int) -> Iterator[_StoredConstant]:
+    """Yield the number of the resource, the first byte and the size of each constant.
+
+    ``start``: the place of the section in the file.
     """
     if len(section) < _CONSTANTS.size or bytes(section[:8]) != b"CONST00\0":
-        raise _damaged("its constants are of another version")
+        raise _damaged("the section of constants has another version")
     count = _CONSTANTS.unpack_from(section)[1]
     data = _CONSTANTS.size + count * _CONSTANT.size
     if data > len(section):
-        raise _damaged(f"it has no room for {count} constants")
+        raise _damaged(f"it is too short for {count} constants")
     for k in range(count):
         resource, _, size, offset = _CONSTANT.unpack_from(
             section, _CONSTANTS.size + k * _CONSTANT.size
         )
         if data + offset + size > len(section):
-            raise _damaged(f"constant {k} is outside of it")
-        yield resource, start + data + offset, size
+            raise _damaged(f"constant {k} lies outside of the file")
+        yield _StoredConstant(resource, start + data + offset, size)
 
 
 def _damaged(why: str) -> FormatError:
-    return FormatError("format-invalid", f"a damaged VGF file: {why}")
+    return FormatError("format-invalid", f"the VGF file is damaged: {why}")

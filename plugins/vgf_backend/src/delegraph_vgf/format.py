@@ -1,4 +1,4 @@
-"""``.vgf`` files, which Arm's ML SDK for Vulkan runs. Imports no torch."""
+"""``.vgf`` files for Arm's ML SDK for Vulkan. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SAMPLED = frozenset(
     "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32".split()
 )
 _MOST = 1 << 28
-"""Elements of an input that is drawn: a few bytes of a file can ask for any number."""
+"""The most elements of a random input: a few bytes of a file can request any number."""
 
 
 class VgfInspection(Summary):
-    """The summary of a file as text, a line for its size and for each input and output."""
+    """The summary of a file as text, with a line for each input and output."""
 
     def __str__(self) -> str:
         (method,) = self.methods
@@ -41,65 +41,67 @@ class VgfInspection(Summary):
 
 
 class VgfFormat(DelegateFormat):
-    """A VGF file, the blob of one delegate; other readers of VGF read it as well, and
-    theirs can be inspected here.
+    """A VGF file, the blob of one delegate.
+
+    Other readers of VGF can read it, and VGF files of other tools can be inspected.
     """
 
     backend_id = "VgfBackend"
 
     @staticmethod
     def inspect(path: Path) -> VgfInspection:
-        """The content of any VGF file. FormatError if it is damaged."""
+        """Return the content of any VGF file; FormatError if it is damaged."""
         data = path.read_bytes()
         content = content_of(data)
         constants = [
             ConstantSummary(str(c.slot), c.dtype, c.shape, c.bytes)
             for c in content.constants
         ]
-        rows = (
-            len(constants),
-            sum(c.bytes for c in constants),
-            Summary.largest_of(constants),
-        )
-        method = MethodSummary(
-            "forward", _summaries(content.inputs), _summaries(content.outputs), {}
-        )
+        inputs = _summaries(content.inputs)
+        outputs = _summaries(content.outputs)
         return VgfInspection(
-            "VGF file", content.version, len(data), {}, (method,), *rows
+            "VGF file",
+            content.version,
+            len(data),
+            {},
+            (MethodSummary("forward", inputs, outputs, {}),),
+            len(constants),
+            sum(constant.bytes for constant in constants),
+            Summary.largest_of(constants),
         )
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """The same."""
+        """Return the result of ``inspect``."""
         return VgfFormat.inspect(path)
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs: floats are standard normal, integers 0 or 1. FormatError
-        unless delegraph wrote the file.
+        """Return random inputs: floats are standard normal, integers 0 or 1.
+
+        Raises FormatError unless delegraph wrote the file.
         """
         from delegraph_engines import Signature  # imports torch
 
         generator = np.random.default_rng(seed)
         arrays = []
-        for dtype, shape in Signature.unseal(path.read_bytes(), MARK)[1].inputs:
-            if (
-                min(shape, default=0) < 0
-                or prod(shape) > _MOST
-                or dtype not in _SAMPLED
-            ):
+        signature = Signature.unseal(path.read_bytes(), MARK).signature
+        for dtype, shape in signature.inputs:
+            is_valid = min(shape, default=0) >= 0 and prod(shape) <= _MOST
+            if not is_valid or dtype not in _SAMPLED:
                 raise FormatError(
                     "format-invalid",
-                    f"a VGF file for which no input {dtype} {shape} can be drawn",
+                    f"the VGF file has an input {dtype} {shape}, for which no random"
+                    " values can be drawn; pass inputs",
                 )
-            numbers = (
-                generator.standard_normal(shape)
-                if "float" in dtype
-                else generator.integers(0, 2, shape)
-            )
-            arrays.append(
-                np.asarray(numbers, "float32" if dtype == "bfloat16" else dtype)
-            )
+            numbers: Any
+            if "float" in dtype:
+                numbers = generator.standard_normal(shape)
+            else:
+                numbers = generator.integers(0, 2, shape)
+            # numpy has no bfloat16
+            numpy_dtype = "float32" if dtype == "bfloat16" else dtype
+            arrays.append(np.asarray(numbers, numpy_dtype))
         return arrays
 
 

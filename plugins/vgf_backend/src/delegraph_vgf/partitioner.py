@@ -1,6 +1,4 @@
-"""``VgfPartitioner``: gives Arm's converter what TOSA's rules lower to operators that
-it converts.
-"""
+"""``VgfPartitioner``: gives Arm's converter the calls that TOSA's rules and it support."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from delegraph_tosa import (
 )
 
 DEVICE = "vgf"
-"""The word that narrows a TOSA target to what becomes a VGF file."""
+"""The suffix of a TOSA target that restricts it to operators of VGF files."""
 
 
 _NOT_CONVERTED = (
@@ -28,22 +26,23 @@ _NOT_CONVERTED = (
     "VARIABLE_READ",
     "VARIABLE_WRITE",
 )
-"""Operators that model-converter 0.11 marks as illegal. It takes each other one, of
-every type that TOSA 1.0 has.
+"""Operators that model-converter 0.11 marks as illegal.
+
+It converts all others, with every type of TOSA 1.0.
 """
 
 
 def why_not_vgf(operator: Operator) -> str | None:
-    """Why model-converter 0.11 makes no VGF of a TOSA operator; None if it does."""
+    """Return why model-converter 0.11 does not convert a TOSA operator, or None."""
     if operator.name in _NOT_CONVERTED:
-        return f"VGF files have no {operator.name}"
+        return f"VGF files cannot contain {operator.name}"
     for value in (*operator.inputs, *operator.outputs):
         if value.dtype is DType.INT64:
-            return "model-converter makes int32 of int64"
+            return "model-converter would convert int64 to int32"
         if any(size < 0 for size in value.type.declared):
             return (
-                f"VGF files have fixed sizes, and {operator.name} has one that a call"
-                " chooses"
+                f"VGF files have fixed sizes, and a size of {operator.name} is known"
+                " only at run time"
             )
     return None
 
@@ -52,7 +51,10 @@ narrow(DEVICE, why_not_vgf)
 
 
 class VgfPartitioner(DevicePartitioner):
-    """``flags`` are model-converter's; the other options are TOSA's."""
+    """Gives VGF files the operators that they can contain.
+
+    ``flags`` are for model-converter; the other options are for TOSA.
+    """
 
     def __init__(
         self, flags: str = "", spec: str = "TOSA-1.0+FP+INT", **tosa: Any
@@ -60,7 +62,7 @@ class VgfPartitioner(DevicePartitioner):
         if TosaSpec.parse(spec).version < (1, 0):
             raise OptionError(
                 "option-invalid",
-                f"the option spec of vgf is {spec!r}: VGF files are made from TOSA 1.0",
+                f"the option spec of vgf is {spec!r}; it must be TOSA 1.0 or newer",
             )
         split_flags(flags)
         super().__init__("VgfBackend", DEVICE, {"flags": flags}, spec, **tosa)

@@ -1,6 +1,4 @@
-"""The light module of delegraph-vgf: what it offers, without importing torch, numpy or
-Arm's SDK.
-"""
+"""The light module of delegraph-vgf; it imports neither torch, numpy nor Arm's SDK."""
 
 from __future__ import annotations
 

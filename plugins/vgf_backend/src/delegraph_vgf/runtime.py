@@ -1,6 +1,4 @@
-"""``VgfRuntime``: runs VGF files on this host, by Arm's scenario runner and emulation
-layer.
-"""
+"""``VgfRuntime``: runs VGF files by Arm's scenario runner and emulation layer."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ from . import vulkan
 from .content import FORMATS, MARK, Content, Tensor, content_of, version_of
 
 _SAME_SIZE = {"uint8": np.int8, "bool": np.uint8}
-"""Dtype that the scenario runner does not copy -> one of its size. TOSA's types have no
-sign.
+"""Dtypes that the scenario runner cannot copy -> one of the same size.
+
+TOSA's integer types have no sign.
 """
 
 
@@ -30,7 +29,7 @@ class VgfRuntime(BackendRuntime):
 
     @staticmethod
     def is_available() -> bool:
-        """True; NoRuntime says what is missing."""
+        """Return True; raise NoRuntime with the missing part otherwise."""
         vulkan.require()
         return True
 
@@ -40,9 +39,7 @@ class VgfRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """Drivers compile what a VGF file holds when they load it, so that only the
-        file's version matters.
-        """
+        """Compare the version of the file; drivers compile the file when they load it."""
         try:
             return Compatibility("runs", f"VGF {version_of(header.beginning)}")
         except FormatError as error:
@@ -54,13 +51,17 @@ class VgfRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """Load a file. FormatError if it is damaged, NoRuntime if this host cannot run
-        it.
+        """Load a file.
+
+        Raises FormatError if it is damaged, NoRuntime if this host cannot run it.
         """
         vgf, signature, _ = Signature.unseal(processed_bytes, MARK)
         content = content_of(vgf)
-        if (why := content.why_called_otherwise(signature)) is not None:
-            raise FormatError("format-invalid", f"a VGF file that {why}")
+        why = content.why_mismatch(signature)
+        if why is not None:
+            raise FormatError(
+                "format-invalid", f"the VGF file does not fit its blob: {why}"
+            )
         vulkan.require()
         return _Loaded(vgf, content, signature)
 
@@ -103,21 +104,14 @@ class _Loaded:
                 ) from error
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
-        rows = zip(
-            self._signature.arrays(args),
-            self._inputs,
-            self._signature.inputs,
-            strict=True,
-        )
-        for array, number, (dtype, shape) in rows:
-            self._scenario.upload(
-                number,
-                array.view(_SAME_SIZE.get(dtype, array.dtype)).reshape(shape or (1,)),
-            )
+        arrays = self._signature.arrays(args)
+        types = self._signature.inputs
+        for array, number, type_ in zip(arrays, self._inputs, types, strict=True):
+            dtype, shape = type_
+            copied = array.view(_SAME_SIZE.get(dtype, array.dtype))
+            self._scenario.upload(number, copied.reshape(shape or (1,)))
         self._scenario.run()
-        return self._signature.results(
-            [self._scenario.download(number) for number in self._outputs]
-        )
+        return self._signature.results(map(self._scenario.download, self._outputs))
 
 
 def _format(tensor: Tensor) -> Any:

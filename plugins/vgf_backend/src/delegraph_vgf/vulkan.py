@@ -1,9 +1,9 @@
-"""Whether this host can run VGF files, and why not: the Vulkan loader, a driver, and
-Arm's emulation layer.
+"""Checks whether this host can run VGF files, and sets up Arm's emulation layer.
 
-The layer is two Vulkan layers, which the loader finds through environment variables.
-Who has set VK_INSTANCE_LAYERS (to nothing, for a driver that has the extensions itself)
-keeps what it says.
+Running needs the Vulkan loader, a driver and the emulation layer. That is two Vulkan
+layers, which the loader finds through environment variables. If VK_INSTANCE_LAYERS is
+already set, its value is kept. It may be empty, for a driver that has the extensions
+itself.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from delegraph.errors import NoRuntime
 
 _LOADER = "libvulkan.so.1"
 _TRIED = (1, 4, 309)
-"""The oldest loader with which the layer was seen to work; 1.3.239 does not know its
-extensions.
-"""
+"""The oldest loader that was tested with the layer; 1.3.239 lacks its extensions."""
 _LAYERS = {
     "VK_LAYER_ML_Graph_Emulation": "Graph",
     "VK_LAYER_ML_Tensor_Emulation": "Tensor",
 }
-"""Name of a layer -> its library. The graph's comes first: it uses the other."""
+"""Name of a layer -> its library. The graph layer comes first: it uses the other one.
+"""
 INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers on Debian 13 or newer"
 _PATIENCE = 300
-"""Seconds after which a driver hangs: a device is made in one, on an idle machine."""
+"""Seconds after which a driver counts as hanging; a device is made in one when idle."""
 _environment = threading.Lock()
 
 
 @contextmanager
 def layers() -> Iterator[None]:
-    """Vulkan instances that are made inside have the emulation layer; the environment
-    is put back behind them.
+    """Add the emulation layer to Vulkan instances that are made in this block.
+
+    The environment is restored afterwards.
     """
     deployed = Path(emulation_layer.__file__).parent / "deploy"
     path = str(deployed / "share/vulkan/explicit_layer.d")
@@ -49,7 +49,8 @@ def layers() -> Iterator[None]:
     if "VK_INSTANCE_LAYERS" in os.environ:
         yield
         return
-    # the manifests name them without a folder: the loader finds what is loaded
+    # the manifests name the libraries without a folder, so the loader finds only loaded
+    # ones
     for library in _LAYERS.values():
         ctypes.CDLL(str(deployed / "lib" / f"libVkLayer_{library}.so"))
     with _environment:
@@ -59,25 +60,24 @@ def layers() -> Iterator[None]:
             yield
         finally:
             for name, value in before.items():
-                (
-                    os.environ.pop(name)
-                    if value is None
-                    else os.environ.__setitem__(name, value)
-                )
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def require() -> None:
-    """NoRuntime with what to install, if this host cannot run VGF files."""
-    if (why := why_not()) is not None:
+    """Raise NoRuntime, with the packages to install, if this host cannot run VGF files."""
+    why = why_not()
+    if why is not None:
         raise NoRuntime("no-runtime", why, hint=INSTALL)
 
 
 @cache
 def why_not() -> str | None:
-    """Why this host cannot run VGF files; None if it can.
+    """Return why this host cannot run VGF files, or None if it can.
 
-    A process of its own tries, since drivers and layers that do not fit each other
-    crash.
+    The test runs in a process of its own, since incompatible drivers and layers crash.
     """
     command = [sys.executable, "-m", __name__]
     try:
@@ -95,15 +95,13 @@ def why_not() -> str | None:
             f" {-done.returncode})"
         )
     if done.returncode:
-        return (
-            "Arm's emulation layer does not load:"
-            f" {(done.stderr.strip() or 'no reason')[-200:].splitlines()[-1]}"
-        )
+        output = done.stderr.strip() or "no error message"
+        return f"Arm's emulation layer does not load: {output.splitlines()[-1][-200:]}"
     return done.stdout.strip() or None
 
 
-def loader_version() -> tuple[int, int, int] | None:
-    """Version of the Vulkan loader; None if there is none."""
+def loader_version() -> tuple[int, ...] | None:
+    """Return the version of the Vulkan loader, or None if there is none."""
     try:
         loader = ctypes.CDLL(_LOADER)
     except OSError:
@@ -114,7 +112,7 @@ def loader_version() -> tuple[int, int, int] | None:
 
 
 def tried() -> str:
-    """Why no device can be made here; "" if it can."""
+    """Return why no device can be made here; "" if one can."""
     version = loader_version()
     if version is None:
         return f"there is no Vulkan loader ({_LOADER})"
@@ -127,12 +125,12 @@ def tried() -> str:
     except RuntimeError as error:
         if version < _TRIED:
             return (
-                f"the Vulkan loader {named} is too old for Arm's emulation layer,"
-                f" 1.4.309 is not: {error}"
+                f"the Vulkan loader {named} is too old for Arm's emulation layer, which"
+                f" needs 1.4.309: {error}"
             )
         return (
-            "no Vulkan driver here has what Arm's emulation layer needs (loader"
-            f" {named}): {error}"
+            "no Vulkan driver here has the features that Arm's emulation layer needs"
+            f" (loader {named}): {error}"
         )
     return ""
 

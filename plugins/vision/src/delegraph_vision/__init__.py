@@ -1,3 +1,1 @@
-"""Models of timm and torchvision by name, for the command line:
-``timm:efficientnet_b0``.
-"""
+"""Models of timm and torchvision by name, for the command line: ``timm:resnet18``."""

@@ -1,6 +1,4 @@
-"""What ``timm:NAME`` and ``torchvision:NAME`` mean: a network in eval mode, and an
-image for it.
-"""
+"""Makes the models ``timm:NAME`` and ``torchvision:NAME`` in eval mode, with an image."""
 
 from __future__ import annotations
 
@@ -16,16 +14,14 @@ from delegraph.errors import InputError, PluginUnavailable
 from torch import nn
 
 _SIZE = 224
-"""Height and width of an image where the library says none."""
+"""Default height and width of an image."""
 Model = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 
 def from_timm(text: str) -> Model:
-    """The model ``NAME`` or ``NAME@FILE`` of timm, and an image [1, C, H, W] of its
-    size.
+    """Return the model ``NAME`` or ``NAME@FILE`` of timm, and an image [1, C, H, W].
 
-    Raises InputError for an unknown name, and for a file that does not hold weights of
-    this model.
+    Raises InputError for an unknown name, and for a file without weights of this model.
     """
     timm = _imported("timm")
     name, file = _name_and_file(text, "timm", timm.list_models())
@@ -35,65 +31,61 @@ def from_timm(text: str) -> Model:
 
 
 def from_torchvision(text: str) -> Model:
-    """The model ``NAME`` or ``NAME@FILE`` of torchvision, and inputs of the size that
-    it was trained for.
+    """Return the model ``NAME`` or ``NAME@FILE`` of torchvision, and example inputs.
 
-    An image is [1, 3, H, W], a video [1, 3, 16, H, W]; models of optical flow take two
-    images. Raises InputError for an unknown name, for detectors, which take lists of
-    images, and for a file that does not hold weights of this model.
+    They have the size that it was trained for. An image is [1, 3, H, W], a video [1, 3,
+    16, H, W]; models of optical flow take two images. Raises InputError for an unknown
+    name, for detectors, which take lists of images, and for a file without weights of
+    this model.
     """
     models = _imported("torchvision").models
     name, file = _name_and_file(text, "torchvision", models.list_models())
-    kind = (
-        models.get_model_builder(name)
-        .__module__.removeprefix("torchvision.models.")
-        .partition(".")[0]
-    )
+    module = models.get_model_builder(name).__module__
+    kind = module.removeprefix("torchvision.models.").partition(".")[0]
     if kind == "detection":
-        what = (
-            f"torchvision:{name} takes a list of images, as no program of torch.export"
-            " does"
+        text = (
+            f"torchvision:{name} takes a list of images, which torch.export does not"
+            " support"
         )
         hint = (
-            "give its backbone and heads as a model of your own: docs/recipes.md has"
-            " one with anchors and boxes"
+            "write a model of its backbone and heads: docs/recipes.md has one with"
+            " anchors and boxes"
         )
-        raise InputError("input-invalid", what, hint=hint)
-    model = _built(
-        lambda: models.get_model(name, weights=None, **_NO_WEIGHTS.get(kind, {})), file
-    )
+        raise InputError("input-invalid", text, hint=hint)
+    options = _NO_WEIGHTS.get(kind, {})
+    model = _built(lambda: models.get_model(name, weights=None, **options), file)
     size = _size(models.get_model_weights(name))
-    images = _images((3, 16, size, size) if kind == "video" else (3, size, size))
-    return model, images * 2 if kind == "optical_flow" else images
+    shape = (3, 16, size, size) if kind == "video" else (3, size, size)
+    images = _images(shape)
+    if kind == "optical_flow":
+        images = images * 2
+    return model, images
 
 
 _NO_WEIGHTS: dict[str, dict[str, Any]] = {"segmentation": {"weights_backbone": None}}
-"""Kind of model -> arguments without which torchvision would download the weights of a
-part.
+"""Kind of model -> arguments that keep torchvision from downloading weights of a part.
 """
 
 
 def _imported(library: str) -> Any:
-    """timm or torchvision. Raises PluginUnavailable if it does not load: timm imports
-    torchvision, made for one torch.
+    """Import timm or torchvision; raise PluginUnavailable if that fails.
 
-    A torchvision that was built for another torch, or for one with CUDA, does not find
-    the functions that it registers.
+    timm imports torchvision. A torchvision for another build of torch does not find the
+    functions that it registers.
     """
     try:
         return importlib.import_module(library)
     except Exception as error:
-        # what a library does that is only half there has no class in common
-        found = ", ".join(
-            f"{name} {_version(name)}"
-            for name in dict.fromkeys((library, "torchvision", "torch"))
-        )
+        # broken installations raise many kinds of errors
+        names = dict.fromkeys((library, "torchvision", "torch"))
+        found = ", ".join(f"{name} {_version(name)}" for name in names)
         text = (
-            f"{library} does not load: {type(error).__name__}: {error} (with {found})"
+            f"{library} cannot be imported: {type(error).__name__}: {error} (with"
+            f" {found})"
         )
         hint = (
-            "torchvision and torch have to be of one build (CPU, or one CUDA): install"
-            " both in one command"
+            "torchvision and torch must be of one build (CPU, or the same CUDA):"
+            " install both in one command"
         )
         raise PluginUnavailable("plugin-unavailable", text, hint=hint) from error
 
@@ -106,7 +98,7 @@ def _version(distribution: str) -> str:
 
 
 def _size(weights: Any) -> int:
-    """Height and width of the images for which the model has weights."""
+    """Return height and width of the images that the model has weights for."""
     transforms = next(iter(weights)).transforms()
     size = getattr(transforms, "crop_size", None) or _SIZE
     return int(size[-1] if isinstance(size, Sequence) else size)
@@ -115,25 +107,19 @@ def _size(weights: Any) -> int:
 def _name_and_file(
     text: str, library: str, known: Sequence[str]
 ) -> tuple[str, Path | None]:
-    """The parts of ``NAME@FILE``. Raises InputError if the library has no model of the
-    name.
-    """
+    """Return the parts of ``NAME@FILE``; raise InputError for an unknown name."""
     name, _, file = text.partition("@")
     if name in known:
         return name, Path(file) if file else None
     near = difflib.get_close_matches(name, known, n=3)
-    hint = (
-        f"did you mean {', '.join(near)}?"
-        if near
-        else f"{library} has {len(known)} models: {library}.list_models()"
-    )
+    hint = f"{library} has {len(known)} models: {library}.list_models()"
+    if near:
+        hint = f"did you mean {', '.join(near)}?"
     raise InputError("input-invalid", f"{library} has no model {name!r}", hint=hint)
 
 
 def _built(build: Callable[[], nn.Module], file: Path | None) -> nn.Module:
-    """The network in eval mode, with random weights that are the same each time, or
-    those of ``file``.
-    """
+    """Return the network in eval mode, with weights of ``file`` or fixed random ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().eval()
@@ -143,9 +129,7 @@ def _built(build: Callable[[], nn.Module], file: Path | None) -> nn.Module:
 
 
 def _load(model: nn.Module, file: Path) -> None:
-    """Read the weights of a model from a file. Raises InputError if it is none, or of
-    another model.
-    """
+    """Load the weights of a model; raise InputError if the file has none of this model."""
     if not file.is_file():
         raise InputError(
             "input-invalid", f"there is no file {str(file)!r} with weights"
@@ -159,12 +143,14 @@ def _load(model: nn.Module, file: Path) -> None:
             weights = torch.load(file, map_location="cpu", weights_only=True)
         model.load_state_dict(weights.get("state_dict", weights))
     except Exception as error:
-        # what torch and safetensors raise for damaged files has no class in common
-        reason = "".join(f": {line}" for line in str(error).strip().splitlines()[:1])
+        # torch and safetensors raise many kinds of errors for damaged files
         text = (
-            f"{str(file)!r} does not hold weights of this model:"
-            f" {type(error).__name__}{reason}"
+            f"{str(file)!r} does not contain weights of this model:"
+            f" {type(error).__name__}"
         )
+        message = str(error).strip()
+        if message:
+            text += f": {message.splitlines()[0]}"
         raise InputError("input-invalid", text) from error
 
 

@@ -1,6 +1,4 @@
-"""The light module: what this distribution declares. Imports neither torch nor the
-libraries of models.
-"""
+"""The light module; it imports neither torch nor the libraries of models."""
 
 from __future__ import annotations
 

@@ -382,9 +382,8 @@ class _Rewrite:
             self._reshape_in_place(node, functional)
         else:
             (written,) = self.writers[node]
-            if list(map(str, node.meta["val"].shape)) != list(
-                map(str, written.meta["val"].shape)
-            ):
+            shape = [str(size) for size in node.meta["val"].shape]
+            if shape != [str(size) for size in written.meta["val"].shape]:
                 raise Unproven("it changes the size of the tensor that it writes")
             _retarget(node, functional)
             self._store(written, self._written_value(node, functional), node)

@@ -1,5 +1,5 @@
-"""A compiler with a blob of its own and a runtime.
+"""A compiler with a blob format and a runtime.
 
-Read ``operators`` (what there is to compile), ``backend``, ``partitioner``, ``format``
+Read ``operators`` (the supported operators), ``backend``, ``partitioner``, ``format``
 and ``runtime``, in this order.
 """

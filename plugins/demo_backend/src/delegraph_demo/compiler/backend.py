@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from delegraph.backend import (
@@ -41,33 +41,35 @@ Value = Node | Constant
 class BackendWithCompilerDemo(BackendDetails):
     """Compiles add, mul, mm, addmm, linear and sin on float32 tensors of fixed shapes.
 
-    Compile spec ``max_value``: the runtime raises ValueOutOfRange for a larger absolute
-    value (see ``options``).
+    Compile spec ``max_value``: for a larger absolute value, the runtime raises
+    ValueOutOfRange (see ``options``).
     """
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The blob, one debug identifier an instruction, and the weights as named data.
+        """Return the blob, a debug identifier for each instruction, and the weights.
 
-        Raises Unsupported, naming the operator and the user's line, and OptionError for
-        other compile specs.
+        The weights are named data. Raises Unsupported, naming the operator and the
+        user's line, and OptionError for other compile specs.
         """
         from_compile_specs(compile_specs)
         return _Compilation(edge_program).result()
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str:
-        """Nothing: the blob depends on the program, the compile specs and this package
-        alone. A cache may keep it.
+        """Return "": a cache may keep the blob.
+
+        It depends only on the program, the compile specs and this package.
         """
         return ""
 
 
 def why_not(node: Node) -> str | None:
-    """Why ``node`` is not compiled; None if it is. Runs the function that compiles it,
-    so the two never disagree.
+    """Return why ``node`` cannot be compiled, or None if it can.
+
+    It runs the function that compiles the node, so the two never disagree.
     """
     try:
         lower_call(node)
@@ -77,60 +79,67 @@ def why_not(node: Node) -> str | None:
 
 
 def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
-    """The operator that a call becomes, and its operands. Raises Unsupported with the
-    reason.
+    """Return the operator for a call, and its operands.
+
+    Raises Unsupported with the reason.
     """
     operator = BY_TARGET.get(node.target)  # type: ignore[call-overload]
     if operator is None:
         known = ", ".join(str(target).removeprefix("aten.") for target in BY_TARGET)
-        hint = "name a backend after compiler-demo that takes it"
+        hint = "name a backend after compiler-demo that supports this operator"
         raise refused(f"it compiles {known}", hint=hint, cause="unknown")
     arguments = _arguments(node)
-    for name, value, default in arguments[operator.most :]:
-        if value != default:
+    for argument in arguments[operator.max_operands :]:
+        if argument.value != argument.default:
             raise refused(
-                f"{name} is {value}, and {default} is all that it compiles",
-                hint=f"leave {name} out",
+                f"{argument.name} is {argument.value}; only {argument.default} is"
+                " supported",
+                hint=f"leave {argument.name} out",
             )
-    operands = [
-        value for _, value, _ in arguments[: operator.most] if value is not None
-    ]
-    operator.result(*map(shape_of, operands))
+    values = [argument.value for argument in arguments[: operator.max_operands]]
+    operands = [value for value in values if value is not None]
+    operator.check_shapes(*map(shape_of, operands))
     return operator, operands
 
 
-def _arguments(node: Node) -> list[tuple[str, Any, Any]]:
-    """Name, value and default of every argument in the schema of an ATen operator."""
+class _Argument(NamedTuple):
+    """An argument of a call, with its default in the operator's schema."""
+
+    name: str
+    value: Any
+    default: Any
+
+
+def _arguments(node: Node) -> list[_Argument]:
+    """Return every argument in the schema of an ATen operator."""
     target: Any = node.target
     schema = target._schema.arguments
-    given = {
-        a.name: value for a, value in zip(schema, node.args, strict=False)
-    } | node.kwargs
-    return [
-        (a.name, given.get(a.name, a.default_value), a.default_value) for a in schema
-    ]
+    given = {a.name: value for a, value in zip(schema, node.args, strict=False)}
+    given |= node.kwargs
+    arguments: list[_Argument] = []
+    for declared in schema:
+        value = given.get(declared.name, declared.default_value)
+        arguments.append(_Argument(declared.name, value, declared.default_value))
+    return arguments
 
 
 def shape_of(operand: Any) -> Shape:
-    """The shape of a float32 tensor; a Python number counts as one of rank 0. Raises
-    Unsupported for all else.
+    """Return the shape of a float32 tensor; a Python number has rank 0.
+
+    Raises Unsupported for other operands.
     """
     if isinstance(operand, (int, float)):
         return ()
-    val = operand.meta.get("val") if isinstance(operand, Node) else operand
-    if (
-        not isinstance(val, torch.Tensor)
-        or val.dtype is not torch.float32
-        or val.layout is not torch.strided
-    ):
-        found = val.dtype if isinstance(val, torch.Tensor) else type(val).__name__
-        given = (
-            {"cause": "float32", "of": operand, "unless": torch.float32}
-            if isinstance(operand, Node)
-            else {}
-        )
+    val: Any = operand.meta.get("val") if isinstance(operand, Node) else operand
+    is_tensor = isinstance(val, torch.Tensor)
+    is_float32 = is_tensor and val.dtype is torch.float32
+    if not is_float32 or val.layout is not torch.strided:
+        found = val.dtype if is_tensor else type(val).__name__
         text = f"it computes with dense float32 tensors, and {operand} is {found}"
-        raise refused(text, hint=f"let {operand} be float32 from the start", **given)
+        cause: dict[str, Any] = {}
+        if isinstance(operand, Node):
+            cause = {"cause": "float32", "of": operand, "unless": torch.float32}
+        raise refused(text, hint=f"let {operand} be float32 from the start", **cause)
     if not all(isinstance(dimension, int) for dimension in val.shape):
         hint = (
             "export without dynamic_shapes, once for each size: delegraph.lower_buckets"
@@ -141,17 +150,14 @@ def shape_of(operand: Any) -> Shape:
 
 
 class _Compilation:
-    """One program on its way to a blob: what every placeholder and every call of it
-    becomes.
-    """
+    """Compiles one program to a blob."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        self.calls = {
-            n: _located(lower_call, n)
-            for n in program.graph.nodes
-            if n.op == "call_function"
-        }
+        self.calls: dict[Node, tuple[Operator, list[Operand]]] = {}
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                self.calls[node] = _located(lower_call, node)
         self.inputs: dict[Node, Shape] = {}
         self.weights: dict[Node, Constant] = {}
         self.constants: dict[Constant, bytes] = {}
@@ -164,30 +170,24 @@ class _Compilation:
                 self.inputs[node] = shape
 
     def result(self) -> PreprocessResult:
-        operands = {
-            node: [self._value(o) for o in given]
-            for node, (_, given) in self.calls.items()
-        }
-        # numbered only now: a Python number among the operands became a constant in the
-        # line above
-        number = {
-            value: k
-            for k, value in enumerate([*self.inputs, *self.constants, *self.calls])
-        }
-        instructions = [
-            Instruction(operator, tuple(number[value] for value in operands[node]))
-            for node, (operator, _) in self.calls.items()
-        ]
-        outputs = [number[node] for node in self._returned()]
+        values_of: dict[Node, list[Value]] = {}
+        for node, (_, operands) in self.calls.items():
+            values_of[node] = [self._value(operand) for operand in operands]
+        # numbered only now: above, Python numbers among the operands became constants
+        values = [*self.inputs, *self.constants, *self.calls]
+        number = {value: position for position, value in enumerate(values)}
+        instructions: list[Instruction] = []
+        for node, (operator, _) in self.calls.items():
+            read = [number[value] for value in values_of[node]]
+            instructions.append(Instruction(operator, tuple(read)))
         code = Code(
-            tuple(self.inputs.values()),
-            tuple(self.constants),
-            tuple(instructions),
-            tuple(outputs),
+            inputs=tuple(self.inputs.values()),
+            constants=tuple(self.constants),
+            instructions=tuple(instructions),
+            outputs=tuple(number[node] for node in self._returned()),
         )
-        return PreprocessResult(
-            encode(code), _debug_map(self.calls), self._named_data()
-        )
+        debug_handles = _debug_map(self.calls)
+        return PreprocessResult(encode(code), debug_handles, self._named_data())
 
     def _value(self, operand: Operand) -> Value:
         if isinstance(operand, Node):
@@ -195,34 +195,29 @@ class _Compilation:
         return self._constant(torch.tensor(float(operand), dtype=torch.float32))
 
     def _constant(self, tensor: torch.Tensor) -> Constant:
-        """Equal tensors are one constant, whatever they are called. Raises Unsupported
-        for what has no bytes.
+        """Return the constant of a tensor; equal tensors are one constant.
+
+        Raises Unsupported for a tensor without bytes.
         """
         why = why_no_bytes(tensor)
         if why is not None:
             raise refused(
-                "it stores the bytes of a weight, which one of shape"
-                f" {list(tensor.shape)} does not have: {why}"
+                "it stores the bytes of weights, and the weight of shape"
+                f" {list(tensor.shape)} has none: {why}"
             )
-        data = (
-            tensor.detach()
-            .cpu()
-            .resolve_neg()
-            .numpy()
-            .astype("<f4", copy=False)
-            .tobytes()
-        )
-        made = Constant(hashlib.sha256(data).digest(), tuple(tensor.shape))
-        self.constants[made] = data
-        return made
+        array = tensor.detach().cpu().resolve_neg().numpy()
+        data = array.astype("<f4", copy=False).tobytes()
+        constant = Constant(hashlib.sha256(data).digest(), tuple(tensor.shape))
+        self.constants[constant] = data
+        return constant
 
     def _returned(self) -> list[Node]:
         results: Any = output_node(self.program.graph).args[0]
         for result in results:
             if result not in self.calls:
                 raise refused(
-                    f"BackendWithCompilerDemo returns what it computes, and {result} is"
-                    " not computed"
+                    f"BackendWithCompilerDemo returns only results of its calls, and"
+                    f" {result} is none"
                 )
         return list(results)
 
@@ -234,7 +229,7 @@ class _Compilation:
 
 
 def _debug_map(calls: Iterable[Node]) -> dict[int, tuple[int, ...]]:
-    """Position of the instruction -> debug handle of the call that it comes from."""
+    """Return position of an instruction -> debug handle of its call."""
     mapping = DelegateMappingBuilder(generated_identifiers=True)
     for node in calls:
         mapping.insert_delegate_mapping_entry(nodes=node)
@@ -242,9 +237,7 @@ def _debug_map(calls: Iterable[Node]) -> dict[int, tuple[int, ...]]:
 
 
 def _located(lower: Callable[[Node], T], node: Node) -> T:
-    """``lower(node)``; its refusal becomes an error that names the node and the user's
-    line.
-    """
+    """Return ``lower(node)``; let its refusal name the node and the user's line."""
     try:
         return lower(node)
     except Unsupported as refusal:

@@ -38,14 +38,15 @@ class Constant:
 
     @property
     def key(self) -> str:
-        """Its name among the named data: a name by content, so that two models in one
-        file never clash.
+        """Its name among the named data.
+
+        It is a digest of the content, so that two models in one file never conflict.
         """
         return f"compiler-demo/{self.digest.hex()}"
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Its size in bytes."""
         return 4 * math.prod(self.shape)
 
 
@@ -59,7 +60,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Code:
-    """What a blob says. ``inputs`` are shapes, ``outputs`` numbers of values."""
+    """The content of a blob. ``inputs`` are shapes, ``outputs`` numbers of values."""
 
     inputs: tuple[Shape, ...]
     constants: tuple[Constant, ...]
@@ -68,16 +69,15 @@ class Code:
 
 
 def encode(code: Code) -> bytes:
-    """The bytes of ``code``; the same in any process."""
-    counts = [
-        len(part)
-        for part in (code.inputs, code.constants, code.instructions, code.outputs)
-    ]
-    parts = [MAGIC, struct.pack("<B", VERSION), struct.pack(_COUNTS, *counts)]
+    """Return the bytes of ``code``; the same in any process."""
+    sections = (code.inputs, code.constants, code.instructions, code.outputs)
+    counts = struct.pack(_COUNTS, *map(len, sections))
+    parts = [MAGIC, struct.pack("<B", VERSION), counts]
     parts += [_shape(shape) for shape in code.inputs]
     parts += [constant.digest + _shape(constant.shape) for constant in code.constants]
     parts += [_instruction(instruction) for instruction in code.instructions]
-    return b"".join([*parts, struct.pack(f"<{len(code.outputs)}I", *code.outputs)])
+    parts.append(struct.pack(f"<{len(code.outputs)}I", *code.outputs))
+    return b"".join(parts)
 
 
 def _shape(shape: Shape) -> bytes:
@@ -92,8 +92,9 @@ def _instruction(instruction: Instruction) -> bytes:
 
 
 def decode(blob: bytes) -> Code:
-    """Read a blob and check all of it, so that whoever runs a Code need not. Raises
-    FormatError.
+    """Read a blob and check all of it, so that a Code is always valid.
+
+    Raises FormatError.
     """
     read = _Reader(blob)
     read.header()
@@ -109,22 +110,22 @@ def decode(blob: bytes) -> Code:
 
 
 def expect_version(blob: bytes) -> None:
-    """Raise FormatError unless a blob, of which the beginning is enough, is of the
-    version that is read here.
-    """
+    """Raise FormatError unless a blob, or its beginning, has the supported version."""
     _Reader(blob).header()
 
 
 def damaged(text: str) -> FormatError:
-    """The error for a blob, or named data, that cannot be what the compiler wrote."""
+    """Return the error for a blob, or named data, that the compiler did not write."""
     return FormatError(
         "format-invalid", f"this is no intact blob of BackendWithCompilerDemo: {text}"
     )
 
 
 class _Reader:
-    """Takes one thing after the other. A count that is too large ends at the blob's
-    end, without reserving memory.
+    """Reads one part after the other.
+
+    If a count is too large, reading ends at the end of the blob, and reserves no
+    memory.
     """
 
     def __init__(self, blob: bytes) -> None:
@@ -135,7 +136,7 @@ class _Reader:
         end = self.position + size
         if end > len(self.blob):
             raise damaged(
-                f"it ends after {len(self.blob)} bytes, in the middle of what begins at"
+                f"it ends after {len(self.blob)} bytes, within the part that begins at"
                 f" byte {self.position}"
             )
         taken = self.blob[self.position : end]
@@ -156,7 +157,7 @@ class _Reader:
             )
             hint = "lower the model again with the installed delegraph-demo"
             raise FormatError(
-                "format-invalid", f"{text}; version {VERSION} is read here", hint=hint
+                "format-invalid", f"{text}; this runtime reads {VERSION}", hint=hint
             )
 
     def shape(self) -> Shape:
@@ -167,23 +168,24 @@ class _Reader:
             raise damaged(refusal.message) from refusal
 
     def instruction(self, shapes: list[Shape]) -> Instruction:
-        """The next instruction; the shape of its result joins ``shapes``."""
+        """Return the next instruction, and add the shape of its result to ``shapes``."""
         number = len(shapes)
         code, count = self.numbers("<BB")
         operator = BY_CODE.get(code)
-        if operator is None or not operator.least <= count <= operator.most:
+        if operator is None or not operator.accepts(count):
             raise damaged(
-                f"value {number} comes from operator {code} with {count} operands, and"
-                " there is none"
+                f"value {number} comes from operator {code} with {count} operands,"
+                " which does not exist"
             )
         operands = self.numbers(f"<{count}I")
         if max(operands) >= number:
             raise damaged(
-                f"value {number} is computed from {list(operands)}, which are not all"
-                " known before it"
+                f"value {number} is computed from the values {list(operands)}, and not"
+                " all of them come before it"
             )
         try:
-            shapes.append(operator.result(*(shapes[operand] for operand in operands)))
+            given = [shapes[operand] for operand in operands]
+            shapes.append(operator.check_shapes(*given))
         except Unsupported as refusal:
             raise damaged(
                 f"value {number}, {operator.target}: {refusal.message}"

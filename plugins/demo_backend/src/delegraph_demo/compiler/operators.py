@@ -1,9 +1,8 @@
-"""The operators of the demo compiler: one row each, used by the partitioner, the
-compiler, the reader and the runtime.
+"""The operators of the demo compiler, in one table.
 
-A row says what the operator is called in PyTorch and in a blob, what shape it gives and
-how the runtime computes it. Adding a row is all that a new operator takes. Everything
-is float32, so a value's shape is its whole type.
+The partitioner, the compiler, the reader and the runtime use it. A row has the names of
+an operator in PyTorch and in a blob, its shape function and its computation. A new
+operator needs only a row. Everything is float32, so the shape of a value is its type.
 """
 
 from __future__ import annotations
@@ -23,52 +22,60 @@ aten = torch.ops.aten
 Shape = tuple[int, ...]
 RANKS = 64
 ELEMENTS = 2**32
-"""The largest rank of a value; its number of elements stays below the other."""
+"""The largest rank of a value, and the limit that its number of elements stays below.
+"""
 
 
 def refused(reason: str, **more: Any) -> Unsupported:
-    """The error for what cannot be compiled; the reason ends up in the user's report,
-    with ``hint`` and the like.
+    """Return the error for a call that cannot be compiled.
+
+    The report shows the reason, with ``hint`` and the like.
     """
     return Unsupported("unsupported", Reason(reason, **more), hint=more.get("hint"))
 
 
 def fitting(shape: Shape) -> Shape:
-    """``shape``, if a value may have it; raises Unsupported otherwise. A dimension of 0
-    counts as 1.
+    """Return ``shape`` if a value may have it; raise Unsupported otherwise.
+
+    A dimension of 0 counts as 1.
     """
     if len(shape) > RANKS or math.prod(max(d, 1) for d in shape) >= ELEMENTS:
         raise refused(
-            f"a value has up to {RANKS} dimensions and less than {ELEMENTS} elements,"
-            f" not {list(shape)}"
+            f"a value may have up to {RANKS} dimensions and less than {ELEMENTS}"
+            f" elements; its shape is {list(shape)}"
         )
     return shape
 
 
 @dataclass(frozen=True)
 class Operator:
-    """``infer`` gives the result's shape for the operands' shapes or raises
-    Unsupported; ``compute`` the result.
+    """An operator of the compiler.
 
-    Operands are the first arguments of the ATen schema, ``least`` to ``most`` of them;
-    every further argument has to have its default value. ``code`` stands for the
-    operator in blobs: it is never changed and never used again.
+    ``infer`` returns the result's shape for the operands' shapes, or raises
+    Unsupported. ``compute`` returns the result. Operands are the first arguments of the
+    ATen schema, from ``min_operands`` to ``max_operands``. Every further argument must
+    have its default value. ``code`` identifies the operator in blobs: it is never
+    changed and never used again.
     """
 
     code: int
     target: OpOverload
-    least: int
-    most: int
+    min_operands: int
+    max_operands: int
     infer: Callable[..., Shape]
     compute: Callable[..., torch.Tensor]
 
-    def result(self, *operands: Shape) -> Shape:
-        """The result's shape. Raises Unsupported for operands that do not fit."""
+    def accepts(self, count: int) -> bool:
+        """Return whether the operator may have so many operands."""
+        return self.min_operands <= count <= self.max_operands
+
+    def check_shapes(self, *operands: Shape) -> Shape:
+        """Return the result's shape; raise Unsupported for operands that do not fit."""
         return fitting(self.infer(*operands))
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
-    """[*S], [*T] -> the shape that both are repeated to"""
+    """Return the shape that [*S] and [*T] broadcast to."""
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
     if any(p != q and 1 not in (p, q) for p, q in pairs):
         raise refused(f"shapes {list(a)} and {list(b)} do not broadcast")
@@ -76,14 +83,14 @@ def broadcast(a: Shape, b: Shape) -> Shape:
 
 
 def mm(a: Shape, b: Shape) -> Shape:
-    """[N, K], [K, M] -> [N, M]"""
+    """Return the shape of a matrix product: [N, K], [K, M] -> [N, M]."""
     if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
-        raise refused(f"shapes {list(a)} and {list(b)} are no matrix product")
+        raise refused(f"shapes {list(a)} and {list(b)} cannot be multiplied by mm")
     return a[0], b[1]
 
 
 def addmm(bias: Shape, a: Shape, b: Shape) -> Shape:
-    """bias that broadcasts to [N, M], [N, K], [K, M] -> [N, M]"""
+    """Return the shape of a product with a bias: bias, [N, K], [K, M] -> [N, M]."""
     result = mm(a, b)
     if broadcast(result, bias) != result:
         raise refused(
@@ -93,19 +100,20 @@ def addmm(bias: Shape, a: Shape, b: Shape) -> Shape:
 
 
 def linear(x: Shape, weight: Shape, bias: Shape = ()) -> Shape:
-    """[*S, K], [M, K], bias [M] or [] -> [*S, M]; torch takes more, such as a vector as
-    weight
+    """Return the shape of a linear layer: [*S, K], [M, K], bias [M] or [] -> [*S, M].
+
+    torch accepts more, such as a vector as weight.
     """
     if not x or len(weight) != 2 or x[-1] != weight[1] or bias not in ((), weight[:1]):
         raise refused(
-            f"input {list(x)}, weight {list(weight)} and bias {list(bias)} are no"
-            " linear layer"
+            f"input {list(x)}, weight {list(weight)} and bias {list(bias)} do not fit"
+            " each other in a linear layer"
         )
     return (*x[:-1], weight[0])
 
 
 def same(x: Shape) -> Shape:
-    """[*S] -> [*S]"""
+    """Return the shape of the operand."""
     return x
 
 

@@ -1,6 +1,4 @@
-"""The backend's one setting, ``max_value``: from the user's option to a compile spec
-and back.
-"""
+"""The only setting of the backend, ``max_value``, as an option and as a compile spec."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ KEY = "max_value"
 
 
 def to_compile_specs(max_value: float | None) -> tuple[CompileSpec, ...]:
-    """What the partitioner gives each partition, and a ``.pte`` stores: nothing, or
-    eight bytes, little-endian.
+    """Return the compile specs of each partition: none, or eight bytes, little-endian.
+
+    A ``.pte`` file stores them.
     """
     if max_value is None:
         return ()
@@ -23,14 +22,17 @@ def to_compile_specs(max_value: float | None) -> tuple[CompileSpec, ...]:
 
 
 def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> float | None:
-    """The setting; None if there is none. Raises OptionError for any other, which
-    nobody would read.
+    """Return the setting, or None without one.
+
+    Raises OptionError for any other compile spec, so that a mistake is not silently
+    ignored.
     """
-    for unknown in (spec.key for spec in compile_specs if spec.key != KEY):
-        raise OptionError(
-            "option-invalid",
-            f"compiler-demo has the compile spec {KEY!r} and no {unknown!r}",
-        )
+    for spec in compile_specs:
+        if spec.key != KEY:
+            raise OptionError(
+                "option-invalid",
+                f"compiler-demo has the compile spec {KEY!r} and no {spec.key!r}",
+            )
     if len(compile_specs) > 1:
         raise OptionError(
             "option-invalid",
@@ -40,22 +42,27 @@ def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> float | None:
 
 
 def _parsed(value: bytes) -> float:
-    """A single byte is a number from 0 to 255: the form in which ExecuTorch's demo
-    takes it.
+    """Return the number in a compile spec.
+
+    A single byte is a number from 0 to 255: ExecuTorch's demo uses this form.
     """
     if len(value) not in (1, 8):
         text = (
-            f"compile spec {KEY!r} is one byte or a little-endian double, not"
+            f"compile spec {KEY!r} must be one byte or a little-endian double, not"
             f" {value!r:.60}"
         )
         raise OptionError("option-invalid", text)
-    return _checked(struct.unpack("<d", value)[0] if len(value) == 8 else value[0])
+    if len(value) == 1:
+        return _checked(value[0])
+    [number] = struct.unpack("<d", value)
+    return _checked(number)
 
 
 def _checked(max_value: float) -> float:
-    if not max_value >= 0:  # NaN is not either
+    if not max_value >= 0:  # also false for NaN
         raise OptionError(
             "option-invalid",
-            f"{KEY} is the largest absolute value, 0 or more, not {max_value}",
+            f"{KEY} is the largest absolute value; it must be 0 or more, not"
+            f" {max_value}",
         )
     return float(max_value)

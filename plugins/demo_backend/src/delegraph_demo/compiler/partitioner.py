@@ -1,4 +1,4 @@
-"""Which nodes the compiler gets: those that it compiles."""
+"""Chooses the calls that the compiler supports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .options import to_compile_specs
 
 
 class CompilerDemoPartitioner(CapabilityPartitioner):
-    """``max_value``: the largest absolute value that an input or a result may have at
-    run time; None for any.
+    """Gives the backend the calls that it compiles.
 
-    OptionError if it is negative or NaN.
+    ``max_value``: the largest absolute value of an input or a result at run time; None
+    for any. Raises OptionError if it is negative or NaN.
     """
 
     def __init__(self, max_value: float | None = None) -> None:

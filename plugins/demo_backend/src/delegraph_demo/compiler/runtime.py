@@ -1,13 +1,14 @@
-"""Runs blobs of the demo compiler. Knows the blob, the compile specs and the named
-data, and nothing of the program.
+"""Runs blobs of the demo compiler.
+
+It reads the blob, the compile specs and the named data, and never the program.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +28,11 @@ from .options import from_compile_specs
 
 
 class ValueOutOfRange(DelegraphError, RuntimeError):
-    """An input, or a value that was computed, is larger than ``max_value`` allows, or
-    NaN.
-    """
+    """An input or a result is NaN, or larger than ``max_value``."""
 
 
 class CompilerDemoRuntime(BackendRuntime):
-    """The host's runtime of ``BackendWithCompilerDemo``, and where its device half is."""
+    """The host runtime of ``BackendWithCompilerDemo``, and the path of its device half."""
 
     device_half = Path(__file__).parent.parent / "device" / "compiler_demo.cpp"
 
@@ -43,20 +42,18 @@ class CompilerDemoRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """By the version of the format, which stands in the first five bytes: whatever
-        the rest is, nothing raises.
+        """Compare the version of the format, in the first five bytes.
+
+        Damage after them raises nothing.
         """
         if device is not None:
-            return Compatibility(
-                "cannot", f"it runs on this host alone, and not on {device!r}"
-            )
+            return Compatibility("cannot", f"it runs only on hosts, not on {device!r}")
         try:
             expect_version(header.beginning)
         except FormatError as e:
-            return Compatibility(
-                "cannot", f"{e.message}; {e.hint}" if e.hint else e.message
-            )
-        return Compatibility("runs", f"version {VERSION} of its format is read here")
+            why = f"{e.message}; {e.hint}" if e.hint else e.message
+            return Compatibility("cannot", why)
+        return Compatibility("runs", f"it has version {VERSION} of the format")
 
     @staticmethod
     def load(
@@ -64,7 +61,9 @@ class CompilerDemoRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> LoadedCode:
-        """Raises FormatError for a damaged blob and for a weight that is missing or has
+        """Load a blob.
+
+        Raises FormatError for a damaged blob, and for a weight that is missing or has
         another size.
         """
         code = decode(processed_bytes)
@@ -77,18 +76,17 @@ class CompilerDemoRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``; the delegate also tells the seconds of each instruction."""
-        return CompilerDemoRuntime.load(
-            processed_bytes, compile_specs, named_data
-        ).timed
+        """Load a blob; the delegate also returns the seconds of each instruction."""
+        loaded = CompilerDemoRuntime.load(processed_bytes, compile_specs, named_data)
+        return loaded.timed
 
 
 class LoadedCode:
-    """Called with float32 tensors on the CPU, of the shapes that were compiled for;
-    returns a tuple of new tensors.
+    """A loaded blob: called with float32 CPU tensors, it returns a tuple of new
+    tensors.
 
-    Raises InputError for other inputs and ValueOutOfRange. A call changes nothing here,
-    so threads may share it.
+    Raises InputError for inputs of other types or shapes, and ValueOutOfRange. A call
+    changes nothing in this object, so threads may share it.
     """
 
     def __init__(
@@ -106,21 +104,19 @@ class LoadedCode:
     def timed(
         self, *args: torch.Tensor | int | float | bool
     ) -> tuple[tuple[torch.Tensor, ...], Spent]:
-        """The outputs, and the seconds of each instruction by its position, which is
-        its debug identifier.
+        """Return the outputs, and the seconds of each instruction by its position.
+
+        The position is its debug identifier.
         """
         values = [*self._inputs(args), *self.weights]
-        ends = [time.perf_counter()]
-        for instruction in self.code.instructions:
+        spent: dict[Any, dict[str, float]] = {}
+        for position, instruction in enumerate(self.code.instructions):
+            start = time.perf_counter()
             operator = instruction.operator
-            result = operator.compute(
-                *(values[operand] for operand in instruction.operands)
-            )
+            operands = [values[operand] for operand in instruction.operands]
+            result = operator.compute(*operands)
             values.append(self._in_range(result, f"a result of {operator.target}"))
-            ends.append(time.perf_counter())
-        spent = {
-            k: {"seconds": end - start} for k, (start, end) in enumerate(pairwise(ends))
-        }
+            spent[position] = {"seconds": time.perf_counter() - start}
         return tuple(values[output] for output in self.code.outputs), spent
 
     def _inputs(
@@ -131,19 +127,20 @@ class LoadedCode:
                 "input-invalid",
                 f"the delegate takes {len(self.code.inputs)} inputs, not {len(args)}",
             )
-        pairs = enumerate(zip(args, self.code.inputs, strict=True))
-        return [
-            self._in_range(_input(k, arg, shape), f"input {k}")
-            for k, (arg, shape) in pairs
-        ]
+        inputs: list[torch.Tensor] = []
+        for arg, shape in zip(args, self.code.inputs, strict=True):
+            position = len(inputs)
+            tensor = _input(position, arg, shape)
+            inputs.append(self._in_range(tensor, f"input {position}"))
+        return inputs
 
-    def _in_range(self, value: torch.Tensor, what: str) -> torch.Tensor:
+    def _in_range(self, value: torch.Tensor, name: str) -> torch.Tensor:
         if self.max_value is None or not value.numel():
             return value
         largest = float(value.abs().max())
         if not largest <= self.max_value:  # also when it is NaN
             text = (
-                f"{what} has an element of absolute value {largest:g}; max_value is"
+                f"{name} has an element of absolute value {largest:g}; max_value is"
                 f" {self.max_value:g}"
             )
             hint = "scale the inputs, or lower with a larger max_value"
@@ -154,28 +151,22 @@ class LoadedCode:
 def _input(
     position: int, arg: torch.Tensor | int | float | bool, shape: Shape
 ) -> torch.Tensor:
-    wanted = (
-        isinstance(arg, torch.Tensor)
-        and arg.dtype is torch.float32
-        and arg.device.type == "cpu"
+    given = repr(arg)
+    if isinstance(arg, torch.Tensor):
+        is_float32_on_cpu = arg.dtype is torch.float32 and arg.device.type == "cpu"
+        if is_float32_on_cpu and tuple(arg.shape) == shape:
+            return arg
+        given = f"{arg.dtype} {list(arg.shape)} on {arg.device}"
+    raise InputError(
+        "input-invalid",
+        f"input {position} must be torch.float32 {list(shape)} on cpu, not {given}",
     )
-    if not isinstance(arg, torch.Tensor) or not wanted or tuple(arg.shape) != shape:
-        given = (
-            f"{arg.dtype} {list(arg.shape)} on {arg.device}"
-            if isinstance(arg, torch.Tensor)
-            else repr(arg)
-        )
-        text = (
-            f"input {position} is a torch.float32 {list(shape)} on cpu, and it is given"
-            f" {given}"
-        )
-        raise InputError("input-invalid", text)
-    return arg
 
 
 def _weight(constant: Constant, named_data: Mapping[str, bytes]) -> torch.Tensor:
-    """The weight as a tensor of its own: named data is read-only, and other delegates
-    may use it too.
+    """Return the weight as a writable tensor.
+
+    Named data is read-only, and other delegates may share it.
     """
     data = named_data.get(constant.key)
     if data is None:
@@ -184,6 +175,5 @@ def _weight(constant: Constant, named_data: Mapping[str, bytes]) -> torch.Tensor
         raise damaged(
             f"named data {constant.key!r} has {len(data)} bytes, not {constant.size}"
         )
-    return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32)).reshape(
-        constant.shape
-    )
+    array = np.frombuffer(data, "<f4").astype(np.float32)
+    return torch.from_numpy(array).reshape(constant.shape)
