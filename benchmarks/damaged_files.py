@@ -197,7 +197,7 @@ def _large_seeds() -> Iterator[Seed]:
     """Files with thousands of values and instructions, without what delegraph's own
     files say of delegates.
     """
-    from delegraph_executorch.program import tables as t
+    from delegraph_executorch.program import pte_tables as t
     from delegraph_executorch.serialize.file import Segment, program_file
 
     def file(
@@ -808,7 +808,7 @@ def _where(error: BaseException) -> str:
 def _stated(content: bytes) -> int:
     """Bytes of memory that a file says its tensors have: planned, given, and computed."""
     from delegraph.errors import DelegraphError
-    from delegraph_executorch.program.tables import Tensor
+    from delegraph_executorch.program.pte_tables import Tensor
     from delegraph_executorch.serialize.check import check_program, nbytes
     from delegraph_executorch.serialize.reader import read_program
 

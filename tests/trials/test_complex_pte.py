@@ -113,7 +113,7 @@ REFUSED = {
         lambda x: torch.fft.ifft(torch.fft.rfft(x)).real,
         "no kernel that computes aten._fft_c2c",
     ),
-    "exp": (of_spectrum(torch.exp), "knows no complex numbers"),
+    "exp": (of_spectrum(torch.exp), "does not support complex numbers"),
 }
 
 

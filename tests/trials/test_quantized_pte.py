@@ -212,7 +212,7 @@ def test_an_operator_without_formula_is_refused(tmp_path):
     program = delegraph.lower(Model(function), (FLOATS,), backends=[])
     with pytest.raises(
         delegraph.errors.Unsupported,
-        match="gives other element types here than the operator",
+        match="but the operator returns",
     ):
         program.save(tmp_path / "program.pte")
 

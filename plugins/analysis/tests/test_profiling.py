@@ -454,8 +454,8 @@ def test_operators_of_tosa_files_keep_their_source_lines(
     [
         ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": {}}}', "is not the debug file of other.pte"),
         ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": '
-         '{"instructions": [1], "delegates": [], "operators": {}}}}', "of 1 instructions and 0 delegates"),
-        ("[", "is no debug file"),
+         '{"instructions": [1], "delegates": [], "operators": {}}}}', "it has 1 instructions and 0 delegates"),
+        ("[", "is not a debug file"),
     ],
 )  # fmt: skip
 def test_a_side_file_of_another_program_is_an_error(saved, content, says):

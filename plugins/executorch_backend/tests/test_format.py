@@ -29,7 +29,7 @@ from delegraph_executorch.debug import DebugFile
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.format import PteFormat
 from delegraph_executorch.memory.verify import find_conflicts
-from delegraph_executorch.program.tables import Tensor
+from delegraph_executorch.program.pte_tables import Tensor
 from delegraph_executorch.run import stock
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
@@ -306,8 +306,8 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
             {"kernel": "x"},
             "external_constants, memory_of, alignment, stack_traces, .*, debug_file",
         ),
-        ({"plan_inputs": 1}, "plan_inputs is True or False"),
-        ({"alignment": 24}, "alignment is a power of two, not 24"),
+        ({"plan_inputs": 1}, "plan_inputs must be True or False"),
+        ({"alignment": 24}, "alignment must be a power of two, not 24"),
         ({"external_constants": "../x"}, "name of a file"),
         ({"kernels": "missing.json"}, "missing.json cannot be read"),
     ],
@@ -346,7 +346,7 @@ def test_a_kernel_that_the_device_lacks_is_found_here(
 @pytest.fixture
 def torch_decomposes_cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cells are decomposed as torch does it, which depends on sizes."""
-    monkeypatch.delitem(tables._OWN, torch.ops.aten.gru_cell.default)
+    monkeypatch.delitem(tables._ADDED_TO_CORE, torch.ops.aten.gru_cell.default)
     tables.to_core.cache_clear()
     yield
     tables.to_core.cache_clear()

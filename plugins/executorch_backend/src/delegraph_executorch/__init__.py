@@ -1,8 +1,6 @@
-"""ExecuTorch's program format for delegraph: ``.pte`` files written, read, inspected
-and run, without ExecuTorch.
+"""Write, read, inspect and run ExecuTorch's ``.pte`` files, without ExecuTorch.
 
-``bridge`` makes delegraph backends of ExecuTorch's; that needs the wheel
-``executorch``.
+``bridge`` makes delegraph backends of ExecuTorch's. It needs the wheel ``executorch``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The structure of a method's inputs and outputs as text: lists, tuples, dictionaries
-and named tuples of leaves.
+"""Encode the structure of a method's inputs and outputs as text.
 
-Runtimes pass flat lists and ignore it; ``delegraph.load`` gives callers their structure
-back. Nothing in the text names a class, so reading it imports nothing.
+A structure has lists, tuples, dictionaries and named tuples. Runtimes pass flat lists
+and ignore the text; ``delegraph.load`` restores the structure for callers. The text
+names no classes, so reading it imports nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from .program.calling import index_ranges, input_ranges
 from .program.calling import input_names as stated_names
 from .program.input_sizes import InputSizes
-from .program.tables import ContainerMetadata, ExecutionPlan
+from .program.pte_tables import ContainerMetadata, ExecutionPlan
 
 _LEAF = "*"
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -32,9 +32,7 @@ _KEYS = (str, int, float, bool, type(None))
 
 
 def encode_structure(spec: pytree.TreeSpec) -> str:
-    """The text of a structure; containers of other types than these become lists of
-    their children.
-    """
+    """Return a structure as text. Containers of other types become lists."""
     return json.dumps(_encode(spec), separators=(",", ":"))
 
 
@@ -44,19 +42,13 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     children = [_encode(child) for child in spec.children()]
     fields = getattr(spec.context, "_fields", None)
     if fields is not None:
-        return {
-            "named": [
-                spec.context.__name__,
-                [[f, c] for f, c in zip(fields, children, strict=True)],
-            ]
-        }
+        pairs = [list(pair) for pair in zip(fields, children, strict=True)]
+        return {"named": [spec.context.__name__, pairs]}
     if spec.type is tuple:
         return {"tuple": children}
     keys = spec.context[1] if spec.type is defaultdict else spec.context
     if spec.type in _DICTS and all(isinstance(k, _KEYS) for k in keys):
-        return {
-            "dict": [[key, child] for key, child in zip(keys, children, strict=True)]
-        }
+        return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
     return {"list": children}
 
 
@@ -68,41 +60,44 @@ def encode_inputs(
     within: Mapping[int, Sequence[int]] = MappingProxyType({}),
     indexed: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> str:
-    """The text of the inputs of a method, with the names of its positional arguments
-    where torch recorded them.
+    """Return the text of a method's inputs.
 
-    ``sizes``: those that are not fixed. ``fixed``: positions of the flat inputs that
-    are numbers or texts which the program was exported for. ``within``: position of a
-    flat input -> the lowest and the highest integer that it may hold. ``indexed``: the
-    same for inputs with indices, for which eager raises an error outside of the range.
+    ``names`` are those of positional arguments, if torch recorded them. ``sizes``: the
+    dynamic sizes. ``fixed``: positions of flat inputs that are constant numbers or
+    texts. ``within`` maps the position of an input to the lowest and highest integer
+    that it may hold. ``indexed`` does so for inputs with indices; outside of the range,
+    eager PyTorch raises an error.
     """
-    stated: dict[str, Any] = {"sizes": sizes.to_json()} if sizes.places else {}
-    stated |= {"fixed": list(fixed)} if fixed else {}
-    stated |= {"within": [[k, *ends] for k, ends in within.items()]} if within else {}
-    stated |= (
-        {"indexed": [[k, *ends] for k, ends in indexed.items()]} if indexed else {}
-    )
-    if not names and not stated:
+    facts: dict[str, Any] = {}
+    if sizes.places:
+        facts["sizes"] = sizes.to_json()
+    if fixed:
+        facts["fixed"] = list(fixed)
+    if within:
+        facts["within"] = [[k, *ends] for k, ends in within.items()]
+    if indexed:
+        facts["indexed"] = [[k, *ends] for k, ends in indexed.items()]
+    if not names and not facts:
         return encode_structure(spec)
-    return json.dumps(
-        {"structure": _encode(spec), "names": list(names), **stated},
-        separators=(",", ":"),
-    )
+    content = {"structure": _encode(spec), "names": list(names), **facts}
+    return json.dumps(content, separators=(",", ":"))
 
 
-def expect_fixed_inputs(
+def check_fixed_inputs(
     plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]
 ) -> list[int]:
-    """Positions of the flat inputs that have one value. Raises InputError if a call
-    gives another.
+    """Return the positions of flat inputs that are constant.
+
+    Raises InputError if a call has another value for one of them.
     """
     listed = _stated(plan.container, "fixed")
-    positions = (
-        [k for k in listed if type(k) is int and 0 <= k < len(plan.inputs)]
-        if isinstance(listed, list)
-        else []
-    )
-    for k in positions if len(flat) == len(plan.inputs) else ():
+    positions: list[int] = []
+    if isinstance(listed, list):
+        count = len(plan.inputs)
+        positions = [k for k in listed if type(k) is int and 0 <= k < count]
+    if len(flat) != len(plan.inputs):
+        return positions
+    for k in positions:
         wanted = getattr(plan.values[plan.inputs[k]].value, "value", None)
         if not _is_same(flat[k], wanted):
             raise InputError(
@@ -112,12 +107,10 @@ def expect_fixed_inputs(
     return positions
 
 
-def expect_input_ranges(
+def check_input_ranges(
     plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]
 ) -> None:
-    """Raise InputError for integers that the file was not lowered for, and for indices
-    that eager refuses.
-    """
+    """Raise InputError for integers and indices outside of the file's ranges."""
     count = len(plan.inputs)
     for k, (low, high) in input_ranges(plan.container, count).items():
         if k < len(flat):
@@ -128,20 +121,18 @@ def expect_input_ranges(
 
 
 def _is_same(given: Any, wanted: Any) -> bool:
-    """Whether a number or text is the one that a program was exported for; no array is."""
+    """Return whether a number or text is the constant of a program; arrays never are."""
     return isinstance(given, (int, float, str, type(None))) and is_fixed(wanted, given)
 
 
 def input_names(plan: ExecutionPlan) -> list[str]:
-    """What a caller calls each flat input; its number where the file does not say it."""
+    """Return the names of the flat inputs, or their numbers if the file has none."""
     names = stated_names(plan.container, len(plan.inputs))
     return [name or str(k) for k, name in enumerate(names)]
 
 
 def argument_names(container: ContainerMetadata | None) -> list[str]:
-    """The names of a method's positional arguments; empty if the file does not say
-    them.
-    """
+    """Return the names of a method's positional arguments; empty if the file has none."""
     listed = _stated(container, "names")
     known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
     return [printable(name[:500]) for name in listed] if known else []
@@ -162,27 +153,26 @@ def encode_outputs(
     fingerprints: Sequence[str] = (),
     facts: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return the text of a method's outputs, with a list of each property of its
-    delegates.
+    """Return the text of a method's outputs and delegates.
 
-    A delegate call in a file lists inputs and outputs without the place where the
-    outputs start, and its table has no field for a producer. ``fingerprints`` (of the
-    backends' tools) and ``facts`` (of the backends' reports) are left out if all of
-    them are empty. A text that all delegates share is written once. ``program.calling``
-    reads the text.
+    A delegate call lists inputs and outputs without their border, and the table of a
+    delegate has no field for a producer: the text has both. ``fingerprints`` (of the
+    backends' tools) and ``facts`` (of the backends' reports) are left out if all are
+    empty. A text that all delegates share is written once. ``program.calling`` reads
+    the text.
     """
     if not delegate_outputs:
         return encode_structure(spec)
-    stated = {
+    content = {
         "structure": _encode(spec),
         "delegate_outputs": list(delegate_outputs),
         "producers": _once(producers),
     }
     if any(fingerprints):
-        stated["fingerprints"] = _once(fingerprints)
+        content["fingerprints"] = _once(fingerprints)
     if any(facts):
-        stated["facts"] = [dict(by_name) for by_name in facts]
-    return json.dumps(stated, separators=(",", ":"))
+        content["facts"] = [dict(by_name) for by_name in facts]
+    return json.dumps(content, separators=(",", ":"))
 
 
 def _once(texts: Sequence[str]) -> list[str] | str:
@@ -190,16 +180,12 @@ def _once(texts: Sequence[str]) -> list[str] | str:
 
 
 def decode_structure(text: str) -> pytree.TreeSpec:
-    """The structure that a text describes. Raises FormatError for any other text."""
+    """Return the structure that a text describes. Raises FormatError for other texts."""
     try:
         content = json.loads(text)
-        return pytree.tree_structure(
-            _decode(
-                content.get("structure", content)
-                if isinstance(content, dict)
-                else content
-            )
-        )
+        if isinstance(content, dict):
+            content = content.get("structure", content)
+        return pytree.tree_structure(_decode(content))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
         raise FormatError(
             "format-invalid", f"the structure of inputs or outputs cannot be read: {e}"
@@ -207,7 +193,7 @@ def decode_structure(text: str) -> pytree.TreeSpec:
 
 
 def _decode(encoded: Any) -> Any:
-    """A value of the structure, with 0 for each leaf."""
+    """Return a value with the structure, with 0 for each leaf."""
     if encoded == _LEAF:
         return 0
     ((kind, content),) = encoded.items()
@@ -215,22 +201,19 @@ def _decode(encoded: Any) -> Any:
         return {key: _decode(child) for key, child in content}
     if kind == "named":
         name, fields = content
-        return _named_tuple(name, tuple(f for f, _ in fields))(
-            *(_decode(c) for _, c in fields)
-        )
+        cls = _named_tuple(name, tuple(field for field, _ in fields))
+        return cls(*(_decode(child) for _, child in fields))
     return {"tuple": tuple, "list": list}[kind](_decode(child) for child in content)
 
 
 @lru_cache(maxsize=256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """One class for each text, so that structures that were read twice are equal."""
+    """Return one class for each text: structures that are read twice must be equal."""
     return namedtuple(name, fields)
 
 
 def _as_written(value: Any) -> Any:
-    """A value in the containers that it has after its structure was written and read
-    back.
-    """
+    """Return a value in the containers that it has after writing and reading."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
 
@@ -238,15 +221,13 @@ def _as_written(value: Any) -> Any:
 def structure_of(
     container: ContainerMetadata | None, side: str
 ) -> pytree.TreeSpec | None:
-    """The structure of a method's ``inputs`` or ``outputs``; None if the file does not
-    say it in a way that we know.
-    """
+    """Return the structure of ``inputs`` or ``outputs``; None if the file has none."""
     text = getattr(container, side) if container is not None else ""
     spec = decode_structure(text) if text.startswith(("{", '"')) else None
     if side == "inputs" and spec is not None and not _is_of_a_call(spec):
         raise FormatError(
             "format-invalid",
-            "the structure of inputs is not that of arguments and keyword arguments",
+            "the structure of inputs is no pair of arguments and keyword arguments",
         )
     return spec
 
@@ -265,11 +246,12 @@ def flatten_call(
     kwargs: Mapping[str, Any],
     names: Sequence[str] = (),
 ) -> list[Any]:
-    """The flat inputs of a call: arguments in their structure, or one for each input.
+    """Return the flat inputs of a call.
 
-    Raises InputError for arguments of another structure. The text names no classes:
-    containers are compared in the form in which they are written, a dataclass as the
-    list of its fields.
+    ``args`` and ``kwargs`` have the structure ``spec``, or are one value for each
+    input. Raises InputError for arguments of another structure. The text names no
+    classes, so containers are compared in their written form: a dataclass is a list of
+    its fields.
     """
     flat: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs)))
     plain = not kwargs and len(flat) == len(args) and all(map(operator.is_, flat, args))
@@ -280,9 +262,7 @@ def flatten_call(
 
 
 def unflatten_result(spec: pytree.TreeSpec | None, outputs: list[Any]) -> Any:
-    """The flat outputs of a call in their structure; as a list if that is not known."""
-    return (
-        outputs
-        if spec is None or spec.num_leaves != len(outputs)
-        else pytree.tree_unflatten(outputs, spec)
-    )
+    """Return the flat outputs of a call in their structure; a list if it is unknown."""
+    if spec is None or spec.num_leaves != len(outputs):
+        return outputs
+    return pytree.tree_unflatten(outputs, spec)

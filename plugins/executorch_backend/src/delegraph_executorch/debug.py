@@ -1,8 +1,8 @@
-"""The side file of a program: which operators, and which lines of the model, its
-instructions and delegates stand for.
+"""Map instructions and delegates of a program file to operators and lines of the model.
 
-A profile names instructions by position, and inside of delegates the backend's own
-identifiers. ``DebugFile`` reads both back to source lines.
+The map is a file that is saved with the program. A profile numbers instructions, and
+uses the backend's own identifiers in delegates. ``DebugFile`` returns the source lines
+of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEMA = "delegraph.pte-debug/1"
 def collect_debug(
     program: ProgramContents, handles: Mapping[str, DebugHandles]
 ) -> bytes:
-    """The content of the side file."""
+    """Return the content of the debug file."""
     methods = {
         name: _method(program, name, of_method) for name, of_method in handles.items()
     }
@@ -36,8 +36,8 @@ def collect_debug(
 def _method(
     program: ProgramContents, name: str, handles: DebugHandles
 ) -> dict[str, Any]:
-    # with torch, which reading a side file does without
-    from .emit.sources import nodes_of
+    # Imported here, since reading a debug file needs no torch.
+    from .emit.stack_frames import nodes_of
 
     operators: dict[str, dict[str, str]] = {}
     for node in nodes_of(program.exported_program(name).graph_module):
@@ -58,36 +58,31 @@ def _method(
 
 @dataclass(frozen=True)
 class DebugFile:
-    """A side file that was read: ``operator_at`` and ``operators_in`` say what a
-    profile's entries stand for.
-    """
+    """A debug file: ``operator_at`` and ``operators_in`` look up a profile's entries."""
 
     methods: Mapping[str, Any]
 
     @staticmethod
     def read(path: str | Path) -> DebugFile:
-        """Raises FormatError for what is no side file."""
+        """Read a debug file. Raises FormatError for another file."""
         try:
             content = json.loads(Path(path).read_text("utf-8"))
             if content["schema"] != SCHEMA:
                 raise ValueError(f"its schema is {content['schema']!r}")
             return DebugFile(dict(content["methods"]))
         except (ValueError, KeyError, TypeError) as e:
-            raise FormatError(
-                "format-invalid", f"{path} is no debug file of a program: {e}"
-            ) from e
+            text = f"{path} is not a debug file of a program: {e}"
+            raise FormatError("format-invalid", text) from e
 
     def operator_at(self, method: str, instruction: int) -> str:
-        """The operator and the line that an instruction was emitted for; empty if it
-        was emitted for none.
-        """
+        """Return the operator and line of an instruction; "" if it has none."""
         content = self.methods[method]
         return self._describe(content, content["instructions"][instruction])
 
     def operators_in(
         self, method: str, delegate: int, identifier: int | str
     ) -> list[str]:
-        """The operators and lines that an identifier of a delegate stands for."""
+        """Return the operators and lines of an identifier in a delegate."""
         content = self.methods[method]
         return [
             self._describe(content, h)

@@ -1,8 +1,8 @@
-"""The device half of a backend on this host: a C++ file, built against the wheel
-``executorch``, in its own runtime.
+"""Build and load the device half of a backend, a C++ file, on this host.
 
-The wheel has the headers and the runtime as a shared library. What is built links that
-one: a second copy would have a list of backends of its own, which nobody reads.
+It is built against the wheel ``executorch``, which has the headers and the runtime as a
+shared library. The device half links that library: another copy of the runtime would
+have its own list of backends.
 """
 
 from __future__ import annotations
@@ -24,36 +24,30 @@ from delegraph.errors import BackendNotFound, InputError, NoRuntime, WriteError
 from .wheel import stock_runtime, wheel_folder
 
 C10 = "executorch/runtime/core/portable_type/c10"
-"""Folder among the wheel's headers that these include from."""
+"""Folder of c10's headers in the wheel, from which other headers include."""
 LIBRARIES = (".so", ".dylib", ".dll")
-"""Suffixes of libraries, which are loaded as they are; any other file is built first.
-"""
+"""Suffixes of libraries. Any other file is built first."""
 _LOADING = threading.Lock()
 
 
 def compiler_line(source: str | Path, library: str | Path) -> list[str]:
-    """The command that builds the library, as a list of words; the compiler is ``$CXX``
-    or one on the path.
+    """Return the command that builds the library, as a list of words.
 
-    Raises NoRuntime if the wheel or a compiler is missing.
+    The compiler is ``$CXX`` or one on the path. Raises NoRuntime if the wheel or a
+    compiler is missing.
     """
     wheel = wheel_folder()
-    headers = [
-        word
-        for folder in ("", C10)
-        for word in ("-isystem", str(wheel / "include" / folder))
-    ]
-    flags = [
+    return [
+        *_compiler(),
         "-std=c++17",
         "-O2",
         "-fPIC",
         "-shared",
         "-DC10_USING_CUSTOM_GENERATED_MACROS",
-        *headers,
-    ]
-    return [
-        *_compiler(),
-        *flags,
+        "-isystem",
+        str(wheel / "include"),
+        "-isystem",
+        str(wheel / "include" / C10),
         str(source),
         f"-L{wheel / 'lib'}",
         "-lexecutorch",
@@ -63,22 +57,19 @@ def compiler_line(source: str | Path, library: str | Path) -> list[str]:
 
 
 def build_library(source: str | Path, library: str | Path) -> None:
-    """Run ``compiler_line``. Raises NoRuntime as it does, and WriteError with what the
-    compiler says.
+    """Build a library by ``compiler_line``.
+
+    Raises NoRuntime like that function, and WriteError with the compiler's messages.
     """
-    done = subprocess.run(
-        compiler_line(source, library), capture_output=True, text=True, errors="replace"
-    )
+    command = compiler_line(source, library)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
-        raise WriteError(
-            "write-failed",
-            f"cannot build {library} from {source}: {done.stderr.strip()}",
-        )
+        text = f"cannot build {library} from {source}: {done.stderr.strip()}"
+        raise WriteError("write-failed", text)
 
 
 def load_library(library: str | Path) -> None:
-    """Load a library into ExecuTorch's runtime in this process, for good; loading it
-    again does nothing.
+    """Load a library into ExecuTorch's runtime in this process, once.
 
     Raises NoRuntime if the wheel is missing, InputError for a file that cannot be
     loaded or registers no backend.
@@ -88,16 +79,16 @@ def load_library(library: str | Path) -> None:
 
 
 def load_device_halves(backend_ids: Iterable[str]) -> None:
-    """Load the device halves that plugins have for backends that the runtime lacks,
-    once a process.
+    """Load the device halves of plugins for backends that the runtime lacks.
 
-    A C++ file is built first, in a temporary folder. A backend without a device half is
-    left to the runtime to refuse. Raises what ``build_library`` and ``load_library``
-    do, and PluginBroken for a plugin that cannot be loaded.
+    A C++ file is built first, in a temporary folder. The runtime refuses backends
+    without a device half later. Raises the errors of ``build_library`` and
+    ``load_library``, and PluginBroken for a plugin that cannot be loaded.
     """
     with _LOADING:
         known = stock_runtime().backend_registry.registered_backend_names
-        for half in [_half(name) for name in backend_ids if name not in known]:
+        halves = [_half(name) for name in backend_ids if name not in known]
+        for half in halves:
             if half is not None:
                 _load_half(half)
 
@@ -113,7 +104,7 @@ def _half(backend_id: str) -> Path | None:
 def _load_half(half: Path) -> None:
     if half.suffix in LIBRARIES:
         return _load(half.resolve())
-    # what is loaded stays loaded when its file goes
+    # A loaded library stays loaded when its file is deleted.
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, f"lib{half.stem}.so")
         build_library(half, library)
@@ -122,7 +113,7 @@ def _load_half(half: Path) -> None:
 
 @cache
 def _load(library: Path) -> None:
-    # imported first: it brings the library that this one is linked to
+    # Importing the runtime loads the library that this one is linked to.
     registry = stock_runtime().backend_registry
     before = set(registry.registered_backend_names)
     try:
@@ -131,28 +122,19 @@ def _load(library: Path) -> None:
         raise InputError("input-invalid", f"cannot load the library: {e}") from e
     if before == set(registry.registered_backend_names):
         text = (
-            f"{library.name} registers no backend that ExecuTorch's runtime did not"
-            " have before"
+            f"{library.name} registers no backend that is new to ExecuTorch's runtime"
         )
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="register_backend is called when a library is loaded, once a name",
-        )
+        hint = "call register_backend in a static initializer, with a new name"
+        raise InputError("input-invalid", text, hint=hint)
 
 
 def _compiler() -> list[str]:
-    chosen = shlex.split(os.environ.get("CXX", "")) or ["c++", "g++", "clang++"]
-    first = (
-        chosen
-        if "CXX" in os.environ
-        else next(([c] for c in chosen if shutil.which(c)), [])
-    )
-    if not first or shutil.which(first[0]) is None:
-        text = f"there is no C++ compiler here ({', '.join(chosen)})"
-        raise NoRuntime(
-            "no-runtime",
-            text,
-            hint="install one, or name it in the environment variable CXX",
-        )
-    return first
+    given = shlex.split(os.environ.get("CXX", ""))
+    candidates = [given] if given else [["c++"], ["g++"], ["clang++"]]
+    for command in candidates:
+        if shutil.which(command[0]) is not None:
+            return command
+    names = given or ["c++", "g++", "clang++"]
+    text = f"there is no C++ compiler here ({', '.join(names)})"
+    hint = "install one, or name it in the environment variable CXX"
+    raise NoRuntime("no-runtime", text, hint=hint)

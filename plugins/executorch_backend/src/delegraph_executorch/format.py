@@ -1,6 +1,4 @@
-"""``.pte`` files: what ``delegraph.lower`` returns, saved, read back, shown and run.
-Showing them needs no torch.
-"""
+"""Save, read, inspect and run ``.pte`` files. Inspecting needs no torch."""
 
 from __future__ import annotations
 
@@ -40,37 +38,33 @@ if TYPE_CHECKING:
 
 
 class PteFormat(ProgramFormat):
-    """ExecuTorch's program format; see ``emit.EmitOptions`` for the options of
-    ``save``, and ``debug_file``.
+    """ExecuTorch's program format.
 
-    Data that go outside of the program are written beside it: ``model.pte`` and
-    ``model.weights.ptd``. Reading takes every ``.ptd`` file of that name.
-    ``debug_file=True`` writes ``model.debug.json`` (see ``debug``).
+    ``save`` has the options of ``emit.EmitOptions``, and ``debug_file``. Data files are
+    written to the program's folder: ``model.pte`` and ``model.weights.ptd``. Reading
+    uses every ``.ptd`` file of that name. ``debug_file=True`` writes
+    ``model.debug.json`` (see ``debug``).
     """
 
     @staticmethod
     def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The content of the file. Raises OptionError if there are data files, which it
-        does not hold.
+        """Return the content of the file.
+
+        Raises OptionError if the program has data files.
         """
         files = PteFormat.files(program, options)
         if len(files) > 1:
-            text = (
-                "this program has data outside of its file, in"
-                f" {', '.join(filter(None, files))}"
-            )
-            raise OptionError(
-                "option-invalid", text, hint='save("model.pte") writes all its files'
-            )
+            others = ", ".join(filter(None, files))
+            text = f"this program consists of several files; the others are {others}"
+            hint = 'save("model.pte") writes all of them'
+            raise OptionError("option-invalid", text, hint=hint)
         return files[""]
 
     @classmethod
     def files(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
-        """The program, its data files by name, and ``debug.json`` with the option
-        ``debug_file``.
-        """
+        """Return the program, its data files by name, and ``debug.json`` if asked for."""
         from .debug import collect_debug
         from .emit import emit_program
 
@@ -78,10 +72,8 @@ class PteFormat(ProgramFormat):
         debug_file = rest.pop("debug_file", False)
         emitted = emit_program(program, _emit_options(rest))
         files: dict[str, bytes | Blob] = {"": emitted.file}
-        files |= {
-            f"{tag.removesuffix('.ptd')}.ptd": file
-            for tag, file in emitted.data_files.items()
-        }
+        for tag, file in emitted.data_files.items():
+            files[f"{tag.removesuffix('.ptd')}.ptd"] = file
         if debug_file:
             files["debug.json"] = collect_debug(program, emitted.debug_handles)
         return files
@@ -93,10 +85,9 @@ class PteFormat(ProgramFormat):
         max_memory: int = 1 << 33,
         max_iterations: int = 100_000,
     ) -> Mapping[str, Callable[..., Any]]:
-        """The methods, to be run in torch, each with memory of its own; delegates run
-        in their backends' runtimes.
+        """Return the methods, which run in torch; delegates run in their runtimes.
 
-        A method may state ``max_memory`` bytes of memory, and a call run
+        A method may declare ``max_memory`` bytes of memory, and a call run
         ``max_iterations`` rounds of its loops.
         """
         from .run.program import HostProgram
@@ -114,8 +105,9 @@ class PteFormat(ProgramFormat):
     def profile(
         path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``; instructions are of the lines that the side file
-        ``model.debug.json`` says, if there is one.
+        """Return the methods like ``read``; ``see`` gets each step after it ran.
+
+        Steps have the lines of the debug file ``model.debug.json``, if there is one.
         """
         from .run.program import HostProgram
         from .run.steps import StepsOfFile
@@ -132,20 +124,21 @@ class PteFormat(ProgramFormat):
 
     @staticmethod
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
-        """Named data of the program file, not of its data files."""
+        """Return the named data of the program file, not of its data files."""
         return named_segments(read_program(open_bytes(path)))
 
     @staticmethod
     def blobs(path: Path) -> Sequence[StoredBlob]:
-        """The delegates of all methods, in their order."""
+        """Return the delegates of all methods, in their order."""
         file = _checked(path)
-        return [
-            blob for plan in file.program.plans for blob in stored_blobs(file, plan)
-        ]
+        blobs: list[StoredBlob] = []
+        for plan in file.program.plans:
+            blobs += stored_blobs(file, plan)
+        return blobs
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
-        """The methods in ExecuTorch's own runtime, from the wheel ``executorch``."""
+        """Return the methods in the runtime of the wheel ``executorch``."""
         from .run.stock import StockProgram
 
         program = StockProgram(path, _data_paths(path))
@@ -153,32 +146,33 @@ class PteFormat(ProgramFormat):
 
     @staticmethod
     def inspect(path: Path) -> ProgramFacts:
-        """Figures, and the text of the methods."""
+        """Return figures, and the text of the methods."""
         return collect_facts(_checked(path), path.stat().st_size)
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """One screen."""
+        """Return a summary for one screen."""
         file = _checked(path)
         return summarize(file, collect_facts(file, path.stat().st_size))
 
     @staticmethod
     def page(path: Path) -> str:
-        """Figures, memory over time and text as one HTML page."""
+        """Return an HTML page with figures, memory over time and text."""
         file = _checked(path)
         provided("delegraph_analysis.drawing:head", "a page that shows a file")
-        from .inspection.page import render_page  # which draws by that distribution
+        # Imported here, since it needs delegraph-analysis.
+        from .inspection.page import render_page
 
-        return render_page(
-            file.program, collect_facts(file, path.stat().st_size), path.name
-        )
+        facts = collect_facts(file, path.stat().st_size)
+        return render_page(file.program, facts, path.name)
 
     @staticmethod
     def sample(
         path: Path, seed: int, method: str | None = None
     ) -> list[np.ndarray[Any, Any]]:
-        """One random array for each input of a method, as large as it may be; of
-        ``forward`` unless one is named.
+        """Return a random array for each input of a method, of its largest size.
+
+        The method is ``forward`` by default.
         """
         from .run.sample import sample_inputs
 
@@ -186,16 +180,14 @@ class PteFormat(ProgramFormat):
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """Whether kernels get arguments that fit, whether the memory plan is right, and
-        whether ExecuTorch's runtime loads the file, if it is installed.
-        """
-        from .run.verdicts import judge
+        """Judge arguments, memory plan, and loading in ExecuTorch's runtime."""
+        from .run.verdicts import judge_file
 
-        return judge(_checked(path), path)
+        return judge_file(_checked(path), path)
 
 
 def _data_of(path: Path) -> list[Any]:
-    """The data files of a program, read."""
+    """Read the data files of a program."""
     return [read_data(open_bytes(other)) for other in _data_paths(path)]
 
 
@@ -212,30 +204,23 @@ _THEIR_NAMES = {
     "alloc_graph_output": "plan_outputs",
     "emit_stacktrace": "stack_traces",
 }
-"""Options by the names that ExecuTorch's configuration has for them."""
+"""Names of options in ExecuTorch's configuration -> our names."""
 
 
 def _emit_options(options: Mapping[str, Any]) -> EmitOptions:
     from .emit import EmitOptions
 
-    twice = [
-        name
-        for name, ours in _THEIR_NAMES.items()
-        if name in options and ours in options
-    ]
-    if twice:
-        raise OptionError(
-            "option-invalid", f"{twice[0]} and {_THEIR_NAMES[twice[0]]} are one option"
-        )
+    for theirs, ours in _THEIR_NAMES.items():
+        if theirs in options and ours in options:
+            text = f"{theirs} and {ours} are the same option; leave out one of them"
+            raise OptionError("option-invalid", text)
     options = {_THEIR_NAMES.get(name, name): value for name, value in options.items()}
     known = [field.name for field in fields(EmitOptions)]
     unknown = [name for name in options if name not in known]
     if unknown:
-        known_too = ", ".join([*known, "debug_file"])
-        raise OptionError(
-            "option-invalid",
-            f".pte files have no option {unknown[0]!r}; they have {known_too}",
-        )
+        listed = ", ".join([*known, "debug_file"])
+        text = f".pte files have no option {unknown[0]!r}; they have {listed}"
+        raise OptionError("option-invalid", text)
     return EmitOptions(**options)
 
 

@@ -1,6 +1,4 @@
-"""The light module of delegraph-executorch: what it offers, without importing torch or
-numpy.
-"""
+"""Declare the plugin's backends and format, without importing torch or numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def delegraph_backends() -> list[BackendSpec]:
             backend_id="XnnpackBackend",
             target="delegraph_executorch.bridging.xnnpack:XnnpackBackend",
             api=1,
-            summary="ExecuTorch's XNNPACK: CPUs, and this host",
+            summary="ExecuTorch's XNNPACK, for CPUs",
             requires=NEEDS,
             install_hint=HINT,
             options=(
@@ -34,7 +32,7 @@ def delegraph_backends() -> list[BackendSpec]:
                     "per_op_mode",
                     bool,
                     False,
-                    help="one delegate for each operator that it takes",
+                    help="make one delegate for each operator",
                 ),
             ),
             composes=NEEDS,
@@ -45,7 +43,7 @@ def delegraph_backends() -> list[BackendSpec]:
             target="delegraph_executorch.bridging.vulkan:VulkanBackend",
             api=1,
             summary=(
-                "ExecuTorch's Vulkan: GPUs of phones; compiled here, run on the device"
+                "ExecuTorch's Vulkan, for phone GPUs; compiles here, runs on the device"
             ),
             requires=NEEDS,
             install_hint=HINT,
@@ -56,7 +54,7 @@ def delegraph_backends() -> list[BackendSpec]:
             target="delegraph_executorch.bridging.coreml:CoreMLBackend",
             api=1,
             summary=(
-                "ExecuTorch's Core ML: Apple's devices; compiled here, run on the"
+                "ExecuTorch's Core ML, for Apple's devices; compiles here, runs on the"
                 " device"
             ),
             requires=(*NEEDS, "coremltools"),

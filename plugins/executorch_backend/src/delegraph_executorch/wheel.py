@@ -1,6 +1,4 @@
-"""The wheel ``executorch``: ExecuTorch's own runtime on this host, with the headers
-that it was built from.
-"""
+"""Use the wheel ``executorch``: ExecuTorch's own runtime, and its headers."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ HINT = 'pip install "delegraph-executorch[runtime]"'
 
 @cache
 def stock_runtime() -> Any:
-    """The runtime. Raises NoRuntime, with what to install, if the wheel is missing or
-    cannot be imported.
+    """Return the runtime.
+
+    Raises NoRuntime, with an install command, if the wheel is missing or broken.
     """
     try:
         with quietly():
@@ -35,13 +34,13 @@ def stock_runtime() -> Any:
 
 @cache
 def load_quantized_kernels() -> None:
-    """Load the kernels of ``quantized_decomposed`` into the runtime. Raises NoRuntime
-    if they cannot be loaded.
+    """Load the kernels of ``quantized_decomposed`` into the runtime.
 
     The wheel has them in a library that its runtime does not load. Loading it declares
-    no operators in torch.
+    no operators in torch. Raises NoRuntime if they cannot be loaded.
     """
-    stock_runtime()  # imported first: it brings the library that this one is linked to
+    # Importing the runtime loads the library that this one is linked to.
+    stock_runtime()
     found = sorted((wheel_folder() / "lib").glob(f"{QUANTIZED_KERNELS}.*"))
     if not found:
         text = (
@@ -52,26 +51,22 @@ def load_quantized_kernels() -> None:
     try:
         ctypes.CDLL(str(found[0]))
     except OSError as e:
-        raise NoRuntime(
-            "no-runtime",
-            f"ExecuTorch's quantized kernels cannot be loaded: {e}",
-            hint=HINT,
-        ) from e
+        text = f"ExecuTorch's quantized kernels cannot be loaded: {e}"
+        raise NoRuntime("no-runtime", text, hint=HINT) from e
 
 
 def in_c_order(given: Any) -> Any:
-    """A tensor as the runtime takes it. Its strides are those of C order even where it
-    has no elements: PyTorch and numpy let them be anything there, and the runtime ends
-    the process.
+    """Return a tensor with the strides of C order, as the runtime needs it.
+
+    PyTorch and numpy allow any strides for a tensor without elements. The runtime
+    crashes for such strides.
     """
     return given.contiguous() if given.numel() else given.new_empty(given.shape)
 
 
 @cache
 def version_of(distribution: str) -> str:
-    """The version of an installed distribution, such as ``1.5.1``; "" if it is not
-    installed.
-    """
+    """Return the version of a distribution, such as ``1.5.1``; "" if it is missing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -79,16 +74,14 @@ def version_of(distribution: str) -> str:
 
 
 def wheel_folder() -> Path:
-    """Where the wheel is installed, found without importing it. Raises NoRuntime if it
-    is missing.
+    """Return the wheel's folder, without importing it.
+
+    Raises NoRuntime if it is missing.
     """
     spec = find_spec("executorch")
-    folders = (
-        [Path(folder) for folder in spec.submodule_search_locations or []]
-        if spec
-        else []
-    )
-    for folder in folders:
+    locations = spec.submodule_search_locations if spec is not None else None
+    for location in locations or []:
+        folder = Path(location)
         if (folder / "lib").is_dir() and (folder / "include").is_dir():
             return folder
     raise NoRuntime(

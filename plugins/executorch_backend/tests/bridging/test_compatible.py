@@ -12,7 +12,7 @@ from delegraph.runtime import BlobHeader
 from delegraph_executorch.containers import encode_outputs
 from delegraph_executorch.inspection.blobs import stored_blobs
 from delegraph_executorch.program.calling import fingerprints, producers
-from delegraph_executorch.program.tables import ContainerMetadata
+from delegraph_executorch.program.pte_tables import ContainerMetadata
 from delegraph_executorch.serialize.reader import read_program
 from torch.utils import _pytree as pytree
 
@@ -82,7 +82,7 @@ def test_the_versions_decide(fingerprint, verdict):
 def test_blobs_that_are_no_xnnpack_graph_cannot_run(beginning):
     pytest.importorskip("executorch")
     answer = asked("executorch 1.0.0", beginning)
-    assert answer.verdict == "cannot" and "no graph of XNNPACK" in answer.reason
+    assert answer.verdict == "cannot" and "no such graph of XNNPACK" in answer.reason
 
 
 def test_another_device_is_refused():

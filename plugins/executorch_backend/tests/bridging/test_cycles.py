@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from delegraph_executorch.bridging.cycles import without_cycles
+from delegraph_executorch.bridging.cycles import split_cycles
 from torch.fx import Graph
 
 
@@ -32,6 +32,6 @@ def test_partitions_on_cycles_are_split(edges: str, tags: str, wanted: str) -> N
     given = {
         n: None if t == "-" else t for n, t in zip(calls.values(), tags, strict=True)
     }
-    split, was = without_cycles(list(calls.values()), given)
+    split, was = split_cycles(list(calls.values()), given)
     assert [tag or "-" for tag in split.values()] == wanted.split()
     assert [was[tag] if tag else "-" for tag in split.values()] == list(tags)

@@ -95,7 +95,9 @@ def test_a_result_without_dimensions() -> None:
 
     x = torch.tensor(1.5)
     lowered = lower(Number(), (x,), backends=["xnnpack"])
-    assert lowered.delegates and "gives a result without dimensions one" in str(
-        lowered.report
+    assert (
+        lowered.delegates
+        and "returns a tensor of one dimension for scalar results"
+        in str(lowered.report)
     )
     expect_equal([lowered(x)], [Number()(x)])

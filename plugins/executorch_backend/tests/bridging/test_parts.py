@@ -46,7 +46,7 @@ def test_no_partition_is_converted_again_and_blobs_are_the_same(
     monkeypatch.setattr(backend, "to_edge_dialect", counted)
     lowered = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
     assert len(lowered.delegates) > 4 and converted == [] and lowered.verify(X).agrees()
-    monkeypatch.setattr(backend, "cut", lambda program: None)
+    monkeypatch.setattr(backend, "cut_partition", lambda program: None)
     again = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
     assert len(converted) == len(again.delegates)
     assert [bytes(d.processed_bytes) for d in lowered.delegates] == [
@@ -58,8 +58,12 @@ def test_changed_calls_are_converted_again() -> None:
     """A value that a transform, or another backend, put in the place of a call of the
     same name.
     """
+    from delegraph_executorch.bridging.cut_partition import (
+        Converted,
+        cut_partition,
+        remember_conversion,
+    )
     from delegraph_executorch.bridging.edge import to_edge_dialect
-    from delegraph_executorch.bridging.parts import Converted, cut, remember
 
     program = delegraph.export(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.ones(2, 4),)
@@ -67,15 +71,15 @@ def test_changed_calls_are_converted_again() -> None:
     program = program.run_decompositions({})
     edge = to_edge_dialect(program)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    assert cut(program) is None
-    remember(program, edge, calls)
-    part = cut(program)
+    assert cut_partition(program) is None
+    remember_conversion(program, edge, calls)
+    part = cut_partition(program)
     assert part is not None and len(part.graph.nodes) == len(edge.graph.nodes)
     calls[-1].meta["val"] = calls[-1].meta["val"].clone()
     assert Converted(program, edge).part(program) is not None
-    remember(program, edge, calls)
+    remember_conversion(program, edge, calls)
     calls[-1].meta["val"] = calls[-1].meta["val"].clone()
-    assert cut(program) is None
+    assert cut_partition(program) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -67,17 +67,17 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
     "gelu by tanh": (
         lambda x: functional.gelu(x * 3, approximate="tanh") + 1,
         {},
-        "computes gelu by its exact form",
+        "computes gelu exactly",
     ),
     "a scale factor": (
         lambda x: resized(x, 1.5),
         {},
-        "and not by the scale factor 1.5",
+        "not by the scale factor 1.5",
     ),
     "half of odd sizes": (
         lambda x: resized(x, 0.5),
         {},
-        "and not by the scale factor 0.5",
+        "not by the scale factor 0.5",
     ),
     "a scaled product": (
         lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2),
@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
     "clamped by NaN": (
         lambda x: torch.clamp(x * 2, math.nan, 1.0),
         {},
-        "leaves out a bound that is NaN",
+        "ignores a bound that is NaN",
     ),
 }
 

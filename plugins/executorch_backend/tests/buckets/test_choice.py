@@ -175,7 +175,7 @@ def test_axes_of_results(registry):
         InputError,
         match=(
             "axis 0 of a result has the sizes 4, 8, as several axes of inputs,"
-            " which(.|\\n)*one bucket more"
+            " which(.|\\n)*another bucket"
         ),
     ):
         square(torch.randn(2, 3))
@@ -213,7 +213,7 @@ class WritingItsInput(nn.Module):
     "model, written", [(Writing(), "total"), (WritingItsInput(), "x")]
 )
 def test_models_that_write_state_are_refused(registry, model, written):
-    with pytest.raises(InputError, match=f"the model writes {written}, which"):
+    with pytest.raises(InputError, match=f"the model writes {written};"):
         buckets(registry, model, sized(2, 8))
 
 
@@ -224,7 +224,7 @@ def test_wrong_buckets(registry):
         (sized(2, 2), "the same sizes"),
         (
             [torch.randn(2, 4), torch.randn(2, 4, 1)],
-            r"'1' has \(float32\[2, 4, 1\]\) where the first has",
+            r"'1' has \(float32\[2, 4, 1\]\), but the first has",
         ),
         (
             [torch.randn(2, 4), torch.ones(3, 4, dtype=torch.int)],

@@ -15,7 +15,7 @@ import torch
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph_executorch.edge import to_edge
 from delegraph_executorch.emit import EmitOptions, emit_program
-from delegraph_executorch.program.tables import Location, Tensor
+from delegraph_executorch.program.pte_tables import Location, Tensor
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
@@ -247,17 +247,20 @@ def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
     [
         (
             {"alloc_graph_input": {"three": False}},
-            "plan_inputs names a method 'three'; the program has forward",
+            "plan_inputs names the method 'three'; the program has forward",
         ),
         (
             {"alloc_graph_input": {"forward": 1}},
-            "plan_inputs is True or False, or that by method",
+            "plan_inputs must be True or False, or a mapping",
         ),
         (
             {"alloc_graph_input": True, "plan_inputs": True},
-            "alloc_graph_input and plan_inputs are one option",
+            "alloc_graph_input and plan_inputs are the same option",
         ),
-        ({"alloc_mutable_buffers": None}, "alloc_mutable_buffers is True or False"),
+        (
+            {"alloc_mutable_buffers": None},
+            "alloc_mutable_buffers must be True or False",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], said: str) -> None:
@@ -343,9 +346,7 @@ def test_programs_are_written_to_streams_and_paths(tmp_path: Path) -> None:
     stream = io.BytesIO()
     program.write_to_file(stream)
     assert stream.getvalue() == program.buffer and program.data_files == []
-    with pytest.raises(
-        OptionError, match=r"makes a \.pte file, and net\.pt is to be another"
-    ):
+    with pytest.raises(OptionError, match=r"makes a \.pte file, not net\.pt"):
         program.save(tmp_path / "net.pt")
     program.save(tmp_path / "net.pte")
     assert (tmp_path / "net.pte").read_bytes() == program.buffer

@@ -16,8 +16,12 @@ from delegraph.errors import OptionError, Unsupported
 from delegraph_executorch.edge import EdgeProgramManager, to_edge
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.memory.verify import find_conflicts
+from delegraph_executorch.program.pte_tables import (
+    KernelCall,
+    NonConstBufferDevice,
+    Tensor,
+)
 from delegraph_executorch.program.shared_memory import MEMORY, sharing_methods
-from delegraph_executorch.program.tables import KernelCall, NonConstBufferDevice, Tensor
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
@@ -261,24 +265,24 @@ def test_buffers_that_cannot_be_shared_are_refused() -> None:
     other = {"put": Kept().of(Put), "get": Kept(rows=9).of(Get)}
     with pytest.raises(
         Unsupported,
-        match="put and get each have a buffer cache, of other sizes, type or values",
+        match="put and get cannot share the buffer cache: its sizes, type or first values differ",
     ):
         plans(to_edge(exported(**other)), share_mutable_buffers=True)
     other["get"] = Kept().of(Get)
     other["get"].cache.fill_(-0.5)
-    with pytest.raises(Unsupported, match="other sizes, type or values"):
+    with pytest.raises(Unsupported, match="sizes, type or first values differ"):
         plans(to_edge(exported(**other)), share_mutable_buffers=True)
-    with pytest.raises(OptionError, match="memory_of may put other tensors there"):
+    with pytest.raises(OptionError, match="memory_of exclude each other"):
         EmitOptions(share_mutable_buffers=True, memory_of=lambda node: 1)
-    with pytest.raises(
-        OptionError, match="which alloc_mutable_buffers=False leaves out"
-    ):
+    with pytest.raises(OptionError, match="which alloc_mutable_buffers=False excludes"):
         EmitOptions(
             share_mutable_buffers=True,
             alloc_mutable_buffers=False,
             emit_mutable_buffer_names=True,
         )
-    with pytest.raises(OptionError, match="share_mutable_buffers is True or False"):
+    with pytest.raises(
+        OptionError, match="share_mutable_buffers must be True or False"
+    ):
         EmitOptions(share_mutable_buffers="cache")  # type: ignore[arg-type]
 
 
@@ -301,7 +305,7 @@ def test_a_delegate_that_has_the_buffer_in_itself_is_refused(tmp_path: Path) -> 
     with pytest.raises(
         Unsupported,
         match=(
-            "in method get has the buffer cache in itself, and does not see what .*"
+            "of method get contains the buffer cache, so it does not see the values that .*"
             " reset"
         ),
     ):

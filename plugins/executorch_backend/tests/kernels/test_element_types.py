@@ -24,7 +24,7 @@ TYPES = [
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
 ]
 TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 6e-2}
-COMPLEX = "it knows no complex numbers"
+COMPLEX = "it does not support complex numbers"
 EXTREME = {"abs", "div_no_rounding_mode", "true_divide"}
 """Samples of complex numbers beyond 1e19, whose squares overflow in the kernel."""
 UNDER_OTHER_NAMES = {

@@ -20,7 +20,7 @@ from delegraph_executorch.memory import (
     plan_memory,
 )
 from delegraph_executorch.memory.verify import find_conflicts
-from delegraph_executorch.program.tables import (
+from delegraph_executorch.program.pte_tables import (
     EValue,
     ExecutionPlan,
     KernelCall,

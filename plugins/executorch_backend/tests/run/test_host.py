@@ -12,7 +12,7 @@ import pytest
 import torch
 from delegraph.errors import FormatError, InputError, Unsupported
 from delegraph_executorch.emit import EmitOptions
-from delegraph_executorch.program.tables import Int
+from delegraph_executorch.program.pte_tables import Int
 from delegraph_executorch.serialize.reader import read_program
 from torch import nn
 from torch.utils import _pytree as pytree

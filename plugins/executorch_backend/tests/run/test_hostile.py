@@ -28,7 +28,7 @@ from delegraph.errors import (
 )
 from delegraph_executorch.format import PteFormat
 from delegraph_executorch.memory.verify import find_conflicts
-from delegraph_executorch.program import tables as t
+from delegraph_executorch.program import pte_tables as t
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.kernels import kernel
 from delegraph_executorch.run.program import HostProgram

@@ -14,7 +14,7 @@ from delegraph.errors import FormatError, InputError
 from delegraph_executorch.containers import decode_structure
 from delegraph_executorch.program.calling import input_names as names_of_inputs
 from delegraph_executorch.program.input_sizes import input_sizes
-from delegraph_executorch.program.tables import ContainerMetadata
+from delegraph_executorch.program.pte_tables import ContainerMetadata
 from torch import nn
 from torch.export import Dim, export
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from delegraph_executorch.emit.pool import Concatenation, Pool
 from delegraph_executorch.inspection.facts import bytes_covered
-from delegraph_executorch.program.tables import DataSegment, ExecutionPlan, Program
+from delegraph_executorch.program.pte_tables import DataSegment, ExecutionPlan, Program
 from delegraph_executorch.serialize.file import Part, Segment, program_file
 from delegraph_executorch.serialize.reader import read_program
 

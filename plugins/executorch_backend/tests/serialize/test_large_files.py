@@ -108,5 +108,5 @@ class Long(nn.Module):
 
 def test_a_size_beyond_31_bits_is_refused() -> None:
     lowered = lower(Long(), (torch.zeros(2, dtype=torch.uint8),))
-    with pytest.raises(Unsupported, match=r"2147483648 elements along a dimension"):
+    with pytest.raises(Unsupported, match=r"2147483648 elements in a dimension"):
         emit(lowered)

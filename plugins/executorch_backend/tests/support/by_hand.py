@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from delegraph_executorch.program import tables as t
+from delegraph_executorch.program import pte_tables as t
 from delegraph_executorch.serialize.file import Segment, program_file
 
 FLOAT = 6

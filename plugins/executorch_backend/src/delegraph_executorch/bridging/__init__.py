@@ -1,4 +1,5 @@
-"""ExecuTorch's backends, and those that others wrote for it, as delegraph backends.
+"""Use backends that were written for ExecuTorch as delegraph backends.
+
 Needs the wheel ``executorch``.
 """
 

@@ -1,4 +1,4 @@
-"""A backend of ExecuTorch as one of delegraph."""
+"""Use a backend of ExecuTorch as one of delegraph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from delegraph.backend import (
     BackendDetails,
     CompileSpec,
     NamedDataStore,
-    NamedDataStoreOutput,
     PreprocessResult,
 )
 from delegraph.errors import ContractViolation, Unsupported
@@ -18,17 +17,15 @@ from delegraph.io.quiet import quietly
 from torch.export import ExportedProgram
 
 from ..wheel import version_of
-from .convention import add_convention
+from .calling_convention import add_convention
+from .cut_partition import cut_partition
 from .edge import to_edge_dialect
-from .loadable import check_loads, has_runtime
-from .parts import cut
+from .load_check import check_loads, has_runtime
 from .runtime import BridgedRuntime
 
 
 class BridgedBackend(BackendDetails, abstract=True):
-    """Compiles partitions with ``theirs``, the class that ``bridge`` was given, which
-    sees them in edge dialect.
-    """
+    """Compiles partitions in edge dialect with ``theirs``, the class that is bridged."""
 
     theirs: ClassVar[Any]
     cached: ClassVar[bool] = False
@@ -39,8 +36,10 @@ class BridgedBackend(BackendDetails, abstract=True):
 
     @classmethod
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
-        """Versions of ExecuTorch and of the bridge, and whether blobs are loaded, if
-        the backend may be cached.
+        """Return the key under which blobs are cached; None if they must not be.
+
+        It covers the versions of ExecuTorch and of the bridge, and whether blobs are
+        loaded.
         """
         if not cls.cached:
             return None
@@ -59,20 +58,21 @@ class BridgedBackend(BackendDetails, abstract=True):
         if not any(n.op == "call_function" for n in edge_program.graph.nodes):
             raise Unsupported(
                 "unsupported",
-                f"there is nothing for {cls.__name__} to compile: the program has no"
-                " calls",
+                f"{cls.__name__} cannot compile a program without operators",
             )
-        edge = cls.prepare(cut(edge_program) or to_edge_dialect(edge_program))
+        edge = cls.prepare(cut_partition(edge_program) or to_edge_dialect(edge_program))
         specs = _specs(compile_specs)
-        # their passes draw example inputs when they run first
+        # Their passes draw random example inputs.
         with quietly(), torch.random.fork_rng(devices=()):
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
     @classmethod
     def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
-        """Their result as ours. Debug handles that their passes added are left out: no
-        call of ours has them.
+        """Convert their result to ours.
+
+        Debug handles that their passes added are left out: our program has no such
+        call.
         """
         processed = getattr(result, "processed_bytes", None)
         if not isinstance(processed, (bytes, bytearray, memoryview)):
@@ -86,19 +86,17 @@ class BridgedBackend(BackendDetails, abstract=True):
             for n in program.graph.nodes
             if "debug_handle" in n.meta
         }
+        their_map = result.debug_handle_map
+        if not their_map and cls.cached:
+            # A blob without a map, such as XNNPACK's, has the program's handles inside.
+            # A cached blob may be used for a program with other handles, so the map
+            # must list them.
+            their_map = {handle: handle for handle in known}
         handles: dict[Any, tuple[int, ...]] = {}
-        # One that says nothing, as XNNPACK's, has the handles of its program in the
-        # blob. From a cache they are those of the program with other numbers, so that
-        # the map has to say which calls they are.
-        told = result.debug_handle_map or (
-            dict(zip(known, known, strict=True)) if cls.cached else {}
-        )
-        for identifier, listed in told.items():
-            own = tuple(
-                h
-                for h in (listed if isinstance(listed, (tuple, list)) else (listed,))
-                if h in known
-            )
+        for identifier, listed in (their_map or {}).items():
+            if not isinstance(listed, (tuple, list)):
+                listed = (listed,)
+            own = tuple(handle for handle in listed if handle in known)
             if own:
                 handles[identifier] = own
         blob = bytes(processed)
@@ -127,18 +125,16 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
         programs: dict[str, list[ExportedProgram]] = {}
         for method, listed in edge_programs.items():
             programs[method] = [
-                cls.prepare(cut(p) or to_edge_dialect(p)) for p in listed
+                cls.prepare(cut_partition(p) or to_edge_dialect(p)) for p in listed
             ]
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
         with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)
-        return {
-            method: [
-                cls._translate(p, r)
-                for p, r in zip(listed, results[method], strict=True)
-            ]
-            for method, listed in edge_programs.items()
-        }
+        translated: dict[str, list[PreprocessResult]] = {}
+        for method, listed in edge_programs.items():
+            pairs = zip(listed, results[method], strict=True)
+            translated[method] = [cls._translate(p, result) for p, result in pairs]
+        return translated
 
 
 def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
@@ -148,15 +144,12 @@ def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
 
 
 def _named_data(output: Any) -> NamedDataStore:
-    """Return their named data as ours, under the same names."""
+    """Convert their named data to ours, under the same names."""
     store = NamedDataStore()
-    empty = NamedDataStoreOutput()
-    for tag, entries in [
-        (None, (output or empty).pte_data),
-        *(output or empty).external_data.items(),
-    ]:
+    if output is None:
+        return store
+    for tag, entries in [(None, output.pte_data), *output.external_data.items()]:
         for key, entry in entries.items():
-            store.add_named_data(
-                key, bytes(output.buffers[entry.buffer_index]), entry.alignment, tag
-            )
+            content = bytes(output.buffers[entry.buffer_index])
+            store.add_named_data(key, content, entry.alignment, tag)
     return store

@@ -1,14 +1,14 @@
-"""Gives each convolution, linear layer and batch norm constants of its own, before
-XNNPACK's passes see them.
+"""Give each convolution, linear layer and batch norm constants of its own.
 
-ExecuTorch's passes for XNNPACK compute new constants, and name them after those of a
-layer. Two layers that share a weight would get one of the two new constants, and so
-would two weights whose names differ in a dot alone, and all batch norms without a
-weight. The blobs keep constants by their contents, so that copies cost nothing.
+ExecuTorch's passes for XNNPACK compute new constants and name them after a layer's
+constants. Layers that share a weight would get only one of two new constants. The same
+holds for names that differ only in a dot, and for batch norms without a weight. Copies
+cost nothing, since blobs store equal constants once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,21 +31,22 @@ _LAYERS = {
     "aten.mm.default": (1,),
     _NORM: (1, 2),
 }
-"""Operator -> the positions of the constants after which passes name new ones."""
+"""Operator -> the positions of the constants that passes name new ones after."""
 _WEIGHT = 1
 _BIAS = 2
 _VARIANCE = 4
-"""Positions among the arguments of a batch norm."""
+"""Positions in the arguments of a batch norm."""
 
 
 def separate_constants(edge: ExportedProgram) -> ExportedProgram:
-    """Let no two layers of ``edge``, a partition in edge dialect, share a constant;
-    changes and returns it.
+    """Let no two layers of a partition in edge dialect share a constant.
+
+    Changes ``edge`` and returns it.
     """
     calls = [node for node in edge.graph.nodes if _name(node) in _LAYERS]
     if not any(_name(node) in (_NORM, "aten.convolution.default") for node in calls):
-        # the passes only compute constants of these, and of what comes before a batch
-        # norm
+        # The passes compute constants only for these, and for layers before a batch
+        # norm.
         return edge
     constants = _Constants(edge)
     for node in calls:
@@ -55,20 +56,16 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
             operand: Any = node.args[position] if position < len(node.args) else None
             if not isinstance(operand, Node):
                 continue
-            if operand.op == "call_function" and _name(operand).split(".")[
-                1
-            ].startswith("dequantize"):
-                _own_dequantize(node, operand, constants)
+            if ".dequantize" in _name(operand):
+                _separate_dequantize(node, operand, constants)
             elif constants.has(operand) and not constants.claim(operand):
                 node.replace_input_with(operand, constants.copy_of(operand))
     constants.finish()
     return edge
 
 
-def _own_dequantize(layer: Node, dequantize: Node, constants: _Constants) -> None:
-    """Let ``layer`` have the dequantize of its weight for itself, and that have the
-    integers for itself.
-    """
+def _separate_dequantize(layer: Node, dequantize: Node, constants: _Constants) -> None:
+    """Give ``layer`` a dequantize of its own, with integers of its own."""
     integers: Any = dequantize.args[0]
     if not constants.has(integers) or constants.claim(integers):
         return
@@ -95,7 +92,7 @@ def _add_missing(norm: Node, constants: _Constants) -> None:
 
 
 class _Constants:
-    """The constants of a program, and which of them a layer has claimed."""
+    """The constants of a program, and the names that layers have claimed."""
 
     def __init__(self, edge: ExportedProgram) -> None:
         self._edge = edge
@@ -107,11 +104,11 @@ class _Constants:
         self._new_names = self._free_names()
 
     def has(self, node: Node) -> bool:
-        """Whether ``node`` is the placeholder of a constant."""
+        """Return whether ``node`` is the placeholder of a constant."""
         return node.op == "placeholder" and node.name in self._spec_of
 
     def tensor(self, node: Node) -> torch.Tensor:
-        """The tensor of a constant."""
+        """Return the tensor of a constant."""
         target = str(self._spec_of[node.name].target)
         tensors = (
             self._edge.state_dict
@@ -122,8 +119,9 @@ class _Constants:
         return tensor
 
     def claim(self, node: Node) -> bool:
-        """Whether a constant was free for a layer to claim: passes name new ones by its
-        target, without the dots.
+        """Claim a constant for a layer; return whether it was free.
+
+        Passes name new constants after its target, without the dots.
         """
         name = str(self._spec_of[node.name].target).replace(".", "_")
         is_free = name not in self._claimed
@@ -131,49 +129,42 @@ class _Constants:
         return is_free
 
     def copy_of(self, node: Node) -> Node:
-        """A placeholder for the same tensor under a new name."""
+        """Return a placeholder for the same tensor with a new name."""
         return self.add(node, self.tensor(node))
 
-    def add(self, beside: Node, tensor: torch.Tensor) -> Node:
-        """A placeholder for ``tensor``, which is like that of the constant ``beside``."""
-        spec = self._spec_of[beside.name]
+    def add(self, like: Node, tensor: torch.Tensor) -> Node:
+        """Return a placeholder for ``tensor``, of the same kind as the constant ``like``."""
+        spec = self._spec_of[like.name]
         name = next(self._new_names)
-        with beside.graph.inserting_before(beside):
-            node = beside.graph.placeholder(name)
-        node.meta = dict(beside.meta)
+        with like.graph.inserting_before(like):
+            node = like.graph.placeholder(name)
+        node.meta = dict(like.meta)
         new = InputSpec(spec.kind, TensorArgument(node.name), name, spec.persistent)
         self._specs.insert(self._specs.index(spec), new)
         self._spec_of[node.name] = new
-        in_state = spec.kind is InputKind.PARAMETER or (
-            spec.kind is InputKind.BUFFER and spec.persistent
-        )
+        is_parameter = spec.kind is InputKind.PARAMETER
+        is_persistent_buffer = spec.kind is InputKind.BUFFER and spec.persistent
+        in_state = is_parameter or is_persistent_buffer
         tensors = self._edge.state_dict if in_state else self._edge.constants
-        is_parameter = spec.kind is InputKind.PARAMETER and not isinstance(
-            tensor, torch.nn.Parameter
-        )
-        tensors[name] = (
-            torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
-        )
+        if is_parameter and not isinstance(tensor, torch.nn.Parameter):
+            tensor = torch.nn.Parameter(tensor, requires_grad=False)
+        tensors[name] = tensor
         return node
 
     def finish(self) -> None:
-        """Give the program a signature with the new constants."""
+        """Set a signature of the program that includes the new constants."""
         outputs = self._edge.graph_signature.output_specs
         self._edge._graph_signature = ExportGraphSignature(self._specs, outputs)
 
     def _free_names(self) -> Iterator[str]:
-        taken = {str(spec.target) for spec in self._specs} | {
-            node.name for node in self._edge.graph.nodes
-        }
-        number = 0
-        while True:
-            number += 1
-            if (name := f"own_constant_{number}") not in taken:
+        taken = {str(spec.target) for spec in self._specs}
+        taken |= {node.name for node in self._edge.graph.nodes}
+        for number in itertools.count(1):
+            name = f"own_constant_{number}"
+            if name not in taken:
                 yield name
 
 
 def _name(node: Node) -> str:
-    """The name of a call's operator in edge dialect, such as
-    ``aten.convolution.default``; "" for anything else.
-    """
+    """Return the operator of a call, such as ``aten.convolution.default``; else ""."""
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""

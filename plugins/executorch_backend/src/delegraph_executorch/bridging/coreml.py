@@ -1,6 +1,4 @@
-"""Core ML, ExecuTorch's backend for Apple's devices; compiled anywhere, run on the
-device.
-"""
+"""Bridge Core ML, ExecuTorch's backend for Apple's devices, which run the blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that need their own results are split."""
+"""Split partitions that depend on their own results."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from typing import Any
 from torch.fx import Node
 
 
-def without_cycles(
+def split_cycles(
     calls: Sequence[Node], tags: Mapping[Node, str | None]
 ) -> tuple[dict[Node, str | None], dict[str, str]]:
-    """Tags of ``calls`` such that no partition needs its own result, and by each of
-    them the tag that it was.
+    """Return tags without cycles, and the original tag of each new tag.
 
-    ``calls`` are in graph order; a call without a tag stays on the host. Partitions
-    that lie on no cycle stay whole.
+    ``calls`` are in graph order; calls without a tag stay on the host. Partitions that
+    are on no cycle stay whole.
     """
     split = dict(tags)
-    was = {tag: tag for tag in tags.values() if tag is not None}
-    while on_cycle := _tags_on_a_cycle(calls, split):
+    original_tag = {tag: tag for tag in tags.values() if tag is not None}
+    on_cycle = _tags_on_a_cycle(calls, split)
+    while on_cycle:
         levels = _levels(calls, split, on_cycle)
-        parts = {
+        levels_of_tag: dict[str, list[int]] = {
             tag: sorted({levels[n] for n in calls if split[n] == tag})
             for tag in on_cycle
         }
         for node in calls:
             tag = split[node]
-            # the first part keeps the tag
-            if tag in parts and (k := parts[tag].index(levels[node])):
-                split[node] = f"{tag}.{k}"
-                was[f"{tag}.{k}"] = was[tag]
-    return split, was
+            if tag is None or tag not in on_cycle:
+                continue
+            part = levels_of_tag[tag].index(levels[node])
+            # The first part keeps the tag.
+            if part > 0:
+                new_tag = f"{tag}.{part}"
+                split[node] = new_tag
+                original_tag[new_tag] = original_tag[tag]
+        on_cycle = _tags_on_a_cycle(calls, split)
+    return split, original_tag
 
 
 def _tags_on_a_cycle(
     calls: Sequence[Node], tags: Mapping[Node, str | None]
 ) -> set[str]:
-    """The tags of one cycle of partitions and untagged calls; none if these have an
-    order.
-    """
+    """Return the tags on one cycle of partitions and untagged calls, if there is one."""
     sorter: TopologicalSorter[Any] = TopologicalSorter()
     for node in calls:
         unit = tags[node] or node
@@ -49,7 +52,7 @@ def _tags_on_a_cycle(
     try:
         sorter.prepare()
     except CycleError as e:
-        # argument 1 of the error is the cycle
+        # Argument 1 of the error is the cycle.
         return {unit for unit in e.args[1] if isinstance(unit, str)}
     return set()
 
@@ -57,24 +60,21 @@ def _tags_on_a_cycle(
 def _levels(
     calls: Sequence[Node], tags: Mapping[Node, str | None], split: Collection[str]
 ) -> dict[Node, int]:
-    """How often at most a path to each call leaves one of the partitions ``split``.
+    """Return how often a path to each call leaves a partition in ``split``, at most.
 
-    Parts of equal tag and level have an order: a path that leaves one goes on at higher
-    levels. What only one partition uses, such as the dequantization of a weight, has
-    the lowest level of a use, and so stays with it.
+    Parts of one tag can run in the order of their levels, since a path that leaves a
+    part continues at a higher level. A call that only one partition uses, such as the
+    dequantize of a weight, gets the lowest level of its users to stay with them.
     """
     level: dict[Node, int] = {}
     for node in calls:
-        before = (i for i in node.all_input_nodes if i in level)
-        level[node] = max(
-            (level[i] + (tags[i] in split and tags[i] != tags[node]) for i in before),
-            default=0,
-        )
+        level[node] = 0
+        for source in node.all_input_nodes:
+            if source in level:
+                leaves = tags[source] in split and tags[source] != tags[node]
+                level[node] = max(level[node], level[source] + leaves)
     for node in reversed(calls):
-        if (
-            tags[node] in split
-            and node.users
-            and all(tags.get(user) == tags[node] for user in node.users)
-        ):
+        stays = all(tags.get(user) == tags[node] for user in node.users)
+        if tags[node] in split and node.users and stays:
             level[node] = min(level[user] for user in node.users)
     return level

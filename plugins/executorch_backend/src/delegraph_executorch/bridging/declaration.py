@@ -1,4 +1,4 @@
-"""``bridge``: the one declaration that makes a delegraph backend of an ExecuTorch one."""
+"""Declare a delegraph backend for an ExecuTorch backend: ``bridge``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from .runtime import BridgedRuntime, XnnpackBridgedRuntime
 
 
 class Bridge(NamedTuple):
-    """The three parts of a delegraph backend, as the declarations of a plugin and
-    ``delegraph.register`` take them.
-    """
+    """The three parts of a delegraph backend, for plugins and ``delegraph.register``."""
 
     backend: type[BridgedBackend]
     partitioner: type[BridgedPartitioner]
@@ -35,57 +33,50 @@ def bridge(
     prepare: Callable[[ExportedProgram], ExportedProgram] = lambda edge: edge,
     loads: bool = False,
 ) -> Bridge:
-    """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its
-    ``Partitioner``.
+    """Make a delegraph backend of an ExecuTorch backend and its partitioner.
 
-    ``partitioner`` is that class, or a function that makes one; it is called with the
+    ``backend`` is a ``BackendDetails`` class. ``partitioner`` is a ``Partitioner`` class, or a function that makes one; it is called with the
     options of the backend. The parts are classes of the calling module, so that a
-    plugin's targets name them::
+    plugin's targets can name them::
 
-        AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend,
+    AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend,
         acme.AcmePartitioner)
 
-    ``refuses`` says why a call of core ATen must stay on the host although the
-    partitioner would take it, or None: for what a backend is known to get wrong. It
-    gets the call, and the placeholders of the program's constants.
+    ``refuses`` returns why a core ATen call must stay on the host, or None. It gets the
+    call and the placeholders of the program's constants. Use it for calls that the
+    partitioner takes but the backend computes wrongly.
 
-    ``cached`` says that what ``backend`` compiles depends on nothing but its arguments,
-    the plugin, ExecuTorch, and what the plugin's declaration ``composes`` on, and the
-    tags of ``partitioner`` on nothing but the program, its options, the plugin and
-    ExecuTorch: a cache may keep both.
+    ``cached``: whether a cache may keep blobs and tags. Blobs may then depend only on
+    the arguments of ``preprocess``, the plugin, ExecuTorch, and the distributions that
+    the plugin's declaration ``composes``. Tags may depend only on the program, the
+    options, the plugin and ExecuTorch.
 
     ``prepare`` changes a partition's program in edge dialect before ``backend`` gets
-    it, for what its passes get wrong. ``loads``: what was compiled is loaded by
-    ExecuTorch's runtime where that is installed, and refused if that fails.
+    it, to work around faults of the backend's passes. ``loads``: whether to load blobs
+    in ExecuTorch's runtime, if it is installed, and to refuse blobs that fail.
 
-    The runtime is ExecuTorch's own, and runs what its wheel has a device half of.
-    Raises ContractViolation if ``backend`` is no such class.
+    The runtime is ExecuTorch's own. It runs backends that the wheel has a device half
+    of. Raises ContractViolation if ``backend`` is no such class.
     """
     from executorch.exir.backend.backend_details import BackendDetails
 
-    if not (
-        isinstance(backend, type) and issubclass(backend, BackendDetails)
-    ) or not callable(partitioner):
-        given = f"{backend!r:.80} and {partitioner!r:.80}"
+    is_backend = isinstance(backend, type) and issubclass(backend, BackendDetails)
+    if not is_backend or not callable(partitioner):
         text = (
             "bridge takes a BackendDetails class of ExecuTorch and its Partitioner,"
-            f" not {given}"
+            f" not {backend!r:.80} and {partitioner!r:.80}"
         )
         raise ContractViolation("contract-violation", text)
     name = backend.__name__
     module = sys._getframe(1).f_globals.get("__name__", __name__)
-    own, inherited = (
-        getattr_static(c, "preprocess_multimethod") for c in (backend, BackendDetails)
-    )
-    runtime = XnnpackBridgedRuntime if name == "XnnpackBackend" else BridgedRuntime
+    own = getattr_static(backend, "preprocess_multimethod")
+    inherited = getattr_static(BackendDetails, "preprocess_multimethod")
     kind = BridgedBackend if own is inherited else JointlyBridgedBackend
+    runtime = XnnpackBridgedRuntime if name == "XnnpackBackend" else BridgedRuntime
 
     def derive(title: str, base: type[Any], **members: Any) -> Any:
-        return new_class(
-            title,
-            (base,),
-            exec_body=lambda body: body.update(members, __module__=module),
-        )
+        members["__module__"] = module
+        return new_class(title, (base,), exec_body=lambda body: body.update(members))
 
     made = derive(f"{name}Runtime", runtime, backend_id=name)
     return Bridge(

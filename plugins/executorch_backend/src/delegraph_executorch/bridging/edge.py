@@ -1,5 +1,6 @@
-"""A program in ExecuTorch's edge dialect, each call of which says which call of the
-original it is a piece of.
+"""Convert programs to ExecuTorch's edge dialect.
+
+Each call of the result records the call of the original that it is a piece of.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 
 ORIGIN = "delegraph_origin"
-"""Key of a piece's meta: the name of the node that it is a piece of."""
+"""Key of a piece's meta: the name of the original node."""
 MARKS = "delegraph_executorch_marks"
-"""Key of a node's meta: what the other partitioner left in the meta of each of its
-pieces, for its ``preprocess``.
+"""Key of a node's meta: entries of the other partitioner in the meta of its pieces.
+
+The other backend's ``preprocess`` reads them.
 """
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
-    """A value like ``like``, computed from ``after``: ExecuTorch sees it in place of a
-    call that it does not know.
+    """Represent a call that ExecuTorch does not support.
+
+    The result is like ``like`` and depends on ``after``.
     """
-    raise NotImplementedError("stands for another call, and is never executed")
+    raise NotImplementedError("this operator represents another one and never runs")
 
 
 @stand_in.register_fake
@@ -51,14 +54,12 @@ def _(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
 def to_edge_dialect(
     program: ExportedProgram, hidden: Collection[Node] = ()
 ) -> ExportedProgram:
-    """A copy of a program of core ATen operators in edge dialect, with contiguous
-    tensors.
+    """Return a copy of a core ATen program in edge dialect, with contiguous tensors.
 
-    Every tensor in a program file is contiguous: a blob that was made for other strides
-    would read it wrongly. Weights that are contiguous already are shared. Stand-ins
-    take the place of the calls in ``hidden`` and of those that are no plain operators
-    (delegates, branches, loops): no backend takes them, and they have the same inputs
-    and results, so that every call still depends on the same ones.
+    Tensors in a program file are contiguous, so blobs must be compiled for that.
+    Weights that are contiguous already are shared. Calls in ``hidden``, delegates,
+    branches and loops are replaced by stand-ins, which no backend takes. A stand-in has
+    the same inputs and results, so all dependencies remain.
     """
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.program._program import _generate_edge_program
@@ -72,19 +73,20 @@ def to_edge_dialect(
     for name, pieces in pieces_of(edge).items():
         handle = metas[name].get("debug_handle")
         marks = metas[name].get(MARKS, ())
-        for piece in pieces if handle is not None else ():
-            piece.meta["debug_handle"] = handle  # the conversion numbers its calls anew
+        if handle is not None:
+            # The conversion replaced the debug handles by its own.
+            for piece in pieces:
+                piece.meta["debug_handle"] = handle
         for piece, mark in zip(pieces, marks, strict=False):
             piece.meta.update(mark)
     return edge
 
 
 def _forget_pending_sizes(program: ExportedProgram) -> None:
-    """Clear the data-dependent sizes that an earlier trace bound to nothing, for which
-    torch blames the next call.
+    """Clear data-dependent sizes that an earlier trace left unbound.
 
-    Every trace of a part of the program shares the sizes of the whole, so that a part
-    without any would fail as well.
+    torch would report them as an error of the next call. All parts of a program share
+    them, so even parts without such sizes would fail.
     """
     values = (node.meta.get("val") for node in program.graph.nodes)
     modes = {value.fake_mode for value in values if isinstance(value, FakeTensor)}
@@ -93,7 +95,7 @@ def _forget_pending_sizes(program: ExportedProgram) -> None:
 
 
 def calls_of(program: ExportedProgram) -> list[Node]:
-    """The calls of a program's graph, in order."""
+    """Return the calls of a program's graph, in order."""
     return [n for n in program.graph.nodes if n.op == "call_function"]
 
 
@@ -104,11 +106,10 @@ def finished(
     values: Sequence[Any],
     made_of: ExportedProgram,
 ) -> ExportedProgram:
-    """The program of a graph that has all but its output: ``values``, for which
-    ``outputs`` stand.
+    """Return the program of a graph that lacks only its output.
 
-    Tensors and modules are those of ``made_of``. It is not validated, being made of
-    valid calls in their order.
+    ``values`` are the outputs, described by ``outputs``. Tensors and modules come from
+    ``made_of``. The program consists of valid calls, so it is not validated.
     """
     graph.output(tuple(values))
     given = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
@@ -121,7 +122,7 @@ def finished(
 
 
 def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
-    """Name of each call of the original -> its pieces, in order."""
+    """Return the pieces of each call of the original, by the call's name."""
     found: dict[str, list[Node]] = {}
     for node in calls_of(edge):
         if ORIGIN in node.meta:
@@ -130,7 +131,7 @@ def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
 
 
 def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node]:
-    """``hidden`` and opaque calls, and the calls that unpack their results."""
+    """Return ``hidden`` and opaque calls, and the calls that unpack their results."""
     found: set[Node] = set()
     for node in calls:
         if (
@@ -142,9 +143,8 @@ def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node
     return found
 
 
-_WHENCE = ("source_fn_stack", "torch_fn", "nn_module_stack")
-"""Keys of a node's meta: the function or module of PyTorch that the call is a piece of.
-"""
+ORIGIN_KEYS = ("source_fn_stack", "torch_fn", "nn_module_stack")
+"""Keys of a node's meta: the function or module of PyTorch that the call comes from."""
 _PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -153,20 +153,19 @@ _PRODUCTS = (
 
 
 def _is_product_by_weight(node: Node) -> bool:
-    """Whether a product's right operand is a weight itself, and not what a
-    transposition makes of one.
+    """Return whether a product's right operand is a weight itself, not its transpose.
 
-    XNNPACK takes every product that says it comes from ``linear`` for one by a
-    transposed weight. Where the transposition of the weight was computed while
-    lowering, that would transpose it twice.
+    XNNPACK assumes a transposed weight if the product comes from ``linear``. If
+    lowering already computed the transpose, it would transpose the weight twice.
     """
     right: Any = node.args[-1] if node.target in _PRODUCTS else None
     return isinstance(right, Node) and right.op == "placeholder"
 
 
 class _Copy:
-    """A copy of a program, built in one pass. The results of hidden calls have one more
-    input each, for their type.
+    """A copy of a program.
+
+    Each result of a hidden call gets an additional input that gives its type.
     """
 
     def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
@@ -176,8 +175,8 @@ class _Copy:
         self.hidden = _with_unpacking(calls, hidden)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
-        # As buffers, for ExecuTorch drops a parameter that nothing reads, also one that
-        # is written.
+        # Written parameters become buffers: ExecuTorch drops parameters that no call
+        # reads, even if the program writes them.
         outputs = program.graph_signature.output_specs
         written = {
             spec.target
@@ -204,7 +203,7 @@ class _Copy:
                 self.env[node] = self._stand_in(node)
 
     def _add_type(self, node: Node) -> None:
-        """Let an input tell the type of a hidden call's result."""
+        """Add an input with the type of a hidden call's result."""
         self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
         new.meta = {"val": _contiguous(node.meta["val"])}
         self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
@@ -230,19 +229,17 @@ class _Copy:
             new.args = _with_float_operands(node.target, new)
             new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
         new.meta[ORIGIN] = node.name
-        for key in (
-            "delegation_tag",
-            MARKS,
-            *(_WHENCE if _is_product_by_weight(node) else ()),
-        ):
+        dropped = ["delegation_tag", MARKS]
+        if _is_product_by_weight(node):
+            dropped += ORIGIN_KEYS
+        for key in dropped:
             new.meta.pop(key, None)
         return new
 
     def _stand_in(self, node: Node) -> Node:
-        made_of = [
-            self.env[i] for i in _producer(node).all_input_nodes if i in self.env
-        ]
-        after = [i for i in made_of if isinstance(i.meta.get("val"), torch.Tensor)]
+        inputs = producer_of(node).all_input_nodes
+        copies = [self.env[i] for i in inputs if i in self.env]
+        after = [i for i in copies if isinstance(i.meta.get("val"), torch.Tensor)]
         new = self.graph.call_function(
             torch.ops.delegraph_executorch.stand_in.default, (self.env[node], after)
         )
@@ -251,11 +248,10 @@ class _Copy:
 
 
 def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
-    """The arguments of a call, with ``x * 2`` as ``x * 2.0`` where the result is of
-    floats.
+    """Return a call's arguments, with ``x * 2`` as ``x * 2.0`` if the result is float.
 
-    In edge dialect the number becomes a tensor, and one of ints a cast besides, which
-    most backends leave to the host.
+    In edge dialect, numbers become tensors. An int tensor would need a cast, which most
+    backends leave to the host.
     """
     val: Any = call.meta.get("val")
     if not isinstance(val, torch.Tensor) or not val.is_floating_point():
@@ -275,15 +271,16 @@ def _is_opaque(node: Node) -> bool:
         return isinstance(target, torch._ops.HigherOrderOperator)
     return (
         any(i.op == "get_attr" for i in node.all_input_nodes)
-        # reads memory by place, and the copy is laid out anew
+        # It addresses memory, and the copy has another layout.
         or target is torch.ops.aten.as_strided.default
         or _has_no_copying_form(target)
     )
 
 
 def _has_no_copying_form(op: OpOverload) -> bool:
-    """Whether it returns a view and has no twin that copies, which edge dialect has in
-    place of views.
+    """Return whether an operator returns a view and has no copying variant.
+
+    Edge dialect has copying variants in place of views.
     """
     namespace, name = op._schema.name.split("::")
     returns_view = (
@@ -297,20 +294,21 @@ def _has_no_copying_form(op: OpOverload) -> bool:
 
 
 def _contiguous(value: Any) -> Any:
-    """A tensor in C order, with its class; anything else as it is."""
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.layout is not torch.strided
-        or is_contiguous_or_false(value)
-    ):
+    """Return a tensor in C order, with its class; other values as they are."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    if is_contiguous_or_false(value):
         return value
     dense = value.detach().contiguous()
-    return (
-        torch.nn.Parameter(dense, value.requires_grad)
-        if isinstance(value, torch.nn.Parameter)
-        else dense
-    )
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(dense, value.requires_grad)
+    return dense
 
 
-def _producer(node: Node) -> Node:
-    return _producer(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
+def producer_of(node: Node) -> Node:
+    """Return the call that ``node`` takes a result of, or ``node`` itself."""
+    while node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node

@@ -1,9 +1,8 @@
-"""A partitioner of ExecuTorch as one of delegraph."""
+"""Use a partitioner of ExecuTorch as one of delegraph."""
 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -28,17 +27,16 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..emit.sizes import upper_bounds
-from .cycles import without_cycles
-from .edge import MARKS, pieces_of, to_edge_dialect
-from .parts import remember
+from ..emit.size_bounds import upper_bounds
+from .cut_partition import remember_conversion
+from .cycles import split_cycles
+from .edge import MARKS, ORIGIN_KEYS, pieces_of, producer_of, to_edge_dialect
 from .quantized import computes_channels, mark_quantized
 
 LOG = logging.getLogger("delegraph.failures")
 """The logger of delegraph for exceptions that become refusals."""
 MOST_ATTEMPTS = 8
-"""How often the other partitioner is asked again to find the calls on which it fails.
-"""
+"""The most attempts to find the calls on which the other partitioner fails."""
 aten = torch.ops.aten
 _PRODUCTS = (
     aten.mm.default,
@@ -49,14 +47,14 @@ _PRODUCTS = (
 
 
 class BridgedPartitioner(Partitioner):
-    """Tags what a partitioner of ExecuTorch tags in a copy of the program in edge
-    dialect, as the same partitions.
+    """Tags the partitions that a partitioner of ExecuTorch tags.
 
-    A call whose pieces would go to different partitions, or only in part, is refused,
-    as is one with sizes that nothing bounds. A subclass that ``bridge`` made has
-    ``backend_id``, ``make``, which is called with the options and returns the other
-    partitioner, and ``refuses``, which says why a call is not even shown to it, or
-    None.
+    That partitioner gets a copy of the program in edge dialect, where a call becomes
+    one or several pieces. A call is refused if its pieces are in different partitions,
+    if only some of them are tagged, or if a size has no upper bound.
+
+    ``bridge`` makes subclasses. ``make`` returns the other partitioner for the options.
+    ``refuses`` returns the reason why a call is not offered to it, or None.
     """
 
     backend_id: ClassVar[str]
@@ -69,133 +67,119 @@ class BridgedPartitioner(Partitioner):
         self.theirs = type(self).make(**options)
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """If answers may be cached: versions of ExecuTorch and of the bridge, options,
-        and what products come from.
+        """Return the key under which answers are cached; None if they must not be.
 
-        XNNPACK's partitioner asks tracers' metadata whether a product was a linear
+        It covers the versions of ExecuTorch and of the bridge, options, and the origin
+        of matrix products: XNNPACK's partitioner checks whether a product was a linear
         layer.
         """
         if not self.cached:
             return None
         calls = [n for n in exported_program.graph.nodes if n.target in _PRODUCTS]
-        whence = [
-            [
-                str(n.meta.get(key))
-                for key in ("source_fn_stack", "torch_fn", "nn_module_stack")
-            ]
-            for n in calls
-        ]
-        return repr(
-            [
-                *map(version, ("executorch", "delegraph-executorch")),
-                sorted(self.spec.items()),
-                whence,
-            ]
-        )
+        origins = [[str(n.meta.get(key)) for key in ORIGIN_KEYS] for n in calls]
+        versions = [version("executorch"), version("delegraph-executorch")]
+        return repr([*versions, sorted(self.spec.items()), origins])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         constants = constant_placeholders(exported_program)
-        hidden = ((n, self._why_hidden(n, exported_program, constants)) for n in calls)
-        reasons = {n: why for n, why in hidden if why is not None}
-        # What is refused although a piece of it was tagged is hidden from the
-        # partitioner, which is then asked again: its partitions would lie before and
-        # behind that call otherwise, and leave no order to run them in. So is a clone
-        # that leaves a partition beside its original: backends drop clones, and a blob
-        # has no result twice.
+        reasons: dict[Node, str] = {}
+        for node in calls:
+            why = self._why_hidden(node, exported_program, constants)
+            if why is not None:
+                reasons[node] = why
+        # Refused calls are hidden, and the partitioner runs again. Otherwise a partition
+        # could lie before and after such a call, and there would be no order to run
+        # them.
         attempts = _Attempts()
         while True:
             try:
-                result, known = self._ask(exported_program, reasons)
+                result, keys = self._run_theirs(exported_program, reasons)
             except Exception as error:
                 if isinstance(error, (DelegraphError, MemoryError)):
                     raise
-                candidates = [n for n in calls if n not in reasons]
-                failing = attempts.failing(
-                    candidates,
-                    partial(self._asks, exported_program, frozenset(reasons)),
+                offered = [n for n in calls if n not in reasons]
+                runs_without = partial(
+                    self._runs_without, exported_program, frozenset(reasons)
                 )
+                failing = attempts.failing(offered, runs_without)
                 if not failing:
                     raise
                 LOG.info("%s failed", type(self.theirs).__name__, exc_info=error)
-                text = str(error).strip().partition("\n")[0]
-                reason = f"ExecuTorch fails on it: {type(error).__name__}" + (
-                    f": {text}" if text else ""
-                )
-                reasons |= dict.fromkeys(failing, reason)
+                reasons |= dict.fromkeys(failing, _why_failed(error))
                 continue
             pieces = pieces_of(result.tagged_exported_program)
-            tags = {
-                n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None)
-                for n in calls
-            }
-            _tag_dropped(calls, tags, pieces)
-            split = {
-                n
-                for n in calls
-                if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1
-            }
-            twice = _clones_beside_originals(calls, tags)
-            if not split and not twice:
+            tags = _tags_of(calls, pieces)
+            further = self._refused_after(calls, tags, pieces)
+            further = {n: why for n, why in further.items() if n not in reasons}
+            if not further:
                 break
-            reasons |= dict.fromkeys(
-                split, f"{type(self.theirs).__name__} takes only a part of it"
-            )
-            reasons |= dict.fromkeys(
-                twice,
-                "its original is a result of the same delegate, which has no result"
-                " twice",
-            )
-        tags, was = without_cycles(calls, tags)
-        # in the order of the program
-        used = dict.fromkeys(tag for tag in tags.values() if tag is not None)
-        for node in (n for n in calls if tags[n] is not None):
+            reasons |= further
+        tags, original_tag = split_cycles(calls, tags)
+        tagged = [n for n in calls if tags[n] is not None]
+        for node in tagged:
             node.meta["delegation_tag"] = tags[node]
-            _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
-        remember(
-            exported_program,
-            result.tagged_exported_program,
-            [n for n in calls if tags[n] is not None],
-        )
+            _keep_marks(node, pieces.get(node.name, ()), keys.get(node.name, ()))
+        edge = result.tagged_exported_program
+        remember_conversion(exported_program, edge, tagged)
         tag_constant_data(exported_program)
-        _hand_over_constants(result.tagged_exported_program, exported_program)
-        if self._keeps_buffers(result.tagged_exported_program, exported_program):
+        _untag_constants(edge, exported_program)
+        if self._keeps_buffers(edge, exported_program):
             tag_mutated_buffer(exported_program)
-        given = result.partition_tags
-        specs = {
-            tag: self._delegation(tag, given[was[tag]])
-            for tag in used
-            if was[tag] in given
-        }
-        refused = [n for n in calls if tags[n] is None]
+        specs = {}
+        for node in tagged:
+            tag = str(tags[node])
+            their_tag = original_tag[tag]
+            if tag not in specs and their_tag in result.partition_tags:
+                specs[tag] = self._delegation(tag, result.partition_tags[their_tag])
         refusals = [
-            Refusal(n, reasons.get(n) or self._why_untagged(n)) for n in refused
+            Refusal(n, reasons.get(n) or self._why_untagged(n))
+            for n in calls
+            if tags[n] is None
         ]
         return PartitionResult(exported_program, specs, refusals=refusals)
 
-    def _ask(
+    def _refused_after(
+        self,
+        calls: Sequence[Node],
+        tags: Mapping[Node, Any],
+        pieces: Mapping[str, Sequence[Node]],
+    ) -> dict[Node, str]:
+        """Return the calls that must be refused after all, with reasons."""
+        name = type(self.theirs).__name__
+        found: dict[Node, str] = {}
+        for node in calls:
+            if len(_tags(pieces.get(node.name, ()))) > 1:
+                found[node] = f"{name} takes only a part of it"
+        for node in _clones_of_results(calls, tags):
+            found[node] = (
+                "its original is a result of the same delegate, which cannot return a"
+                " value twice"
+            )
+        return found
+
+    def _run_theirs(
         self, program: ExportedProgram, hidden: Collection[Node]
     ) -> tuple[Any, dict[str, list[set[str]]]]:
-        """The other partitioner's result without the calls in ``hidden``, and which
-        keys each piece had in its meta.
+        """Run the other partitioner without the calls in ``hidden``.
+
+        Also returns the keys of each piece's meta before the run.
         """
         edge = to_edge_dialect(program, hidden)
         mark_quantized(edge)
-        known = {
+        keys = {
             name: [set(piece.meta) for piece in pieces]
             for name, pieces in pieces_of(edge).items()
         }
         with quietly():
-            return self.theirs.partition(edge), known
+            return self.theirs.partition(edge), keys
 
-    def _asks(
+    def _runs_without(
         self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]
     ) -> bool:
-        """Whether the other partitioner answers without the calls in ``hidden`` and
-        ``more``.
-        """
+        """Return whether the other partitioner runs without ``hidden`` and ``more``."""
         try:
-            self._ask(program, {*hidden, *more})
+            self._run_theirs(program, {*hidden, *more})
         except Exception as error:
             if isinstance(error, (DelegraphError, MemoryError)):
                 raise
@@ -205,13 +189,15 @@ class BridgedPartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Those of the other partitioner; operators that write or alias cannot stay
-        whole in a functional program.
+        """Return the other partitioner's operators, except those that write or alias.
+
+        These cannot stay whole in a functional program.
         """
         operators, wanted = self.theirs.ops_to_not_decompose(ep)
-        return [
+        kept = [
             op for op in operators if isinstance(op, OpOverload) and not _aliases(op)
-        ], wanted
+        ]
+        return kept, wanted
 
     def transform_for_pre_decomposition(
         self, exported_program: ExportedProgram
@@ -224,12 +210,11 @@ class BridgedPartitioner(Partitioner):
     def _delegation(self, tag: str, spec: Any) -> DelegationSpec:
         if spec.backend_id != self.backend_id:
             text = (
-                f"{type(self.theirs).__name__} gave the partition {tag} to"
-                f" {spec.backend_id}, not {self.backend_id}"
+                f"{type(self.theirs).__name__} assigned the partition {tag} to the"
+                f" backend {spec.backend_id}, but is bridged with {self.backend_id}"
             )
-            raise ContractViolation(
-                "contract-violation", text, hint="bridge it together with that backend"
-            )
+            hint = f"pass the class {spec.backend_id} to bridge"
+            raise ContractViolation("contract-violation", text, hint=hint)
         return DelegationSpec(
             spec.backend_id,
             [CompileSpec(s.key, bytes(s.value)) for s in spec.compile_specs],
@@ -238,24 +223,23 @@ class BridgedPartitioner(Partitioner):
     def _why_hidden(
         self, node: Node, program: ExportedProgram, constants: Collection[Node]
     ) -> str | None:
-        """Why a call must not be delegated, whatever the partitioner thinks of it."""
+        """Return why a call must not be offered to the other partitioner, or None."""
         if computes_channels(node):
-            return "it has a scale for each channel of what is computed at run time"
+            return "it has a scale for each channel of a value computed at run time"
         for value in (node, *node.all_input_nodes):
             for val in pytree.tree_leaves(value.meta.get("val")):
+                if not isinstance(val, torch.Tensor):
+                    continue
                 try:
-                    upper_bounds(
-                        val.shape if isinstance(val, torch.Tensor) else (),
-                        program.range_constraints,
-                        value,
-                    )
+                    upper_bounds(val.shape, program.range_constraints, value)
                 except Unsupported as e:
                     return f"{e.message}; {e.hint}"
         return type(self).refuses(node, constants)
 
     def _why_untagged(self, node: Node) -> str:
-        """Return a reason for a call that the other partitioner left without one; its
-        types, as they may matter.
+        """Return a reason for a call that the other partitioner left without a tag.
+
+        ExecuTorch's partitioners give no reasons. The types may explain the refusal.
         """
         name = type(self.theirs).__name__
         why = why_subgraph(node, name)
@@ -282,9 +266,7 @@ class BridgedPartitioner(Partitioner):
 
 
 class _Attempts:
-    """Finds the calls on which the other partitioner, or the conversion to edge
-    dialect, raises an exception.
-    """
+    """Finds the calls on which the other partitioner or the conversion raises an error."""
 
     def __init__(self) -> None:
         self._left = MOST_ATTEMPTS
@@ -292,10 +274,9 @@ class _Attempts:
     def failing(
         self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]
     ) -> Sequence[Node]:
-        """The call, or few of them, that must be hidden so that those before them work;
-        none if that is not found.
+        """Return a call, or a few, to hide; none if the cause is not found.
 
-        ``works_without`` tells whether it works without the calls that it gets.
+        ``works_without`` returns whether all works without the given calls.
         """
         if not self._left:
             return ()
@@ -311,13 +292,12 @@ class _Attempts:
         return calls[good:bad]
 
 
-def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
-    """Leave the constants that the other partitioner left untagged to the host, which
-    hands them over with each call.
+def _untag_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
+    """Leave constants to the host that the other partitioner did not tag.
 
-    XNNPACK takes the weights of its layers only. It would hold a constant without
-    dimensions as one of one dimension, and so compute a result without dimensions that
-    its runtime then refuses to return.
+    The host passes them with each call. XNNPACK stores only the weights of its layers.
+    It would store a scalar constant with one dimension, and its runtime then refuses to
+    return a scalar result.
     """
     tagged = {
         n.name
@@ -329,68 +309,74 @@ def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
             node.meta.pop("delegation_tag", None)
 
 
-def _tag_dropped(
-    calls: Sequence[Node], tags: dict[Node, Any], pieces: Mapping[str, Sequence[Node]]
-) -> None:
-    """Give calls inside of one partition of which edge dialect has nothing left, as
-    they change nothing, its tag.
+def _tags_of(
+    calls: Sequence[Node], pieces: Mapping[str, Sequence[Node]]
+) -> dict[Node, Any]:
+    """Return the tag of each call, or None.
 
-    On the host, they would make the partition need its own result.
+    The conversion to edge dialect drops calls that change nothing. Such a call gets the
+    tag of its neighbours if they are in one partition. On the host, it would make the
+    partition depend on its own result.
     """
-    dropped = [n for n in calls if _call_of(n).name not in pieces]
+    tags: dict[Node, Any] = {}
+    for node in calls:
+        found = _tags(pieces.get(producer_of(node).name, ()))
+        tags[node] = next(iter(found), None)
+    dropped = [n for n in calls if producer_of(n).name not in pieces]
     for node in dropped:
         before = {tags.get(i) for i in node.all_input_nodes}
         tags[node] = next(iter(before)) if len(before) == 1 else None
     for node in reversed(dropped):
         if not node.users or any(tags.get(user) != tags[node] for user in node.users):
             tags[node] = None
+    return tags
 
 
-def _clones_beside_originals(
-    calls: Sequence[Node], tags: Mapping[Node, Any]
-) -> set[Node]:
-    """Clones that leave their partition although the cloned value, or another clone of
-    it, leaves it too.
+def _clones_of_results(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:
+    """Return the clones that would make a partition return one value twice.
+
+    Backends drop clones: the original and its clone are the same result.
     """
-    found: set[Node] = set()
-    leaving: set[Node] = set()
+    clones: set[Node] = set()
+    results: set[Node] = set()
     for node in calls:
         tag = tags[node]
         if tag is None or all(tags.get(user) == tag for user in node.users):
             continue
-        original = node
-        while (
-            original.target is torch.ops.aten.clone.default
-            and tags.get(original.args[0]) == tag  # type: ignore[arg-type]
+        original: Any = node
+        while original.target is aten.clone.default and (
+            tags.get(original.args[0]) == tag
         ):
-            original = original.args[0]  # type: ignore[assignment]
-        (found if original in leaving else leaving).add(
-            node if original in leaving else original
-        )
-    return found
+            original = original.args[0]
+        if original in results:
+            clones.add(node)
+        else:
+            results.add(original)
+    return clones
 
 
 def _tags(pieces: Sequence[Node]) -> set[Any]:
-    """The tags of the pieces of a call, None for one that has none."""
+    """Return the tags of a call's pieces, with None for an untagged one."""
     return {piece.meta.get("delegation_tag") for piece in pieces}
 
 
-def _keep_marks(node: Node, pieces: Sequence[Node], known: Sequence[set[str]]) -> None:
-    """Keep what the other partitioner wrote into the meta of pieces, such as XNNPACK's
-    of what is quantized.
+def _keep_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -> None:
+    """Keep the other partitioner's entries in the meta of a call's pieces.
+
+    XNNPACK's partitioner marks quantized calls there. ``keys`` are the keys from before.
     """
-    pairs = zip(pieces, known, strict=False)
     marks = [
-        {k: v for k, v in p.meta.items() if k not in old and k != "delegation_tag"}
-        for p, old in pairs
+        {k: v for k, v in piece.meta.items() if k not in old and k != "delegation_tag"}
+        for piece, old in zip(pieces, keys, strict=False)
     ]
     if any(marks):
         node.meta[MARKS] = marks
 
 
-def _call_of(node: Node) -> Node:
-    """The call of whose results ``node`` takes one; ``node`` itself if it takes none."""
-    return _call_of(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
+def _why_failed(error: Exception) -> str:
+    reason = f"ExecuTorch fails on it: {type(error).__name__}"
+    text = str(error).strip().partition("\n")[0]
+    return f"{reason}: {text}" if text else reason
 
 
 def _aliases(op: OpOverload) -> bool:

@@ -1,12 +1,11 @@
-"""How long the operators of an ExecuTorch delegate take, from the ETDump that
-ExecuTorch's runtime writes of a call.
+"""Read the time of an XNNPACK delegate's operators from an ETDump.
 
-XNNPACK names its operators (``Convolution (NHWC, F32) IGEMM #1``) and not the nodes
-that they come from. Operators of a kind run in the order of the graph's nodes of that
-kind, so the k-th is the k-th node's where there are as many of both: then nothing was
-left out or put in. Of a kind with another number nothing is said. ExecuTorch puts
-transpositions into the graph, for XNNPACK's layout of images: one belongs to the node
-that alone reads it, or whose result it returns.
+XNNPACK names its operators (``Convolution (NHWC, F32) IGEMM #1``), not the graph's
+nodes. Operators of a kind run in the order of the nodes of that kind. If both have the
+same number, the k-th operator belongs to the k-th node. Otherwise no node is named.
+
+ExecuTorch adds transpositions for XNNPACK's layout of images. Such a transposition
+belongs to the only node that reads it, or to the node with the result that it returns.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NODES = (
 ).split()
 """Kinds of nodes, by their number in XNNPACK's graphs."""
 _PUT_IN = 65535
-"""The debug handle of a node that ExecuTorch put in."""
+"""The debug handle of a node that ExecuTorch added."""
 _MOVES = ("statictranspose", "copy")
 _IDS = {
     **dict.fromkeys(
@@ -56,10 +55,9 @@ _IDS = {
     "argmaxpooling2d": ((6,), 7),
     "scaleddotproductattention": ((0, 1, 2, 3, 4), 5),
 }
-"""The fields of a kind of node that have the numbers of the values that it reads, and
-of the one that it computes.
+"""Kind of node -> the fields with its operands, and the field with its result.
 
-Kinds that are not here read the value in field 0 and compute that in field 1.
+Other kinds have one operand in field 0 and the result in field 1.
 """
 _KIND = {
     **dict.fromkeys(
@@ -69,57 +67,52 @@ _KIND = {
     "globalavgpooling2d": "mean",
     "statictranspose": "transpose",
 }
-"""What a kind is called here, where several are one: a convolution of 1x1 runs as a
-fully connected layer.
+"""Common names of kinds.
+
+XNNPACK runs a convolution of 1x1 as a fully connected layer, for example.
 """
 
 
 class Event(NamedTuple):
-    """An operator of a delegate that ran: what the runtime calls it, and its seconds."""
+    """An operator of a delegate that ran: its name in the runtime, and its seconds."""
 
     name: str
     seconds: float
 
 
 def last_run(dump: bytes) -> list[Event]:
-    """The operators inside of delegates in the last call that an ETDump has. Raises
-    FormatError for a damaged one.
+    """Return the operators inside of delegates in the last call of an ETDump.
+
+    Raises FormatError for a damaged dump.
     """
     found: list[Event] = []
-    dump = dump[4:] if dump[8:12] == b"ED00" else dump  # written with its size in front
+    # The runtime writes the size in front of the dump.
+    dump = dump[4:] if dump[8:12] == b"ED00" else dump
     for run in root(dump, "ED00", "ETDump").each_table(1, "run_data"):
         if run.string(0, "name") != "Execute":
             continue
-        events = (
-            event.table(0, "profile_event") for event in run.each_table(3, "events")
-        )
-        inside = [
-            event
-            for event in events
-            if event is not None and event.string(4, "delegate_debug_id_str")
-        ]
-        found = [
-            Event(
-                event.string(4, "name"),
-                max(event.scalar(7, "Q") - event.scalar(6, "Q"), 0) * NANOSECOND,
-            )
-            for event in inside
-        ]
+        found = []
+        for each in run.each_table(3, "events"):
+            event = each.table(0, "profile_event")
+            name = "" if event is None else event.string(4, "delegate_debug_id_str")
+            if event is not None and name:
+                nanoseconds = max(event.scalar(7, "Q") - event.scalar(6, "Q"), 0)
+                found.append(Event(name, nanoseconds * NANOSECOND))
     return found
 
 
 def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
-    """Kind and debug handle of the nodes of XNNPACK's graph, in its order. Raises
-    FormatError for a damaged one.
+    """Return the kind and debug handle of each node of XNNPACK's graph.
 
-    A transposition that was put in has the handle of the node that it serves; None if
-    that is not one alone.
+    An added transposition has the handle of the node that it serves; None if it serves
+    several. Raises FormatError for a damaged graph.
     """
     start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
     graph = root(blob[start:], "XN01", "XNNPACK graph")
     kinds = list[str]()
     kernels = list[Kernel]()
-    computed_in: dict[int, str] = {}  # number of a value -> the place of its node
+    computed_in: dict[int, str] = {}
+    """Number of a value -> the position of its node."""
     for place, node in enumerate(graph.each_table(1, "xnodes")):
         number = node.scalar(0, "B")
         handle = node.scalar(2, "I")
@@ -142,7 +135,7 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
         )
         kinds.append(_kind(kind))
         computed_in |= dict.fromkeys(_values(fields, (result,)), str(place))
-    # a result is read by no node, and by the caller
+    # Add a reader for each result, since no node reads it.
     returned = [
         computed_in[value]
         for value in graph.numbers(5, "u4", "output_ids")
@@ -163,8 +156,9 @@ def _values(table: Table | None, fields: Sequence[int]) -> list[int]:
 def spent(
     events: Sequence[Event], nodes: Sequence[tuple[str, int | None]]
 ) -> Mapping[int | None, Mapping[str, float]]:
-    """Debug handle -> seconds of the operators that are the node's; under None those
-    whose node is not known.
+    """Return the seconds of each node's operators, by its debug handle.
+
+    Operators without a known node are under None.
     """
     handles = defaultdict(list)
     for kind, handle in nodes:
@@ -174,10 +168,10 @@ def spent(
         of_kind[_kind(event.name)].append(event)
     total: dict[int | None, dict[str, float]] = {}
     for kind, listed in of_kind.items():
-        known: Sequence[int | None] = (
-            handles[kind] if len(handles[kind]) == len(listed) else [None] * len(listed)
-        )
-        for owner, event in zip(known, listed, strict=True):
+        owners: Sequence[int | None] = handles[kind]
+        if len(owners) != len(listed):
+            owners = [None] * len(listed)
+        for owner, event in zip(owners, listed, strict=True):
             amounts = total.setdefault(owner, {"seconds": 0.0})
             amounts["seconds"] += event.seconds
     return total

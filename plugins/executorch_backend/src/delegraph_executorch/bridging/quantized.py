@@ -1,4 +1,4 @@
-"""Which calls compute in integers, told as ExecuTorch's Arm backends want it."""
+"""Mark calls that compute in integers for ExecuTorch's Arm backends."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 ARM = "_arm_annotation_info"
-"""Key of a call's custom metadata by which Arm's quantizers tell Arm's partitioners
-that they quantized it.
+"""Key of a call's custom metadata.
+
+Arm's quantizers set it to tell Arm's partitioners which calls they quantized.
 """
 
 DECOMPOSED = ("aten.mean.dim",)
-"""What Arm composes of several operators, each of which needs a scale that only its own
-quantizers give it.
+"""Operators that Arm composes of several others.
+
+Each of these needs a scale that only Arm's own quantizers choose.
 """
 
 LAYERS = ("aten.convolution.default", "aten.linear.default")
 
 
 def mark_quantized(edge: ExportedProgram) -> None:
-    """Mark the calls between dequantize and quantize, whoever quantized the program.
+    """Mark the calls between dequantize and quantize.
 
-    Arm's partitioners take of a quantized program what their own quantizers marked, and
-    leave all else to the host.
+    Arm's partitioners take only calls with this mark, which Arm's own quantizers set.
     """
     for node in _between(edge):
         node.meta["custom"] = {
@@ -36,10 +37,9 @@ def mark_quantized(edge: ExportedProgram) -> None:
 
 
 def computes_channels(node: Node) -> bool:
-    """Whether a call quantizes what is computed at run time by channels, or dequantizes
-    the result of such a call.
+    """Return whether a call quantizes or dequantizes computed values by channels.
 
-    So does a layer whose weight is computed. Arm's partitioners take that call alone,
+    A layer with a computed weight does so, too. Arm's partitioners take the call alone,
     and its compiler fails on it.
     """
     if "dequantize_per_channel" in str(node.target):
@@ -48,24 +48,26 @@ def computes_channels(node: Node) -> bool:
 
 
 def _between(edge: ExportedProgram) -> set[Node]:
-    """Calls whose floats all come from dequantize and from constants, and all end in
-    quantize, through such calls.
+    """Return the calls that compute only on dequantized and constant floats.
+
+    All their float results must end in a quantize, possibly through such calls.
     """
     calls = [
         n for n in edge.graph.nodes if n.op == "call_function" and not _converts(n)
     ]
+    signature = edge.graph_signature
     constants = {
-        *edge.graph_signature.inputs_to_parameters,
-        *edge.graph_signature.inputs_to_buffers,
+        *signature.inputs_to_parameters,
+        *signature.inputs_to_buffers,
+        *signature.inputs_to_lifted_tensor_constants,
     }
-    constants |= {*edge.graph_signature.inputs_to_lifted_tensor_constants}
-    found = {
-        n
-        for n in calls
-        if any(_is_float(v) for v in n.all_input_nodes) and _is_taken(n, constants)
-    }
+    found = set()
+    for node in calls:
+        has_floats = any(_is_float(v) for v in node.all_input_nodes)
+        if has_floats and _is_taken(node, constants):
+            found.add(node)
     before = None
-    # what one pass leaves out may leave a call before or behind it alone
+    # A removed call may leave its neighbours without a quantize or dequantize.
     while before != len(found):
         before = len(found)
         for node in calls:
@@ -74,21 +76,20 @@ def _between(edge: ExportedProgram) -> set[Node]:
                 for v in node.all_input_nodes
                 if _is_float(v) and v.name not in constants
             ]
-            if not floats or not all(
-                "dequantize" in str(v.target) or v in found for v in floats
-            ):
+            is_fed = all("dequantize" in str(v.target) or v in found for v in floats)
+            if not floats or not is_fed:
                 found.discard(node)
         for node in reversed(calls):
-            if _is_float(node) and not all(
-                v in found or _converts(v) for v in node.users
-            ):
+            is_used = all(v in found or _converts(v) for v in node.users)
+            if _is_float(node) and not is_used:
                 found.discard(node)
     return found
 
 
 def _is_taken(node: Node, constants: Collection[str]) -> bool:
-    """Whether Arm's passes lower a call in integers; they compute no weight, and no
-    channels, at run time.
+    """Return whether Arm's passes lower a call in integers.
+
+    They cannot compute a weight, or values with a scale for each channel, at run time.
     """
     if any(
         "dequantize_per_channel" in str(v.target) and _computed(v, constants)
@@ -102,7 +103,7 @@ def _is_taken(node: Node, constants: Collection[str]) -> bool:
 
 
 def _computed(value: Node, constants: Collection[str]) -> bool:
-    """Whether ``value``, or what it dequantizes, is no constant."""
+    """Return whether ``value``, or the value that it dequantizes, is not constant."""
     return (value.all_input_nodes or [value])[0].name not in constants
 
 
@@ -111,7 +112,7 @@ def _converts(node: Node) -> bool:
 
 
 def _is_float(node: Node) -> bool:
-    """Whether a node is a tensor of floats, or several, as those of a split."""
+    """Return whether a node is a float tensor, or several of them, as of a split."""
     value: Any = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)

@@ -1,5 +1,6 @@
-"""Blobs of ExecuTorch's backends in ExecuTorch's own runtime: each is the one delegate
-of a program made for it.
+"""Run blobs of ExecuTorch's backends in ExecuTorch's own runtime.
+
+Each blob becomes the only delegate of a generated program.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from delegraph.runtime import (
 )
 
 from ..emit.kernel_calls import CODES
-from ..program import tables
-from ..program.tables import (
+from ..program import pte_tables
+from ..program.pte_tables import (
     AllocationDetails,
     Chain,
     DelegateCall,
@@ -39,8 +40,8 @@ from ..program.tables import (
 )
 from ..serialize.file import Segment, program_file
 from ..wheel import in_c_order, stock_runtime
-from .compatible import compatible
-from .convention import Convention, Value, convention_of
+from .calling_convention import Convention, Value, convention_of
+from .compatibility import compatible
 from .profile import last_run, nodes_of, spent
 
 ALIGNMENT = 16
@@ -48,9 +49,7 @@ ALIGNMENT = 16
 
 
 class BridgedRuntime(BackendRuntime):
-    """Runs the blobs of ``backend_id``, if the wheel ``executorch`` has the backend's
-    device half.
-    """
+    """Runs the blobs of ``backend_id`` in the runtime of the wheel ``executorch``."""
 
     backend_id: ClassVar[str]
     any_strides = True
@@ -62,9 +61,7 @@ class BridgedRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """By the backends of ExecuTorch's runtime here, and by its version beside that
-        which compiled the blob.
-        """
+        """Compare a blob with the backends and version of ExecuTorch's runtime here."""
         return compatible(cls.backend_id, header, device)
 
     @classmethod
@@ -74,51 +71,63 @@ class BridgedRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """The blob as a program of one delegate. Raises NoRuntime if the runtime has no
-        such backend.
+        """Load the blob as a program of one delegate.
+
+        Raises NoRuntime if the runtime here lacks the backend.
         """
         runtime = stock_runtime()
         known = runtime.backend_registry.registered_backend_names
         if cls.backend_id not in known:
             text = (
-                f"ExecuTorch's runtime here has no {cls.backend_id}; it has"
+                f"ExecuTorch's runtime here has no backend {cls.backend_id}; it has"
                 f" {', '.join(known)}"
             )
-            raise NoRuntime(
-                "no-runtime", text, hint="save the program, and run it on the device"
-            )
-        convention = convention_of(cls.backend_id, processed_bytes, named_data)
-        content = one_delegate_program(
-            cls.backend_id, processed_bytes, compile_specs, named_data, convention
-        )
+            hint = "save the program, and run it on the device"
+            raise NoRuntime("no-runtime", text, hint=hint)
+        content = cls._program(processed_bytes, compile_specs, named_data)
         try:
             program = runtime.load_program(content)
             method = program.load_method("forward")
         except RuntimeError as e:
-            raise FormatError(
-                "format-invalid", f"{cls.backend_id} does not load this blob: {e}"
-            ) from e
+            text = f"{cls.backend_id} cannot load this blob: {e}"
+            raise FormatError("format-invalid", text) from e
 
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
-            keep = program  # a method does not keep its program, which owns the blob
+            # A method does not own its program, which owns the blob.
+            keep = program
+            inputs = [_plain(a) for a in args]
             try:
-                # results lie where the next call writes: the caller copies those of a
-                # runtime that is not thread_safe
-                return tuple(
-                    method._method([_plain(a) for a in args], clone_outputs=False)
-                )
+                # The next call overwrites the results. The caller copies them, since the
+                # runtime is not thread_safe.
+                return tuple(method._method(inputs, clone_outputs=False))
             except RuntimeError as e:
-                raise InputError(
-                    "input-invalid", f"{cls.backend_id} refuses these inputs: {e}"
-                ) from e
+                raise cls._refused(e) from e
             finally:
                 del keep
 
         return call
 
+    @classmethod
+    def _program(
+        cls,
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> bytes:
+        convention = convention_of(cls.backend_id, processed_bytes, named_data)
+        return one_delegate_program(
+            cls.backend_id, processed_bytes, compile_specs, named_data, convention
+        )
+
+    @classmethod
+    def _refused(cls, error: RuntimeError) -> InputError:
+        return InputError(
+            "input-invalid", f"{cls.backend_id} refuses these inputs: {error}"
+        )
+
 
 class XnnpackBridgedRuntime(BridgedRuntime):
-    """XNNPACK's, which tells the time of its operators."""
+    """XNNPACK's runtime, which measures the time of its operators."""
 
     @classmethod
     def profile(
@@ -127,18 +136,16 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``; each call also tells the seconds of XNNPACK's operators, from
-        ExecuTorch's ETDump.
+        """Load a blob like ``load``; calls also return the seconds of XNNPACK's operators.
+
+        The times come from ExecuTorch's ETDump.
         """
-        # which says in words what is the matter, if something is
+        # Unlike the loader with ETDump, ``load`` explains errors.
         cls.load(processed_bytes, compile_specs, named_data)
         with quietly():
             from executorch.extension.pybindings import portable_lib
 
-        convention = convention_of(cls.backend_id, processed_bytes, named_data)
-        content = one_delegate_program(
-            cls.backend_id, processed_bytes, compile_specs, named_data, convention
-        )
+        content = cls._program(processed_bytes, compile_specs, named_data)
         program = portable_lib._load_for_executorch_from_buffer(
             content, enable_etdump=True
         )
@@ -147,15 +154,15 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         def read() -> Spent:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "call.etdp")
-                program.write_etdump_result_to_file(
-                    str(path), str(path.with_suffix(".debug"))
-                )
+                debug = path.with_suffix(".debug")
+                program.write_etdump_result_to_file(str(path), str(debug))
                 return spent(last_run(path.read_bytes()), nodes)
 
         def call(
             *args: torch.Tensor | float,
         ) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
-            keep = content  # the program reads it where it is
+            # The program does not own its bytes.
+            keep = content
             given = []
             borders = {}
             for place, arg in enumerate(args):
@@ -163,14 +170,12 @@ class XnnpackBridgedRuntime(BridgedRuntime):
                 given.append(_plain(arg))
                 borders[Border("input", place)] = {"seconds": perf_counter() - start}
             try:
-                results = tuple(
-                    program.run_method("forward", tuple(given), clone_outputs=False)
+                results = program.run_method(
+                    "forward", tuple(given), clone_outputs=False
                 )
-                return results, lambda: {**read(), **borders}
+                return tuple(results), lambda: {**read(), **borders}
             except RuntimeError as e:
-                raise InputError(
-                    "input-invalid", f"{cls.backend_id} refuses these inputs: {e}"
-                ) from e
+                raise cls._refused(e) from e
             finally:
                 del keep
 
@@ -178,15 +183,12 @@ class XnnpackBridgedRuntime(BridgedRuntime):
 
 
 def _plain(given: torch.Tensor | float) -> torch.Tensor | float:
-    """What ExecuTorch's runtime takes: no Parameter, and C order."""
+    """Return an input for ExecuTorch's runtime: no Parameter, and in C order."""
     if not isinstance(given, torch.Tensor):
         return given
-    plain: torch.Tensor = (
-        given
-        if type(given) is torch.Tensor and not given.requires_grad
-        else given.detach()
-    )
-    return in_c_order(plain)  # type: ignore[no-any-return]
+    if type(given) is not torch.Tensor or given.requires_grad:
+        given = given.detach()
+    return in_c_order(given)  # type: ignore[no-any-return]
 
 
 def one_delegate_program(
@@ -196,9 +198,7 @@ def one_delegate_program(
     named_data: Mapping[str, bytes],
     convention: Convention,
 ) -> bytes:
-    """A ``.pte`` file whose method ``forward`` calls one delegate, with its inputs, and
-    returns its outputs.
-    """
+    """Return a ``.pte`` file with a method ``forward`` that calls one delegate."""
     values = [_input(v) for v in convention.inputs]
     end = 0
     for output in convention.outputs:
@@ -206,27 +206,26 @@ def one_delegate_program(
         end += _nbytes(output) + -_nbytes(output) % ALIGNMENT
     given = tuple(range(len(convention.inputs)))
     returned = tuple(range(len(given), len(values)))
-    reference = tables.BackendDelegateDataReference(tables.BlobLocation.SEGMENT, 0)
-    specs = tuple(tables.CompileSpec(s.key, s.value) for s in compile_specs)
-    plan = tables.ExecutionPlan(
+    reference = pte_tables.BackendDelegateDataReference(
+        pte_tables.BlobLocation.SEGMENT, 0
+    )
+    specs = tuple(pte_tables.CompileSpec(s.key, s.value) for s in compile_specs)
+    call = Instruction(DelegateCall(0, (*given, *returned)))
+    plan = pte_tables.ExecutionPlan(
         name="forward",
-        container=tables.ContainerMetadata(),
+        container=pte_tables.ContainerMetadata(),
         values=tuple(map(EValue, values)),
         inputs=given,
         outputs=returned,
-        chains=(
-            Chain(
-                given, returned, (Instruction(DelegateCall(0, (*given, *returned))),)
-            ),
-        ),
-        delegates=(tables.BackendDelegate(backend_id, reference, specs),),
+        chains=(Chain(given, returned, (call,)),),
+        delegates=(pte_tables.BackendDelegate(backend_id, reference, specs),),
         memory_sizes=(0, end),
     )
-    program = tables.Program(
+    program = pte_tables.Program(
         plans=(plan,),
-        constant_segment=tables.SubsegmentOffsets(0, (0,)),
+        constant_segment=pte_tables.SubsegmentOffsets(0, (0,)),
         named_data=tuple(
-            tables.NamedData(key, 1 + k) for k, key in enumerate(named_data)
+            pte_tables.NamedData(key, 1 + k) for k, key in enumerate(named_data)
         ),
     )
     return program_file(
@@ -242,7 +241,8 @@ def _tensor(value: Value, allocation: AllocationDetails | None) -> Tensor:
     if value.dtype is None:
         raise NoRuntime(
             "no-runtime",
-            "ExecuTorch's delegates return tensors, and this one is to return a number",
+            "this delegate returns a number, but delegates of ExecuTorch return tensors"
+            " only",
         )
     return Tensor(
         scalar_type=CODES[getattr(torch, value.dtype)],

@@ -1,4 +1,4 @@
-"""Vulkan, ExecuTorch's backend for GPUs; the wheel compiles for it and cannot run it."""
+"""Bridge Vulkan, ExecuTorch's backend for GPUs. The wheel compiles, but cannot run it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What ExecuTorch's partitioner for XNNPACK says of quantized calls, where XNNPACK
-could not load what comes of it.
+"""Correct ExecuTorch's partitioner for XNNPACK, where XNNPACK cannot load the result.
 
-The partitioner marks a quantize or a dequantize as a part of the call beside it, which
+The partitioner marks a quantize or dequantize as part of a neighbouring call, which
 XNNPACK then computes in integers.
 """
 
@@ -28,117 +27,112 @@ _MOVES = (
     "permute_copy.default",
     "view_copy.default",
 )
-"""Operators whose integers XNNPACK moves as they are: their operands and results have
-one scale and zero point.
+"""Operators that XNNPACK computes by moving integers.
+
+Their operands and results must have one scale and zero point.
 """
 _RESCALES_BELOW = 256
-"""XNNPACK's runtime loads no product whose integers it would have to multiply by this
-or more to rescale them.
-"""
+"""XNNPACK's runtime loads no product that rescales integers by this factor or more."""
 
 _LOWEST_OF_GROUPS = -8
 _SIZE_OF_GROUPS = 32
-"""XNNPACK has weights with a scale for each group of four bits alone, in groups of a
-multiple of 32.
-"""
+"""XNNPACK supports a scale for each group only for four bits and multiples of 32."""
 
 
 def correct(configs: Iterable[tuple[str, Any]]) -> None:
-    """Make the configurations of a partitioner, each with the operator that it is for,
-    leave no wrong marks.
-    """
+    """Correct the configurations of a partitioner, given with their operators."""
     for operator, config in configs:
         if hasattr(config, "get_deps"):
-            config.get_deps = _marking_what_is_taken(config.get_deps)
+            config.get_deps = _without_marks_of_refused(config.get_deps)
         if operator in _MOVES:
             config.get_node_and_deps = _in_floats_between_scales(
                 config.get_node_and_deps
             )
 
 
-def _marking_what_is_taken(get_deps: Callable[..., Any]) -> Callable[..., Any]:
-    """``get_deps`` of a product or convolution, which marks the calls around it also
-    where it does not take it.
+def _without_marks_of_refused(get_deps: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``get_deps`` that leaves no marks if it does not take the call.
 
-    A quantize behind it, or a dequantize before it, that another call shares would then
-    be compiled as a part of a call that is not there: XNNPACK does not load such a
-    graph, the same through ExecuTorch itself.
+    The original marks the calls around a product or convolution in any case. Another
+    call may share such a quantize or dequantize. It would then be compiled as part of a
+    call that is not in the partition. XNNPACK cannot load such a graph, also with
+    ExecuTorch's own lowering.
     """
 
     def corrected(node: Node, program: Any) -> Any:
         before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
         is_taken, deps = get_deps(node, program)
-        is_taken = (
-            is_taken
-            and _rescaling(node, program) < _RESCALES_BELOW
-            and not _has_other_groups(node)
-        )
-        for unmarked in () if is_taken else before:
-            unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+        if _rescaling(node, program) >= _RESCALES_BELOW or _has_other_groups(node):
+            is_taken = False
+        if not is_taken:
+            for unmarked in before:
+                unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
         return is_taken, deps
 
     return corrected
 
 
 def _rescaling(node: Node, program: Any) -> float:
-    """The scales of the operands of a product by that of its result, the largest of its
-    channels; 0 if not known.
+    """Return the factor by which a product rescales integers; 0 if it is not known.
+
+    It is the product of the operands' scales divided by the result's scale. Of a scale
+    for each channel, the largest counts.
     """
-    operands = [
-        n if is_dequant(n) else n.all_input_nodes[0]
-        for n in node.all_input_nodes[:3]
-        if n.all_input_nodes
-    ]
+    operands = [n for n in map(_through_layout, node.all_input_nodes[:3]) if n]
     given = [_scale(n, program) for n in operands if is_dequant(n)]
-    made = [_scale(n, program) for n in _around(node) & _behind(node) if is_quant(n)]
+    near = _around(node) & _users_in_two_steps(node)
+    made = [_scale(n, program) for n in near if is_quant(n)]
     if len(given) < 2 or not made or None in (*given[-2:], *made):
         return 0.0
-    return math.prod(filter(None, given[-2:])) / min(
-        filter(None, made), default=math.inf
-    )
+    smallest = min(filter(None, made), default=math.inf)
+    return math.prod(filter(None, given[-2:])) / smallest
+
+
+def _through_layout(operand: Node) -> Node | None:
+    """Return the operand if it is a dequantize, else the first input of its call."""
+    if not operand.all_input_nodes:
+        return None
+    return operand if is_dequant(operand) else operand.all_input_nodes[0]
 
 
 def _has_other_groups(node: Node) -> bool:
-    """Whether an operand of a product has a scale for each group, and no groups that
-    XNNPACK has.
-    """
+    """Return whether an operand of a product has groups that XNNPACK does not support."""
     for near in node.all_input_nodes[:3]:
-        operand = (
-            near
-            if is_dequant(near) or not near.all_input_nodes
-            else near.all_input_nodes[0]
-        )
-        if "dequantize_affine" in str(operand.target):
-            integers = operand.args[0]
-            block_size = operand.args[1]
-            lowest = operand.args[5]
-            is_other = (
-                lowest < _LOWEST_OF_GROUPS or block_size[-1] % _SIZE_OF_GROUPS != 0  # type: ignore[operator, index]
-            )
-            if block_size[-1] < integers.meta["val"].shape[-1] and is_other:  # type: ignore
-                return True
+        operand: Any = _through_layout(near) or near
+        if "dequantize_affine" not in str(operand.target):
+            continue
+        integers = operand.args[0]
+        group = operand.args[1][-1]
+        lowest = operand.args[5]
+        is_grouped = group < integers.meta["val"].shape[-1]
+        if is_grouped and (lowest < _LOWEST_OF_GROUPS or group % _SIZE_OF_GROUPS != 0):
+            return True
     return False
 
 
-def _behind(node: Node) -> set[Node]:
-    return {*node.users, *(after for user in node.users for after in user.users)}
+def _users_in_two_steps(node: Node) -> set[Node]:
+    found = set(node.users)
+    for user in node.users:
+        found |= set(user.users)
+    return found
 
 
 def _scale(node: Node, program: Any) -> float | None:
-    """The scale of a quantize or dequantize, the largest of its channels; None if it is
-    computed at run time.
+    """Return the scale of a quantize or dequantize, the largest of its channels.
+
+    None if it is computed at run time.
     """
     scale = node.args[1] if "quantize_per" in str(node.target) else None
     if isinstance(scale, Node):
-        values = (
-            get_param_tensor(program, scale) if is_param_node(program, scale) else None
-        )
+        if not is_param_node(program, scale):
+            return None
+        values = get_param_tensor(program, scale)
         return None if values is None else float(values.max())
     return float(scale) if isinstance(scale, (int, float)) else None
 
 
 def _around(node: Node) -> set[Node]:
-    """The calls at most two steps from ``node``, which ``get_deps`` may mark."""
+    """Return the calls at most two steps from ``node``, which ``get_deps`` may mark."""
     near = {*node.all_input_nodes, *node.users}
     return near | {other for n in near for other in (*n.all_input_nodes, *n.users)}
 
@@ -146,10 +140,9 @@ def _around(node: Node) -> set[Node]:
 def _in_floats_between_scales(
     get_node_and_deps: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """``get_node_and_deps`` of an operator in ``_MOVES``: between tensors of several
-    scales it is computed in floats.
+    """Return a ``get_node_and_deps`` that computes in floats between different scales.
 
-    XNNPACK does not load a graph that moves integers of one scale to another.
+    XNNPACK cannot load a graph that moves integers of one scale to another.
     """
 
     def corrected(node: Node, program: Any) -> Any:
@@ -158,10 +151,7 @@ def _in_floats_between_scales(
             for n in (*node.all_input_nodes, *node.users)
             if is_dequant(n) or is_quant(n)
         ]
-        return (
-            get_node_and_deps(node, program)
-            if len({n.args[1:] for n in around}) < 2
-            else [node]
-        )
+        scales = {n.args[1:] for n in around}
+        return [node] if len(scales) > 1 else get_node_and_deps(node, program)
 
     return corrected

@@ -1,5 +1,6 @@
-"""One model for several fixed sizes: a method for each in one program file, and the
-choice between them by size.
+"""Lower one model for several fixed sizes, and choose a method by size.
+
+The methods are in one program file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The choice of a method by the sizes of a call's inputs: where one model was lowered
-for several sizes.
-"""
+"""Choose a method by the sizes of a call's inputs."""
 
 from __future__ import annotations
 
@@ -16,50 +14,47 @@ from torch.utils import _pytree as pytree
 from .table import LEAF, BucketTable, Row, damaged
 
 Axis = tuple[int, int]
-"""(Position among the flat inputs, axis of that tensor)."""
+"""Position of a flat input, and an axis of that tensor."""
 
 
 class Call(NamedTuple):
-    """Arguments, flat: the tensors and numbers in them, and how they belong together."""
+    """Arguments of a call: flat tensors and numbers, and their structure."""
 
     leaves: list[Any]
     spec: pytree.TreeSpec
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Return the arguments of a call, those by keyword sorted by name."""
+        """Return the arguments of a call, with keyword arguments sorted by name."""
         return cls(*pytree.tree_flatten((tuple(args), dict(sorted(kwargs.items())))))
 
     def sizes(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """The size that these inputs have along each of ``axes``."""
+        """Return the sizes of the inputs along ``axes``."""
         return tuple(self.leaves[k].shape[axis] for k, axis in axes)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, as the call had them."""
+        """Return positional and keyword arguments."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
         return args, kwargs
 
     def keywords(self) -> list[str]:
-        """Names of the keyword arguments, in the order of their leaves."""
+        """Return the names of the keyword arguments, in the order of their leaves."""
         return list(self.spec.child(1).context)
 
     def in_order(self, keywords: Sequence[str]) -> Call:
-        """The call with its keyword arguments in that order; itself if it has others."""
+        """Return the call with keyword arguments in this order, if it has just these."""
         args, kwargs = self.arguments()
         if kwargs.keys() != set(keywords):
             return self
-        return Call(
-            *pytree.tree_flatten((args, {name: kwargs[name] for name in keywords}))
-        )
+        ordered = {name: kwargs[name] for name in keywords}
+        return Call(*pytree.tree_flatten((args, ordered)))
 
 
 class BucketChoice:
-    """Takes the smallest method that holds the inputs of a call, pads them, and cuts
-    what it returns.
+    """Calls the smallest method that holds the inputs; pads inputs and cuts results.
 
-    ``calls``: the inputs of each method, in its order. ``results``: the shapes of the
-    results of each method. ``padding``: the number that fills up smaller inputs, or
-    None.
+    ``calls`` are the inputs of each method, ``results`` the shapes of its results.
+    ``padding`` is the number that fills up smaller inputs, or None.
     """
 
     def __init__(
@@ -78,7 +73,7 @@ class BucketChoice:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, smallest first."""
+        """Return the names of the methods, smallest first."""
         return list(self._calls)
 
     def __call__(
@@ -87,33 +82,32 @@ class BucketChoice:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call what ``method`` gives for the name that the inputs choose. Raises
-        InputError if no method holds them.
+        """Call the method for the inputs; ``method`` returns it by name.
+
+        Raises InputError if no method holds the inputs.
         """
         call = Call.of(args, kwargs).in_order(self._keywords)
         name = self.choose(call)
         bucket = self._calls[name]
         if call.sizes(self._axes) == bucket.sizes(self._axes):
             return method(name)(*args, **kwargs)
+        shapes_by_bucket = [self._results[other] for other in self._calls]
         cuts = [
-            self._cut(shapes, call)
-            for shapes in zip(*(self._results[b] for b in self._calls), strict=True)
+            self._cut(shapes, call) for shapes in zip(*shapes_by_bucket, strict=True)
         ]
-        padded = map(
-            _padded, call.leaves, bucket.leaves, [self.padding] * len(call.leaves)
-        )
-        args, kwargs = Call(list(padded), call.spec).arguments()
+        padded = [
+            _padded(leaf, like, self.padding)
+            for leaf, like in zip(call.leaves, bucket.leaves, strict=True)
+        ]
+        args, kwargs = Call(padded, call.spec).arguments()
         leaves, spec = pytree.tree_flatten(method(name)(*args, **kwargs))
-        return pytree.tree_unflatten(
-            [
-                leaf[cut] if cut else leaf
-                for leaf, cut in zip(leaves, cuts, strict=True)
-            ],
-            spec,
-        )
+        results = [
+            leaf[cut] if cut else leaf for leaf, cut in zip(leaves, cuts, strict=True)
+        ]
+        return pytree.tree_unflatten(results, spec)
 
     def choose(self, call: Call) -> str:
-        """The name of the method for a call. Raises InputError if none holds it."""
+        """Return the name of the method for a call. Raises InputError if none holds it."""
         call = call.in_order(self._keywords)
         for name, bucket in self._calls.items():
             if _holds(bucket, call, self._axes, self.padding is not None):
@@ -123,68 +117,45 @@ class BucketChoice:
             given = _passed(call)
             wanted = _passed(bucket)
             text = f"the call has {given}; the buckets have {wanted}"
-            raise InputError(
-                "input-invalid",
-                text if given != wanted else f"{text}, nested in another way",
-            )
-        given = call_text(call)
+            if given == wanted:
+                text = f"{text}, nested in another way"
+            raise InputError("input-invalid", text)
         there = ", ".join(map(call_text, self._calls.values()))
-        hint = (
-            None
-            if self.padding is not None
-            else "padding=0 lets smaller inputs be padded with zeros"
-        )
-        raise InputError(
-            "input-invalid", f"no bucket holds {given}; there are {there}", hint=hint
-        )
+        text = f"no bucket holds {call_text(call)}; there are {there}"
+        hint = None
+        if self.padding is None:
+            hint = "padding=0 lets smaller inputs be padded with zeros"
+        raise InputError("input-invalid", text, hint=hint)
 
     def _cut(self, shapes: Sequence[tuple[int, ...]], call: Call) -> tuple[slice, ...]:
-        """What belongs to the call, of a result that has these shapes in the buckets."""
+        """Return the part of a result that belongs to the call.
+
+        ``shapes`` are those of the result in the buckets. An axis with the sizes of an
+        input's axis gets that axis' size in the call.
+        """
+        in_buckets = [bucket.sizes(self._axes) for bucket in self._calls.values()]
+        by_axis = list(zip(*in_buckets, strict=True))
+        in_call = call.sizes(self._axes)
         cut = []
-        inputs = list(
-            zip(
-                *(bucket.sizes(self._axes) for bucket in self._calls.values()),
-                strict=True,
-            )
-        )
         for axis, sizes in enumerate(zip(*shapes, strict=True)):
-            like = {
-                size
-                for size, known in zip(call.sizes(self._axes), inputs, strict=True)
-                if known == sizes
-            }
             if len(set(sizes)) == 1:
                 cut.append(slice(None))
-            elif len(like) == 1:
-                cut.append(slice(like.pop()))
-            else:
-                why = (
-                    "several axes of inputs, which differ here"
-                    if like
-                    else "no axis of an input"
-                )
-                text = (
-                    f"axis {axis} of a result has the sizes"
-                    f" {', '.join(map(str, sizes))}, as {why}"
-                )
-                hint = (
-                    "call program.method(name) with inputs that you padded, and cut"
-                    " what it returns"
-                )
-                if like:
-                    hint = (
-                        f"lower one bucket more, in which these axes differ; or {hint}"
-                    )
-                raise InputError(
-                    "input-invalid",
-                    f"{text}: how much belongs to the call is not known",
-                    hint=hint,
-                )
+                continue
+            matching = {
+                size
+                for size, known in zip(in_call, by_axis, strict=True)
+                if known == sizes
+            }
+            if len(matching) != 1:
+                raise _ambiguous_axis(axis, sizes, bool(matching))
+            cut.append(slice(matching.pop()))
         return tuple(cut)
 
     def table(self) -> BucketTable | None:
-        """For a file; None where an input is neither tensor nor number, or in another
-        container than a table knows.
+        """Return the table for a file.
+
+        None if an input is neither tensor nor number, or if a table cannot describe its
+        container.
         """
         first = next(iter(self._calls.values()))
         structure = _encode(first.spec)
@@ -205,7 +176,7 @@ class BucketChoice:
 
     @classmethod
     def of_table(cls, table: BucketTable) -> BucketChoice:
-        """Of a file. Raises FormatError for a table that does not fit together."""
+        """Return the choice of a file. Raises FormatError for an inconsistent table."""
         try:
             spec = pytree.tree_structure(_decode(table.structure))
             calls = {
@@ -214,14 +185,14 @@ class BucketChoice:
             }
             if any(len(call.leaves) != spec.num_leaves for call in calls.values()):
                 raise damaged(
-                    "a method has another number of inputs than its structure"
+                    "a method and its structure differ in the number of inputs"
                 )
             results = {
                 row.method: [tuple(shape) for shape in row.results]
                 for row in table.rows
             }
             if len({tuple(map(len, shapes)) for shapes in results.values()}) > 1:
-                raise damaged("the methods have results of other ranks")
+                raise damaged("the results of the methods differ in rank")
             return cls(calls, results, table.padding)
         except (
             ValueError,
@@ -240,7 +211,7 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return LEAF
     children = [_encode(child) for child in spec.children()]
     keyed = spec.type is dict and all(isinstance(key, str) for key in spec.context)
-    # which program files keep as what they are
+    # Program files keep named tuples and dictionaries as they are.
     is_record = spec.type is namedtuple or issubclass(spec.type, dict)
     if None in children or (is_record and not keyed):
         return None
@@ -248,12 +219,12 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return {
             "dict": [list(pair) for pair in zip(spec.context, children, strict=True)]
         }
-    # dataclasses and the like are lists in program files
+    # Other containers, such as dataclasses, are lists in program files.
     return {"tuple" if spec.type is tuple else "list": children}
 
 
 def _decode(structure: Any) -> Any:
-    """A value of the structure, with 0 for each leaf."""
+    """Return a value with the structure, with 0 for each leaf."""
     if structure == LEAF:
         return 0
     ((kind, content),) = structure.items()
@@ -272,7 +243,7 @@ def _described(leaf: Any) -> dict[str, Any]:
 
 
 def _stand_in(described: Mapping[str, Any]) -> Any:
-    """A tensor of that type and shape without memory, or the value."""
+    """Return a meta tensor of this type and shape, or the value."""
     if "value" in described:
         return described["value"]
     dtype = getattr(torch, described["dtype"])
@@ -280,66 +251,80 @@ def _stand_in(described: Mapping[str, Any]) -> Any:
 
 
 def bucket_axes(calls: Mapping[Any, Call]) -> list[Axis]:
-    """The axes of inputs whose sizes tell buckets apart. Raises InputError for buckets
-    that differ in anything else.
+    """Return the axes of inputs that differ between buckets.
+
+    Raises InputError for buckets that differ in anything but sizes.
     """
     first, *others = calls.values()
     kinds = list(map(_kind, first.leaves))
     for name, call in calls.items():
         if call.spec != first.spec or list(map(_kind, call.leaves)) != kinds:
             text = (
-                f"bucket {name!r} has {call_text(call)} where the first has"
+                f"bucket {name!r} has {call_text(call)}, but the first has"
                 f" {call_text(first)}: only sizes may differ"
             )
             raise InputError("input-invalid", text)
     if len(set(map(call_text, calls.values()))) < len(calls):
-        raise InputError(
-            "input-invalid",
-            "two buckets have the same sizes, so that it is not clear which is meant",
-        )
-    return [
-        (k, axis)
-        for k, leaf in enumerate(first.leaves)
-        for axis in range(leaf.dim() if isinstance(leaf, torch.Tensor) else 0)
-        if any(other.leaves[k].shape[axis] != leaf.shape[axis] for other in others)
-    ]
+        text = "two buckets have the same sizes; leave out one of them"
+        raise InputError("input-invalid", text)
+    axes: list[Axis] = []
+    for k, leaf in enumerate(first.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        for axis, size in enumerate(leaf.shape):
+            if any(other.leaves[k].shape[axis] != size for other in others):
+                axes.append((k, axis))
+    return axes
 
 
 def _kind(leaf: Any) -> Any:
-    """What an input has to share with that of the bucket: type and rank of a tensor,
-    the whole of anything else.
-    """
+    """Return the properties that all buckets share: type and rank, or a whole value."""
     return (leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _holds(bucket: Call, call: Call, axes: Sequence[Axis], padded: bool) -> bool:
-    """Whether inputs are those of the bucket but for their sizes, and fit."""
-    if bucket.spec != call.spec or list(map(_kind, bucket.leaves)) != list(
-        map(_kind, call.leaves)
-    ):
+    """Return whether inputs fit a bucket; ``padded``: they may be smaller."""
+    if bucket.spec != call.spec:
         return False
-    sizes = [
-        (there, given, padded and (k, axis) in axes)
-        for k, (ours, theirs) in enumerate(zip(bucket.leaves, call.leaves, strict=True))
-        if isinstance(ours, torch.Tensor)
+    if list(map(_kind, bucket.leaves)) != list(map(_kind, call.leaves)):
+        return False
+    for k, (ours, theirs) in enumerate(zip(bucket.leaves, call.leaves, strict=True)):
+        if not isinstance(ours, torch.Tensor):
+            continue
         for axis, (there, given) in enumerate(
             zip(ours.shape, theirs.shape, strict=True)
-        )
-    ]
-    return all(
-        there == given or (may_pad and there > given) for there, given, may_pad in sizes
+        ):
+            may_pad = padded and (k, axis) in axes
+            if given != there and not (may_pad and given < there):
+                return False
+    return True
+
+
+def _ambiguous_axis(axis: int, sizes: Sequence[int], matches: bool) -> InputError:
+    """Return the error for an axis of a result that matches several input axes or none."""
+    listed = ", ".join(map(str, sizes))
+    hint = "call program.method(name) with inputs that you padded, and cut its results"
+    if matches:
+        why = "as several axes of inputs, which differ in this call"
+        hint = f"lower another bucket, in which these axes differ; or {hint}"
+    else:
+        why = "as no axis of an input"
+    text = (
+        f"axis {axis} of a result has the sizes {listed}, {why}: the part that belongs"
+        " to the call is not known"
     )
+    return InputError("input-invalid", text, hint=hint)
 
 
 def _passed(call: Call) -> str:
-    """How many inputs come by position, and which by name."""
+    """Describe how many inputs are positional, and which are by name."""
     args, kwargs = call.arguments()
     by_name = [f"{', '.join(kwargs)} by name"] if kwargs else []
     return " and ".join([f"{len(args) or 'nothing'} by position", *by_name])
 
 
 def call_text(call: Call) -> str:
-    """Types and sizes of the inputs."""
+    """Describe the types and sizes of the inputs."""
     shown = [
         f"{str(t.dtype)[6:]}{list(t.shape)}" if isinstance(t, torch.Tensor) else repr(t)
         for t in call.leaves
@@ -348,7 +333,7 @@ def call_text(call: Call) -> str:
 
 
 def _padded(leaf: Any, like: Any, padding: Any) -> Any:
-    """``leaf`` in the corner of a tensor of the bucket's size."""
+    """Return ``leaf`` in the corner of a tensor of the bucket's size."""
     if not isinstance(leaf, torch.Tensor) or leaf.shape == like.shape:
         return leaf
     padded = leaf.new_full(like.shape, padding)

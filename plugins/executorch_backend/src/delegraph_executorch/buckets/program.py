@@ -1,6 +1,4 @@
-"""``lower_buckets``: one model for several fixed sizes; ``load`` of its file, which
-chooses between them as well.
-"""
+"""Lower one model for several fixed sizes, and load such files."""
 
 from __future__ import annotations
 
@@ -24,21 +22,18 @@ if TYPE_CHECKING:
     from delegraph import Choices
 
 Bucket = Sequence[Any] | torch.Tensor | Mapping[str, Any]
-"""Example inputs of one size: positional arguments (a tensor alone is one), or keyword
-arguments by name.
+"""Example inputs of one size: positional arguments, one tensor, or keyword arguments.
 """
 
 
 class BucketedProgram:
-    """A program with one method for each size; a call takes the smallest that holds its
-    inputs.
+    """A program with one method for each size. A call uses the smallest that fits.
 
-    Inputs that are smaller are padded at the end of their axes with ``padding``, and
-    results are cut to the sizes that belong to the call: an axis of a result that has
-    in each bucket the size of one axis of an input gets the size which that has in the
-    call. Without ``padding`` only the exact sizes are accepted. Some models compute
-    something else of padded inputs, such as an average over a padded axis: ``verify``
-    shows it.
+    Smaller inputs are padded with ``padding`` at the end of their axes, and results are
+    cut. If an axis of a result has the size of an input's axis in every bucket, it is
+    cut to that axis' size in the call. Without ``padding``, only the exact sizes are
+    accepted. Padding changes the results of some models, such as an average over a
+    padded axis: check with ``verify``.
     """
 
     def __init__(
@@ -62,17 +57,18 @@ class BucketedProgram:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, smallest first."""
+        """Return the names of the methods, smallest first."""
         return self._choice.methods
 
     @property
     def report(self) -> Report:
-        """What went where, in each of the methods."""
+        """Return the report on delegates and host operators of all methods."""
         return self.program.report
 
     def bucket_of(self, *args: Any, **kwargs: Any) -> str:
-        """The name of the method that a call with these inputs takes. Raises InputError
-        if none holds them.
+        """Return the name of the method for these inputs.
+
+        Raises InputError if none holds them.
         """
         return self._choice.choose(Call.of(args, kwargs))
 
@@ -80,9 +76,7 @@ class BucketedProgram:
         return self._choice(self._methods.method, args, kwargs)
 
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
-        """Figures of a call against eager PyTorch, which gets the inputs as they are,
-        without padding.
-        """
+        """Compare a call with eager PyTorch, which gets the inputs without padding."""
         got = self(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         with TRACING, torch.no_grad():
             return Verification.of(
@@ -90,17 +84,15 @@ class BucketedProgram:
             )
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write all methods into one file, with the choice between them; see
-        ``LoweredProgram.save`` and ``load``.
-        """
+        """Write all methods and the choice into one file, like ``LoweredProgram.save``."""
         table = self._choice.table()
-        self.program.save(
-            path, {} if table is None else {KEY: table.to_bytes()}, **options
-        )
+        named_data = {} if table is None else {KEY: table.to_bytes()}
+        self.program.save(path, named_data, **options)
 
     def using(self, methods: LoadedProgram) -> BucketedProgram:
-        """The same choice between the methods of another program, such as
-        ``delegraph.load`` of the file.
+        """Return the same choice between the methods of another program.
+
+        That may be ``delegraph.load`` of the saved file.
         """
         other = copy.copy(self)
         other._methods = methods
@@ -108,7 +100,7 @@ class BucketedProgram:
 
 
 class LoadedBuckets:
-    """What ``load`` returns: calls of it choose a method by the sizes of their inputs."""
+    """A loaded file: a call chooses a method by the sizes of its inputs."""
 
     def __init__(self, program: LoadedProgram, choice: BucketChoice) -> None:
         self.program = program
@@ -116,12 +108,13 @@ class LoadedBuckets:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, smallest first."""
+        """Return the names of the methods, smallest first."""
         return self._choice.methods
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method to call with inputs of its sizes. Raises InputError if there is none
-        of that name.
+        """Return a method, called with inputs of its sizes.
+
+        Raises InputError if it is missing.
         """
         return self.program.method(name)
 
@@ -135,46 +128,37 @@ def load(
     *,
     runtime: str | None = None,
 ) -> LoadedBuckets:
-    """Read the file of a ``BucketedProgram``; the arguments are those of
-    ``delegraph.load``.
+    """Read the file of a ``BucketedProgram``, like ``delegraph.load``.
 
-    Raises InputError for a file of another program, FormatError if what it says of
-    sizes does not fit its methods, and what ``delegraph.load`` raises.
+    Raises InputError for a file of another program, FormatError if the table of sizes
+    does not fit the methods, and the errors of ``delegraph.load``.
     """
     program = delegraph.load(path, registry, runtime=runtime)
     content = program.named_data.get(KEY)
     table = None if content is None else BucketTable.of_bytes(bytes(content))
     if table is None:
-        text = f"{os.fspath(path)} does not say that its methods are sizes of one model"
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="delegraph.load reads it; lower_buckets(...).save writes the others",
-        )
+        text = f"{os.fspath(path)} has no table of sizes: lower_buckets did not make it"
+        raise InputError("input-invalid", text, hint="read it by delegraph.load")
     choice = BucketChoice.of_table(table)
-    _expect_fitting(table, program.methods, program.summary.methods)
+    _check_shapes(table, program.methods, program.summary.methods)
     return LoadedBuckets(program, choice)
 
 
-def _expect_fitting(
+def _check_shapes(
     table: BucketTable, methods: Sequence[str], described: Sequence[MethodSummary]
 ) -> None:
-    """Raise FormatError for other methods or shapes than the file's: what is padded has
-    to be what a method takes.
-    """
+    """Raise FormatError if methods or shapes of the table are not those of the file."""
     rows = {row.method: row for row in table.rows}
     if not rows.keys() <= set(methods):
-        raise damaged("it has methods that the file has not")
+        raise damaged("it lists methods that the file does not have")
     for method in described:
         row = rows.get(method.name)
-        taken, given = (
-            [list(t.shape or ()) for t in side]
-            for side in (method.inputs, method.outputs)
-        )
-        if row and (taken, given) != (
-            [leaf.get("shape", []) for leaf in row.inputs],
-            row.results,
-        ):
+        if row is None:
+            continue
+        inputs = [list(tensor.shape or ()) for tensor in method.inputs]
+        outputs = [list(tensor.shape or ()) for tensor in method.outputs]
+        row_inputs = [leaf.get("shape", []) for leaf in row.inputs]
+        if inputs != row_inputs or outputs != row.results:
             raise damaged(f"method {method.name} has other shapes")
 
 
@@ -185,18 +169,16 @@ def lower_buckets(
     padding: float | None = None,
     **options: Unpack[Choices],
 ) -> BucketedProgram:
-    """Lower a model once for each of several fixed sizes, as methods of one program
-    whose weights are shared.
+    """Lower a model for several fixed sizes, as methods that share weights.
 
-    ``buckets``: example inputs of each size, positional or by keyword, named (the name
-    of the method) or in a list (``forward_16x64`` after the sizes that differ).
-    ``padding``: what fills up inputs that are smaller than the bucket that holds them;
-    without it, only the exact sizes are accepted. ``options`` are those of
-    ``delegraph.lower``.
+    ``buckets``: example inputs of each size. A dict has them by name of the method, a
+    list names methods by the sizes that differ, such as ``forward_16x64``. ``padding``:
+    the number that fills up smaller inputs; without it, only the exact sizes are
+    accepted. ``options`` are those of ``delegraph.lower``.
 
-    Raises InputError for buckets that do not belong together, for a padding that is no
-    number, and for a model that writes its buffers or inputs: the methods do not share
-    them. Raises what ``delegraph.lower`` raises.
+    Raises InputError for buckets that do not belong together, and for an invalid
+    padding. It also refuses a model that writes its buffers or inputs, since methods do
+    not share them. Raises the errors of ``delegraph.lower``.
     """
     if not isinstance(model, torch.nn.Module):
         text = (
@@ -219,11 +201,11 @@ def lower_buckets(
 def choose_by_size(
     program: LoweredProgram, calls: Mapping[str, Call], padding: float | None
 ) -> BucketChoice:
-    """The choice between the methods of a program by the size of inputs.
+    """Return the choice between the methods of a program by the sizes of inputs.
 
-    Raises InputError if the methods write what they would have to share.
+    Raises InputError if the methods write buffers or inputs.
     """
-    _expect_nothing_written(program)
+    _check_no_writes(program)
     taken = {name: _as_taken(program, name, call) for name, call in calls.items()}
     return BucketChoice(
         taken, {name: _result_shapes(program, name) for name in calls}, padding
@@ -231,7 +213,7 @@ def choose_by_size(
 
 
 def check_padding(padding: Any) -> None:
-    """Raise InputError for what can fill up no tensor, or be in no file."""
+    """Raise InputError for a padding that is no number, or too large for a file."""
     fits = isinstance(padding, float) or (
         isinstance(padding, int) and -(1 << 63) <= padding < 1 << 63
     )
@@ -242,8 +224,9 @@ def check_padding(padding: Any) -> None:
 
 
 def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, Call]:
-    """The example inputs of each method. Raises InputError for buckets that do not
-    belong together.
+    """Return the example inputs of each method.
+
+    Raises InputError for buckets that do not belong together.
     """
     if not isinstance(buckets, (Mapping, list, tuple)) or not buckets:
         text = (
@@ -256,15 +239,13 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
     axes = bucket_axes(calls)
     if isinstance(buckets, Mapping):
         return calls
-    different = zip(
-        *dict.fromkeys(
-            zip(*(call.sizes(axes) for call in calls.values()), strict=True)
-        ),
-        strict=True,
-    )
+    sizes_of_calls = [call.sizes(axes) for call in calls.values()]
+    # Axes with the same sizes in all buckets appear once in the names.
+    distinct = dict.fromkeys(zip(*sizes_of_calls, strict=True))
+    sizes_in_names = zip(*distinct, strict=True)
     return {
         f"forward_{'x'.join(map(str, sizes))}": call
-        for sizes, call in zip(different, calls.values(), strict=True)
+        for sizes, call in zip(sizes_in_names, calls.values(), strict=True)
     }
 
 
@@ -280,10 +261,10 @@ def _call_of(bucket: Bucket) -> Call:
 
 
 def _as_taken(program: LoweredProgram, method: str, call: Call) -> Call:
-    """The inputs of a bucket in the order of the method, with its types and shapes.
+    """Return a bucket's inputs in the order of the method, with its types and shapes.
 
-    Export puts keyword arguments in the order of forward's parameters. A transform may
-    have changed types and shapes.
+    Export orders keyword arguments as forward's parameters. A transform may have
+    changed types and shapes.
     """
     exported = program.exported_program(method)
     call = call.in_order(exported.call_spec.in_spec.child(1).context)
@@ -296,32 +277,28 @@ def _as_taken(program: LoweredProgram, method: str, call: Call) -> Call:
 
 
 def _result_shapes(program: LoweredProgram, method: str) -> list[tuple[int, ...]]:
-    """The shape of each result, of which a number has none."""
+    """Return the shape of each result; that of a number is empty."""
     exported = program.exported_program(method)
-    kinds = exported.graph_signature.output_specs
-    values = [
-        v
-        for v, spec in zip(output_values(exported), kinds, strict=True)
-        if spec.kind.name == "USER_OUTPUT"
-    ]
-    return [
-        tuple(getattr(getattr(v, "meta", {}).get("val"), "shape", ())) for v in values
-    ]
+    specs = exported.graph_signature.output_specs
+    shapes = []
+    for value, spec in zip(output_values(exported), specs, strict=True):
+        if spec.kind.name == "USER_OUTPUT":
+            val = getattr(value, "meta", {}).get("val")
+            shapes.append(tuple(getattr(val, "shape", ())))
+    return shapes
 
 
-def _expect_nothing_written(program: LoweredProgram) -> None:
-    written = {
-        target for delegate in program.delegates for target in delegate.module.state
-    }
+def _check_no_writes(program: LoweredProgram) -> None:
+    written: set[str] = set()
+    for delegate in program.delegates:
+        written |= set(delegate.module.state)
     for method in map(program.exported_program, program.methods):
-        written |= written_targets(method) | set(
-            method.graph_signature.user_inputs_to_mutate.values()
-        )
+        written |= written_targets(method)
+        written |= set(method.graph_signature.user_inputs_to_mutate.values())
     if written:
         text = (
-            f"the model writes {', '.join(sorted(written))}, which is neither shared by"
-            " the methods nor padded"
+            f"the model writes {', '.join(sorted(written))}; methods do not share"
+            " written values, and cannot pad them"
         )
-        raise InputError(
-            "input-invalid", text, hint="pass it as an input and return its new value"
-        )
+        hint = "pass it as an input and return its new value"
+        raise InputError("input-invalid", text, hint=hint)

@@ -1,8 +1,7 @@
-"""Which methods of a program file are one model for several sizes: what the file holds
-for it. Imports no torch.
+"""Store which methods of a program file are one model for several sizes.
 
-The table is named data of the program under ``KEY``, as JSON: other readers of such
-files do not see it.
+The table is JSON in the program's named data under ``KEY``. Other readers ignore it.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from delegraph.io.escape import printable
 KEY = "delegraph.buckets"
 SCHEMA = "delegraph.buckets/1"
 LONGEST = 1 << 22
-"""Bytes of JSON that are read."""
+"""The most bytes of JSON that are read."""
 LEAF = "*"
 _NO_NUMBERS = ("inf", "-inf", "nan")
-"""What JSON has no numbers for."""
+"""Numbers that JSON does not have."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method: its flat inputs (``{"dtype", "shape"}``, or ``{"value"}`` of what is no
-    tensor), shapes of results.
+    """A method with its flat inputs and the shapes of its results.
+
+    An input is ``{"dtype", "shape"}``, or ``{"value"}`` if it is no tensor.
     """
 
     method: str
@@ -37,11 +37,11 @@ class Row:
 
 @dataclass(frozen=True)
 class BucketTable:
-    """The methods, smallest first, what fills up smaller inputs (None: nothing), and
-    the structure of the arguments.
+    """The methods, smallest first, with the padding and the structure of the arguments.
 
-    A structure is ``"*"`` for a leaf, ``{"tuple": [...]}``, ``{"list": [...]}`` or
-    ``{"dict": [[key, ...], ...]}``.
+    ``padding`` fills up smaller inputs; None if they are refused. A structure is
+    ``"*"`` for a leaf, ``{"tuple": [...]}``, ``{"list": [...]}`` or ``{"dict": [[key,
+    ...], ...]}``.
     """
 
     padding: float | None
@@ -49,54 +49,46 @@ class BucketTable:
     rows: list[Row]
 
     def __str__(self) -> str:
-        padded = "" if self.padding is None else f", padded with {self.padding:g}"
-        rule = (
-            f"the smallest that holds its inputs{padded}"
-            if padded
-            else "the one of exactly its sizes"
-        )
-        return (
-            f"sizes of one model: {', '.join(row.method for row in self.rows)}; a call"
-            f" takes {rule}"
-        )
+        methods = ", ".join(row.method for row in self.rows)
+        if self.padding is None:
+            rule = "the one of exactly its sizes"
+        else:
+            rule = f"the smallest that holds its inputs, padded with {self.padding:g}"
+        return f"sizes of one model: {methods}; a call takes {rule}"
 
     def to_json(self) -> dict[str, Any]:
-        """For ``delegraph inspect --json``."""
+        """Return the form for ``delegraph inspect --json``."""
         shapes = {
             row.method: [leaf.get("shape") for leaf in row.inputs] for row in self.rows
         }
         return {"padding": self._padding, "inputs": shapes}
 
     def to_bytes(self) -> bytes:
-        """As the file holds it."""
+        """Return the form for the file."""
         content = {"schema": SCHEMA, **asdict(self), "padding": self._padding}
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
     @property
     def _padding(self) -> float | str | None:
-        return (
-            self.padding
-            if self.padding is None or math.isfinite(self.padding)
-            else str(float(self.padding))
-        )
+        if self.padding is None or math.isfinite(self.padding):
+            return self.padding
+        return str(float(self.padding))
 
     @classmethod
     def of_bytes(cls, content: bytes) -> BucketTable | None:
-        """Read it; None if a later version wrote it. Raises FormatError for what this
-        version did not write.
+        """Read a table; None if a later version wrote it.
+
+        Raises FormatError if it is damaged.
         """
         try:
             held: Any = json.loads(content) if len(content) <= LONGEST else None
             if held["schema"] != SCHEMA:
                 return None
-            padding = (
-                float(held["padding"])
-                if held["padding"] in _NO_NUMBERS
-                else held["padding"]
-            )
-            table = cls(
-                padding, held["structure"], [Row(**row) for row in held["rows"]]
-            )
+            padding = held["padding"]
+            if padding in _NO_NUMBERS:
+                padding = float(padding)
+            rows = [Row(**row) for row in held["rows"]]
+            table = cls(padding, held["structure"], rows)
             table._check()
         except (
             ValueError,
@@ -111,32 +103,28 @@ class BucketTable:
     def _check(self) -> None:
         if self.padding is not None and not isinstance(self.padding, (int, float)):
             raise damaged("the padding is no number")
-        float(self.padding or 0)  # an integer may be too large for that
-        if not self.rows or len({str(row.method) for row in self.rows}) < len(
-            self.rows
-        ):
-            raise damaged("it has no methods, or one twice")
+        # An integer may be too large for a float.
+        float(self.padding or 0)
+        if not self.rows:
+            raise damaged("it has no methods")
+        if len({str(row.method) for row in self.rows}) < len(self.rows):
+            raise damaged("it has a method twice")
         for row in self.rows:
-            shapes = [
-                leaf["shape"]
-                for leaf in row.inputs
-                if isinstance(leaf, dict) and "shape" in leaf
-            ]
-            sizes = [
-                size
-                for shape in (*shapes, *row.results)
-                for size in (shape if isinstance(shape, list) else [-1])
-            ]
-            if not isinstance(row.method, str) or not all(
-                isinstance(leaf, dict) for leaf in row.inputs
-            ):
+            is_described = all(isinstance(leaf, dict) for leaf in row.inputs)
+            if not isinstance(row.method, str) or not is_described:
                 raise damaged("a method or an input is not described")
-            if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes):
-                raise damaged("a shape has no sizes")
+            shapes = [leaf["shape"] for leaf in row.inputs if "shape" in leaf]
+            for shape in (*shapes, *row.results):
+                if not isinstance(shape, list) or not all(map(_is_size, shape)):
+                    raise damaged(f"{shape!r:.80} is no shape")
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 0 <= size < 1 << 40
 
 
 def damaged(why: str) -> FormatError:
-    """The error for a table that nobody wrote like this."""
+    """Return the error for a damaged table of sizes."""
     return FormatError(
         "format-invalid",
         f"damaged file: its table of sizes, {KEY}, cannot be read: {printable(why)}",

@@ -1,7 +1,6 @@
-"""ExecuTorch's names for delegraph's pipeline: ``to_edge``, ``to_backend``, and
-questions about lowered graphs.
+"""Offer delegraph's pipeline by ExecuTorch's names, such as ``to_edge``.
 
-``to_backend`` hands a program, or the parts of it that a partitioner tags, to a
+``to_backend`` gives a program, or the parts of it that a partitioner tags, to a
 backend.
 """
 
@@ -83,9 +82,7 @@ __all__ = [
 
 @dataclass
 class MethodProgramsPartitionerSpec:
-    """Programs and partitioners by method name; a method without a partitioner is not
-    changed.
-    """
+    """Programs and partitioners by method. Without a partitioner, nothing changes."""
 
     method_to_edge_program: Mapping[str, ExportedProgram]
     method_to_partitioner: Mapping[str, Partitioner]
@@ -106,12 +103,12 @@ def to_backend(
 ) -> Any:
     """Lower with a backend or a partitioner. There are three forms.
 
-    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of
-    delegates in it included, becomes one ``LoweredBackendModule``, which is called like
-    the program and keeps the buffers that it writes. ``to_backend(program,
-    partitioner)``: the program, with everything that the partitioner tags delegated.
+    ``to_backend(backend_id, program, compile_specs)``: the whole program, with its
+    calls of delegates, becomes one ``LoweredBackendModule``. It is called like the
+    program and keeps the buffers that it writes. ``to_backend(program, partitioner)``:
+    everything that the partitioner tags is delegated.
     ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods;
-    each backend is called once for all. The programs that are passed in never change.
+    each backend is called once for all. The arguments never change.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
         everything = {"forward": AllNodePartitioner(target, compile_specs)}

@@ -1,6 +1,4 @@
-"""Questions about a lowered graph: what it has delegated, and what it has not (names as
-in ExecuTorch).
-"""
+"""Query a lowered graph for its delegates and host operators, by ExecuTorch's names."""
 
 from __future__ import annotations
 
@@ -15,16 +13,15 @@ from torch.fx import Graph, GraphModule, Node
 
 
 def get_delegates(graph: Graph) -> list[Node]:
-    """The ``get_attr`` nodes of the lowered modules that ``graph`` calls, in graph
-    order.
-    """
+    """Return the ``get_attr`` nodes of a graph's delegates, in graph order."""
     called = {n.args[0] for n in graph.nodes if n.target is CALL_DELEGATE}
     return [n for n in graph.nodes if n in called]
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
-    """The calls that the host computes, without calls of delegates and the unpacking of
-    their results.
+    """Return the calls that the host computes.
+
+    Calls of delegates, and the unpacking of their results, are left out.
     """
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return [n for n in calls if (unpacked(n) or n).target is not CALL_DELEGATE]
@@ -33,8 +30,9 @@ def get_non_lowered_nodes(graph: Graph) -> list[Node]:
 def get_lowered_submodules(
     graph_module: GraphModule,
 ) -> list[tuple[str, LoweredBackendModule, Node]]:
-    """Name, lowered module and ``get_attr`` node of every delegate of the graph,
-    without those in its branches.
+    """Return name, module and ``get_attr`` node of each delegate of the graph.
+
+    Delegates in branches are left out.
     """
     nodes = get_delegates(graph_module.graph)
     return [
@@ -46,14 +44,14 @@ def get_lowered_submodules(
 def get_lowered_backend_modules(
     graph_module: GraphModule,
 ) -> list[LoweredBackendModule]:
-    """Every lowered module that the graph, or a branch in it, calls; each once."""
+    """Return each lowered module that the graph, or a branch in it, calls, once."""
     return list(dict.fromkeys(module for _, module in delegate_calls(graph_module)))
 
 
 def get_delegated_payload(
     graph_module: GraphModule,
 ) -> dict[str, tuple[str, list[CompileSpec], bytes]]:
-    """Name of each delegate of the graph -> backend id, compile specs, and blob."""
+    """Return backend id, compile specs and blob of each delegate, by name."""
     delegates = get_lowered_submodules(graph_module)
     return {
         name: (m.backend_id, list(m.compile_specs), m.processed_bytes)
@@ -62,61 +60,54 @@ def get_delegated_payload(
 
 
 def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
-    """Whether both graphs have the same nodes in the same order: operations, targets
-    and arguments.
+    """Return whether both graphs have the same nodes in the same order.
 
-    Names and metadata are not compared; the graphs of branches and loops are. Takes
-    linear time.
+    Operations, targets, arguments and subgraphs are compared; names and metadata are
+    not. Takes linear time.
     """
     ours = list(left.graph.nodes)
     theirs = list(right.graph.nodes)
     pairs = dict(zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) and all(
-        _is_alike(a, b, pairs.get) for a, b in pairs.items()
+        _is_same_node(a, b, pairs.get) for a, b in pairs.items()
     )
 
 
-def _is_alike(
+def _is_same_node(
     ours: Node, theirs: Node, counterpart: Callable[[Node], Node | None]
 ) -> bool:
-    """Whether two nodes have the same operation, target, subgraph and arguments;
-    ``counterpart`` maps operands.
-    """
+    """Return whether two nodes are the same; ``counterpart`` maps operands."""
     if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
         return False
     if ours.op == "get_attr":
-        our_module, their_module = (
-            getattr(n.graph.owning_module, str(n.target), None) for n in (ours, theirs)
-        )
-        graphs = isinstance(our_module, GraphModule) and isinstance(
+        our_module = getattr(ours.graph.owning_module, str(ours.target), None)
+        their_module = getattr(theirs.graph.owning_module, str(theirs.target), None)
+        if isinstance(our_module, GraphModule) and isinstance(
             their_module, GraphModule
-        )
-        return not graphs or is_identical_graph(our_module, their_module)  # type: ignore[arg-type]
+        ):
+            return is_identical_graph(our_module, their_module)
+        return True
     return same_arguments(
         (ours.args, ours.kwargs), (theirs.args, theirs.kwargs), counterpart
     )
 
 
 def format_delegated_graph(graph_module: GraphModule) -> str:
-    """The graph as text; each delegate is followed by its backend and by the graph that
-    it stands for.
-    """
+    """Return the graph as text, with the backend and original graph of each delegate."""
     return "\n".join(_lines(graph_module))
 
 
 def _lines(graph_module: GraphModule, indent: str = "") -> Iterator[str]:
-    """The lines of that text."""
     yield f"{indent}graph():"
     for node in graph_module.graph.nodes:
         text = node.format_node()
-        yield from () if text is None else (f"{indent}  {text}",)
-        fetched = (
-            getattr(graph_module, str(node.target), None)
-            if node.op == "get_attr"
-            else None
-        )
-        if isinstance(fetched, LoweredBackendModule):
-            yield f"{indent}    backend_id: {fetched.backend_id}"
-            yield from _lines(fetched.original_module.graph_module, indent + "    ")
-        elif isinstance(fetched, GraphModule):
-            yield from _lines(fetched, indent + "    ")
+        if text is not None:
+            yield f"{indent}  {text}"
+        if node.op != "get_attr":
+            continue
+        module = getattr(graph_module, str(node.target), None)
+        if isinstance(module, LoweredBackendModule):
+            yield f"{indent}    backend_id: {module.backend_id}"
+            yield from _lines(module.original_module.graph_module, indent + "    ")
+        elif isinstance(module, GraphModule):
+            yield from _lines(module, indent + "    ")

@@ -1,8 +1,7 @@
-"""``to_edge``, ``to_edge_transform_and_lower``, ``EdgeProgramManager`` (names as in
-ExecuTorch), by the one pipeline.
+"""Offer ExecuTorch's ``to_edge``, ``to_edge_transform_and_lower`` and managers.
 
-Every step returns a new manager, leaves the old one as it was, keeps the configuration,
-and verifies its programs.
+Every step returns a new manager with the same configuration, leaves the old one
+unchanged, and verifies its programs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
 """One pass, several, or either of these by method."""
-# re-entrant, because a blob may contain another program's file
+# Re-entrant, because a blob may contain another program's file.
 _JOINING = threading.RLock()
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 
@@ -59,9 +58,7 @@ class EdgeCompileConfig:
 
 
 class EdgeProgramManager(MethodPrograms):
-    """Edge programs by method, the values of constant methods, and the configuration
-    with which they were made.
-    """
+    """Edge programs by method, constant methods, and the configuration."""
 
     def __init__(
         self,
@@ -70,60 +67,58 @@ class EdgeProgramManager(MethodPrograms):
         compile_config: EdgeCompileConfig | None = None,
     ) -> None:
         super().__init__(programs)
-        self._edge = dict(programs)
+
         self._constant_methods = dict(constant_methods or {})
         self.compile_config = compile_config or EdgeCompileConfig()
 
     @property
     def methods(self) -> KeysView[str]:
-        """Names of the methods, in the order in which they were given."""
-        return self._edge.keys()
+        """Return the names of the methods, in the order in which they were given."""
+        return self._programs.keys()
 
     @property
     def config_methods(self) -> KeysView[str]:
-        """Names of the methods that only return a constant."""
+        """Return the names of the methods that only return a constant."""
         return self._constant_methods.keys()
 
     def core_program(
         self, name: str = "forward", keep: Collection[OpOverload] = ()
     ) -> ExportedProgram:
-        """The program of a method. The host's calls in it are in core ATen, as far as
-        the configuration wants that.
-        """
+        """Return the program of a method, in core ATen if the configuration allows."""
         return self.exported_program(name)
 
     @property
     def not_core(self) -> dict[str, list[str]]:
-        """Method -> names of its operators that are not core ATen: preserved, or not
-        decomposed.
+        """Return each method's operators outside of core ATen, by name.
+
+        They are preserved, or have no decomposition.
         """
-        graphs = {m: all_nodes(p.graph_module) for m, p in self._edge.items()}
-        called = {
-            m: {n.target for n in nodes if isinstance(n.target, OpOverload)}
-            for m, nodes in graphs.items()
-        }
-        return {
-            m: sorted(str(op) for op in ops if torch.Tag.core not in op.tags)
-            for m, ops in called.items()
-        }
+        found = {}
+        for method, program in self._programs.items():
+            targets = {node.target for node in all_nodes(program.graph_module)}
+            operators = [op for op in targets if isinstance(op, OpOverload)]
+            found[method] = sorted(
+                str(op) for op in operators if torch.Tag.core not in op.tags
+            )
+        return found
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Name -> value of the methods that only return a constant."""
+        """Return the values of the methods that only return a constant, by name."""
         return dict(self._constant_methods)
 
     @property
     def delegates(self) -> list[DelegateInfo]:
-        """The delegates of all methods."""
-        return [
-            d
-            for method, program in self._edge.items()
-            for d in _delegates_of(method, program)
-        ]
+        """Return the delegates of all methods."""
+        found: list[DelegateInfo] = []
+        for method, program in self._programs.items():
+            found += _delegates_of(method, program)
+        return found
 
     def whole_delegate(self) -> DelegateInfo:
-        """The only delegate with all inputs and outputs of its method, in order;
-        compiled again if its own differ.
+        """Return the only delegate, with all inputs and outputs of its method in order.
+
+        It is compiled again if its own inputs or outputs differ.
         """
         (delegate,) = self.delegates
         return whole_delegate(
@@ -132,48 +127,48 @@ class EdgeProgramManager(MethodPrograms):
 
     @property
     def host_operators(self) -> int:
-        """Number of the operators that no delegate computes."""
-        return sum(
-            len(left_operators(all_nodes(p.graph_module))) for p in self._edge.values()
-        )
+        """Return the number of operators that no delegate computes."""
+        graphs = [program.graph_module for program in self._programs.values()]
+        return sum(len(left_operators(all_nodes(graph))) for graph in graphs)
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
-        """Run passes, one or several, on every method, or by method. Each method's
-        passes get a copy of its program.
+        """Run one or several passes on every method, or by method.
+
+        The passes of a method get a copy of its program.
         """
-        lists = _to_lists("passes are", passes, self._edge)
-        changed = {m: self._edge[m] for m, passes in lists.items() if passes}
+        lists = _to_lists("passes are", passes, self._programs)
+        changed = {m: self._programs[m] for m, passes in lists.items() if passes}
         normalized = lower_programs(
             changed,
             transforms=_transforms(lists, self.compile_config),
             registry=default_registry(),
         )
-        return self._next({**self._edge, **normalized})
+        return self._next({**self._programs, **normalized})
 
     def to_backend(
         self, partitioner: Partitioner | Mapping[str, Partitioner]
     ) -> EdgeProgramManager:
-        """Delegate what a partitioner tags, in every method or by method.
+        """Delegate the operators that a partitioner tags, in every method or by method.
 
         Each backend is called once for all methods.
         """
         named = (
             partitioner
             if isinstance(partitioner, Mapping)
-            else dict.fromkeys(self._edge, partitioner)
+            else dict.fromkeys(self._programs, partitioner)
         )
-        lowered = delegate(self._edge, named)
+        lowered = delegate(self._programs, named)
         self._verify(lowered, "to_backend")
-        return self._next({**self._edge, **lowered})
+        return self._next({**self._programs, **lowered})
 
     def to_executorch(
         self, config: Mapping[str, Any] | None = None
     ) -> ExecutorchProgramManager:
-        """The program as a ``.pte`` file; ``config`` has options of that format.
+        """Return the program as a ``.pte`` file; ``config`` has options of that format.
 
-        The file has its methods in the order of their names, as ExecuTorch's. Raises
-        FormatNotFound, with the name of the distribution to install, if no plugin
-        offers ``.pte`` files.
+        Like ExecuTorch's files, it has the methods in the order of their names. Raises
+        FormatNotFound, with the distribution to install, if no plugin offers ``.pte``
+        files.
         """
         in_order = self._next(
             {method: self._programs[method] for method in sorted(self._programs)}
@@ -183,29 +178,25 @@ class EdgeProgramManager(MethodPrograms):
         )
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the program in the format of the path's suffix, with options of that
-        format, as ``lower`` does.
-        """
+        """Write the program in the format of the path's suffix, with its options."""
         with TRACING:
             FileFormat(path, default_registry()).save(self, options)
 
     def _next(self, programs: Mapping[str, ExportedProgram]) -> EdgeProgramManager:
-        """A manager of other programs with the same configuration."""
+        """Return a manager of other programs with the same configuration."""
         return EdgeProgramManager(programs, self._constant_methods, self.compile_config)
 
     def _verify(self, programs: Mapping[str, ExportedProgram], step: str) -> None:
-        """Verify the programs after ``step``, if the configuration wants that."""
+        """Verify the programs after ``step``, unless the configuration disables it."""
         if self.compile_config.check_validity:
             for method, program in programs.items():
                 verify(program.graph_module, f"after {step}, method {method}")
 
 
 class ExecutorchProgramManager:
-    """What ``to_executorch`` returns: a ``.pte`` file and its data files; weights are
-    read when they are written.
+    """A ``.pte`` file and its data files. Weights are read when the files are written.
 
-    After ``buffer`` was read, the program file does not change any more, even if a
-    weight does.
+    Once ``buffer`` was read, the program file does not change any more.
     """
 
     def __init__(
@@ -215,59 +206,62 @@ class ExecutorchProgramManager:
         options: Mapping[str, Any],
     ) -> None:
         with TRACING:
-            self._edge = edge
+            self._programs = edge
             self._contents = file_format.contents(edge, options)
 
     @property
     def methods(self) -> KeysView[str]:
-        """Names of the methods."""
-        return self._edge.methods
+        """Return the names of the methods."""
+        return self._programs.methods
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method, with calls of its delegates."""
-        return self._edge.exported_program(name)
+        """Return the program of a method, with calls of its delegates."""
+        return self._programs.exported_program(name)
 
     @property
     def buffer(self) -> bytes:
-        """The bytes of the program file; each access returns the same object, because
-        runtimes read it in place.
+        """Return the bytes of the program file, always the same object.
 
-        It is a copy of all weights. A large program is better written with
-        ``write_to_file`` or ``save``.
+        Runtimes read it in place. It has a copy of all weights: write large programs
+        with ``write_to_file`` or ``save``.
         """
-        with _JOINING:  # two threads have to get the same object, which is kept here
+        # Two threads must get the same object.
+        with _JOINING:
             self._contents[""] = content = join(self._contents[""])
         return content
 
     @property
     def data_files(self) -> list[str]:
-        """Names of the files that the program needs besides its own."""
+        """Return the names of the data files that the program needs."""
         return [name for name in self._contents if name]
 
     def write_to_file(self, file: BinaryIO) -> None:
         """Append the content of the program file to an open binary file."""
         content = self._contents[""]
-        file.write(content) if isinstance(content, bytes) else content.write_to(file)
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            content.write_to(file)
 
     def write_tensor_data_to_file(self, outdir: str | os.PathLike[str]) -> None:
-        """Write ``data_files`` into a folder under their names; ``save`` puts the
-        program's name in front of them.
+        """Write ``data_files`` into a folder.
+
+        Unlike those of ``save``, their names do not begin with the program's name.
         """
         for name in self.data_files:
             write_whole(os.path.join(outdir, name), self._contents[name])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program and its data files (``model.weights.ptd`` beside
-        ``model.pte``), each whole or not.
+        """Write the program and its data files, such as ``model.weights.ptd``.
 
-        Raises OptionError for a path without the suffix ``.pte``.
+        Each file is written completely or not at all. Raises OptionError for a path
+        without the suffix ``.pte``.
         """
         target = as_path(path)
         if target.suffix.lower() != ".pte":
-            raise OptionError(
-                "option-invalid",
-                f"to_executorch makes a .pte file, and {target.name} is to be another",
-            )
+            text = f"to_executorch makes a .pte file, not {target.name}"
+            hint = "use the suffix .pte"
+            raise OptionError("option-invalid", text, hint=hint)
         write_files(self._contents, target)
 
 
@@ -276,12 +270,12 @@ def to_edge(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Edge programs in core ATen, except for ``compile_config.preserve_ops`` and
-    operators that nothing decomposes.
+    """Return programs in core ATen.
 
-    ``not_core`` of the result lists these, such as ``aten._linalg_svd.default``. If
-    there is a partitioner, ``to_edge_transform_and_lower`` leaves whole what that wants
-    whole.
+    Exceptions are ``compile_config.preserve_ops``, and operators without a
+    decomposition, such as ``aten._linalg_svd.default``: ``not_core`` of the result
+    lists them. With a partitioner, use ``to_edge_transform_and_lower``, which keeps the
+    operators that it takes.
     """
     return to_edge_transform_and_lower(
         programs, constant_methods=constant_methods, compile_config=compile_config
@@ -297,13 +291,12 @@ def to_edge_transform_and_lower(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Normalize, run passes, delegate, and bring what is left to core ATen.
+    """Normalize programs, run passes, delegate, and decompose the rest to core ATen.
 
-    ``partitioner``: one, several in order of preference, or such a list by method. An
-    operator that one of them keeps (by ``ops_to_not_decompose``, or because its backend
-    takes it) is not decomposed before that one has partitioned; operators that are not
-    delegated in the end are decomposed afterwards. Passes see operators as
-    ``torch.export`` recorded them.
+    ``partitioner``: one, several in order of preference, or such a list by method. A
+    partitioner keeps operators by ``ops_to_not_decompose``, or because its backend
+    takes them. They are decomposed only after it has partitioned, if they are not
+    delegated. Passes see operators as ``torch.export`` recorded them.
     """
     config = compile_config or EdgeCompileConfig()
     methods = _by_method(programs)
@@ -311,18 +304,14 @@ def to_edge_transform_and_lower(
     lists = _to_lists("a partitioner is", partitioner, methods)
     unchanged = Partitioner.transform_for_pre_decomposition
     for method, partitioners in lists.items():
-        own = [
-            p
-            for p in partitioners
-            if type(p).transform_for_pre_decomposition is not unchanged
-        ]
-        passes.setdefault(method, []).extend(
-            p.transform_for_pre_decomposition for p in own
-        )
-    ranks = range(max(map(len, lists.values()), default=0))
+        of_method = passes.setdefault(method, [])
+        for each in partitioners:
+            if type(each).transform_for_pre_decomposition is not unchanged:
+                of_method.append(each.transform_for_pre_decomposition)
+    most = max(map(len, lists.values()), default=0)
     lowered = lower_programs(
         methods,
-        [{m: p[k] for m, p in lists.items() if k < len(p)} for k in ranks],
+        [{m: p[k] for m, p in lists.items() if k < len(p)} for k in range(most)],
         transforms=_transforms(passes, config),
         decompose=True,
         keep=config.preserve_ops,
@@ -338,11 +327,10 @@ def delegate(
     partitioners: Mapping[str, Partitioner],
     whole: bool = False,
 ) -> dict[str, ExportedProgram]:
-    """Delegate what is tagged. Only methods with a partitioner take part, and nothing
-    is decomposed.
+    """Delegate tagged operators in the methods that have a partitioner.
 
-    ``whole``: the one delegate of a method takes all inputs of its program, in their
-    order.
+    Nothing is decomposed. ``whole``: the one delegate of a method takes all inputs of
+    its program, in their order.
     """
     check_methods("a partitioner is", partitioners, programs)
     asked = {m: p for m, p in programs.items() if m in partitioners}
@@ -352,50 +340,46 @@ def delegate(
 
 
 def _delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
-    """The delegates that a method calls, without the operators from which they were
-    compiled.
-    """
+    """Return the delegates that a method calls, without their original operators."""
     names = {module: name for name, module in program.graph_module.named_modules()}
     modules = dict.fromkeys(module for _, module in delegate_calls(program))
     return [DelegateInfo(method, names[module], module, ()) for module in modules]
 
 
 def _by_method(programs: Programs) -> dict[str, ExportedProgram]:
-    """The programs by method; InputError for something that is no ExportedProgram."""
+    """Return the programs by method. Raises InputError for other objects."""
     named = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     for method, program in named.items():
         if not isinstance(program, ExportedProgram):
             text = (
-                f"method {method}: an ExportedProgram is wanted, not"
-                f" {type(program).__name__}"
+                f"method {method} is a {type(program).__name__}, not an ExportedProgram"
             )
-            raise InputError(
-                "input-invalid",
-                text,
-                hint="torch.export.export(module, inputs) makes one",
-            )
+            hint = "torch.export.export(module, inputs) makes one"
+            raise InputError("input-invalid", text, hint=hint)
     if not named:
         raise InputError("input-invalid", "there is no method to lower")
     return named
 
 
 def _to_lists(
-    what: str, given: Any, methods: Mapping[str, Any]
+    subject: str, given: Any, methods: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """A list for each method that is named, from one item, several, none, or any of
-    these by method.
+    """Return a list for each method.
+
+    ``given`` is one item, several, none, or any of these by method.
     """
     named = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
-    check_methods(what, named, methods)
-    return {
-        m: [each] if callable(each) else list(each or ()) for m, each in named.items()
-    }
+    check_methods(subject, named, methods)
+    lists = {}
+    for method, each in named.items():
+        lists[method] = [each] if callable(each) else list(each or ())
+    return lists
 
 
 def _transforms(
     passes: Mapping[str, Sequence[Pass]], config: EdgeCompileConfig
 ) -> dict[str, list[Transform]]:
-    """The passes of each method as transforms."""
+    """Return the passes of each method as transforms."""
     return {
         m: [as_transform(each, m, config.check_validity) for each in listed]
         for m, listed in passes.items()
@@ -403,10 +387,10 @@ def _transforms(
 
 
 def check_methods(
-    what: str, named: Mapping[str, Any], methods: Mapping[str, Any]
+    subject: str, named: Mapping[str, Any], methods: Mapping[str, Any]
 ) -> None:
     """Raise UnknownMethod if ``named`` has a method that is not among ``methods``."""
     for method in named:
         if method not in methods:
-            text = f"{what} given for method {method!r}; methods: {list(methods)}"
+            text = f"{subject} given for method {method!r}; methods: {list(methods)}"
             raise UnknownMethod("input-invalid", text)

@@ -1,8 +1,7 @@
-"""Ready-made parts of support checks (names as in ExecuTorch): ``why_not`` functions
-that keep nodes on the host.
+"""Offer parts of support checks, by ExecuTorch's names.
 
-They record nothing: the partitioner's result and the report have what was refused, and
-why.
+They are ``why_not`` functions that keep nodes on the host. They record nothing: the
+partitioner's result and the report have all refusals.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class DontPartition:
-    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts
-    of names unless ``exact``.
+    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor".
+
+    Unless ``exact``, parts of names match.
     """
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
@@ -27,8 +27,9 @@ class DontPartition:
         self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if its operator, and the one it was
-        decomposed from, is not listed.
+        """Return why ``node`` stays on the host, or None.
+
+        The operator that it was decomposed from counts, too.
         """
         names = [
             str(op)
@@ -39,8 +40,9 @@ class DontPartition:
 
 
 class DontPartitionName:
-    """Keeps nodes on the host by their names in the graph, or by parts of names unless
-    ``exact``.
+    """Keeps nodes on the host by their names in the graph.
+
+    Unless ``exact``, parts of names match.
     """
 
     def __init__(self, *names: str, exact: bool = True) -> None:
@@ -48,13 +50,12 @@ class DontPartitionName:
         self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if its name is not listed."""
+        """Return why ``node`` stays on the host, or None."""
         return _reason([node.name], self.names, self.exact, "name")
 
 
 class DontPartitionModule:
-    """Keeps the calls of a module on the host, by its class or by its path in the
-    model.
+    """Keeps the calls of a module on the host, by its class or its path in the model.
 
     ``module_name``: the class, such as "Linear", or in full
     "torch.nn.modules.linear.Linear". ``instance_name``: the path, such as
@@ -74,9 +75,7 @@ class DontPartitionModule:
         self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if no module around it has the class or
-        path.
-        """
+        """Return why ``node`` stays on the host, or None."""
         # (path, class) of each module around the call
         stack = node.meta.get("nn_module_stack", {}).values()
         names = [
@@ -99,11 +98,10 @@ class DontPartitionModule:
 def _reason(
     names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str
 ) -> str | None:
-    """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none
-    is.
+    """Return why a node with these ``names`` stays on the host, or None.
 
     Unless ``exact``, a name that contains a wanted one counts as well. None and "" in
-    ``wanted`` are skipped. ``kind``: the kind of thing that has the name, for the text.
+    ``wanted`` are skipped. ``kind`` describes the names in the text.
     """
     for name in filter(None, wanted):
         match = next((n for n in names if n == name or (not exact and name in n)), None)
@@ -113,11 +111,9 @@ def _reason(
 
 
 def is_shape_dynamic(node: Node) -> bool:
-    """Whether a value of ``node`` has a size that is known only at run time, or is such
-    a size itself.
-    """
+    """Return whether a value of ``node`` has a dynamic size, or is one itself."""
     val = node.meta.get("val")
     values = val if isinstance(val, (list, tuple)) else [val]
-    # the sizes of tensors; numbers stand for themselves
+    # Sizes of tensors, and numbers themselves.
     sizes = (d for v in values for d in getattr(v, "shape", (v,)))
     return any(isinstance(d, torch.SymInt) for d in sizes)

@@ -1,4 +1,4 @@
-"""Passes over edge programs, and the rules that an edge program keeps.
+"""Run passes over edge programs, and verify the rules of edge programs.
 
 An edge program is functional, calls ATen overloads, has static types, and a debug
 handle on every call.
@@ -26,22 +26,20 @@ from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
 Pass = Callable[[Any], Any]
-"""A function from ExportedProgram to ExportedProgram, or a ``PassBase`` or
-``PassManager`` of torch.
-"""
+"""A function of an ExportedProgram, or torch's ``PassBase`` or ``PassManager``."""
 
 
 def as_transform(each: Pass, method: str, check: bool) -> Transform:
-    """``each`` as a function from program to program; with ``check``, an error says
-    which rule the pass broke.
+    """Return a pass as a function of programs.
+
+    ``check``: verify the result; the error names the rule that the pass broke.
     """
     name = getattr(each, "__name__", type(each).__name__)
 
     def transform(program: ExportedProgram) -> ExportedProgram:
         if isinstance(each, PassBase | PassManager):
-            module: GraphModule = getattr(
-                each(program.graph_module), "graph_module", program.graph_module
-            )
+            result = each(program.graph_module)
+            module: GraphModule = getattr(result, "graph_module", program.graph_module)
         else:
             program = each(program)
             if not isinstance(program, ExportedProgram):
@@ -59,8 +57,9 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
 
 
 def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedProgram:
-    """The program of ``module`` after a pass: ``program``'s signature still names what
-    the graph returned before it.
+    """Return the program of ``module`` after a pass.
+
+    The signature of ``program`` still has the outputs from before the pass.
     """
     signature = program.graph_signature
     outputs = name_outputs(signature.output_specs, output_node(module.graph).args[0])  # type: ignore[arg-type]
@@ -75,11 +74,10 @@ def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedPr
 
 
 def verify(module: GraphModule, where: str, numbered: bool = True) -> None:
-    """Raise ContractViolation, which names the node and the rule, if ``module`` is not
-    that of an edge program.
+    """Raise ContractViolation, with node and rule, unless ``module`` is an edge graph.
 
-    ``numbered``: calls have debug handles. What a pass added gets its handles when its
-    result is normalized.
+    ``numbered``: calls must have debug handles. Calls that a pass added get theirs
+    later.
     """
     for node in all_nodes(module):
         broken = _broken_rule(node, numbered)
@@ -89,24 +87,24 @@ def verify(module: GraphModule, where: str, numbered: bool = True) -> None:
 
 
 def _broken_rule(node: Node, numbered: bool) -> str | None:
-    """The rule that a node breaks, in words; None if it keeps all."""
+    """Return the rule that a node breaks, in words; None if it keeps all."""
     if node.op in ("call_module", "call_method"):
         return f"is a {node.op}; edge programs call functions"
     if node.op != "call_function":
         return None
     if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
         return "writes to its arguments; edge programs are functional"
-    # operators on numbers and symbolic sizes, of Python and torch, have no overloads
-    plain = getattr(node.target, "__module__", "") in (
+    # Functions of Python and torch on numbers and symbolic sizes have no overloads.
+    is_plain = getattr(node.target, "__module__", "") in (
         "_operator",
         "math",
         "builtins",
         "torch",
     )
-    if not isinstance(node.target, OpOverload | HigherOrderOperator) and not plain:
+    if not isinstance(node.target, OpOverload | HigherOrderOperator) and not is_plain:
         return "is no operator overload"
     if "val" not in node.meta:
         return "has no type (meta['val'])"
-    return (
-        None if "debug_handle" in node.meta or not numbered else "has no debug handle"
-    )
+    if numbered and "debug_handle" not in node.meta:
+        return "has no debug handle"
+    return None

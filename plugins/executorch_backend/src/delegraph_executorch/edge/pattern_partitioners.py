@@ -1,6 +1,4 @@
-"""Partitioners that need no support check: for everything, or for calls that match
-patterns.
-"""
+"""Partition without a support check: everything, or calls that match patterns."""
 
 from __future__ import annotations
 
@@ -30,17 +28,16 @@ if TYPE_CHECKING:
 
 
 class AllNodePartitioner(Partitioner):
-    """Gives a backend the whole program as one partition, without asking whether the
-    backend takes it.
+    """Gives a backend the whole program as one partition, without a support check.
 
-    The delegate owns the constants, and keeps the buffers that it writes. Operators
-    stay whole.
+    The delegate owns the constants, and keeps the buffers that it writes. Operators are
+    not decomposed.
     """
 
     def __init__(
         self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()
     ) -> None:
-        """``backend_id``: the backend's name. ``compile_specs``: the settings for it."""
+        """Take the backend's name, and the settings for it."""
         super().__init__()
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
@@ -57,18 +54,18 @@ class AllNodePartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """All operators of the program, for all nodes."""
+        """Return all operators of the program, for all nodes."""
         targets = dict.fromkeys(n.target for n in ep.graph.nodes)
         return [op for op in targets if isinstance(op, OpOverload)], None
 
 
 class PatternPartitioner(CapabilityPartitioner):
-    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others
-    for which ``why_not`` is None.
+    """Gives a backend the calls that match ``patterns``, and those that ``why_not``
+    accepts.
 
-    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes.
-    All calls of a list share a partition or all stay on the host; with
-    ``grouped=False`` they are accepted one by one. ``options`` are those of
+    ``patterns`` may be ``matches(...)``, or any function of the program that returns
+    lists of nodes. All calls of a list share a partition or stay on the host; with
+    ``grouped=False``, each is accepted by itself. ``options`` are those of
     ``CapabilityPartitioner``.
     """
 
@@ -82,8 +79,9 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        """``why_not`` decides about calls in no pattern; by default they all stay on
-        the host, for that reason.
+        """Take ``why_not``, which decides about calls in no pattern.
+
+        By default, all of them stay on the host.
         """
         support = _PatternSupport(patterns, why_not)
         # asked for after ``begin`` of the support check, which fills the lists for the
@@ -93,16 +91,13 @@ class PatternPartitioner(CapabilityPartitioner):
 
 
 class _PatternSupport:
-    """A support check that takes each call that ``patterns`` lists, and others for
-    which ``otherwise`` returns None.
+    """A support check for calls in ``patterns``, and those that ``otherwise`` accepts.
 
     ``lists``: the lists of calls that ``patterns`` returned for the present program.
     """
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
-        """A check without a program yet; ``begin`` fills the lists of calls that match
-        ``patterns``.
-        """
+        """Make a check without a program; ``begin`` lists the calls of a program."""
         self._patterns = patterns
         self._otherwise = otherwise
         self.lists: list[Sequence[Node]] = []
@@ -116,13 +111,13 @@ class _PatternSupport:
         self._in_patterns = {n for nodes in self.lists for n in nodes}
 
     def why_not(self, node: Node) -> str | None:
-        """Why ``node`` is not taken: None for a call that ``patterns`` lists;
-        ``otherwise`` decides about any other.
-        """
+        """Return why ``node`` is refused, or None; calls in patterns never are."""
         return None if node in self._in_patterns else self._otherwise(node)
 
     def is_constant(self, node: Node) -> bool:
-        """Whether ``node`` computes a constant from constants, without random numbers."""
+        """Return whether ``node`` computes a constant from constants, without
+        randomness.
+        """
         tags = getattr(node.target, "tags", ())
         is_constant = torch.Tag.nondeterministic_seeded not in tags and all(
             operand in self._constant for operand in node.all_input_nodes
@@ -132,23 +127,22 @@ class _PatternSupport:
         return is_constant
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """{}: no partition is refused as a whole."""
+        """Return {}: no partition is refused as a whole."""
         return {}
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
-    """A function that lists, for a program, the calls at each place where one of
-    ``patterns`` occurs.
+    """Return a function that lists the calls at each match of a pattern in a program.
 
     A pattern is the graph of an exported module, such as ``torch.export.export(module,
-    inputs)``. Its placeholders, which include parameters, match any value; its numbers
-    must be equal. Matches of one pattern never overlap, since torch's
-    ``SubgraphMatcher`` finds them.
+    inputs)``. Its placeholders, with parameters, match any value; its numbers must be
+    equal. Matches of one pattern never overlap, since torch's ``SubgraphMatcher`` finds
+    them.
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
     def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
-        """The calls at each place of the program where a pattern occurs."""
+        """Return the calls at each match in the program."""
         found: list[Sequence[Node]] = []
         for pattern in graphs:
             for match in SubgraphMatcher(pattern).match(exported_program.graph):

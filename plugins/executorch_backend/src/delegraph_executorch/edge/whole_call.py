@@ -1,4 +1,4 @@
-"""Calling a program that consists of one delegate."""
+"""Call a program that consists of one delegate."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 
 
 class ValueOrigin(NamedTuple):
-    """Where a value of a call comes from.
+    """The source of a value in a call.
 
-    ``at`` is a position among the delegate's results ("result") or among the flat
-    arguments ("input"), or the value itself ("fixed").
+    ``at`` is a position in the delegate's results ("result") or in the flat arguments
+    ("input"), or the value itself ("fixed").
     """
 
     kind: Literal["result", "input", "fixed"]
@@ -35,12 +35,12 @@ class ValueOrigin(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeCall:
-    """How to call a program that consists of one delegate.
+    """Calls a program that consists of one delegate.
 
     ``takes``: origins of the delegate's inputs. ``returns``: origins of the flat
-    results. ``writes``: position of an argument that is written in place, and the
-    origin of its new value. ``fixed``: position of an argument that the export fixed ->
-    its name and value.
+    results. ``writes``: positions of arguments that are written in place, and the
+    origins of their new values. ``fixed``: position of an argument that is constant
+    since export -> its name and value.
     """
 
     in_spec: pytree.TreeSpec | None
@@ -56,10 +56,10 @@ class WholeCall:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call ``delegate`` with the caller's arguments; returns the results in the
-        program's structure.
+        """Call ``delegate`` with the caller's arguments; return structured results.
 
-        Raises InputError if an argument that the export fixed has another value.
+        Raises InputError if an argument that is constant since export has another
+        value.
         """
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
@@ -74,53 +74,44 @@ class WholeCall:
 
 
 def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
-    """The value that ``origin`` refers to, among these results and flat arguments."""
+    """Return the value of an origin in results and flat arguments."""
     sources: dict[str, Sequence[Any]] = {"result": results, "input": flat}
     return sources[origin.kind][origin.at] if origin.kind in sources else origin.at
 
 
 def whole_call(program: ExportedProgram) -> WholeCall:
-    """How to call ``program``, in which one delegate computes everything.
+    """Return the way to call ``program``, in which one delegate computes everything.
 
-    Raises InputError if there is no such delegate, or if a buffer is written that it
-    cannot keep.
+    Raises InputError if there is no such delegate, or if it cannot keep a written
+    buffer.
     """
     calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     if len(calls) != 1:
-        text = (
-            f"the program makes {len(calls)} calls of delegates: nothing is computed"
-            " that one could stand for"
-        )
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="give the module something to compute, or do not lower it",
-        )
-    for target in (
-        s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES
-    ):
-        text = (
-            f"the program writes {target}, but no delegate computes its new value, so"
-            " none can keep it"
-        )
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="to_backend(program, partitioner) leaves it to the program",
-        )
+        text = f"the program calls {len(calls)} delegates instead of one"
+        hint = "give the module something to compute, or do not lower it"
+        raise InputError("input-invalid", text, hint=hint)
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in STATE_WRITES:
+            text = (
+                f"the program writes {spec.target}, but the delegate does not compute"
+                " its new value, so it cannot keep it"
+            )
+            hint = "use to_backend(program, partitioner): the program keeps the buffer"
+            raise InputError("input-invalid", text, hint=hint)
     leaves = {n: k for k, n in enumerate(user_inputs(program))}
     index = {n.name: k for n, k in leaves.items()}
     specs = dict(placeholders(program))
 
     def origin(value: Any) -> ValueOrigin:
-        """The origin of the value of a node, or of a literal."""
+        """Return the origin of a node's value, or of a literal."""
         if not isinstance(value, Node):
             return ValueOrigin("fixed", value)
         if value in leaves:
             return ValueOrigin("input", leaves[value])
         if value.op == "placeholder":
             return ValueOrigin("fixed", constant_tensor(program, specs[value]))
-        return ValueOrigin("result", value.args[1])  # a getitem of the one call
+        # It is a getitem of the only call.
+        return ValueOrigin("result", value.args[1])
 
     returned = zip(
         program.graph_signature.output_specs, output_values(program), strict=True

@@ -1,4 +1,4 @@
-"""From lowered programs to program files."""
+"""Write lowered programs as program files."""
 
 from .program import EmitOptions, EmittedProgram, emit_program
 

@@ -1,11 +1,11 @@
-"""Instructions of one method, appended one after the other."""
+"""Append the instructions of one method."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..program.tables import (
+from ..program.pte_tables import (
     Call,
     DelegateCall,
     JumpFalseCall,
@@ -15,17 +15,17 @@ from ..program.tables import (
     OptionalTensorList,
     TensorList,
 )
-from .values import ScalarValue, TensorValue, ValueTable
+from .method_values import ScalarValue, TensorValue, ValueTable
 
 
 @dataclass
 class Assembler:
-    """Values, instructions, and the operators that they call; ``loops`` has the first
-    and last instruction of each.
+    """The values, instructions and operators of a method.
 
-    ``kept``: tensors whose memory is in use from an instruction on that does not name
-    them. ``handle`` is the debug handle of the node whose instructions are being
-    appended, ``handles`` that of each.
+    ``loops`` are pairs of a loop's first and last instruction. ``kept`` are tensors
+    that are in use from an instruction on that does not name them. ``handle`` is the
+    debug handle of the node that is being emitted, ``handles`` that of each
+    instruction.
     """
 
     values: ValueTable = field(default_factory=ValueTable)
@@ -38,29 +38,26 @@ class Assembler:
 
     @property
     def here(self) -> int:
-        """The position of the next instruction."""
+        """Return the position of the next instruction."""
         return len(self.instructions)
 
     def kernel(self, name: str, overload: str, args: Sequence[int]) -> None:
-        """Call a kernel with values by their positions, its results last."""
+        """Call a kernel; ``args`` are positions of values, the results last."""
         operator = Operator(name, overload)
-        self._append(
-            KernelCall(
-                self.operators.setdefault(operator, len(self.operators)), tuple(args)
-            )
-        )
+        index = self.operators.setdefault(operator, len(self.operators))
+        self._append(KernelCall(index, tuple(args)))
 
     def delegate(self, index: int, args: Sequence[int]) -> None:
         """Call a delegate with its inputs and then its outputs."""
         self._append(DelegateCall(index, tuple(args)))
 
     def move(self, source: ScalarValue | int, target: ScalarValue) -> None:
-        """Set a number to another, which is computed or at a position."""
+        """Set a number to another one, which is a value or the position of one."""
         position = source if isinstance(source, int) else self.values.position(source)
         self._append(MoveCall(position, self.values.position(target)))
 
     def jump_if_false(self, condition: int, destination: int = -1) -> int:
-        """Jump if the value at a position is false; returns the jump, for ``land``."""
+        """Jump if the value at a position is false; return the jump, for ``land``."""
         self._append(JumpFalseCall(condition, destination))
         return self.here - 1
 
@@ -75,29 +72,29 @@ class Assembler:
         self.instructions[jump] = JumpFalseCall(call.condition, self.here)
 
     def keep_from_here(self, tensors: Iterable[TensorValue]) -> None:
-        """Let the memory of tensors be in use from the last instruction on: the rounds
-        of a loop fill it together.
+        """Keep tensors in memory from the last instruction on.
+
+        The rounds of a loop fill such a tensor together.
         """
         self.kept += [(tensor, self.here - 1) for tensor in tensors]
 
     def tensors_used(self) -> list[list[TensorValue]]:
-        """The tensors that each instruction uses."""
+        """Return the tensors that each instruction uses."""
         uses = [self._tensors_of(call) for call in self.instructions]
         for tensor, place in self.kept:
             uses[place].append(tensor)
         return uses
 
     def _tensors_of(self, call: Call) -> list[TensorValue]:
-        """The tensors that an instruction uses, those in lists as well."""
+        """Return the tensors that an instruction uses, with those in lists."""
         positions: list[int] = []
         if isinstance(call, (KernelCall, DelegateCall)):
             for position in call.args:
                 entry = self.values.entries[position]
-                positions += (
-                    entry.items
-                    if isinstance(entry, (TensorList, OptionalTensorList))
-                    else (position,)
-                )
+                if isinstance(entry, (TensorList, OptionalTensorList)):
+                    positions += entry.items
+                else:
+                    positions.append(position)
         elif isinstance(call, MoveCall):
             positions = [call.move_from, call.move_to]
         elif isinstance(call, JumpFalseCall):

@@ -1,7 +1,7 @@
-"""Operators on complex numbers as formulas of the kernels that know them.
+"""Decompose operators on complex numbers into kernels that support them.
 
-Few kernels take complex numbers (``kernels.limits``), and only the Fourier transforms
-make them. All other kernels are called with the real and the imaginary parts.
+Few kernels support complex numbers (``kernels.limits``), and only the Fourier
+transforms make them. All other kernels are called with real and imaginary parts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _broadcast_shapes: Any = torch.broadcast_shapes
 
 
 def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
-    """Join two parts of one shape.
+    """Join real and imaginary parts of one shape.
 
-    The transform of ``[a, 0, 0, b]`` is ``a + ib`` at place 1, without rounding: it is
-    ``(a - 0) + i(b - 0)``.
+    The Fourier transform of ``[a, 0, 0, b]`` has the exact value ``a + ib`` at index 1:
+    it is ``(a - 0) + i(b - 0)``.
     """
     zero = torch.zeros_like(real)
     four = torch.stack([real, zero, zero, imaginary], -1)
@@ -31,49 +31,48 @@ def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
 
 
 def is_complex(value: Any) -> bool:
-    """Whether it is a complex tensor or number."""
+    """Return whether a value is a complex tensor or number."""
     return isinstance(value, complex) or (
         isinstance(value, Tensor) and value.is_complex()
     )
 
 
 def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
-    """The formula for complex arguments. Others get ``otherwise``, or are refused."""
+    """Return a formula for complex arguments; real ones go to ``otherwise``.
+
+    Without ``otherwise``, they are refused.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if any(map(is_complex, _flat([*args, *kwargs.values()]))):
             return formula(*args, **kwargs)
         if otherwise is None:
-            raise NotImplementedError(
-                "only complex numbers are put together from others"
-            )
+            raise NotImplementedError("the formula is for complex numbers only")
         return otherwise(*args, **kwargs)
 
     return call
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
-    return [
-        v
-        for value in values
-        for v in (value if isinstance(value, (tuple, list)) else [value])
-    ]
+    flat: list[Any] = []
+    for value in values:
+        flat += value if isinstance(value, (tuple, list)) else [value]
+    return flat
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
+    """Return the real and the imaginary part."""
     if isinstance(value, Tensor):
-        both = torch.view_as_real(value)
-        return both.select(-1, 0), both.select(-1, 1)
+        parts = torch.view_as_real(value)
+        return parts.select(-1, 0), parts.select(-1, 1)
     return value.real, value.imag
 
 
 def _as_complex(value: Any, like: Tensor) -> Tensor:
-    """A tensor or a number as a tensor of the complex type of ``like``."""
+    """Convert a tensor or number to a tensor of the complex type of ``like``."""
     if is_complex(value) and isinstance(value, Tensor):
         if value.dtype != like.dtype:
-            raise NotImplementedError(
-                "complex numbers of two types are not put together"
-            )
+            raise NotImplementedError("the operands have different complex types")
         return value
     wanted = like.dtype.to_real()
     if isinstance(value, Tensor):
@@ -84,15 +83,16 @@ def _as_complex(value: Any, like: Tensor) -> Tensor:
 
 
 def arithmetic(target: Any) -> Formula:
-    """add, sub, mul and div with both operands complex and of the shape of the result,
-    as their kernels need them.
+    """Return a formula for add, sub, mul or div.
+
+    Their kernels need two complex operands with the shape of the result.
     """
 
     def call(self: Any, other: Any, alpha: Any = 1) -> Tensor:
         like = self if is_complex(self) else other
         if not isinstance(like, Tensor):
             raise NotImplementedError(
-                "a real tensor and a complex number are not put together from others"
+                "one operand is a real tensor, the other a complex number"
             )
         operands = [_as_complex(value, like) for value in (self, other)]
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]
@@ -107,9 +107,7 @@ def arithmetic(target: Any) -> Formula:
 
 
 def by_parts(target: Any) -> Formula:
-    """An operator that only moves elements, applied to the real and to the imaginary
-    parts.
-    """
+    """Apply an operator that only moves elements to the real and the imaginary parts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [is_complex(value) for value in args]
@@ -140,16 +138,14 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
 
 
 def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    """A cast to complex numbers; PyTorch's own decomposition for others."""
+    """Cast to complex numbers. Other casts use PyTorch's decomposition."""
     if dtype is None or not dtype.is_complex:
         result: Tensor = decomposition_table[aten._to_copy.default](
             self, dtype=dtype, **kwargs
         )
         return result
     if self.is_complex():
-        raise NotImplementedError(
-            "casts from one complex type to another are not put together from others"
-        )
+        raise NotImplementedError("the formula casts no complex type to another one")
     real = self.to(dtype.to_real())
     return complex_from(real, torch.zeros_like(real))
 
@@ -160,7 +156,7 @@ def full(
     if dtype is None:
         dtype = torch.complex64
     if not dtype.is_complex:
-        raise NotImplementedError("only complex numbers are put together from others")
+        raise NotImplementedError("the formula is for complex numbers only")
     parts = [
         torch.full(size, float(part), dtype=dtype.to_real())
         for part in _parts(fill_value)
@@ -185,15 +181,16 @@ def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
 
 def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     like = self if self.is_complex() else other
-    pairs = [_parts(_as_complex(value, like)) for value in (self, other)]
-    real, imaginary = (
-        torch.where(condition, pairs[0][k], pairs[1][k]) for k in range(2)
+    real, imaginary = _parts(_as_complex(self, like))
+    other_real, other_imaginary = _parts(_as_complex(other, like))
+    return complex_from(
+        torch.where(condition, real, other_real),
+        torch.where(condition, imaginary, other_imaginary),
     )
-    return complex_from(real, imaginary)
 
 
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
-    """The kernel of bmm knows complex numbers."""
+    """Multiply matrices by the kernel of bmm, which supports complex numbers."""
     result: Tensor = aten.bmm.default(self.unsqueeze(0), mat2.unsqueeze(0)).squeeze(0)
     return result
 
@@ -225,16 +222,15 @@ def angle(self: Tensor) -> Tensor:
     return torch.atan2(imaginary, real)
 
 
-def both_sides(
+def two_sided_fft(
     self: Tensor, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Tensor:
-    """A spectrum of real numbers whole: its second half mirrors the first one,
-    conjugate.
+    """Return the whole spectrum of real numbers.
+
+    Its second half mirrors the first one, conjugated.
     """
     if onesided or len(dim) != 1:
-        raise NotImplementedError(
-            "only a transform along one dimension is put together from others"
-        )
+        raise NotImplementedError("the formula transforms one dimension, two-sided")
     axis = dim[0] % self.dim()
     size = self.shape[axis]
     half: Tensor = aten._fft_r2c.default(self, [axis], normalization, True)
@@ -245,10 +241,10 @@ def both_sides(
     return torch.cat([half, rest], axis)
 
 
-MAKERS = frozenset(
+MAKE_COMPLEX = frozenset(
     {aten.view_as_complex.default, aten.complex.default, aten.polar.default}
 )
-"""Operators that make complex numbers of real ones."""
+"""Operators that make complex numbers from real ones."""
 COMPLEX_FORMULAS: dict[Any, Formula] = {
     aten.view_as_complex.default: view_as_complex,
     aten.complex.default: complex_of,
@@ -260,14 +256,15 @@ COMPLEX_FORMULAS: dict[Any, Formula] = {
     aten._neg_view.default: lambda self: aten.neg.default(self),
     aten.resolve_conj.default: lambda self: self.clone(),
     aten.resolve_neg.default: lambda self: self.clone(),
-    aten._fft_r2c.default: both_sides,
+    aten._fft_r2c.default: two_sided_fft,
 }
-"""Operators whose formula is for complex numbers, or makes them."""
-IF_COMPLEX: dict[Any, Formula] = {
+"""Formulas of operators that take or make complex numbers only."""
+FORMULAS_IF_COMPLEX: dict[Any, Formula] = {
     **{
-        t: arithmetic(p.Tensor)
-        for p in (aten.add, aten.sub, aten.mul, aten.div)
-        for t in (p.Tensor, p.Scalar)
+        p.Tensor: arithmetic(p.Tensor) for p in (aten.add, aten.sub, aten.mul, aten.div)
+    },
+    **{
+        p.Scalar: arithmetic(p.Tensor) for p in (aten.add, aten.sub, aten.mul, aten.div)
     },
     **{
         target: by_parts(target)
@@ -282,4 +279,4 @@ IF_COMPLEX: dict[Any, Formula] = {
     aten.eq.Tensor: equal,
     aten.angle.default: angle,
 }
-"""Operators with another formula, or PyTorch's decomposition, for real numbers."""
+"""Formulas for complex arguments. For real ones, the operators have other formulas."""

@@ -1,4 +1,4 @@
-"""What all methods of a program share while it is emitted."""
+"""Hold the data that all methods of a program share while it is emitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..kernels import KernelSet
 from ..memory import ALIGNMENT
-from ..program.tables import (
+from ..program.pte_tables import (
     BackendDelegate,
     BackendDelegateDataReference,
     BlobLocation,
@@ -21,28 +21,32 @@ from ..program.tables import (
 from ..serialize.file import SEGMENT_ALIGNMENT
 from ..serialize.xnnpack_blob import BACKEND_ID
 from .pool import Pool
-from .states import StatePlaces
+from .state_memory import StatePlaces
 
 TENSOR_ALIGNMENT = 16
 """Bytes that every tensor in a segment is aligned to."""
 
 
+_XNNPACK_ALIGNMENT = 16
+"""Alignment of XNNPACK's blobs. Its compiler aligns data in them to no more."""
+
+"""Bytes that every tensor in a segment is aligned to."""
+
+
 @dataclass
 class Context:
-    """The kernels that may be called, and the pools of bytes.
+    """The kernels and options of a program, and its pools of bytes.
 
-    ``emitter_of``: the function that emits a node in a ``Body``, None if a file can
-    hold no such node. Branches and loops emit bodies, which emit nodes: the table of
-    all these functions is handed in from above (``dispatch``). ``memory_of``: the
-    memory that a node's results are planned in, from 1. ``alignment``: bytes that
-    planned tensors are aligned to. ``stack_traces``: whether instructions have source
-    lines. ``file_of``: the data file that the constant of a placeholder goes to, by its
-    name, empty for the program's own; it is told whether the program returns the
-    constant's gradient. ``plans_states`` and ``names_states``: whether buffers that are
-    written get planned memory, and whether the file has their names. ``plans_devices``:
-    whether what delegates of other devices take and return is planned in those devices'
-    memory, with copies to and from the host's. ``places``: where written buffers lie
-    that have places before the method is planned.
+    ``emitter_of`` returns the function that emits a node; None if a file cannot hold
+    the node. It is passed in (see ``dispatch``), since branches and loops emit nodes as
+    well. ``file_of`` returns the name of the data file for a constant's placeholder, or
+    "" for the program's own file. Its second argument: whether the program returns the
+    constant's gradient. ``memory_of`` returns the memory for a node's results, from 1.
+    ``alignment`` is that of planned tensors, in bytes. ``stack_traces``: whether to
+    store source lines. ``plans_states``: whether written buffers get planned memory.
+    ``names_states``: whether the file stores their names. ``plans_devices``: whether
+    tensors of delegates on other devices are planned in their memory, with copies.
+    ``places``: written buffers with a place before the plan is made.
     """
 
     kernels: KernelSet
@@ -61,15 +65,10 @@ class Context:
     blobs: Pool = field(default_factory=Pool)
 
 
-_BLOB_ALIGNMENTS = {BACKEND_ID: 16}
-"""Bytes that the blobs of a backend are aligned to, if less than usual: XNNPACK's
-compiler aligns to no more inside.
-"""
-
-
 class Delegates:
-    """The delegates of one method, each once however often it is called; found by the
-    attribute that holds it.
+    """The delegates of one method, by the attribute that holds each.
+
+    A delegate is stored once, even if it is called several times.
     """
 
     def __init__(self, context: Context, contents: list[DelegateContents]) -> None:
@@ -78,22 +77,25 @@ class Delegates:
         self.used: dict[str, DelegateContents] = {}
 
     def named(self, name: str) -> DelegateContents:
-        """The delegate of a dotted attribute, used or not."""
+        """Return the delegate of a dotted attribute."""
         return self._by_name[name]
 
     def find(self, name: str) -> tuple[int, DelegateContents]:
-        """(position in the method's table, the delegate) of a dotted attribute."""
+        """Return a delegate and its position in the table; ``name`` is its attribute."""
         delegate = self.used.setdefault(name, self._by_name[name])
         return list(self.used).index(name), delegate
 
     def tables(self) -> tuple[BackendDelegate, ...]:
-        """The delegates in the file's terms; a blob's index is its position in the
-        pool, not yet its segment's.
+        """Return the records of the delegates.
+
+        The index of a blob is its position in the pool.
         """
         return tuple(self._table(delegate) for delegate in self.used.values())
 
     def _table(self, delegate: DelegateContents) -> BackendDelegate:
-        alignment = _BLOB_ALIGNMENTS.get(delegate.backend_id, SEGMENT_ALIGNMENT)
+        alignment = SEGMENT_ALIGNMENT
+        if delegate.backend_id == BACKEND_ID:
+            alignment = _XNNPACK_ALIGNMENT
         position = self._context.blobs.add(delegate.blob, alignment)
         reference = BackendDelegateDataReference(BlobLocation.SEGMENT, position)
         specs = tuple(

@@ -1,5 +1,6 @@
-"""Branches and loops as jumps. Their results are written where their users look: no
-tensor is moved.
+"""Emit branches and loops as jumps.
+
+A branch writes its results where the users of the ``cond`` read them, without a copy.
 """
 
 from __future__ import annotations
@@ -11,32 +12,39 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .body import Body, Item, Result
+from ..memory import Storage
+from .graph_emitter import GraphEmitter, Item, Result
 from .kernel_calls import copy_tensor
+from .method_values import (
+    Computed,
+    ScalarValue,
+    TensorValue,
+    planned_tensor,
+    scalar_value,
+)
 from .symbolic import PRIM
-from .values import Computed, ScalarValue, TensorValue, planned_tensor, scalar_value
 
 higher_order = torch.ops.higher_order
 
 
-def emit_cond(body: Body, node: Node) -> Result:
-    """``if``: both branches write into the same results."""
+def emit_cond(emitter: GraphEmitter, node: Node) -> Result:
+    """Emit ``if``: both branches write to the same results."""
     condition, if_true, if_false, operands = node.args
-    results = body.new_results(node)
-    inputs = [body.item(o) for o in operands]  # type: ignore[union-attr]
-    to_else = body.assembler.jump_if_false(body.position(body.item(condition)))
-    _emit_branch(body, if_true, inputs, results)
-    to_end = body.assembler.jump()
-    body.assembler.land(to_else)
-    _emit_branch(body, if_false, inputs, results)
-    body.assembler.land(to_end)
+    results = emitter.new_results(node)
+    inputs = [emitter.item(o) for o in operands]  # type: ignore[union-attr]
+    to_else = emitter.assembler.jump_if_false(emitter.position(emitter.item(condition)))
+    _emit_branch(emitter, if_true, inputs, results)
+    to_end = emitter.assembler.jump()
+    emitter.assembler.land(to_else)
+    _emit_branch(emitter, if_false, inputs, results)
+    emitter.assembler.land(to_end)
     return list(results)
 
 
 def _emit_branch(
-    body: Body, branch: Any, inputs: Sequence[Item], results: Sequence[Item]
+    emitter: GraphEmitter, branch: Any, inputs: Sequence[Item], results: Sequence[Item]
 ) -> None:
-    nested = body.subgraph(branch, inputs)
+    nested = emitter.subgraph(branch, inputs)
     nested.targets = _direct_targets(nested.results, results)
     nested.emit()
     _assign(nested, [nested.item(r) for r in nested.results], results)
@@ -45,64 +53,61 @@ def _emit_branch(
 def _direct_targets(
     returned: Sequence[Any], results: Sequence[Item]
 ) -> dict[tuple[Node, int], Computed]:
-    """Results that the node which computes them can write itself: tensors that are
-    returned once.
+    """Return the results that their nodes can write directly: tensors returned once.
+
+    The keys are nodes and numbers of their outputs.
     """
     targets: dict[tuple[Node, int], Computed] = {}
     for value, result in zip(returned, results, strict=True):
-        if (
-            not isinstance(value, Node)
-            or not isinstance(result, TensorValue)
-            or returned.count(value) > 1
-        ):
+        if not isinstance(value, Node) or not isinstance(result, TensorValue):
             continue
-        key = (
-            (value.args[0], value.args[1])
-            if value.target is operator.getitem
-            else (value, 0)
-        )
-        if value.op == "call_function":
-            targets[key] = result  # type: ignore[index]
+        if value.op != "call_function" or returned.count(value) > 1:
+            continue
+        node: Any = value
+        output: Any = 0
+        if value.target is operator.getitem:
+            node, output = value.args
+        targets[node, output] = result
     return targets
 
 
-def _assign(body: Body, values: Sequence[Item], results: Sequence[Item]) -> None:
-    """Set results to values, but for those that were written in place."""
+def _assign(
+    emitter: GraphEmitter, values: Sequence[Item], results: Sequence[Item]
+) -> None:
+    """Set results to values, except results that were written directly."""
     for value, result in zip(values, results, strict=True):
         if isinstance(result, TensorValue) and value is not result:
             assert isinstance(value, TensorValue)
-            copy_tensor(body, value, result)
+            copy_tensor(emitter, value, result)
         elif isinstance(result, ScalarValue):
-            body.assembler.move(body.position(value), result)
+            emitter.assembler.move(emitter.position(value), result)
 
 
-def emit_while(body: Body, node: Node) -> Result:
-    """``while``: the carried values are copies, which each round replaces once all new
-    ones are computed.
-    """
+def emit_while(emitter: GraphEmitter, node: Node) -> Result:
+    """Emit ``while``. A round replaces carried values after it computed all new ones."""
     condition, step, carried, constant = node.args
-    results = body.new_results(node)
-    _assign(body, [body.item(c) for c in carried], results)  # type: ignore[union-attr]
-    inputs = [*results, *(body.item(c) for c in constant)]  # type: ignore[union-attr]
-    start = body.assembler.here
-    check = body.subgraph(condition, inputs)
+    results = emitter.new_results(node)
+    _assign(emitter, [emitter.item(c) for c in carried], results)  # type: ignore[union-attr]
+    inputs = [*results, *(emitter.item(c) for c in constant)]  # type: ignore[union-attr]
+    start = emitter.assembler.here
+    check = emitter.subgraph(condition, inputs)
     check.emit()
-    to_end = body.assembler.jump_if_false(check.position(check.item(check.results[0])))
-    round_ = body.subgraph(step, inputs)
+    to_end = emitter.assembler.jump_if_false(
+        check.position(check.item(check.results[0]))
+    )
+    round_ = emitter.subgraph(step, inputs)
     round_.emit()
     _assign_together(round_, [round_.item(r) for r in round_.results], results)
-    body.assembler.jump(start)
-    body.assembler.land(to_end)
-    body.assembler.loops.append((start, body.assembler.here - 1))
+    emitter.assembler.jump(start)
+    emitter.assembler.land(to_end)
+    emitter.assembler.loops.append((start, emitter.assembler.here - 1))
     return list(results)
 
 
 def _assign_together(
-    body: Body, values: Sequence[Item], results: Sequence[Item]
+    emitter: GraphEmitter, values: Sequence[Item], results: Sequence[Item]
 ) -> None:
-    """Set results to values that may share the memory of other results, as in ``a, b =
-    b, a``.
-    """
+    """Set results to values that may be other results, as in ``a, b = b, a``."""
     memory = {r.storage for r in results if isinstance(r, TensorValue)}
     numbers = {r for r in results if isinstance(r, ScalarValue)}
     safe: list[Item] = []
@@ -110,117 +115,114 @@ def _assign_together(
         if value is result:
             safe.append(value)
         elif isinstance(value, TensorValue) and value.storage in memory:
-            spare = TensorValue(
-                value.dtype,
-                value.sizes,
-                type(value.storage)(value.storage.nbytes, value.storage.home),
-            )
-            spare.varies = value.varies
-            copy_tensor(body, value, spare)
+            storage = Storage(value.storage.nbytes, value.storage.home)
+            spare = TensorValue(value.dtype, value.sizes, storage, value.varies)
+            copy_tensor(emitter, value, spare)
             safe.append(spare)
         elif isinstance(value, ScalarValue) and value in numbers:
             spare_number = scalar_value(type(value.start.value))
-            body.assembler.move(value, spare_number)
+            emitter.assembler.move(value, spare_number)
             safe.append(spare_number)
         else:
             safe.append(value)
-    _assign(body, safe, results)
+    _assign(emitter, safe, results)
 
 
-def emit_map(body: Body, node: Node) -> Result:
-    """``map``: row by row, each result appended to what its rows have become so far."""
+def emit_map(emitter: GraphEmitter, node: Node) -> Result:
+    """Emit ``map``: compute row by row, and append each row's results."""
     function, rows, constant = node.args
-    results = body.new_results(node)
-    inputs = [body.item(c) for c in constant]  # type: ignore[union-attr]
+    results = emitter.new_results(node)
+    inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
     def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
-        nested = body.subgraph(function, [*taken, *inputs])
+        nested = emitter.subgraph(function, [*taken, *inputs])
         nested.emit()
         return [nested.item(r) for r in nested.results]
 
-    _emit_rows(body, rows, results, emit_round)
+    _emit_rows(emitter, rows, results, emit_round)
     return list(results)
 
 
-def emit_scan(body: Body, node: Node) -> Result:
-    """``scan``: as ``map``, with values that are carried from row to row and returned
-    before the rows' results.
+def emit_scan(emitter: GraphEmitter, node: Node) -> Result:
+    """Emit ``scan``: like ``map``, with values that are carried from row to row.
+
+    The carried values are returned before the rows' results.
     """
     function, initial, rows, constant = node.args
-    results = body.new_results(node)
+    results = emitter.new_results(node)
     carried = results[: len(initial)]  # type: ignore[arg-type]
-    _assign(body, [body.item(i) for i in initial], carried)  # type: ignore[union-attr]
-    inputs = [body.item(c) for c in constant]  # type: ignore[union-attr]
+    _assign(emitter, [emitter.item(i) for i in initial], carried)  # type: ignore[union-attr]
+    inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
     def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
-        nested = body.subgraph(function, [*carried, *taken, *inputs])
+        nested = emitter.subgraph(function, [*carried, *taken, *inputs])
         nested.emit()
         values = [nested.item(r) for r in nested.results]
-        outputs = [_apart(nested, value, carried) for value in values[len(carried) :]]
+        outputs = [
+            _copy_if_carried(nested, value, carried) for value in values[len(carried) :]
+        ]
         _assign_together(nested, values[: len(carried)], carried)
         return outputs
 
-    _emit_rows(body, rows, results[len(carried) :], emit_round)
+    _emit_rows(emitter, rows, results[len(carried) :], emit_round)
     return list(results)
 
 
-def _apart(body: Body, value: Item, carried: Sequence[Item]) -> Item:
-    """A tensor that does not change when the carried ones do."""
+def _copy_if_carried(
+    emitter: GraphEmitter, value: Item, carried: Sequence[Item]
+) -> Item:
+    """Return the value, or a copy if it shares memory with a carried one."""
     memory = {c.storage for c in carried if isinstance(c, TensorValue)}
     if not isinstance(value, TensorValue) or value.storage not in memory:
         return value
     spare = planned_tensor(value.dtype, value.sizes, value.varies)
-    copy_tensor(body, value, spare)
+    copy_tensor(emitter, value, spare)
     return spare
 
 
 def _emit_rows(
-    body: Body,
+    emitter: GraphEmitter,
     rows: Any,
     results: Sequence[Item],
     emit_round: Callable[[Sequence[Item]], Sequence[Item]],
 ) -> None:
-    """A loop over the rows of tensors; what a round returns for one is appended to
-    ``results``.
+    """Emit a loop over the rows of tensors, which appends each row's results.
 
-    Without rows, taking the first fails at run time, as eager does.
+    Without rows, the call for the first row fails at run time, as it does in eager
+    PyTorch.
     """
+
+    def call(name: str, overload: str, *values: Item) -> None:
+        positions = [emitter.position(value) for value in values]
+        emitter.assembler.kernel(name, overload, positions)
+
     grown = [r for r in results if isinstance(r, TensorValue)]
     for result in grown:
-        result.varies = True  # it grows by a row in each round
-    sources = [body.tensor(r) for r in rows]
+        result.varies = True
+    sources = [emitter.tensor(r) for r in rows]
     index = scalar_value(int)
     count = scalar_value(int)
     done = scalar_value(bool)
-    body.assembler.move(body.position(0), index)
-    kernel = body.assembler.kernel
-    kernel("aten::sym_size", "int", [body.position(v) for v in (sources[0], 0, count)])
-    body.assembler.keep_from_here(grown)
-    start = body.assembler.here
+    emitter.assembler.move(emitter.position(0), index)
+    call("aten::sym_size", "int", sources[0], 0, count)
+    emitter.assembler.keep_from_here(grown)
+    start = emitter.assembler.here
     taken = [_row_of(source) for source in sources]
     for source, row in zip(sources, taken, strict=True):
-        kernel(
-            "aten::select_copy",
-            "int_out",
-            [body.position(v) for v in (source, 0, index, row, row)],
-        )
+        call("aten::select_copy", "int_out", source, 0, index, row, row)
     for value, result in zip(emit_round(taken), grown, strict=True):
-        kernel(
-            f"{PRIM}::et_copy_index",
-            "tensor",
-            [body.position(v) for v in (result, value, index)],
-        )
-    kernel(f"{PRIM}::add", "Scalar", [body.position(v) for v in (index, 1, index)])
-    kernel(f"{PRIM}::eq", "Scalar", [body.position(v) for v in (index, count, done)])
-    body.assembler.jump_if_false(body.position(done), start)
-    body.assembler.loops.append((start, body.assembler.here - 1))
+        call(f"{PRIM}::et_copy_index", "tensor", result, value, index)
+    call(f"{PRIM}::add", "Scalar", index, 1, index)
+    call(f"{PRIM}::eq", "Scalar", index, count, done)
+    emitter.assembler.jump_if_false(emitter.position(done), start)
+    emitter.assembler.loops.append((start, emitter.assembler.here - 1))
 
 
 def _row_of(tensor: TensorValue) -> TensorValue:
     return planned_tensor(tensor.dtype, tensor.sizes[1:], tensor.varies)
 
 
-CONTROL_FLOW: dict[Any, Callable[[Body, Node], Result]] = {
+CONTROL_FLOW: dict[Any, Callable[[GraphEmitter, Node], Result]] = {
     higher_order.cond: emit_cond,
     higher_order.while_loop: emit_while,
     higher_order.map_impl: emit_map,

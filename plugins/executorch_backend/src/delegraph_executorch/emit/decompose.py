@@ -1,5 +1,6 @@
-"""Operators that no kernel computes, as graphs of simpler ones: PyTorch's own
-decompositions, and ``formulas``.
+"""Decompose operators that no kernel computes into graphs of simpler ones.
+
+The decompositions are PyTorch's own and those in ``formulas``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _COMPOSITE = "CompositeImplicitAutograd"
 
 
 def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
-    """(graph, nodes that are its inputs) of what a node computes; None if PyTorch has
-    no decomposition of it.
+    """Return the graph of a node's decomposition, and the nodes that are its inputs.
 
-    Raises Unsupported if the decomposition does not work for these arguments.
+    The graph is None if there is no decomposition. Raises Unsupported if the
+    decomposition does not work for these arguments.
     """
     function = _decomposition(node.target)
     if function is None:
@@ -49,8 +50,8 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         )
         result = function(*args, **kwargs)
         if result is NotImplemented:
-            raise NotImplementedError("it does not know arguments of these types")
-        # named tuples would be calls of their class
+            raise NotImplementedError("it does not support arguments of these types")
+        # torch.fx would record a named tuple as a call of its class.
         return tuple(result) if isinstance(result, tuple) else result
 
     vals = [n.meta["val"] for n in inputs]
@@ -64,16 +65,16 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         else mode.shape_env.error_on_new_guards()
     )
     try:
-        # no new guards: it has to be right for every size; no cache, which asks for the
-        # storage's size of a view
+        # The graph must be right for every size, so guards are errors. The cache reads
+        # the storage size of views, which is a guard.
         with mode, torch.no_grad(), no_new_guards, _no_cache(mode):
             module = make_fx(call)(*vals)
-            # no runtime has kernels for them
+            # Runtimes have no kernels for assertions.
             erase(module.graph, find_checks(module.graph))
     except _ShapeEnvGuardError as e:
         text = (
-            f"PyTorch's decomposition of {node.target} depends on sizes that are known"
-            " at run time only"
+            f"PyTorch's decomposition of {node.target} depends on sizes that are only"
+            " known at run time"
         )
         raise Unsupported("unsupported", text, node, source_of(node)) from e
     except (
@@ -82,17 +83,15 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         RuntimeError,
         GuardOnDataDependentSymNode,
     ) as e:
-        text = (
-            f"PyTorch's decomposition of {node.target} fails here:"
-            f" {str(e).splitlines()[0] if str(e) else repr(e)}"
-        )
+        reason = str(e).splitlines()[0] if str(e) else repr(e)
+        text = f"the decomposition of {node.target} fails for these arguments: {reason}"
         raise Unsupported("unsupported", text, node, source_of(node)) from e
-    if node.target not in FORMULAS and _types(
-        module.graph.output_node().args
-    ) != _types(node):
+    found = _types(module.graph.output_node().args)
+    wanted = _types(node)
+    if node.target not in FORMULAS and found != wanted:
         text = (
-            f"PyTorch's decomposition of {node.target} gives other element types here"
-            " than the operator"
+            f"PyTorch's decomposition of {node.target} returns the element types"
+            f" {found}, but the operator returns {wanted}"
         )
         raise Unsupported("unsupported", text, node, source_of(node))
     return module, inputs
@@ -109,14 +108,11 @@ def _no_cache(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _types(values: Any) -> list[torch.dtype]:
-    """Element types of all tensors among values of nodes."""
-    vals = pytree.tree_leaves(
-        [
-            n.meta["val"] if isinstance(n, Node) else n
-            for n in pytree.tree_leaves(values)
-        ]
-    )
-    return [v.dtype for v in vals if isinstance(v, torch.Tensor)]
+    """Return the element types of all tensors in nested values of nodes."""
+    leaves = pytree.tree_leaves(values)
+    vals = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
+    tensors = [v for v in pytree.tree_leaves(vals) if isinstance(v, torch.Tensor)]
+    return [tensor.dtype for tensor in tensors]
 
 
 def _decomposition(target: Any) -> Any:
@@ -126,13 +122,13 @@ def _decomposition(target: Any) -> Any:
         return FORMULAS[target]
     if target.namespace == NAMESPACE:
         return QUANTIZED_FORMULAS.get(str(target).removeprefix(f"{NAMESPACE}."))
-    # PyTorch's primitives know the operator that computes them
+    # Each of PyTorch's primitives names an ATen operator that computes it.
     if target.namespace == "prims":
         return getattr(target.overloadpacket, "impl_aten", None)
     name = kernel_name(target._schema.name, target._schema.overload_name)
     try:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
     except RuntimeError:
-        # the dispatcher does not know it: TorchScript's own, such as aten::size
+        # The dispatcher does not know operators of TorchScript, such as aten::size.
         return None
     return decomposition_table.get(target) or (target.decompose if composite else None)

@@ -1,8 +1,7 @@
-"""Calls of delegates, and the copies to and from the memory of the device that one
-computes on.
+"""Emit calls of delegates, and copies to and from the devices that they run on.
 
-A delegate with the compile spec ``target_device`` (``b"cuda:0"``) takes and returns
-tensors in that device's memory. What stays between two delegates of one device is never
+A delegate with the compile spec ``target_device`` (``b"cuda:0"``) has its inputs and
+outputs in that device's memory. Tensors between two delegates of one device are not
 copied to the host.
 """
 
@@ -17,42 +16,42 @@ from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
 from ..memory.storage import Place
-from ..program.tables import Device
-from .body import Body, Item, Result
-from .values import TensorValue, planned_tensor
+from ..program.pte_tables import Device
+from .graph_emitter import GraphEmitter, Item, Result
+from .method_values import TensorValue, planned_tensor
 
 _TO_DEVICE = "et_copy::_h2d_copy"
 _TO_HOST = "et_copy::_d2h_copy"
 
 
-def emit_delegate(body: Body, node: Node) -> Result:
-    """Call a delegate with its inputs and then its results."""
+def emit_delegate(emitter: GraphEmitter, node: Node) -> Result:
+    """Call a delegate, with copies of its inputs and outputs if it runs on a device."""
     attribute = node.args[0]
     assert isinstance(attribute, Node)
-    index, delegate = body.delegates.find(f"{body.path}{attribute.target}")
+    index, delegate = emitter.delegates.find(f"{emitter.path}{attribute.target}")
     place = _place_of(delegate.compile_specs)
     if place is None:
-        results = body.new_results(node)
-        _call(body, index, [body.item(a) for a in node.args[1:]], results)
+        results = emitter.new_results(node)
+        _call(emitter, index, [emitter.item(a) for a in node.args[1:]], results)
         return list(results)
-    if not body.context.plans_devices:
-        return _emit_tagged(body, node, index, place)
-    inputs = [_on_device(body, node, argument, place) for argument in node.args[1:]]
-    made = [_made_on_device(v, body, node, place) for v in node.meta["val"]]
-    _call(body, index, inputs, made)
-    return [_on_host(body, node, k, item, place) for k, item in enumerate(made)]
+    if not emitter.context.plans_devices:
+        return _emit_tagged(emitter, node, index, place)
+    inputs = [_on_device(emitter, node, argument, place) for argument in node.args[1:]]
+    made = [_made_on_device(v, emitter, node, place) for v in node.meta["val"]]
+    _call(emitter, index, inputs, made)
+    return [_on_host(emitter, node, k, item, place) for k, item in enumerate(made)]
 
 
 def _call(
-    body: Body, index: int, inputs: Sequence[Item], results: Sequence[Item]
+    emitter: GraphEmitter, index: int, inputs: Sequence[Item], results: Sequence[Item]
 ) -> None:
-    body.assembler.delegate(index, [body.position(i) for i in (*inputs, *results)])
+    emitter.assembler.delegate(
+        index, [emitter.position(i) for i in (*inputs, *results)]
+    )
 
 
 def _place_of(specs: Sequence[CompileSpec]) -> Place | None:
-    """The device that a delegate computes on; None for the host, and for a delegate
-    that does not say it.
-    """
+    """Return the device of a delegate; None for the host, which is the default."""
     given = next((bytes(s.value) for s in specs if s.key == "target_device"), None)
     if given is None:
         return None
@@ -60,54 +59,52 @@ def _place_of(specs: Sequence[CompileSpec]) -> Place | None:
     known = {device.name.lower(): device for device in Device}
     if kind not in known or not (number or "0").isdecimal():
         text = (
-            f"the compile spec target_device is {given!r}; a file knows"
+            f"the compile spec target_device is {given!r}; a program file supports"
             f" {', '.join(known)}, with a number as in cuda:0"
         )
         raise OptionError("option-invalid", text)
-    return (
-        Place(known[kind], int(number or "0"))
-        if known[kind] is not Device.CPU
-        else None
-    )
+    if known[kind] is Device.CPU:
+        return None
+    return Place(known[kind], int(number or "0"))
 
 
-def _emit_tagged(body: Body, node: Node, index: int, place: Place) -> Result:
-    """The call with tensors in the host's memory that the file calls the device's: what
-    runtimes did before copies.
+def _emit_tagged(emitter: GraphEmitter, node: Node, index: int, place: Place) -> Result:
+    """Call a delegate with tensors in host memory that the file assigns to the device.
+
+    Runtimes without copies expect this.
     """
-    results = body.new_results(node)
-    items = [body.item(a) for a in node.args[1:]]
+    results = emitter.new_results(node)
+    items = [emitter.item(a) for a in node.args[1:]]
     for item in (*items, *results):
         if isinstance(item, TensorValue):
             item.place = place
-    _call(body, index, items, results)
+    _call(emitter, index, items, results)
     return list(results)
 
 
-def _on_device(body: Body, node: Node, argument: Any, place: Place) -> Item:
-    """An input of a delegate in its device's memory."""
-    item = body.item(argument)
+def _on_device(emitter: GraphEmitter, node: Node, argument: Any, place: Place) -> Item:
+    """Return an input of a delegate in its device's memory."""
+    item = emitter.item(argument)
     if not isinstance(item, TensorValue):
         return item
-    item = body.origins.get((item, place), item)
+    item = emitter.origins.get((item, place), item)
     if item.storage.place == place:
         return item
-    if item in body.inputs_on_device:
+    if item in emitter.inputs_on_device:
         if len(argument.users) != 1:
             text = (
-                f"the input {argument.name} is to be on the device, and more than the"
-                f" delegate {node.name} reads it"
+                f"the input {argument.name} cannot stay on the device: the delegate"
+                f" {node.name} is not its only reader"
             )
-            raise OptionError(
-                "option-invalid",
-                text,
-                hint="skip_h2d_for_method_inputs=False copies it",
-            )
+            hint = "skip_h2d_for_method_inputs=False copies it"
+            raise OptionError("option-invalid", text, hint=hint)
         item.storage.place = item.place = place
         return item
     copy = _planned_on(place, item)
-    position = body.position(copy)
-    body.assembler.kernel(_TO_DEVICE, "out", [body.position(item), position, position])
+    position = emitter.position(copy)
+    emitter.assembler.kernel(
+        _TO_DEVICE, "out", [emitter.position(item), position, position]
+    )
     return copy
 
 
@@ -117,56 +114,57 @@ def _planned_on(place: Place, like: TensorValue) -> TensorValue:
     return made
 
 
-def _made_on_device(val: Any, body: Body, node: Node, place: Place) -> Item:
-    made = body.new_value(val, node)
+def _made_on_device(val: Any, emitter: GraphEmitter, node: Node, place: Place) -> Item:
+    made = emitter.new_value(val, node)
     if isinstance(made, TensorValue):
         made.storage.place = made.place = place
         made.storage.memory_id = 1
     return made
 
 
-def _on_host(body: Body, node: Node, k: int, made: Item, place: Place) -> Item:
-    """A result of a delegate where its users look for it."""
-    if not isinstance(made, TensorValue) or not _is_for_the_host(body, node, k, place):
+def _on_host(
+    emitter: GraphEmitter, node: Node, k: int, made: Item, place: Place
+) -> Item:
+    """Return a result of a delegate in the memory where its users expect it."""
+    if not isinstance(made, TensorValue) or not _is_for_the_host(
+        emitter, node, k, place
+    ):
         return made
-    target = body.targets.get((node, k))
-    copy = (
-        target
-        if isinstance(target, TensorValue)
-        else body.new_value(node.meta["val"][k], node)
-    )
+    target = emitter.targets.get((node, k))
+    copy: Item = target
+    if not isinstance(target, TensorValue):
+        copy = emitter.new_value(node.meta["val"][k], node)
     assert isinstance(copy, TensorValue)
-    position = body.position(copy)
-    body.assembler.kernel(_TO_HOST, "out", [body.position(made), position, position])
-    body.origins[copy, place] = made
+    position = emitter.position(copy)
+    emitter.assembler.kernel(
+        _TO_HOST, "out", [emitter.position(made), position, position]
+    )
+    emitter.origins[copy, place] = made
     return copy
 
 
-def _is_for_the_host(body: Body, node: Node, k: int, place: Place) -> bool:
-    """Whether anything but delegates of the same device uses a result, and it is none
-    that stays there.
+def _is_for_the_host(emitter: GraphEmitter, node: Node, k: int, place: Place) -> bool:
+    """Return whether a result is copied to the host.
+
+    It is not copied if only delegates of the same device use it, or if the caller takes
+    it on the device.
     """
     elements = [element for element in node.users if element.args[1] == k]
-    others = {
-        user
-        for element in elements
-        for user in element.users
-        if not _computes_on(body, user, place)
-    }
+    others: list[Node] = []
+    for element in elements:
+        others += [u for u in element.users if not _computes_on(emitter, u, place)]
     stays = (
         len(elements) == 1
-        and elements[0] in body.results_on_device
-        and all(u.op == "output" for u in others)
+        and elements[0] in emitter.results_on_device
+        and all(user.op == "output" for user in others)
     )
     return bool(others) and not stays
 
 
-def _computes_on(body: Body, user: Node, place: Place) -> bool:
+def _computes_on(emitter: GraphEmitter, user: Node, place: Place) -> bool:
     if user.target is not CALL_DELEGATE:
         return False
     attribute = user.args[0]
     assert isinstance(attribute, Node)
-    return (
-        _place_of(body.delegates.named(f"{body.path}{attribute.target}").compile_specs)
-        == place
-    )
+    delegate = emitter.delegates.named(f"{emitter.path}{attribute.target}")
+    return _place_of(delegate.compile_specs) == place

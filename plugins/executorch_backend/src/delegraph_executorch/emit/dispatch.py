@@ -1,4 +1,4 @@
-"""Which function emits a node."""
+"""Choose the function that emits a node."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from delegraph_programs.exported_program import CALL_DELEGATE
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-from .body import Body, Result
 from .control_flow import CONTROL_FLOW
 from .delegate_calls import emit_delegate
+from .graph_emitter import GraphEmitter, Result
 from .kernel_calls import emit_operator
 from .symbolic import SYMBOLIC, emit_symbolic
 
 
-def emitter_of(node: Node) -> Callable[[Body, Node], Result] | None:
-    """By what a node calls; None for what a program file cannot hold."""
+def emitter_of(node: Node) -> Callable[[GraphEmitter, Node], Result] | None:
+    """Return the function that emits a node; None if no file can hold the node."""
     if node.target is CALL_DELEGATE:
         return emit_delegate
     if isinstance(node.target, HigherOrderOperator):

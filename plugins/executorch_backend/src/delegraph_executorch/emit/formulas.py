@@ -1,9 +1,8 @@
-"""Operators as formulas of simpler ones, where PyTorch has no decomposition of its own,
-or none that ends in kernels.
+"""Decompose operators into simpler ones, if PyTorch's decomposition has no kernels.
 
-Each is exact, or rounds as often as the operator itself does; what needs another
-algorithm to be precise is not here. Those of remainder, add and sub stand for kernels
-that are known to be wrong (``kernels.limits``).
+A formula is exact, or rounds as often as the operator. Formulas that need another
+algorithm for precision are not here. The formulas of remainder, add and sub replace
+kernels that compute wrong values (``kernels.limits``).
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from .complex_formulas import COMPLEX_FORMULAS, IF_COMPLEX, only_complex
+from .complex_formulas import COMPLEX_FORMULAS, FORMULAS_IF_COMPLEX, only_complex
 
 aten = torch.ops.aten
 SORTED = 1 << 22
-"""Comparisons that sorting may take: it compares all pairs along its dimension, since
-no kernel sorts stably.
+"""The most comparisons for sorting.
+
+No kernel sorts stably, so the formula compares all pairs of elements.
 """
 
 LARGEST_POWER = 64
@@ -30,7 +30,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def remainder(self: Any, other: Any) -> Tensor:
-    """The rest of the division, moved to the divisor's side of zero."""
+    """Return the remainder with the sign of the divisor."""
     if (
         isinstance(self, Tensor)
         and not torch.result_type(self, other).is_floating_point
@@ -47,7 +47,7 @@ def remainder(self: Any, other: Any) -> Tensor:
 
 def fmod(self: Tensor, other: Any) -> Tensor:
     if torch.result_type(self, other).is_floating_point:
-        raise NotImplementedError("only integers are put together from others")
+        raise NotImplementedError("the formula is for integers only")
     rest = _rest(self, other)
     moved: Tensor = torch.where(
         (rest != 0) & ((rest < 0) != (self < 0)), rest - other, rest
@@ -56,18 +56,17 @@ def fmod(self: Tensor, other: Any) -> Tensor:
 
 
 def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
-    """Towards zero, of integers: one more than the floor where that is negative and not
-    exact.
+    """Divide with ``rounding_mode``.
+
+    Integers: truncation adds one to a negative floor that is not exact.
     """
     if torch.result_type(self, other).is_floating_point:
         if rounding_mode != "floor":
-            raise NotImplementedError(
-                "only floors of floats are put together from others"
-            )
+            raise NotImplementedError("the formula rounds floats to the floor only")
         return _floor_of_floats(self, other)
     if rounding_mode is None:
         raise NotImplementedError(
-            "only rounded divisions of integers are put together from others"
+            "the formula divides integers only with a rounding mode"
         )
     floor = _floor(self, other, functools.partial(torch.div, rounding_mode="floor"))
     if rounding_mode == "floor":
@@ -77,16 +76,16 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
 
 
 def _floor_of_floats(self: Tensor, other: Any) -> Tensor:
-    """By zero it is the quotient itself, which is NaN of zero by zero."""
-    if not isinstance(other, Tensor):
-        return (
-            self / other
-            if other == 0
-            else torch.div(self, other, rounding_mode="floor")
-        )
-    return torch.where(
-        other == 0, self / other, torch.div(self, other, rounding_mode="floor")
-    )
+    """Return the floor of a quotient; division by zero gives infinity or NaN."""
+    if isinstance(other, Tensor):
+        is_zero = other == 0
+        quotient = self / other
+        floor = torch.div(self, other, rounding_mode="floor")
+        return torch.where(is_zero, quotient, floor)
+    if other != 0:
+        return torch.div(self, other, rounding_mode="floor")
+    infinite: Tensor = self / other
+    return infinite
 
 
 def floor_divide(self: Tensor, other: Any) -> Tensor:
@@ -96,8 +95,9 @@ def floor_divide(self: Tensor, other: Any) -> Tensor:
 
 
 def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Tensor:
-    """The floor of a division of integers: a negation by -1, since kernels end the
-    process at the least integer.
+    """Return the floor of a division of integers.
+
+    Division by -1 is a negation: the kernel crashes for the least integer by -1.
     """
     if not isinstance(other, Tensor):
         return divide(self, other) if other != -1 else -self
@@ -106,8 +106,9 @@ def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Te
 
 
 def _rest(self: Tensor, other: Any) -> Tensor:
-    """What the floor of a division leaves: by -1 as by 1, for the least integer divided
-    by -1 ends the process.
+    """Return the remainder of the floor of a division.
+
+    Divisors of -1 become 1: the remainder is 0 as well, and the kernel does not crash.
     """
     if isinstance(other, Tensor):
         other = torch.where(other == -1, 1, other)
@@ -118,70 +119,63 @@ def _rest(self: Tensor, other: Any) -> Tensor:
 
 
 def whole(self: Tensor) -> Tensor:
-    """ceil, floor and trunc of integers."""
+    """Return the argument of ceil, floor or trunc, if it is an integer."""
     if self.is_floating_point():
-        raise NotImplementedError("only integers are put together from others")
+        raise NotImplementedError("the formula is for integers only")
     return self.clone()
 
 
 def summed_in_float32(target: Any) -> Callable[..., Any]:
-    """Of float16 and bfloat16: the same of float32, rounded once. Else PyTorch's own
-    decomposition.
+    """Return a formula that computes half precision in float32 and rounds once.
+
+    Other types use PyTorch's decomposition.
     """
 
     def widened(value: Any) -> Any:
-        return (
-            value.float()
-            if isinstance(value, Tensor) and value.dtype in _HALVES
-            else value
-        )
+        if isinstance(value, Tensor) and value.dtype in _HALVES:
+            return value.float()
+        return value
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        narrow = next(
-            (v.dtype for v in args if isinstance(v, Tensor) and v.dtype in _HALVES),
-            None,
-        )
-        if narrow is None:
+        types = [v.dtype for v in args if isinstance(v, Tensor)]
+        halves = [dtype for dtype in types if dtype in _HALVES]
+        if not halves:
             decomposition = decomposition_table.get(target)
             if decomposition is None:
-                raise NotImplementedError(
-                    "only half precision is put together from others"
-                )
+                raise NotImplementedError("the formula is for half precision only")
             return decomposition(*args, **kwargs)
-        results = target(
-            *map(widened, args),
-            **{name: widened(value) for name, value in kwargs.items()},
-        )
-        several = results if isinstance(results, tuple) else (results,)
-        rounded = tuple(
-            r.to(narrow) if isinstance(r, Tensor) and r.dtype == torch.float32 else r
-            for r in several
-        )
-        return rounded if isinstance(results, tuple) else rounded[0]
+
+        def rounded(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dtype == torch.float32:
+                return value.to(halves[0])
+            return value
+
+        wide_args = [widened(value) for value in args]
+        wide_kwargs = {name: widened(value) for name, value in kwargs.items()}
+        results = target(*wide_args, **wide_kwargs)
+        if isinstance(results, tuple):
+            return tuple(rounded(result) for result in results)
+        return rounded(results)
 
     return call
 
 
 def promoted(target: Any) -> Callable[..., Any]:
-    """The same with the tensor cast first, by the overload that is not being
-    decomposed.
-    """
+    """Return a formula that casts the tensor first and calls the other overload."""
     packet = target.overloadpacket
-    twin = packet.Scalar if target is packet.Tensor else packet.Tensor
+    is_tensor_overload = target is packet.Tensor
 
     def call(self: Tensor, other: Any, alpha: Any = 1) -> Any:
         cast = self.to(torch.result_type(self, other))
-        return (
-            twin(cast, other, alpha)
-            if twin is packet.Scalar
-            else twin(cast, other, alpha=alpha)
-        )
+        if is_tensor_overload:
+            return packet.Scalar(cast, other, alpha)
+        return packet.Tensor(cast, other, alpha=alpha)
 
     return call
 
 
 def sign(self: Tensor) -> Tensor:
-    """0 of NaN, as of zero."""
+    """Return the sign; 0 for NaN."""
     return (self > 0).to(self.dtype) - (self < 0).to(self.dtype)
 
 
@@ -190,59 +184,60 @@ def exp2(self: Tensor) -> Tensor:
 
 
 def signbit(self: Tensor) -> Tensor:
-    """Zeros have signs, too: those of their reciprocals. A NaN counts as positive."""
-    return (
-        (self < 0) | ((self == 0) & (self.reciprocal() < 0))
-        if self.is_floating_point()
-        else self < 0
-    )
+    """Return whether numbers are negative. NaN counts as positive."""
+    negative: Tensor = self < 0
+    if not self.is_floating_point():
+        return negative
+    # The reciprocal of -0.0 is minus infinity.
+    return negative | ((self == 0) & (self.reciprocal() < 0))
 
 
 def angle(self: Tensor) -> Tensor:
     real = self.to(torch.result_type(self, 1.0))
-    return torch.where(
-        real.isnan(), real, torch.where(real < 0, math.pi, 0.0).to(real.dtype)
-    )
+    is_nan = real.isnan()
+    angles = torch.where(real < 0, math.pi, 0.0).to(real.dtype)
+    return torch.where(is_nan, real, angles)
 
 
 def fmax(self: Tensor, other: Tensor) -> Tensor:
-    return torch.where(
-        self.isnan(),
-        other,
-        torch.where(other.isnan(), self, torch.maximum(self, other)),
-    )
+    is_nan = self.isnan()
+    other_is_nan = other.isnan()
+    larger = torch.maximum(self, other)
+    return torch.where(is_nan, other, torch.where(other_is_nan, self, larger))
 
 
 def fmin(self: Tensor, other: Tensor) -> Tensor:
-    return torch.where(
-        self.isnan(),
-        other,
-        torch.where(other.isnan(), self, torch.minimum(self, other)),
-    )
+    is_nan = self.isnan()
+    other_is_nan = other.isnan()
+    smaller = torch.minimum(self, other)
+    return torch.where(is_nan, other, torch.where(other_is_nan, self, smaller))
 
 
 def hypot(self: Tensor, other: Tensor) -> Tensor:
-    """Scaled by the larger one, so that no square overflows."""
+    """Return the length of a vector, scaled so that squares stay finite."""
     most = torch.maximum(self.abs(), other.abs())
     least = torch.minimum(self.abs(), other.abs())
     length = torch.where(most == 0, most, most * (1 + (least / most) ** 2).sqrt())
     return torch.where(self.isinf() | other.isinf(), math.inf, length)
 
 
-def of_scalar(self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    """amax and amin of a tensor without dimensions, or without elements."""
+def amax_of_scalar_or_empty(
+    self: Tensor, dim: Sequence[int] = (), keepdim: bool = False
+) -> Tensor:
+    """Compute amax or amin of a tensor without dimensions or without elements."""
     if not self.dim():
         return self.clone()
     if self.numel():
         raise NotImplementedError(
-            "only tensors without dimensions or elements are put together from others"
+            "the formula is for tensors without dimensions or elements only"
         )
     return self.sum(list(dim), keepdim=keepdim, dtype=self.dtype)
 
 
-def softmax_of_nothing(target: Any) -> Callable[..., Tensor]:
-    """softmax and log_softmax of a tensor without elements; else PyTorch's own
-    decomposition.
+def softmax_of_empty(target: Any) -> Callable[..., Tensor]:
+    """Return a formula of softmax or log_softmax for tensors without elements.
+
+    Other tensors use PyTorch's decomposition.
     """
 
     def call(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -254,19 +249,19 @@ def softmax_of_nothing(target: Any) -> Callable[..., Tensor]:
     return call
 
 
-def sum_along_one(
+def sum_along_one_dim(
     self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """sum along one dimension: of a tensor that has none, or along another one as well,
-    which has one element.
+    """Sum along one dimension.
+
+    The kernel needs two: the formula adds a dimension with one element. A tensor
+    without dimensions is its own sum.
     """
     plain = self.dtype if self.is_floating_point() or self.is_complex() else torch.int64
     if not self.dim():
-        return of_scalar(self.to(dtype or plain))
+        return amax_of_scalar_or_empty(self.to(dtype or plain))
     if not dim or len(dim) > 1:
-        raise NotImplementedError(
-            "only sums along one dimension are put together from others"
-        )
+        raise NotImplementedError("the formula sums along one dimension only")
     along = dim[0] % self.dim()
     total: Tensor = self.unsqueeze(0).sum([0, along + 1], keepdim=keepdim, dtype=dtype)
     return total.squeeze(0) if keepdim else total
@@ -275,14 +270,14 @@ def sum_along_one(
 def sort(
     self: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True
 ) -> tuple[Tensor, Tensor]:
-    """Stable, NaN last: an element's place is the number of those that come before it."""
+    """Sort stably, NaN last. An element's index is the number of elements before it."""
     if not self.dim():
         return self.clone(), torch.zeros((), dtype=torch.int64)
     x = self.transpose(dim, -1)
     size = x.shape[-1]
     if not isinstance(self.numel() * size, int) or self.numel() * size > SORTED:
         raise NotImplementedError(
-            f"sorting compares all pairs, up to {SORTED}, and these are more"
+            f"the formula for sorting compares all pairs of elements, at most {SORTED}"
         )
     mine = x.unsqueeze(-1)
     theirs = x.unsqueeze(-2)
@@ -305,11 +300,11 @@ def sort_stable(
 
 
 def median(self: Tensor) -> Tensor:
-    """The lower one of two; NaN if there is one."""
+    """Return the lower median; NaN if an element is NaN."""
     ordered = sort(self.reshape(-1))[0]
-    return torch.where(
-        self.isnan().any(), math.nan, ordered[(self.numel() - 1) // 2]
-    ).to(self.dtype)
+    has_nan = self.isnan().any()
+    middle = ordered[(self.numel() - 1) // 2]
+    return torch.where(has_nan, math.nan, middle).to(self.dtype)
 
 
 def searchsorted(
@@ -321,11 +316,9 @@ def searchsorted(
     side: Any = None,
     sorter: Any = None,
 ) -> Tensor:
-    """The number of boundaries before a value, for which NaN is the largest one."""
+    """Return the number of boundaries before a value. NaN is the largest value."""
     if sorter is not None:
-        raise NotImplementedError(
-            "a sequence that is sorted by indices is not put together from others"
-        )
+        raise NotImplementedError("the formula does not support a sorter")
     bounds = sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
     if sequence.dim() == 1:
@@ -352,7 +345,7 @@ def put(
 def addbmm(
     self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """The sum over all batches; that of float16 and bfloat16 is rounded once."""
+    """Return the sum over all batches. Half precision is rounded once."""
     if self.dtype in _HALVES:
         wide = addbmm(
             self.float(), batch1.float(), batch2.float(), beta=beta, alpha=alpha
@@ -383,23 +376,21 @@ def trilinear(
         return tensor
 
     if not i1.is_floating_point():
-        raise NotImplementedError(
-            "sums of integers in their own width are not put together from others"
-        )
+        raise NotImplementedError("the formula is for floats only")
     product = expand(i1, expand1) * expand(i2, expand2) * expand(i3, expand3)
     return product.sum(sumdim) if sumdim else product
 
 
 def upsample_bilinear2d(input: Tensor, *args: Any) -> Tensor:
-    """PyTorch's own decomposition, which rounds integers otherwise than eager."""
+    """Call PyTorch's decomposition, which is right for floats only."""
     if not input.is_floating_point():
-        raise NotImplementedError("it rounds integers in another way than eager")
+        raise NotImplementedError("it rounds integers differently than eager PyTorch")
     result: Tensor = decomposition_table[aten.upsample_bilinear2d.vec](input, *args)
     return result
 
 
 def empty(size: Any, *_: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """Every tensor of a program file is dense."""
+    """Return a dense tensor, as all tensors of a program file are."""
     return torch.empty(size, dtype=dtype)
 
 
@@ -418,54 +409,53 @@ def scatter_reduce(
 ) -> Tensor:
     if reduce != "sum":
         raise NotImplementedError(
-            f"the reduction {reduce!r} is not put together from others"
+            f"the formula does not support the reduction {reduce!r}"
         )
     start = self if include_self else self.scatter(dim, index, 0)
     return start.scatter_add(dim, index, src)
 
 
-def pow_of_tensor(self: Tensor, exponent: Any) -> Tensor:
-    """Of integers: by squaring, which wraps around as eager does."""
+def pow_of_integers(self: Tensor, exponent: Any) -> Tensor:
+    """Compute powers of integers by squaring, which wraps around as in eager PyTorch."""
     if (
         self.is_floating_point()
         or not isinstance(exponent, int)
         or not 0 <= exponent <= LARGEST_POWER
     ):
         raise NotImplementedError(
-            f"only integers to a power of up to {LARGEST_POWER} are put together from"
-            " others"
+            "the formula is for integers to the power of an integer from 0 to"
+            f" {LARGEST_POWER}"
         )
     result = torch.ones_like(self)
     square = self
     while exponent:
-        result = result * square if exponent & 1 else result
-        square = square * square if exponent > 1 else square
+        if exponent & 1:
+            result = result * square
+        if exponent > 1:
+            square = square * square
         exponent = exponent >> 1
     return result
 
 
-def product_over_nothing(self: Tensor, mat2: Tensor) -> Tensor:
-    """mm and bmm of matrices with nothing to sum."""
+def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
+    """Compute mm or bmm of matrices with an inner dimension of 0."""
     if self.shape[-1] != 0:
         raise NotImplementedError(
-            "only products with nothing to sum are put together from others"
+            "the formula is for matrices with an inner dimension of 0 only"
         )
     return torch.zeros([*self.shape[:-1], mat2.shape[-1]], dtype=self.dtype)
 
 
-def cat_of_nothing(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """cat of tensors without elements."""
+def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors without elements."""
     if any(t.numel() for t in tensors):
-        raise NotImplementedError(
-            "only tensors without elements are put together from others"
-        )
-    # PyTorch takes tensors of the shape [0] beside any
+        raise NotImplementedError("the formula is for tensors without elements only")
+    # PyTorch ignores tensors of the shape [0].
     shaped = [t for t in tensors if t.dim() > 1] or list(tensors)
     shape = list(shaped[0].shape)
     shape[dim] = sum(t.shape[dim] for t in shaped)
-    return torch.empty(
-        shape, dtype=functools.reduce(torch.promote_types, [t.dtype for t in tensors])
-    )
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+    return torch.empty(shape, dtype=dtype)
 
 
 def narrow_copy(self: Tensor, dim: int, start: Any, length: Any) -> Tensor:
@@ -480,60 +470,56 @@ def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
-    """Negative pads take elements away; the others are the kernel's."""
+    """Crop by slices for negative pads, and pad by the kernel."""
     for k, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = self.dim() - 1 - k
         start = max(-front, 0)
         end = self.shape[dim] - max(-back, 0)
         self = aten.slice.Tensor(self, dim, start, end)
-    rest = [max(p, 0) for p in pad]
-    return (
-        aten.constant_pad_nd.default(self, rest, value) if any(rest) else self.clone()
-    )
+    positive = [max(p, 0) for p in pad]
+    if not any(positive):
+        return self.clone()
+    padded: Tensor = aten.constant_pad_nd.default(self, positive, value)
+    return padded
 
 
 def shift(target: Any) -> Callable[..., Any]:
-    """``x << n`` and ``x >> n`` of integers by the operator that kernels have."""
+    """Return a formula of ``x << n`` or ``x >> n`` by the operator with a kernel."""
 
     def call(self: Tensor, other: Any) -> Any:
-        return (
-            target.Tensor_Scalar(self, other)
-            if not isinstance(other, Tensor)
-            else target.Tensor(self, other)
-        )
+        if isinstance(other, Tensor):
+            return target.Tensor(self, other)
+        return target.Tensor_Scalar(self, other)
 
     return call
 
 
 def left_shift(self: Tensor, other: Any) -> Tensor:
-    """0 by counts below zero and from the width of the type on."""
+    """Shift left; counts below 0 or beyond the type's width give 0."""
     bits = self.dtype.itemsize * 8
-    if not isinstance(other, Tensor):
-        return (
-            torch.bitwise_left_shift(self, other)
-            if 0 <= other < bits
-            else torch.zeros_like(self)
-        )
-    outside = (other < 0) | (other >= bits)
-    shifted = torch.bitwise_left_shift(self, torch.where(outside, 0, other))
-    return torch.where(outside, 0, shifted)
+    if isinstance(other, Tensor):
+        outside = (other < 0) | (other >= bits)
+        shifted = torch.bitwise_left_shift(self, torch.where(outside, 0, other))
+        return torch.where(outside, 0, shifted)
+    if 0 <= other < bits:
+        return torch.bitwise_left_shift(self, other)
+    return torch.zeros_like(self)
 
 
 def right_shift(self: Tensor, other: Any) -> Tensor:
-    """The sign of each number by counts below zero and from the width of the type on."""
+    """Shift right; counts below 0 or beyond the type's width give 0 or -1."""
     bits = self.dtype.itemsize * 8
-    if not isinstance(other, Tensor):
-        return (
-            torch.bitwise_right_shift(self, other)
-            if 0 <= other < bits
-            else _signs(self)
-        )
-    outside = (other < 0) | (other >= bits)
-    shifted = torch.bitwise_right_shift(self, torch.where(outside, 0, other))
-    return torch.where(outside, _signs(self), shifted)
+    if isinstance(other, Tensor):
+        outside = (other < 0) | (other >= bits)
+        shifted = torch.bitwise_right_shift(self, torch.where(outside, 0, other))
+        return torch.where(outside, _signs(self), shifted)
+    if 0 <= other < bits:
+        return torch.bitwise_right_shift(self, other)
+    return _signs(self)
 
 
 def _signs(self: Tensor) -> Tensor:
+    """Return -1 for negative numbers, else 0."""
     return -((self < 0).to(self.dtype))
 
 
@@ -542,8 +528,12 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Tensor: remainder,
     **{
         target: promoted(target)
-        for p in (aten.add, aten.sub)
-        for target in (p.Scalar, p.Tensor)
+        for target in (
+            aten.add.Scalar,
+            aten.add.Tensor,
+            aten.sub.Scalar,
+            aten.sub.Tensor,
+        )
     },
     aten.div.Scalar_mode: rounded_division,
     aten.div.Tensor_mode: rounded_division,
@@ -565,8 +555,8 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
             aten.var_mean.correction,
         )
     },
-    aten.pow.Tensor_Scalar: pow_of_tensor,
-    aten.cat.default: cat_of_nothing,
+    aten.pow.Tensor_Scalar: pow_of_integers,
+    aten.cat.default: cat_of_empty,
     aten.constant_pad_nd.default: crop_and_pad,
     **{
         t: left_shift
@@ -587,7 +577,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
         target: shift(aten.bitwise_right_shift)
         for target in (aten.__rshift__.Scalar, aten.__rshift__.Tensor)
     },
-    **{target: product_over_nothing for target in (aten.mm.default, aten.bmm.default)},
+    **{target: empty_product for target in (aten.mm.default, aten.bmm.default)},
     aten.sign.default: sign,
     aten.floor_divide.default: floor_divide,
     aten.narrow_copy.default: narrow_copy,
@@ -600,12 +590,12 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.fmin.default: fmin,
     aten.hypot.default: hypot,
     **{
-        t: softmax_of_nothing(t)
+        t: softmax_of_empty(t)
         for t in (aten._softmax.default, aten._log_softmax.default)
     },
-    aten.amax.default: of_scalar,
-    aten.amin.default: of_scalar,
-    aten.sum.dim_IntList: sum_along_one,
+    aten.amax.default: amax_of_scalar_or_empty,
+    aten.amin.default: amax_of_scalar_or_empty,
+    aten.sum.dim_IntList: sum_along_one_dim,
     aten.sort.default: sort,
     aten.sort.stable: sort_stable,
     aten.median.default: median,
@@ -624,13 +614,11 @@ FORMULAS |= COMPLEX_FORMULAS
 
 
 def _for_real(target: Any) -> Callable[..., Any] | None:
-    """What computes an operator of real numbers: its formula, or PyTorch's
-    decomposition.
-    """
+    """Return the formula or PyTorch's decomposition of an operator on real numbers."""
     return FORMULAS.get(target) or decomposition_table.get(target)
 
 
 FORMULAS |= {
     target: only_complex(formula, _for_real(target))
-    for target, formula in IF_COMPLEX.items()
+    for target, formula in FORMULAS_IF_COMPLEX.items()
 }

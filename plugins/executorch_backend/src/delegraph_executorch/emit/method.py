@@ -1,6 +1,4 @@
-"""One method: its inputs, the body, the write-back of its state, its outputs, and the
-plan of its memory.
-"""
+"""Emit one method: inputs, instructions, written state, outputs and memory plan."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..containers import encode_inputs, encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
-from ..program.shared_memory import MEMORY
-from ..program.tables import (
+from ..program.pte_tables import (
     Chain,
     ContainerMetadata,
     EValue,
@@ -32,15 +29,16 @@ from ..program.tables import (
     Instruction,
     NonConstBufferDevice,
 )
+from ..program.shared_memory import MEMORY
 from .assembler import Assembler
-from .body import Body, Item, Result
 from .context import Context, Delegates
-from .finish import finish_values
+from .file_values import finish_values
+from .graph_emitter import GraphEmitter, Item, Result
 from .in_place import KERNEL, find_in_place
 from .kernel_calls import copy_tensor
-from .sizes import size_relations, upper_bounds
-from .sources import stack_traces
-from .values import TensorValue, ValueTable, constant_tensor, planned_tensor
+from .method_values import TensorValue, ValueTable, constant_tensor, planned_tensor
+from .size_bounds import size_relations, upper_bounds
+from .stack_frames import stack_traces
 
 _WRITES = (
     OutputKind.BUFFER_MUTATION,
@@ -57,12 +55,26 @@ _VARYING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class DebugHandles:
-    """Of one method: the debug handle of each instruction, and of each delegate its
-    debug handle map.
-    """
+    """The debug handle of each instruction of a method, and each delegate's handle map."""
 
     instructions: tuple[int | None, ...]
     delegates: tuple[dict[Any, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options of one method.
+
+    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory,
+    or the caller provides it. ``inputs_on_device``: whether inputs that only a delegate
+    on a device reads are in the device's memory. ``outputs_on_device``: whether results
+    of such a delegate stay there.
+    """
+
+    plan_inputs: bool = True
+    plan_outputs: bool = True
+    inputs_on_device: bool = False
+    outputs_on_device: bool = False
 
 
 def emit_method(
@@ -70,51 +82,40 @@ def emit_method(
     program: ExportedProgram,
     delegates: list[DelegateContents],
     context: Context,
-    plan_inputs: bool = True,
-    plan_outputs: bool = True,
-    takes_device: bool = False,
-    gives_device: bool = False,
+    options: MethodOptions,
 ) -> tuple[ExecutionPlan, DebugHandles]:
-    """The table of a method. Raises Unsupported for what a program file, or the
-    kernels, cannot hold.
+    """Return the plan of a method.
 
-    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory,
-    or the caller brings it. ``takes_device`` and ``gives_device``: whether inputs that
-    only a delegate of another device reads come from that device's memory, and results
-    of such a delegate stay there.
+    Raises Unsupported if a program file cannot hold the method, or kernels are missing.
     """
 
     def emit(folded: dict[Node, Result]) -> _Method:
-        method = _Method(name, program, Delegates(context, delegates), context)
-        method.body.folded = folded
-        method.plan_inputs = plan_inputs
-        method.plan_outputs = plan_outputs
-        method.takes_device = takes_device
-        method.gives_device = gives_device
+        used = Delegates(context, delegates)
+        method = _Method(name, program, used, context, options)
+        method.emitter.folded = folded
         method.emit()
         return method
 
     method = emit({})
-    # known from the start, so that what they were computed from is not emitted
-    if method.body.folded:
-        method = emit(method.body.folded)
+    # Emit again with all folded calls known, to leave out the inputs of these calls.
+    if method.emitter.folded:
+        method = emit(method.emitter.folded)
     return method.finish()
 
 
 def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPlan:
-    """The table of a method that only returns a value: tensors, numbers, strings, or
-    containers of them.
+    """Return the plan of a method that only returns a value.
+
+    The value is a tensor, a number, a string, or a container of these.
     """
     leaves, structure = pytree.tree_flatten(value)
     values = ValueTable()
-    outputs = [
-        (
-            values.position(constant_tensor(v))
-            if isinstance(v, torch.Tensor)
-            else values.constant(v)
-        )
-        for v in leaves
-    ]
+    outputs = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            outputs.append(values.position(constant_tensor(leaf)))
+        else:
+            outputs.append(values.constant(leaf))
     finished = finish_values(values.entries, {}, context)
     container = ContainerMetadata(
         encode_structure(pytree.tree_structure(((), {}))), encode_structure(structure)
@@ -130,11 +131,10 @@ def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPl
 
 
 def training_methods(name: str, program: ExportedProgram) -> dict[str, Any]:
-    """What a trainer asks of a joint method, by the names of constant methods:
-    ExecuTorch's reads these.
+    """Return the constant methods that ExecuTorch's trainer calls for a joint method.
 
-    Where gradients and parameters start among the outputs, and what the parameters are
-    called; {} for other methods.
+    They give the positions of the first gradient and the first parameter among the
+    outputs, and the parameters' names. Other methods have none.
     """
     kinds = [
         s.kind for s in program.graph_signature.output_specs if s.kind in _RETURNED
@@ -158,6 +158,7 @@ class _Method:
         program: ExportedProgram,
         delegates: Delegates,
         context: Context,
+        options: MethodOptions,
     ) -> None:
         self.name = name
         self.program = program
@@ -165,125 +166,131 @@ class _Method:
         self.assembler = Assembler()
         self.delegates = delegates
         ranges = program.range_constraints
-        self.body = Body(
+        self.emitter = GraphEmitter(
             program.graph_module, self.assembler, self.delegates, context, ranges
         )
-        self.plan_inputs = self.plan_outputs = True
-        self.takes_device = self.gives_device = False
+        self.options = options
         self.state: dict[str, TensorValue] = {}
         self.inputs: list[Item] = []
         self.input_positions: list[int] = []
         self.output_positions: list[int] = []
 
     def emit(self) -> None:
+        """Append the instructions of the method."""
         self._bind_placeholders()
-        self.input_positions = [self.body.position(i) for i in self.inputs]
+        self.input_positions = [self.emitter.position(i) for i in self.inputs]
         if KERNEL in self.context.kernels:
             states = {
-                n: v
-                for n, v in self.body.of.items()
-                if isinstance(v, TensorValue) and v.storage.home is Home.STATE
+                node: value
+                for node, value in self.emitter.of.items()
+                if isinstance(value, TensorValue) and value.storage.home is Home.STATE
             }
-            self.body.in_place = find_in_place(self.program, states)
-        if self.takes_device:
-            self.body.inputs_on_device = frozenset(
+            self.emitter.in_place = find_in_place(self.program, states)
+        if self.options.inputs_on_device:
+            self.emitter.inputs_on_device = frozenset(
                 i for i in self.inputs if isinstance(i, TensorValue)
             )
-        if self.gives_device:
-            # what the method writes, or returns twice, it has to copy itself, which it
-            # can on the host only
-            values = [value for _, value in self._specs()]
-            results = (
-                value
-                for spec, value in self._specs()
-                if spec.kind is OutputKind.USER_OUTPUT
-            )
-            self.body.results_on_device = frozenset(
-                v for v in results if isinstance(v, Node) and values.count(v) == 1
-            )
-        self.body.emit()
+        if self.options.outputs_on_device:
+            self.emitter.results_on_device = self._results_on_device()
+        self.emitter.emit()
         self.assembler.handle = None
         outputs = self._outputs()
         self._write_back()
-        self.output_positions = [self.body.position(o) for o in outputs]
-        # with its first value, also if this method only reads a view of it
+        self.output_positions = [self.emitter.position(o) for o in outputs]
+        # Store the first values of all states, even if the method reads only views of
+        # them.
         for state in self.state.values():
-            self.body.position(state)
+            self.emitter.position(state)
+
+    def _results_on_device(self) -> frozenset[Node]:
+        """Return the results that may stay on a device.
+
+        Results that are written to a buffer, or returned twice, need a copy by the host.
+        """
+        values = [value for _, value in self._specs()]
+        return frozenset(
+            value
+            for spec, value in self._specs()
+            if spec.kind is OutputKind.USER_OUTPUT
+            and isinstance(value, Node)
+            and values.count(value) == 1
+        )
 
     def finish(self) -> tuple[ExecutionPlan, DebugHandles]:
-        """The table of what was emitted; its constants and blobs go to the pools that
-        methods share.
-        """
-        plan = self._finish(self.input_positions, self.output_positions)
+        """Return the plan; add its constants and blobs to the pools of all methods."""
+        plan = self._plan()
         maps = tuple(dict(d.debug_handle_map) for d in self.delegates.used.values())
         handles = DebugHandles(tuple(self.assembler.handles), maps)
         return plan, handles
 
     def _bind_placeholders(self) -> None:
+        """Create the values of inputs, buffers and constants."""
         written = written_targets(self.program)
         trained = trained_targets(self.program)
-        given = {
+        written_inputs = {
             s.target
             for s in self.program.graph_signature.output_specs
             if s.kind in _WRITES
         }
         for node, spec in placeholders(self.program):
+            target = str(spec.target)
             if spec.kind is InputKind.USER_INPUT:
-                self.body.of[node] = item = self._input(
-                    node, written_by_program=spec.arg.name in given
-                )
+                item = self._input(node, is_written=spec.arg.name in written_inputs)
+                self.emitter.of[node] = item
                 self.inputs.append(item)
-            elif spec.target in written or (
-                spec.target not in trained and self._place(spec) is not None
-            ):
-                # another method writes it, or this one
-                self.body.of[node] = self.state[str(spec.target)] = self._state(spec)
-            elif spec.target in trained:
-                made = self._constant(node, spec, is_trained=True)
-                self.body.of[node] = self.state[str(spec.target)] = (
-                    made if made.file else self._state(spec)
-                )
+                continue
+            is_trained = spec.target in trained
+            # This method writes the buffer, or another one does.
+            is_shared = not is_trained and self._place(spec) is not None
+            if spec.target in written or is_shared:
+                value = self._state(spec)
+                self.state[target] = value
+            elif is_trained:
+                value = self._constant(node, spec, is_trained=True)
+                if not value.file:
+                    value = self._state(spec)
+                self.state[target] = value
             else:
-                self.body.of[node] = self._constant(node, spec, is_trained=False)
+                value = self._constant(node, spec, is_trained=False)
+            self.emitter.of[node] = value
 
-    def _input(self, node: Node, written_by_program: bool) -> Item:
+    def _input(self, node: Node, is_written: bool) -> Item:
         val = node.meta.get("val")
+        if isinstance(val, torch.SymInt | torch.SymFloat):
+            return self.emitter.new_value(val, node)
         if not isinstance(val, torch.Tensor):
-            return (
-                self.body.new_value(val, node)
-                if isinstance(val, torch.SymInt | torch.SymFloat)
-                else val
-            )
+            return val
         sizes, varies = upper_bounds(val.shape, self.program.range_constraints, node)
-        planned = self.plan_inputs and not written_by_program
-        return planned_tensor(
-            val.dtype, sizes, varies, Home.PLANNED if planned else Home.GIVEN
-        )
+        is_planned = self.options.plan_inputs and not is_written
+        home = Home.PLANNED if is_planned else Home.GIVEN
+        return planned_tensor(val.dtype, sizes, varies, home)
 
     def _constant(self, node: Node, spec: InputSpec, is_trained: bool) -> TensorValue:
         made = constant_tensor(tensor_of(self.program, spec))
-        made.file = (
-            self.context.file_of(node, is_trained) if _is_of_model(node, spec) else ""
-        )
-        made.name = str(spec.target) if made.file else ""
+        if _is_of_model(node, spec):
+            made.file = self.context.file_of(node, is_trained)
+        if made.file:
+            made.name = str(spec.target)
         return made
 
     def _state(self, spec: InputSpec) -> TensorValue:
+        """Return the value of a buffer that keeps its content between runs."""
         tensor = tensor_of(self.program, spec)
-        given = spec.kind is InputKind.BUFFER and not self.context.plans_states
-        home = Home.GIVEN if given else Home.STATE
+        is_buffer = spec.kind is InputKind.BUFFER
+        is_planned = self.context.plans_states or not is_buffer
+        home = Home.STATE if is_planned else Home.GIVEN
         made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, home)
         made.initial = tensor
-        if home is Home.STATE and (place := self._place(spec)) is not None:
+        offset = self._place(spec)
+        if is_planned and offset is not None:
             made.storage.memory_id = MEMORY
-            made.storage.offset = place
-        made.name = str(spec.target) if self.context.names_states else ""
+            made.storage.offset = offset
+        if self.context.names_states:
+            made.name = str(spec.target)
         return made
 
     def _place(self, spec: InputSpec) -> int | None:
-        """Where a buffer lies in the memory of states; None if the method plans a place
-        for it.
-        """
+        """Return a buffer's offset in the memory of states, if it has one."""
         return self.context.places.offsets.get((self.name, str(spec.target)))
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
@@ -294,90 +301,80 @@ class _Method:
         )
 
     def _outputs(self) -> list[Item]:
-        """What the caller gets. It is copied where it is memory that is not the
-        method's to give away.
+        """Return the values that the caller gets.
 
-        The parameters of a joint program come last, and are not copied: a trainer
-        updates them where they are.
+        Outputs are copied if their memory is used otherwise. The parameters of a joint
+        program come last and are not copied: a trainer updates them in place.
         """
         outputs: list[Item] = []
         for spec, value in self._specs():
-            if spec.kind in _RETURNED:
-                item = self.body.item(value)
-                taken = isinstance(item, TensorValue) and self._is_taken(item, outputs)
-                outputs.append(self._copied(item) if taken else item)
-        return [
-            *outputs,
-            *(self._trained(target) for target in trained_targets(self.program)),
-        ]
+            if spec.kind not in _RETURNED:
+                continue
+            item = self.emitter.item(value)
+            if isinstance(item, TensorValue) and self._needs_copy(item, outputs):
+                item = self._copied(item)
+            outputs.append(item)
+        for target in trained_targets(self.program):
+            outputs.append(self._trained(target))
+        return outputs
 
     def _trained(self, target: str) -> TensorValue:
         if target not in self.state:
             text = (
-                f"the program returns a gradient for {target}, which is no parameter"
-                " that it reads"
+                f"the program returns a gradient for {target}, but does not read a"
+                " parameter of this name"
             )
-            raise Unsupported(
-                "unsupported", text, hint="train it, or leave its gradient out"
-            )
+            hint = "use the parameter in the model, or do not return its gradient"
+            raise Unsupported("unsupported", text, hint=hint)
         return self.state[target]
 
-    def _is_taken(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
+    def _needs_copy(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
+        """Return whether the memory of an output has another use."""
         if item.storage.home is not Home.PLANNED:
             return True
-        if not self.plan_outputs and self._has_views(item):
+        if not self.options.plan_outputs and self._has_views(item):
             return True
         return any(
-            isinstance(o, TensorValue) and o.storage is item.storage
-            for o in (*outputs, *self.inputs)
+            isinstance(other, TensorValue) and other.storage is item.storage
+            for other in (*outputs, *self.inputs)
         )
 
     def _has_views(self, item: TensorValue) -> bool:
-        """A caller brings memory for the output alone, not for other tensors that share
-        it.
+        """Return whether other tensors share the memory of an output.
+
+        A caller that provides memory does so for the output alone.
         """
         return any(
             t is not item and t.storage is item.storage
             for t in self.assembler.values.tensors()
         )
 
-    def _copied(self, item: Item) -> Item:
-        assert isinstance(item, TensorValue)
+    def _copied(self, item: TensorValue) -> TensorValue:
         made = planned_tensor(item.dtype, item.sizes, item.varies)
-        copy_tensor(self.body, item, made)
+        copy_tensor(self.emitter, item, made)
         return made
 
     def _write_back(self) -> None:
-        """Buffers and inputs that the program writes get their new values, after all
-        old ones were read.
-        """
+        """Write new values to buffers and inputs, after all old values were read."""
         writes = [
-            (self._written(s), self.body.item(v))
-            for s, v in self._specs()
-            if s.kind in _WRITES
+            (self._written(spec), self.emitter.tensor(value))
+            for spec, value in self._specs()
+            if spec.kind in _WRITES
         ]
-        targets = {target.storage for target, _ in writes}
-        safe = [
-            (
-                target,
-                (
-                    self._copied(v)
-                    if isinstance(v, TensorValue)
-                    and v.storage in targets
-                    and v is not target
-                    else v
-                ),
-            )
-            for target, v in writes
-        ]
+        written = {target.storage for target, _ in writes}
+        # A new value may be the old value of another buffer: copy it before any write.
+        safe = []
+        for target, value in writes:
+            if value.storage in written and value is not target:
+                value = self._copied(value)
+            safe.append((target, value))
         for target, value in safe:
-            assert isinstance(value, TensorValue)
             if value is not target:
-                position = self.body.position(target)
+                position = self.emitter.position(target)
                 args = [
                     position,
-                    self.body.position(value),
-                    self.body.position(False),
+                    self.emitter.position(value),
+                    self.emitter.position(False),
                     position,
                 ]
                 self.assembler.kernel("aten::copy_", "", args)
@@ -387,46 +384,45 @@ class _Method:
         if spec.kind is not OutputKind.USER_INPUT_MUTATION:
             return self.state[target]
         node = next(n for n, s in placeholders(self.program) if n.name == target)
-        return self.body.tensor(node)
+        return self.emitter.tensor(node)
 
-    def _finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> ExecutionPlan:
+    def _plan(self) -> ExecutionPlan:
+        """Plan the memory and return the plan of the method."""
         entries = self.assembler.values.entries
         uses = [
             [t.storage for t in tensors] for tensors in self.assembler.tensors_used()
         ]
-        self._release_outputs(outputs)
+        self._release_outputs()
         devices = self._number_devices()
         if devices and self.context.places.are_shared_by(self.name):
             text = (
-                f"method {self.name} plans memory of another device, and a runtime"
-                " gives such a method all its memory"
+                f"method {self.name} cannot share its buffers: it plans memory of another"
+                " device, and runtimes give such a method memory of its own"
             )
             hint = (
                 "leave out share_mutable_buffers, or plan for the host:"
                 " enable_non_cpu_memory_planning=False"
             )
-            raise Unsupported(
-                "unsupported",
-                f"{text} alone: it would not share its buffers",
-                hint=hint,
-            )
-        lifetimes = find_lifetimes(
-            uses, self._storages(inputs), self._storages(outputs), self.assembler.loops
-        )
+            raise Unsupported("unsupported", text, hint=hint)
+        inputs = self._storages(self.input_positions)
+        outputs = self._storages(self.output_positions)
+        lifetimes = find_lifetimes(uses, inputs, outputs, self.assembler.loops)
         offsets, sizes = plan_memory(lifetimes, self.context.alignment)
-        # in all methods, since a runtime may give them one memory
-        if size := self.context.places.size:
+        # Every method has the memory of states: a runtime may share it between methods.
+        states_size = self.context.places.size
+        if states_size:
             sizes += [0] * (MEMORY + 1 - len(sizes))
-            sizes[MEMORY] = size
+            sizes[MEMORY] = states_size
         values = finish_values(entries, offsets, self.context)
         instructions = tuple(Instruction(call) for call in self.assembler.instructions)
+        chain = Chain(instructions=instructions, stacktrace=self._stack_traces())
         return ExecutionPlan(
             name=self.name,
             container=self._container(),
             values=tuple(EValue(v) for v in values),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            chains=(Chain(instructions=instructions, stacktrace=self._stack_traces()),),
+            inputs=tuple(self.input_positions),
+            outputs=tuple(self.output_positions),
+            chains=(chain,),
             operators=tuple(self.assembler.operators),
             delegates=self.delegates.tables(),
             memory_sizes=tuple(sizes),
@@ -434,7 +430,7 @@ class _Method:
         )
 
     def _number_devices(self) -> tuple[NonConstBufferDevice, ...]:
-        """Give each device a memory behind the host's, and say which it is."""
+        """Give each device a memory after those of the host."""
         storages = [t.storage for t in self.assembler.values.tensors()]
         places = sorted(
             {
@@ -443,9 +439,10 @@ class _Method:
                 if s.place is not None and s.is_planned and s.nbytes
             }
         )
-        after = max((s.memory_id for s in storages if s.place is None), default=1)
-        after = max(after, MEMORY if self.context.places.size else 1)
-        numbers = {place: after + k for k, place in enumerate(places, 1)}
+        last = max((s.memory_id for s in storages if s.place is None), default=1)
+        if self.context.places.size:
+            last = max(last, MEMORY)
+        numbers = {place: last + k for k, place in enumerate(places, 1)}
         for storage in storages:
             if storage.place in numbers:
                 storage.memory_id = numbers[storage.place]
@@ -463,21 +460,19 @@ class _Method:
         entries = [self.assembler.values.entries[p] for p in positions]
         return [e.storage for e in entries if isinstance(e, TensorValue)]
 
-    def _release_outputs(self, outputs: Sequence[int]) -> None:
-        """Outputs that the caller brings memory for have none in the plan; parameters
-        that it trains keep theirs.
+    def _release_outputs(self) -> None:
+        """Plan no memory for outputs if the caller provides it.
+
+        Trained parameters keep their memory.
         """
-        if not self.plan_outputs:
-            for position in outputs:
-                entry = self.assembler.values.entries[position]
-                if (
-                    isinstance(entry, TensorValue)
-                    and entry.storage.home is Home.PLANNED
-                ):
-                    entry.storage.home = Home.GIVEN
+        if self.options.plan_outputs:
+            return
+        for storage in self._storages(self.output_positions):
+            if storage.home is Home.PLANNED:
+                storage.home = Home.GIVEN
 
     def _ranges(self, mark: str) -> dict[int, Sequence[int]]:
-        """Position of an input -> the range that it is marked with."""
+        """Return the marked range of each input, by position."""
         return {
             k: node.meta[mark]
             for k, node in enumerate(user_inputs(self.program))
@@ -485,22 +480,24 @@ class _Method:
         }
 
     def _container(self) -> ContainerMetadata:
+        """Return the structure of inputs and outputs, as text."""
         spec = self.program.call_spec
-        signature: Any = self.program.module_call_graph[0].signature
-        names = signature.forward_arg_names or ()
-        fixed = [
-            k
-            for k, n in enumerate(user_inputs(self.program))
-            if not isinstance(n.meta.get("val"), _VARYING)
-        ]
-        sizes = size_relations(self.program)
-        within = self._ranges(WITHIN)
-        indexed = self._ranges(INDEXED)
-        takes = (
-            encode_inputs(spec.in_spec, names, sizes, fixed, within, indexed)
-            if spec.in_spec is not None
-            else ""
-        )
+        takes = ""
+        if spec.in_spec is not None:
+            signature: Any = self.program.module_call_graph[0].signature
+            fixed = [
+                k
+                for k, node in enumerate(user_inputs(self.program))
+                if not isinstance(node.meta.get("val"), _VARYING)
+            ]
+            takes = encode_inputs(
+                spec.in_spec,
+                signature.forward_arg_names or (),
+                size_relations(self.program),
+                fixed,
+                self._ranges(WITHIN),
+                self._ranges(INDEXED),
+            )
         used = self.delegates.used.values()
         outputs = encode_outputs(
             spec.out_spec,
@@ -513,18 +510,15 @@ class _Method:
 
 
 def _facts_of_file(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts that are true of a delegate in a file; a hint is for the person
-    who lowers the program.
-    """
+    """Return a delegate's facts without hints, which concern only the compiler's user."""
     return {name: text for name, text in facts.items() if name != "hint"}
 
 
 def _is_of_model(node: Node, spec: InputSpec) -> bool:
-    """Whether a constant has a name in the model: export numbers what it lifts out of
-    code, and so do we what we fold.
+    """Return whether a constant has a name in the model.
 
-    Such numbers mean something else in each method, so a data file could not tell them
-    apart.
+    Export numbers tensors that it lifts out of code, and delegraph numbers folded ones.
+    The same number means another tensor in each method, so data files cannot hold them.
     """
     is_attribute = node.name.startswith("c_") and "_lifted_tensor" not in node.name
     return spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) or is_attribute

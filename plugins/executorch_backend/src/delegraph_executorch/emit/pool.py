@@ -1,6 +1,4 @@
-"""Bytes that the file holds once, whoever uses them: constants, initial states, blobs
-of delegates.
-"""
+"""Collect bytes that a file stores once: constants, initial states and delegate blobs."""
 
 from __future__ import annotations
 
@@ -16,16 +14,15 @@ from delegraph.io.blob import equal, head
 from ..serialize.file import write_content
 
 _COMPARED_FIRST = 64
-"""Contents of one length are compared as a whole only if they begin with the same
-bytes, as many as this.
+"""Bytes that are compared first. Only contents with the same start are compared whole.
 """
 
 
 class Pool:
-    """Contents by position, equal ones once, each aligned to what every use of it
-    needs; no tensor is copied or joined.
+    """Contents by position. Equal contents are stored once, and nothing is copied.
 
-    ``alignment``: bytes that every content is aligned to.
+    A content is aligned to the least common multiple of all its uses' alignments and
+    ``alignment``.
     """
 
     def __init__(self, alignment: int = 1) -> None:
@@ -33,37 +30,35 @@ class Pool:
         self._count = 0
         self._alignment = alignment
         self._alignments: dict[int, int] = {}
-        # made by the first search
-        self._alike: dict[tuple[int, bytes], list[int]] | None = None
+        # Filled by the first search: most programs have no named data to search for.
+        self._by_start: dict[tuple[int, bytes], list[int]] | None = None
 
     def add(self, content: torch.Tensor | bytes | Blob, alignment: int = 1) -> int:
-        """The position of a content, from 0. Raises NamedDataError for a tensor without
-        bytes of its own.
+        """Return the position of a content, from 0.
+
+        Raises NamedDataError for a tensor that has no bytes of its own.
         """
         key = str(self._count)
         self._count += 1
         self._store.add_named_data(key, content)
         position = self._store.get_named_data_store_output().pte_data[key].buffer_index
         self._align(position, alignment)
-        self._alike = None
+        self._by_start = None
         return position
 
     def find(self, content: bytes | Blob, alignment: int) -> int | None:
-        """The position of a content that is here already, from now on aligned so; None
-        if it is not.
-        """
-        if self._alike is None:
-            self._alike = defaultdict(list)
+        """Return the position of an equal content, and align it; None if there is none."""
+        if self._by_start is None:
+            self._by_start = defaultdict(list)
             for position, known in enumerate(self.contents):
-                self._alike[len(known), head(known, _COMPARED_FIRST)].append(position)
-        alike = self._alike.get((len(content), head(content, _COMPARED_FIRST)), ())
-        found = next(
-            (position for position in alike if equal(self.contents[position], content)),
-            None,
-        )
-        if found is not None:
-            self._align(found, alignment)
-        return found
+                key = len(known), head(known, _COMPARED_FIRST)
+                self._by_start[key].append(position)
+        key = len(content), head(content, _COMPARED_FIRST)
+        for position in self._by_start.get(key, ()):
+            if equal(self.contents[position], content):
+                self._align(position, alignment)
+                return position
+        return None
 
     @property
     def contents(self) -> list[bytes | Blob]:
@@ -80,9 +75,7 @@ class Pool:
 
 
 class Concatenation:
-    """Contents one after the other, each aligned, as one segment (a
-    ``delegraph.backend.Blob``).
-    """
+    """Contents one after the other, each aligned, as one ``delegraph.backend.Blob``."""
 
     def __init__(
         self, contents: Sequence[bytes | Blob], alignments: Sequence[int]

@@ -1,6 +1,4 @@
-"""A lowered program as files: its methods, the segments that they refer to, and data
-files beside it.
-"""
+"""Write a lowered program as a program file and data files."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from ..kernels import KernelSet, kernel_set
 from ..memory import ALIGNMENT
 from ..program.conventions import without_conventions
 from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
-from ..program.tables import (
+from ..program.pte_tables import (
     BlobLocation,
     ExecutionPlan,
     NamedData,
@@ -32,13 +30,24 @@ from ..serialize.file import Part, Segment, SegmentedFile, data_file, program_fi
 from .context import Context
 from .dispatch import emitter_of
 from .kernel_calls import CODES
-from .method import DebugHandles, emit_constant_method, emit_method, training_methods
+from .method import (
+    DebugHandles,
+    MethodOptions,
+    emit_constant_method,
+    emit_method,
+    training_methods,
+)
 from .pool import Concatenation, Pool
-from .states import StatePlaces, expect_default_memories, place_states, share_states
+from .state_memory import (
+    StatePlaces,
+    check_default_memories,
+    place_states,
+    share_states,
+)
 from .tied_weights import use_tied_weights
 
 EXTERNAL_CONSTANTS = "_default_external_constant"
-"""The data file of ``external_constants=True``, called as ExecuTorch calls it."""
+"""ExecuTorch's name of the data file for ``external_constants=True``."""
 
 
 _SWITCHES = (
@@ -59,31 +68,27 @@ _BY_METHOD = (
 
 @dataclass(frozen=True)
 class EmitOptions:
-    """``kernels``: the kernels that the device's runtime has, a path of a JSON list of
-    them, None for the stock ones.
+    """Options of a program file.
 
-    ``plan_inputs`` and ``plan_outputs``: whether the method has memory for its inputs
-    and outputs, or the caller; a mapping says it by method, and methods that it leaves
-    out have memory. ``memory_of``: function from a node to the memory of its results,
-    from 1, for devices with several. ``alignment``: bytes that tensors in planned
-    memory are aligned to, a power of two. ``stack_traces``: whether the file has the
-    user's lines of each instruction, as runtimes and ``inspect`` show them.
-    ``external_constants``: which parameters, constant buffers and tensor attributes go
-    to data files, by their names in the model: all to one of this name (True: of
-    ExecuTorch's name), or each to the one that a function of its placeholder names,
-    None for the program's own file. What export lifted out of the code stays in that.
-    ``external_mutable_weights``: the same, for the parameters that the program returns
-    gradients of. ``alloc_mutable_buffers``: whether the method has memory for the
-    buffers that it writes. Without, the caller brings it, with what is in it at the
-    start, and finds the buffers by name: that needs ``emit_mutable_buffer_names``,
-    which puts their names into the file. ``share_mutable_buffers``: whether methods
-    share the buffers that one of them writes, by name, so that one method reads what
-    another one wrote. Without, each method has its own.
-    ``enable_non_cpu_memory_planning``: whether what delegates with the compile spec
-    ``target_device`` take and return is planned in that device's memory, with copies
-    from and to the host's. ``skip_h2d_for_method_inputs`` and
-    ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method are left
-    on such a device, by method too.
+    ``kernels``: path of a JSON list of the runtime's kernels; None for the stock
+    runtime. ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get
+    planned memory, or the caller provides it; also as a mapping by method.
+    ``external_constants``: name of a data file for the model's parameters, constant
+    buffers and tensor attributes. True takes ExecuTorch's name. A function of a
+    placeholder returns the name, or None for the program's own file. Tensors that
+    export lifted out of code stay in that file. ``memory_of``: function from a node to
+    the memory of its results, from 1. ``alignment`` of planned tensors in bytes, a
+    power of two. ``stack_traces``: whether to store the lines of the model for each
+    instruction. ``external_mutable_weights``: whether parameters with gradients go to a
+    data file as well. ``alloc_mutable_buffers``: whether written buffers get planned
+    memory. Otherwise the caller provides it with the first values, and finds the
+    buffers by name. ``emit_mutable_buffer_names``: whether to store the names of
+    written buffers. ``share_mutable_buffers``: whether a method reads the buffers that
+    another one wrote, by name. ``enable_non_cpu_memory_planning``: whether to plan
+    tensors of delegates with the compile spec ``target_device`` in that device's
+    memory, with copies. ``skip_h2d_for_method_inputs`` and
+    ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method stay in
+    device memory; also by method.
     """
 
     kernels: KernelSet | str | Path | None = None
@@ -103,72 +108,58 @@ class EmitOptions:
 
     def __post_init__(self) -> None:
         for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(
-                    "option-invalid",
-                    f"{name} is True or False, not {getattr(self, name)!r}",
-                )
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise _invalid(f"{name} must be True or False, not {value!r}")
         for name in _BY_METHOD:
             given = getattr(self, name)
-            if not all(
-                isinstance(v, bool)
-                for v in (given.values() if isinstance(given, Mapping) else [given])
-            ):
-                raise OptionError(
-                    "option-invalid",
-                    f"{name} is True or False, or that by method, not {given!r}",
+            values = given.values() if isinstance(given, Mapping) else [given]
+            if not all(isinstance(value, bool) for value in values):
+                raise _invalid(
+                    f"{name} must be True or False, or a mapping from methods to these,"
+                    f" not {given!r}"
                 )
-        if (
-            type(self.alignment) is not int
-            or self.alignment < 1
-            or self.alignment & (self.alignment - 1)
-        ):
-            raise OptionError(
-                "option-invalid", f"alignment is a power of two, not {self.alignment!r}"
-            )
-        if isinstance(self.external_constants, str):
-            check_file_name(self.external_constants)
-        elif not isinstance(self.external_constants, bool) and not callable(
-            self.external_constants
-        ):
-            text = (
+        alignment = self.alignment
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise _invalid(f"alignment must be a power of two, not {alignment!r}")
+        constants = self.external_constants
+        if isinstance(constants, str):
+            check_file_name(constants)
+        elif not isinstance(constants, bool) and not callable(constants):
+            raise _invalid(
                 "external_constants is the name of a file, a function or a bool, not"
-                f" {self.external_constants!r}"
+                f" {constants!r}"
             )
-            raise OptionError("option-invalid", text)
-        if not (self.alloc_mutable_buffers or self.emit_mutable_buffer_names):
-            text = (
-                "a caller finds buffers without memory (alloc_mutable_buffers=False) by"
-                " their names"
-            )
-            raise OptionError(
-                "option-invalid",
-                text,
-                hint="say emit_mutable_buffer_names=True as well",
+        if not self.alloc_mutable_buffers and not self.emit_mutable_buffer_names:
+            raise _invalid(
+                "with alloc_mutable_buffers=False, a caller finds buffers by their names",
+                "set emit_mutable_buffer_names=True as well",
             )
         if self.share_mutable_buffers:
-            expect_default_memories(self.memory_of)
+            check_default_memories(self.memory_of)
             if not self.alloc_mutable_buffers:
-                text = (
-                    "share_mutable_buffers plans memory for the buffers, which"
-                    " alloc_mutable_buffers=False leaves out"
+                raise _invalid(
+                    "share_mutable_buffers needs planned memory for the buffers, which"
+                    " alloc_mutable_buffers=False excludes",
+                    "leave out one of them",
                 )
-                raise OptionError("option-invalid", text)
         if not self.enable_non_cpu_memory_planning:
             for name in ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"):
                 if getattr(self, name):
-                    text = (
-                        f"{name} leaves out copies, which"
-                        " enable_non_cpu_memory_planning=False does not make"
+                    raise _invalid(
+                        f"{name} has no effect with enable_non_cpu_memory_planning=False,"
+                        " which makes no copies",
+                        "leave out one of them",
                     )
-                    raise OptionError("option-invalid", text)
+
+
+def _invalid(text: str, hint: str | None = None) -> OptionError:
+    return OptionError("option-invalid", text, hint=hint)
 
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """The program's file, data files by name, and what both leave out: debug handles by
-    method.
-    """
+    """A program's file, its data files by name, and its debug handles by method."""
 
     file: SegmentedFile
     data_files: dict[str, SegmentedFile]
@@ -179,8 +170,9 @@ class EmittedProgram:
 def emit_program(
     program: ProgramContents, options: EmitOptions | None = None
 ) -> EmittedProgram:
-    """Emit all methods. Raises Unsupported, with the operator and the user's line, for
-    what no file can hold.
+    """Emit all methods of a program.
+
+    Raises Unsupported, with the operator and the model's line, if no file can hold it.
     """
     options = options or EmitOptions()
     for option in _BY_METHOD:
@@ -206,13 +198,11 @@ def emit_program(
         name: _emit(program, name, core, context, options)
         for name, core in cores.items()
     }
-    training = {
-        k: v
-        for m in program.methods
-        for k, v in training_methods(m, program.exported_program(m)).items()
-    }
-    values = {**program.constant_methods, **training}
-    constant = [
+    values = dict(program.constant_methods)
+    for method in program.methods:
+        values |= training_methods(method, program.exported_program(method))
+    plans = [plan for plan, _ in emitted.values()]
+    plans += [
         emit_constant_method(name, value, context) for name, value in values.items()
     ]
     segments = _Segments()
@@ -221,14 +211,13 @@ def emit_program(
     constants = segments.add_tensors(context.constants)
     states = segments.add_tensors(context.states)
     blobs = [
-        segments.add(*blob)
-        for blob in zip(context.blobs.contents, context.blobs.alignments, strict=True)
+        segments.add(content, alignment)
+        for content, alignment in zip(
+            context.blobs.contents, context.blobs.alignments, strict=True
+        )
     ]
     tables = Program(
-        plans=tuple(
-            _place_blobs(plan, blobs)
-            for plan in (*(plan for plan, _ in emitted.values()), *constant)
-        ),
+        plans=tuple(_place_blobs(plan, blobs) for plan in plans),
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
         named_data=segments.add_named_data(named, constants, shared),
@@ -250,21 +239,19 @@ def _emit(
     options: EmitOptions,
 ) -> tuple[ExecutionPlan, DebugHandles]:
     delegates = [d for d in program.delegates if d.method == name]
-    return emit_method(
-        name,
-        core,
-        delegates,
-        context,
+    method_options = MethodOptions(
         _of_method(options.plan_inputs, name, True),
         _of_method(options.plan_outputs, name, True),
         _of_method(options.skip_h2d_for_method_inputs, name, False),
         _of_method(options.skip_d2h_for_method_outputs, name, False),
     )
+    return emit_method(name, core, delegates, context, method_options)
 
 
 def _places_of(program: ProgramContents, options: EmitOptions) -> StatePlaces:
-    """Where written buffers lie; nowhere yet if the caller has memory for them, or
-    memories of its own.
+    """Return the places of written buffers.
+
+    There are none if the caller provides the buffers' memory or chooses memories.
     """
     if options.share_mutable_buffers:
         return share_states(program, options.alignment)
@@ -274,9 +261,7 @@ def _places_of(program: ProgramContents, options: EmitOptions) -> StatePlaces:
 
 
 def _without_checks(program: ExportedProgram) -> ExportedProgram:
-    """A program of our own without what only checks something, for which a runtime has
-    no kernels.
-    """
+    """Remove assertions, for which runtimes have no kernels. Changes ``program``."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             erase(module.graph, find_checks(module.graph))
@@ -290,42 +275,33 @@ def _of_method(option: bool | Mapping[str, bool], method: str, usual: bool) -> b
 def _check_methods(
     option: str, given: bool | Mapping[str, bool], program: ProgramContents
 ) -> None:
-    unknown = (
-        [m for m in given if m not in program.methods]
-        if isinstance(given, Mapping)
-        else []
-    )
-    if unknown:
-        text = (
-            f"{option} names a method {unknown[0]!r}; the program has"
-            f" {', '.join(program.methods)}"
-        )
-        raise OptionError("option-invalid", text)
+    """Raise OptionError if an option names a method that the program does not have."""
+    names = given if isinstance(given, Mapping) else ()
+    for name in names:
+        if name not in program.methods:
+            raise _invalid(
+                f"{option} names the method {name!r}; the program has"
+                f" {', '.join(program.methods)}"
+            )
 
 
 def check_file_name(name: object) -> None:
-    """Raise OptionError for what cannot be a part of the name of a data file."""
+    """Raise OptionError if a text cannot be part of a data file's name."""
     if not isinstance(name, str) or any(c in name for c in "/\\\0"):
-        raise OptionError(
-            "option-invalid", f"external_constants is the name of a file, not {name!r}"
-        )
+        raise _invalid(f"external_constants is the name of a file, not {name!r}")
 
 
 def _file_of(options: EmitOptions) -> Callable[[Node, bool], str]:
-    """The data file that a constant of the model goes to, and whether the program
-    returns its gradient -> the name.
-    """
+    """Return the function that chooses the data file of a constant."""
     given = options.external_constants
     name = EXTERNAL_CONSTANTS if given is True else given or ""
 
     def file_of(node: Node, is_trained: bool) -> str:
         chosen = (name(node) or "") if callable(name) else name
         check_file_name(chosen)
-        return chosen or (
-            EXTERNAL_CONSTANTS
-            if is_trained and options.external_mutable_weights
-            else ""
-        )
+        if not chosen and is_trained and options.external_mutable_weights:
+            return EXTERNAL_CONSTANTS
+        return chosen
 
     return file_of
 
@@ -341,14 +317,14 @@ class _Segments:
         return len(self.listed) - 1
 
     def add_part(self, tensors: SubsegmentOffsets, position: int, size: int) -> int:
-        """A segment that is one of the ``tensors`` of another segment."""
+        """Add a segment that is one of the ``tensors`` of another segment."""
         self.listed.append(
             Part(tensors.segment_index, tensors.offsets[1 + position], size)
         )
         return len(self.listed) - 1
 
     def add_tensors(self, pool: Pool) -> SubsegmentOffsets | None:
-        """One segment of all tensors of a pool; None if there are none."""
+        """Add one segment with all tensors of a pool; return None if there are none."""
         if not pool.contents:
             return None
         joined = Concatenation(pool.contents, pool.alignments)
@@ -362,10 +338,9 @@ class _Segments:
         buffers: list[bytes | Blob],
         known: Mapping[int, int],
     ) -> dict[str, int]:
-        """A segment for each buffer that a key names, in the order of the keys; key ->
-        segment.
+        """Add a segment for each buffer of ``entries``; return key -> segment.
 
-        ``known``: the segments of buffers that have one.
+        ``known`` maps buffers to the segments that they have already.
         """
         places = dict(known)
         for index, alignment in _alignments(entries).items():
@@ -379,35 +354,34 @@ class _Segments:
         constants: SubsegmentOffsets | None,
         shared: Mapping[int, int],
     ) -> tuple[NamedData, ...]:
-        """``shared``: index of a buffer -> position of the constant that has the same
-        bytes.
+        """Add named data.
+
+        ``shared`` maps a buffer to the position of the constant with the same bytes.
         """
         known = {}
         for index, position in shared.items():
-            assert constants is not None, "one of them was found"
+            assert constants is not None
             known[index] = self.add_part(constants, position, len(data.buffers[index]))
         places = self.add_buffers(data.pte_data, data.buffers, known)
         return tuple(NamedData(key, segment) for key, segment in places.items())
 
 
 def _find_constants(named: NamedDataStoreOutput, constants: Pool) -> dict[int, int]:
-    """Index of a buffer of named data -> position of the constant with the same bytes,
-    which then has its alignment.
+    """Return for buffers of named data the position of an equal constant.
 
-    A head that is tied to the embedding is one: the host looks rows up in what a
-    delegate multiplies by.
+    A language model's head may be tied to the embedding: a delegate multiplies by the
+    weight that the host looks rows up in.
     """
-    found = {
-        i: constants.find(named.buffers[i], alignment)
-        for i, alignment in _alignments(named.pte_data).items()
-    }
-    return {
-        index: position for index, position in found.items() if position is not None
-    }
+    found = {}
+    for index, alignment in _alignments(named.pte_data).items():
+        position = constants.find(named.buffers[index], alignment)
+        if position is not None:
+            found[index] = position
+    return found
 
 
 def _alignments(entries: Mapping[str, DataEntry]) -> dict[int, int]:
-    """Index of a buffer that a key names -> the bytes that it is aligned to."""
+    """Return the alignment of each buffer that a key names."""
     alignments: dict[int, int] = {}
     for entry in entries.values():
         alignments[entry.buffer_index] = math.lcm(
@@ -444,9 +418,7 @@ def _layout(entry: DataEntry) -> TensorLayout | None:
 
 
 def _place_blobs(plan: ExecutionPlan, segments: list[int]) -> ExecutionPlan:
-    """Delegates name their blob's position in the pool; from now on they name its
-    segment.
-    """
+    """Replace the blobs' positions in the pool by the numbers of their segments."""
     delegates = []
     for delegate in plan.delegates:
         assert (

@@ -1,8 +1,7 @@
-"""Operators of ``quantized_decomposed`` as formulas of ATen's: each rounds as eager's
-implementation does.
+"""Decompose operators of ``quantized_decomposed`` into ATen's.
 
-Eager computes with Python numbers where a scale is a tensor of one element; here, these
-tensors take part themselves.
+Each formula rounds as eager PyTorch does. Eager PyTorch converts scales in tensors of
+one element to Python numbers; the formulas compute with the tensors.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ def _as_float32(input: Tensor) -> Tensor:
 
 
 def _along(parameters: Tensor, input: Tensor, axis: int) -> Tensor:
-    """One number for each index of an axis, in a shape that broadcasts to the input."""
+    """Reshape one number for each index of an axis, so that it broadcasts to the input."""
     shape = [1] * input.dim()
     shape[axis] = parameters.shape[0]
     return parameters.reshape(shape)
 
 
 def _wide(out_dtype: torch.dtype | None) -> torch.dtype:
-    """The element type that eager multiplies by a scale in."""
+    """Return the type in which eager PyTorch multiplies by a scale."""
     return torch.float64 if out_dtype == torch.float64 else torch.float32
 
 
@@ -97,13 +96,13 @@ def dequantize_per_tensor_tensor(
 
 
 def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest element, and zero among them."""
+    """Return the least and the greatest of zero and all elements."""
     flat = input.reshape(-1)
     lowest = torch.amin(flat, 0)
     highest = torch.amax(flat, 0)
-    return torch.minimum(lowest, torch.zeros_like(lowest)), torch.maximum(
-        highest, torch.zeros_like(highest)
-    )
+    lowest = torch.minimum(lowest, torch.zeros_like(lowest))
+    highest = torch.maximum(highest, torch.zeros_like(highest))
+    return lowest, highest
 
 
 def choose_qparams(
@@ -213,8 +212,9 @@ def dequantize_per_token(
 
 
 def _groups(input: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """A row for each group; one column is a group of its own where each row has one
-    scale.
+    """Return a row for each group.
+
+    If each row has one scale, the row is one group.
     """
     if group_size > input.shape[-1] and scales.shape[-1] == 1:
         group_size = input.shape[-1]
@@ -288,6 +288,7 @@ QUANTIZED_FORMULAS: dict[str, Callable[..., Any]] = {
     "fake_quant_per_channel.default": fake_quant_per_channel,
     "convert_element_type.no_fuse": convert_element_type,
 }
-"""Operator, without its namespace -> formula. torch declares the operators only when
-torchao or others ask for them.
+"""Operator without its namespace -> formula.
+
+PyTorch declares the operators only when a library such as torchao imports them.
 """

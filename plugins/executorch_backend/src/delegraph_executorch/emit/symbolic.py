@@ -1,4 +1,4 @@
-"""Arithmetic with sizes: Python's operators on numbers that are known at run time only."""
+"""Emit Python's operators on numbers that are computed at run time, such as sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from ..kernels import why_not
-from .body import Body, Result, unsupported
-from .values import scalar_value
+from .graph_emitter import GraphEmitter, Result, unsupported
+from .method_values import scalar_value
 
 PRIM = "executorch_prim"
 SYMBOLIC: dict[Any, tuple[str, str]] = {
@@ -44,48 +44,49 @@ SYMBOLIC: dict[Any, tuple[str, str]] = {
 """Function -> the kernel that computes it."""
 
 
-def emit_symbolic(body: Body, node: Node) -> Result:
+def emit_symbolic(emitter: GraphEmitter, node: Node) -> Result:
     """Call the kernel for an operation on numbers."""
     name, overload = SYMBOLIC[node.target]
     namespace = "aten" if isinstance(node.target, torch._ops.OpOverload) else PRIM
     whole = f"{namespace}::{name}" + (f".{overload}" if overload else "")
-    if whole not in body.context.kernels:
+    if whole not in emitter.context.kernels:
         hint = "name a kernel set that has it (option kernels)"
         raise unsupported(
-            node, f"{body.context.kernels.runtime} has no kernel {whole}", hint
+            node, f"{emitter.context.kernels.runtime} has no kernel {whole}", hint
         )
     if not isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return node.meta["val"]  # type: ignore[no-any-return]  # a size that export found to be fixed
+        # Export found that the size is constant.
+        return node.meta["val"]  # type: ignore[no-any-return]
     why = why_not(whole, {"self": _val(node.args[0])}, [])
     if why is not None:
+        runtime = emitter.context.kernels.runtime
         raise unsupported(
-            node,
-            f"the kernel {whole} of {body.context.kernels.runtime} does not compute"
-            f" this: {why}",
+            node, f"the kernel {whole} of {runtime} does not compute this: {why}"
         )
-    (result,) = body.new_results(node)
-    args = [body.position(body.item(a)) for a in node.args]
+    (result,) = emitter.new_results(node)
+    args = [emitter.position(emitter.item(a)) for a in node.args]
     if node.target is operator.mod and isinstance(node.meta["val"], torch.SymInt):
-        _emit_remainder(body, args, body.position(result))
+        _emit_remainder(emitter, args, emitter.position(result))
     else:
-        body.assembler.kernel(
-            f"{namespace}::{name}", overload, [*args, body.position(result)]
+        emitter.assembler.kernel(
+            f"{namespace}::{name}", overload, [*args, emitter.position(result)]
         )
     return result
 
 
-def _emit_remainder(body: Body, operands: list[int], result: int) -> None:
-    """``a % b`` as ``a - b * (a // b)``: ExecuTorch's own ``mod`` gives C's remainder,
-    which has the sign of ``a``.
+def _emit_remainder(emitter: GraphEmitter, operands: list[int], result: int) -> None:
+    """Emit ``a % b`` as ``a - b * (a // b)``.
+
+    ExecuTorch's ``mod`` computes C's remainder, which has the sign of ``a``.
     """
     first, second = operands
-    quotient, product = (body.position(scalar_value(int)) for _ in range(2))
+    quotient, product = (emitter.position(scalar_value(int)) for _ in range(2))
     for name, args in (
         ("floordiv", [first, second, quotient]),
         ("mul", [second, quotient, product]),
         ("sub", [first, product, result]),
     ):
-        body.assembler.kernel(f"{PRIM}::{name}", "Scalar", args)
+        emitter.assembler.kernel(f"{PRIM}::{name}", "Scalar", args)
 
 
 def _val(argument: Any) -> Any:

@@ -1,9 +1,8 @@
-"""Operators whose result has the elements of their argument in the same order: they
-need neither memory nor a kernel.
+"""Emit views: operators that need neither memory nor a kernel.
 
-A tensor of a program file is dense and in C order, so what is a view to PyTorch is one
-here only if that order stays. Views of constants are constants, also those that reorder
-elements: the file has the result.
+A tensor of a program file is dense and in C order. A view of PyTorch is a view in the
+file only if its elements keep their order. Views of constants are constants, also if
+they reorder elements.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..memory.storage import Home
-from ..program.tables import IntList
-from .body import Body, Item
-from .values import TensorValue, constant_tensor
+from ..program.pte_tables import IntList
+from .graph_emitter import GraphEmitter, Item
+from .method_values import TensorValue, constant_tensor
 
 aten = torch.ops.aten
 SAME_ORDER = frozenset(
@@ -42,11 +40,9 @@ SAME_ORDER = frozenset(
 MAY_REORDER = frozenset(
     {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}
 )
-"""Operators that keep the order of elements for some shapes."""
+"""Operators that reorder elements for some shapes."""
 OF_CONSTANTS = SAME_ORDER | MAY_REORDER - {aten.expand.default}
-"""Operators that are computed here if their argument is a constant: the result is as
-large as the argument.
-"""
+"""Operators that are computed now for a constant. Their result is no larger."""
 EMPTY_VIEW = "executorch_prim::et_view.default"
 _SIZED = frozenset(
     {
@@ -58,83 +54,84 @@ _SIZED = frozenset(
 )
 
 
-def emit_view(body: Body, node: Node) -> Item:
-    """What a node is without computing anything; None if it has to be computed."""
-    if node.target not in SAME_ORDER | MAY_REORDER or not isinstance(
-        node.args[0], Node
-    ):
+def emit_view(emitter: GraphEmitter, node: Node) -> Item:
+    """Return the value of a view; None if a kernel has to compute it."""
+    argument = node.args[0]
+    if node.target not in SAME_ORDER | MAY_REORDER or not isinstance(argument, Node):
         return None
-    source = body.tensor(node.args[0])
+    source = emitter.tensor(argument)
+    has_constant_sizes = len(node.all_input_nodes) == 1
     if (
         source.constant is not None
         and not source.name
         and node.target in OF_CONSTANTS
-        and _all_known(node)
+        and has_constant_sizes
     ):
         return constant_tensor(_computed(node, source.constant))
-    if (node, 0) in body.targets or source.storage.home in (Home.CONSTANT, Home.GIVEN):
+    if (node, 0) in emitter.targets or not source.storage.is_planned:
         return None
     if source.varies:
-        return _dynamic_view(body, node, source) if node.target in _SIZED else None
+        return _dynamic_view(emitter, node, source) if node.target in _SIZED else None
     val = node.meta["val"]
     if not _keeps_order(node, source, val):
         return None
     return TensorValue(val.dtype, tuple(int(s) for s in val.shape), source.storage)
 
 
-def _all_known(node: Node) -> bool:
-    return not any(
-        isinstance(a, Node)
-        for a in torch.fx.node.map_arg(node.all_input_nodes[1:], lambda n: n)
-    )
-
-
 def _computed(node: Node, constant: torch.Tensor) -> torch.Tensor:
+    """Compute a view of a constant."""
     target: Any = node.target
-    plain = {aten.clone.default, aten.lift_fresh_copy.default}
-    if target in plain:
+    if target in (aten.clone.default, aten.lift_fresh_copy.default):
         return constant
+    if target in _SIZED:
+        # Unlike view, reshape takes constants that are not contiguous.
+        target = aten.reshape.default
     with torch.no_grad():
-        result: torch.Tensor = (aten.reshape.default if target in _SIZED else target)(
-            constant, *node.args[1:]
-        )
+        result: torch.Tensor = target(constant, *node.args[1:])
     return result
 
 
 def _keeps_order(node: Node, source: TensorValue, val: torch.Tensor) -> bool:
-    if val.dtype != source.dtype or math.prod(int(s) for s in val.shape) != math.prod(
-        source.sizes
-    ):
+    """Return whether a view has the elements of ``source`` in the same order."""
+    count = math.prod(source.sizes)
+    if val.dtype != source.dtype or math.prod(int(s) for s in val.shape) != count:
         return False
-    if node.target in SAME_ORDER or math.prod(source.sizes) == 0:
+    if node.target in SAME_ORDER or count == 0:
         return True
-    numbers = torch.arange(len(source.sizes)).tolist()
     target: Any = node.target
     if target is aten.expand.default:
+        # The number of elements is the same, so nothing is repeated.
         return True
-    moved = target(torch.empty(source.sizes, device="meta"), *node.args[1:])
-    dense = torch.empty(source.sizes, device="meta").stride()
-    order = [d for d in numbers if moved.shape[d] > 1]
-    return [moved.stride(d) for d in order] == [
-        s for s, n in zip(dense, source.sizes, strict=True) if n > 1
+    dense = torch.empty(source.sizes, device="meta")
+    moved = target(dense, *node.args[1:])
+    return _strides_of_long_dims(moved) == _strides_of_long_dims(dense)
+
+
+def _strides_of_long_dims(tensor: torch.Tensor) -> list[int]:
+    """Return the strides of the dimensions with more than one element."""
+    return [
+        stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1
     ]
 
 
-def _dynamic_view(body: Body, node: Node, source: TensorValue) -> Item:
-    """A view whose sizes the runtime computes; it shares the memory of its argument all
-    the same.
+def _dynamic_view(emitter: GraphEmitter, node: Node, source: TensorValue) -> Item:
+    """Emit a view with sizes that the runtime computes.
+
+    It shares the memory of its argument.
     """
-    if EMPTY_VIEW not in body.context.kernels:
+    if EMPTY_VIEW not in emitter.context.kernels:
         return None
-    made = body.new_value(node.meta["val"], node)
+    made = emitter.new_value(node.meta["val"], node)
     assert isinstance(made, TensorValue)
     made.storage = source.storage
-    sizes = [body.position(body.item(s)) for s in node.args[1]]  # type: ignore[union-attr]
+    sizes = [emitter.position(emitter.item(s)) for s in node.args[1]]  # type: ignore[union-attr]
     args = [
-        body.position(source),
-        body.assembler.values.references(IntList, sizes),
-        body.position(made),
+        emitter.position(source),
+        emitter.assembler.values.references(IntList, sizes),
+        emitter.position(made),
     ]
     name, _, overload = EMPTY_VIEW.rpartition(".")
-    body.assembler.kernel(name, overload, args)
+    emitter.assembler.kernel(name, overload, args)
     return made

@@ -1,4 +1,4 @@
-"""What is in a program file, for people and for programs. Imports no torch."""
+"""Describe the content of a program file, for people and programs. Imports no torch."""
 
 from .facts import MethodFacts, ProgramFacts, collect_facts
 from .summary import summarize

@@ -1,13 +1,14 @@
-"""Planned memory over time, as a file uses it: from the first instruction that names a
-place to the last.
+"""Show planned memory over time.
+
+A place is in use from the first instruction that names it to the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..program.tables import (
+from ..program.pte_tables import (
     Call,
     DelegateCall,
     ExecutionPlan,
@@ -23,9 +24,7 @@ from ..serialize.check import nbytes
 
 @dataclass(frozen=True)
 class Extent:
-    """A place in memory that a tensor (or several views of it) has from ``first`` to
-    ``last`` instruction.
-    """
+    """A place in memory in use by a tensor or its views, from ``first`` to ``last``."""
 
     memory: int
     offset: int
@@ -36,58 +35,62 @@ class Extent:
 
 
 def live_extents(plan: ExecutionPlan) -> list[Extent]:
-    """The places of a method, by memory, offset and time.
+    """Return the places of a method, by memory, offset and time.
 
-    Tensors at one place that are in use without a break between them count as one.
-    State is there all the time, inputs from the start, outputs to the end.
+    Tensors that use one place without a break count as one. State exists all the time,
+    inputs from the start, outputs to the end.
     """
     uses = _uses(plan)
-    places: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+    places: dict[tuple[int, int, int], list[Extent]] = {}
     for position, (first, last) in uses.items():
         value = plan.values[position].value
         if isinstance(value, Tensor) and value.allocation is not None and nbytes(value):
             key = value.allocation.memory_id, value.allocation.offset, nbytes(value)
-            places.setdefault(key, []).append((first, last, position))
-    extents: list[Extent] = []
-    for (memory, offset, size), spans in sorted(places.items()):
-        extents += _join(memory, offset, size, sorted(spans))
-    return extents
-
-
-def _join(
-    memory: int, offset: int, size: int, spans: Sequence[tuple[int, int, int]]
-) -> list[Extent]:
+            extent = Extent(*key, first, last, (position,))
+            places.setdefault(key, []).append(extent)
     joined: list[Extent] = []
-    for first, last, position in spans:
+    for _, extents in sorted(places.items()):
+        joined += _join(sorted(extents, key=_order))
+    return joined
+
+
+def _order(extent: Extent) -> tuple[int, int, tuple[int, ...]]:
+    return extent.first, extent.last, extent.values
+
+
+def _join(extents: Sequence[Extent]) -> list[Extent]:
+    """Join the uses of one place that follow each other without a break."""
+    joined: list[Extent] = []
+    for extent in extents:
         before = joined[-1] if joined else None
-        if before is not None and first <= before.last + 1:
-            values = (*before.values, position)
-            joined[-1] = Extent(
-                memory, offset, size, before.first, max(before.last, last), values
-            )
+        if before is not None and extent.first <= before.last + 1:
+            last = max(before.last, extent.last)
+            values = (*before.values, *extent.values)
+            joined[-1] = replace(before, last=last, values=values)
         else:
-            joined.append(Extent(memory, offset, size, first, last, (position,)))
+            joined.append(extent)
     return joined
 
 
 def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
-    """Value -> the first and the last instruction that name it, by itself or in a list."""
+    """Return the first and last instruction that name each value.
+
+    A value in a list is named with the list.
+    """
     calls = [i.call for chain in plan.chains for i in chain.instructions]
     found: dict[int, tuple[int, int]] = dict.fromkeys(plan.inputs, (0, 0))
     for place, call in enumerate(calls):
         for position in _named(call):
             first, _ = found.get(position, (place, place))
             found[position] = first, place
-    # once: a long list may be an argument of every instruction
+    # Open each list once: every instruction may have the same long list.
     for position, (first, last) in list(found.items()):
         value = plan.values[position].value
-        for below in (
-            value.positions
-            if isinstance(value, (TensorList, OptionalTensorList))
-            else ()
-        ):
-            earliest, latest = found.get(below, (first, last))
-            found[below] = min(first, earliest), max(last, latest)
+        if not isinstance(value, (TensorList, OptionalTensorList)):
+            continue
+        for element in value.positions:
+            earliest, latest = found.get(element, (first, last))
+            found[element] = min(first, earliest), max(last, latest)
     for position in plan.outputs:
         first, _ = found.get(position, (len(calls), 0))
         found[position] = first, len(calls)
@@ -110,13 +113,12 @@ def _named(call: Call | None) -> Sequence[int]:
 
 
 def peak_bytes(extents: Sequence[Extent]) -> int:
-    """The most bytes that are in use at one time."""
-    events = sorted(
-        [(e.first, 1, e.size) for e in extents]
-        + [(e.last + 1, 0, -e.size) for e in extents]
-    )
-    most = now = 0
-    for _, _, change in events:
-        now += change
-        most = max(most, now)
-    return most
+    """Return the most bytes that are in use at one time."""
+    starts = [(extent.first, 1, extent.size) for extent in extents]
+    ends = [(extent.last + 1, 0, -extent.size) for extent in extents]
+    in_use = 0
+    peak = 0
+    for _, _, change in sorted(starts + ends):
+        in_use += change
+        peak = max(peak, in_use)
+    return peak

@@ -1,36 +1,33 @@
-"""What a program file says of its delegates before any of them is loaded. Imports no
-torch.
-"""
+"""Describe the delegates of a program file without loading them. Imports no torch."""
 
 from __future__ import annotations
-
-from itertools import chain, repeat
 
 from delegraph.backend import CompileSpec
 from delegraph.formats import StoredBlob
 from delegraph.runtime import BEGINNING, BlobHeader
 
 from ..program.calling import fingerprints, producers
-from ..program.tables import ExecutionPlan
+from ..program.pte_tables import ExecutionPlan
 from ..serialize.reader import ProgramFile, blob_of
 
 
 def stored_blobs(file: ProgramFile, plan: ExecutionPlan) -> list[StoredBlob]:
-    """The delegates of a method, in the order of the file; of each blob only the
-    beginning is read.
+    """Return the delegates of a method, in the order of the file.
+
+    Only the beginning of each blob is read.
     """
-    # files of other tools, or damaged ones, say it of fewer delegates than they have,
-    # or of more
-    made, told = (
-        chain(texts(plan.container), repeat("")) for texts in (producers, fingerprints)
-    )
+    made_by = producers(plan.container)
+    depends_on = fingerprints(plan.container)
     stored = []
-    for delegate, producer, fingerprint in zip(
-        plan.delegates, made, told, strict=False
-    ):
+    for k, delegate in enumerate(plan.delegates):
         blob = blob_of(file, delegate)
+        # The lists of a damaged file, or of another tool, may be shorter.
         header = BlobHeader(
-            delegate.id, len(blob), bytes(blob[:BEGINNING]), producer, fingerprint
+            delegate.id,
+            len(blob),
+            bytes(blob[:BEGINNING]),
+            made_by[k] if k < len(made_by) else "",
+            depends_on[k] if k < len(depends_on) else "",
         )
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
         stored.append(StoredBlob(plan.name, header, specs))

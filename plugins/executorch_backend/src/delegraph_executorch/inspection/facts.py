@@ -1,6 +1,4 @@
-"""Figures of a program file: what a runtime needs to load it, how large its parts are,
-how its memory is used.
-"""
+"""Collect figures of a program file: its needs, sizes and use of memory."""
 
 from __future__ import annotations
 
@@ -13,14 +11,15 @@ from delegraph.io.escape import LONGEST
 
 from ..buckets.table import KEY, BucketTable
 from ..program.calling import delegate_facts, producers
-from ..program.quantized_library import QUANTIZED_LIBRARY
-from ..program.tables import (
+from ..program.pte_tables import (
+    Call,
     DataSegment,
     DelegateCall,
     ExecutionPlan,
     KernelCall,
     Tensor,
 )
+from ..program.quantized_library import QUANTIZED_LIBRARY
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
 from .arena import Extent, live_extents, peak_bytes
@@ -29,13 +28,12 @@ from .text import describe_tensor, method_lines, shorten
 
 @dataclass(frozen=True)
 class DelegateFacts:
-    """A delegate: its backend, the bytes of its blob, its compile specs, and how often
-    it is called.
+    """A delegate with its backend, the size of its blob, and the number of calls.
 
-    ``compile_specs``: key -> value; a value that is no text is given by its size.
-    ``producer``: the distribution that compiled it, with its version; empty if the file
-    does not name it. ``facts``: the backend's facts by name, such as the target, and
-    the scales of quantized inputs and outputs; empty if the file has none.
+    ``compile_specs`` maps keys to values, or to the size of a value that is no text.
+    ``producer`` is the distribution that compiled it, with its version; "" if unknown.
+    ``facts`` are the backend's facts by name, such as the target, and the scales of
+    quantized inputs and outputs.
     """
 
     backend: str
@@ -48,8 +46,10 @@ class DelegateFacts:
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """A method. ``memories``: planned bytes of each memory from 1; ``peak``: the most
-    that is in use at one time; ``sum``: bytes of all tensors that share them.
+    """A method.
+
+    ``memories``: planned bytes of each memory from 1. ``peak``: the most bytes in use
+    at one time. ``sum``: bytes of all tensors that share the memories.
     """
 
     name: str
@@ -67,9 +67,7 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A whole file. ``backends`` and ``kernels`` are what a runtime must have to load
-    it.
-    """
+    """A whole file. A runtime needs all ``backends`` and ``kernels`` to load it."""
 
     bytes: int
     structure_bytes: int
@@ -80,49 +78,42 @@ class ProgramFacts:
     kernels: tuple[str, ...]
     methods: tuple[MethodFacts, ...]
     buckets: BucketTable | None = None
-    """Which methods are sizes of one model, if the file says so."""
+    """The methods that are sizes of one model, if there are any."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary."""
+        """Return the facts as a dictionary."""
         found = asdict(replace(self, buckets=None))
         del found["buckets"]
-        return (
-            found
-            if self.buckets is None
-            else {**found, "buckets": self.buckets.to_json()}
-        )
+        if self.buckets is not None:
+            found["buckets"] = self.buckets.to_json()
+        return found
 
     def __str__(self) -> str:
-        """The figures, as comments before the text of the methods."""
-        return "\n".join(
-            [*(f"// {line}" for line in self.lines()), *(m.text for m in self.methods)]
-        )
+        """Return the figures, as comments before the text of the methods."""
+        lines = [f"// {line}" for line in self.lines()]
+        return "\n".join([*lines, *(method.text for method in self.methods)])
 
     def lines(self) -> list[str]:
-        """The figures, a line each."""
+        """Return the figures, one on a line."""
+        backends = ", ".join(self.backends) or "none"
+        kernels = ", ".join(self.kernels) or "none"
         lines = [
             (
                 f"{self.bytes} bytes: {self.structure_bytes} of structure,"
                 f" {self.constant_bytes} of constants"
             ),
-            (
-                "backends that the runtime must have:"
-                f" {', '.join(self.backends) or 'none'}"
-            ),
-            f"kernels that the runtime must have: {', '.join(self.kernels) or 'none'}",
+            f"backends that the runtime must have: {backends}",
+            f"kernels that the runtime must have: {kernels}",
         ]
-        if linked := [name for name in self.kernels if name in QUANTIZED_LIBRARY]:
+        linked = ", ".join(name for name in self.kernels if name in QUANTIZED_LIBRARY)
+        if linked:
             lines.append(
                 "of these the build has to link ExecuTorch's kernels/quantized for"
-                f" {', '.join(linked)}"
+                f" {linked}"
             )
         if self.named_data:
-            lines.append(
-                "named data: "
-                + ", ".join(
-                    f"{key} ({size} bytes)" for key, size in self.named_data.items()
-                )
-            )
+            sizes = [f"{key} ({size} bytes)" for key, size in self.named_data.items()]
+            lines.append(f"named data: {', '.join(sizes)}")
         if self.external_tensors:
             lines.append(f"tensors in other files: {', '.join(self.external_tensors)}")
         if self.buckets is not None:
@@ -163,85 +154,91 @@ def _count(number: int, noun: str) -> str:
 
 
 def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
-    """The figures of a file of ``size`` bytes, which ``check_program`` found to be
-    whole.
-    """
+    """Return the figures of a file of ``size`` bytes that passed ``check_program``."""
     program = file.program
     methods = tuple(_method(file, plan) for plan in program.plans)
     constants = program.constant_segment
-    held = constants is not None and len(constants.offsets) > 1
+    constant_bytes = 0
+    if constants is not None and len(constants.offsets) > 1:
+        constant_bytes = len(file.segments[constants.segment_index])
+    external: set[str] = set()
+    for plan in program.plans:
+        external |= {_named(name) for name in _external(plan)}
+    backends: set[str] = set()
+    kernels: set[str] = set()
+    for method in methods:
+        backends |= {delegate.backend for delegate in method.delegates}
+        kernels |= set(method.kernels)
     return ProgramFacts(
         bytes=size,
         structure_bytes=size - bytes_covered(program.segments),
-        constant_bytes=(
-            len(file.segments[constants.segment_index])
-            if constants is not None and held
-            else 0
-        ),
+        constant_bytes=constant_bytes,
         named_data={
             _named(n.key): len(file.segments[n.segment_index])
             for n in program.named_data
         },
-        external_tensors=tuple(
-            sorted({_named(name) for plan in program.plans for name in _external(plan)})
-        ),
-        backends=tuple(sorted({d.backend for m in methods for d in m.delegates})),
-        kernels=tuple(sorted({name for m in methods for name in m.kernels})),
+        external_tensors=tuple(sorted(external)),
+        backends=tuple(sorted(backends)),
+        kernels=tuple(sorted(kernels)),
         methods=methods,
         buckets=_buckets(file),
     )
 
 
 def _buckets(file: ProgramFile) -> BucketTable | None:
-    """Raises FormatError for a table that cannot be read."""
-    held = next((n for n in file.program.named_data if n.key == KEY), None)
-    return (
-        None
-        if held is None
-        else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
-    )
+    """Return the table of sizes, if there is one. Raises FormatError if it is damaged."""
+    for named in file.program.named_data:
+        if named.key == KEY:
+            return BucketTable.of_bytes(bytes(file.segments[named.segment_index]))
+    return None
 
 
 def bytes_covered(segments: Sequence[DataSegment]) -> int:
-    """Bytes that segments take: one may lie in another."""
-    total = end = 0
+    """Return the bytes of all segments. Bytes that segments share count once."""
+    total = 0
+    end = 0
     for segment in sorted(segments, key=lambda s: s.offset):
         stop = segment.offset + segment.size
-        total = total + max(stop - max(segment.offset, end), 0)
+        total += max(stop - max(segment.offset, end), 0)
         end = max(stop, end)
     return total
 
 
 def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
-    calls = [i.call for chain in plan.chains for i in chain.instructions]
+    calls: list[Call | None] = []
+    for chain in plan.chains:
+        calls += [instruction.call for instruction in chain.instructions]
     operators = Counter(c.op_index for c in calls if isinstance(c, KernelCall))
     kernels: Counter[str] = Counter()
     for index, count in operators.items():
         kernels[_named(str(plan.operators[index]))] += count
     called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
-    made = [_named(text) for text in producers(plan.container)]
+    made_by = [_named(text) for text in producers(plan.container)]
     reported = delegate_facts(plan.container)
+    delegates = []
+    for k, delegate in enumerate(plan.delegates):
+        specs = {
+            _named(spec.key): _value_of_spec(spec.value)
+            for spec in delegate.compile_specs
+        }
+        delegates.append(
+            DelegateFacts(
+                backend=_named(delegate.id),
+                bytes=len(blob_of(file, delegate)),
+                compile_specs=specs,
+                calls=called[k],
+                producer=made_by[k] if k < len(made_by) else "",
+                facts=reported[k] if k < len(reported) else {},
+            )
+        )
     return MethodFacts(
         name=_named(plan.name),
         inputs=_described(plan, plan.inputs),
         outputs=_described(plan, plan.outputs),
         instructions=len(calls),
         kernels=dict(sorted(kernels.items())),
-        delegates=tuple(
-            DelegateFacts(
-                _named(d.id),
-                len(blob_of(file, d)),
-                {
-                    _named(spec.key): _value_of_spec(spec.value)
-                    for spec in d.compile_specs
-                },
-                called[k],
-                made[k] if k < len(made) else "",
-                reported[k] if k < len(reported) else {},
-            )
-            for k, d in enumerate(plan.delegates)
-        ),
+        delegates=tuple(delegates),
         memories=plan.memory_sizes[1:],
         peak=peak_bytes(extents),
         sum=sum(e.size for e in extents),
@@ -255,9 +252,7 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
 
 
 def _value_of_spec(value: bytes) -> str:
-    """Return the value of a compile spec as text that prints, or its size if it is no
-    text.
-    """
+    """Return the value of a compile spec as text, or its size if it is no text."""
     try:
         text = bytes(value).decode()
     except UnicodeDecodeError:
@@ -266,7 +261,7 @@ def _value_of_spec(value: bytes) -> str:
 
 
 def _named(shown: str) -> str:
-    """A name in the file, as data and text have it."""
+    """Return a name of the file, shortened and printable."""
     return shorten(shown, LONGEST)
 
 

@@ -1,5 +1,6 @@
-"""A program file as one HTML page that needs no network: its figures, its memory over
-time, its text.
+"""Render a program file as one HTML page: figures, memory over time, and text.
+
+The page needs no network.
 """
 
 from __future__ import annotations
@@ -8,23 +9,23 @@ from collections.abc import Iterator
 
 from delegraph_analysis.drawing import head, text
 
-from ..program.tables import ExecutionPlan, Program, Tensor
+from ..program.pte_tables import ExecutionPlan, Program, Tensor
 from .arena import Extent, live_extents
 from .facts import ProgramFacts
 from .text import describe_tensor
 
 _WIDTH = 960
 _HEIGHT = 360
-"""Of the drawing of a memory, in pixels."""
+"""Size of the drawing of a memory, in pixels."""
 _LARGEST = 4000
-"""Places that are drawn of one memory, the largest first."""
+"""The most places that are drawn of one memory, the largest first."""
 _LINES = 20_000
-"""Lines of text that a page shows of one method."""
+"""The most lines of text that a page shows of one method."""
 _TONES = 8
 
 
 def render_page(program: Program, facts: ProgramFacts, title: str) -> str:
-    """The page of a file."""
+    """Return the page of a file."""
     return "".join(_parts(program, facts, title))
 
 
@@ -37,12 +38,10 @@ def _parts(program: Program, facts: ProgramFacts, title: str) -> Iterator[str]:
         yield f"<h2>Method {text(method.name)}</h2>\n"
         yield from _memories(plan)
         lines = method.text.splitlines()
-        rest = [f"... {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
-        yield (
-            "<pre>"
-            + "\n".join(text(line) for line in [*lines[:_LINES], *rest])
-            + "</pre>\n"
-        )
+        if len(lines) > _LINES:
+            lines = [*lines[:_LINES], f"... {len(lines) - _LINES} more lines"]
+        shown = "\n".join(text(line) for line in lines)
+        yield f"<pre>{shown}</pre>\n"
     yield "</body></html>\n"
 
 
@@ -58,7 +57,7 @@ def _memories(plan: ExecutionPlan) -> Iterator[str]:
 
 
 def _drawing(plan: ExecutionPlan, extents: list[Extent], size: int) -> str:
-    """Time goes to the right, an instruction a step; offsets go down."""
+    """Draw time to the right, one step an instruction, and offsets downwards."""
     end = 1 + max(e.last for e in extents)
     drawn = sorted(extents, key=lambda e: -e.size)[:_LARGEST]
     boxes = "".join(_box(plan, e, end, size) for e in drawn)
@@ -76,9 +75,9 @@ def _box(plan: ExecutionPlan, extent: Extent, end: int, size: int) -> str:
     height = max(0.5, _HEIGHT * extent.size / size)
     hue = 360 * (extent.values[0] % _TONES) // _TONES
     value = plan.values[extent.values[0]].value
-    what = describe_tensor(value) if isinstance(value, Tensor) else ""
+    described = describe_tensor(value) if isinstance(value, Tensor) else ""
     tip = (
-        f"%{extent.values[0]}: {what}, {extent.size:,} bytes, instructions"
+        f"%{extent.values[0]}: {described}, {extent.size:,} bytes, instructions"
         f" {extent.first} to {extent.last}"
     )
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'

@@ -1,6 +1,4 @@
-"""What a program file is, takes, returns and holds, as ``delegraph inspect --summary``
-shows it.
-"""
+"""Summarize a program file for ``delegraph inspect --summary``."""
 
 from __future__ import annotations
 
@@ -17,22 +15,22 @@ from delegraph.formats import (
 
 from ..buckets.table import KEY
 from ..program.calling import input_names, input_ranges
+from ..program.pte_tables import Dynamism, ExecutionPlan, Location, Tensor
 from ..program.scalar_types import TORCH_NAMES, ScalarType
-from ..program.tables import Dynamism, ExecutionPlan, Location, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile
 from .facts import MethodFacts, ProgramFacts
 
 _NOTES = {KEY}
-"""Named data that are notes on the program, and no constants."""
+"""Named data that are notes on the program, not constants."""
 
 
 def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
-    """The summary of a checked file, whose figures are ``facts``."""
+    """Return the summary of a checked file with the figures ``facts``."""
     pairs = zip(file.program.plans, facts.methods, strict=True)
-    held = {
-        name: tensor for plan in file.program.plans for name, tensor in _constants(plan)
-    }
+    held: dict[str, Tensor] = {}
+    for plan in file.program.plans:
+        held |= dict(_constants(plan))
     constants = [
         ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()
     ]
@@ -79,8 +77,9 @@ def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
 def _described(
     plan: ExecutionPlan, positions: Sequence[int], names: Sequence[str]
 ) -> Iterator[TensorSummary]:
-    """Values have no names in these files, but our files say what the caller calls the
-    inputs.
+    """Yield the summaries of values.
+
+    Only inputs have names, and only in our files.
     """
     for position, name in zip(positions, names, strict=True):
         value = plan.values[position].value
@@ -96,20 +95,15 @@ def _described(
 
 
 def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:
-    """Tensors whose elements the file itself holds, by what tells them apart: their
-    name or their number.
-    """
-    for tensor in (
-        entry.value for entry in plan.values if isinstance(entry.value, Tensor)
-    ):
-        if (
-            tensor.extra is not None
-            and tensor.extra.fully_qualified_name
-            and tensor.allocation is None
-        ):
+    """Yield the tensors with elements in the file, by their name or number."""
+    for entry in plan.values:
+        tensor = entry.value
+        if not isinstance(tensor, Tensor) or tensor.allocation is not None:
+            continue
+        if tensor.extra is not None and tensor.extra.fully_qualified_name:
             if tensor.extra.location == Location.SEGMENT:
                 yield tensor.extra.fully_qualified_name, tensor
-        elif tensor.data_buffer_idx and tensor.allocation is None:
+        elif tensor.data_buffer_idx:
             yield f"constant {tensor.data_buffer_idx}", tensor
 
 

@@ -1,6 +1,4 @@
-"""The text form of a method: one line an instruction, with the types of what it
-computes.
-"""
+"""Write a method as text: one line an instruction, with the types of its results."""
 
 from __future__ import annotations
 
@@ -9,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from delegraph.io.escape import printable
 from delegraph_programs.source_line import Source, innermost
 
-from ..program.scalar_types import ScalarType
-from ..program.tables import (
+from ..program.pte_tables import (
     NOTHING,
     Bool,
     BoolList,
     Call,
+    Chain,
     DelegateCall,
     Double,
     DoubleList,
@@ -32,6 +30,7 @@ from ..program.tables import (
     Tensor,
     TensorList,
 )
+from ..program.scalar_types import ScalarType
 
 _SHORT = {
     ScalarType.BYTE: "u8",
@@ -46,52 +45,48 @@ _SHORT = {
     ScalarType.BFLOAT16: "bf16",
 }
 _ELEMENTS = 32
-"""Elements of a list that are printed, and results of one instruction."""
+"""The most elements of a list, and results of an instruction, that are printed."""
 _LONGEST = 120
-"""Characters of a name or a text that are printed: each instruction may have the same
-long one.
+"""The most characters of a name or text that are printed.
+
+Each instruction may have the same long text.
 """
 
 
 def method_lines(plan: ExecutionPlan) -> Iterator[str]:
-    """A method as text: its values ``%k`` by position, tensors with type, sizes and
-    place.
+    """Yield a method as text.
+
+    Values are ``%k`` by position; tensors have type, sizes and place.
     """
     names = _Names(plan)
-    inputs, outputs = (
-        ", ".join(map(names.typed, p)) for p in (plan.inputs, plan.outputs)
-    )
+    inputs = ", ".join(map(names.typed, plan.inputs))
+    outputs = ", ".join(map(names.typed, plan.outputs))
     yield f"method {shorten(plan.name)}({inputs}) -> ({outputs}) {{"
-    traces = plan.chains[0].stacktrace if plan.chains else ()
-    for number, instruction in enumerate(
-        plan.chains[0].instructions if plan.chains else ()
-    ):
+    chain = plan.chains[0] if plan.chains else Chain()
+    traces = chain.stacktrace
+    for number, instruction in enumerate(chain.instructions):
         frames = traces[number].items if number < len(traces) else ()
         yield f"  {number:4}  {names.call(instruction.call)}{_line(frames)}"
     yield "}"
 
 
 def _line(frames: Sequence[Frame]) -> str:
-    """The innermost line that is neither torch's nor Python's own; the innermost of all
-    if there is none.
-    """
+    """Return the innermost line outside of torch and Python; else the innermost line."""
     listed = [Source(f.filename, f.line, f.name, f.context.strip()) for f in frames]
     found = innermost(listed) or innermost(listed, lambda file: True)
     return "" if found is None else f"  // {shorten(found.file)}:{found.line}"
 
 
 def shorten(shown: str, longest: int = _LONGEST) -> str:
-    """A text of the file that prints, cut off if it is longer."""
+    """Return a text of the file, printable, and cut off if it is too long."""
     escaped = printable(shown[: longest + 1])
-    return (
-        escaped
-        if len(escaped) <= longest
-        else f"{escaped[:longest]}... ({len(shown)} characters)"
-    )
+    if len(escaped) <= longest:
+        return escaped
+    return f"{escaped[:longest]}... ({len(shown)} characters)"
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """Type and sizes; ``<=`` before sizes that are bounds; where the content is."""
+    """Return type, sizes (``<=`` before upper bounds) and place."""
     bound = "<=" if tensor.dynamism != Dynamism.STATIC else ""
     sizes = ", ".join(f"{bound}{size}" for size in tensor.sizes)
     kind = ScalarType(tensor.scalar_type)
@@ -111,9 +106,7 @@ def _place(tensor: Tensor) -> str:
 
 
 class _Names:
-    """How values are written. A tensor is described where it is written first, and by
-    its number after that.
-    """
+    """Writes values. The first mention of a tensor has its type, later ones its number."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
@@ -128,7 +121,7 @@ class _Names:
         )
 
     def typed(self, position: int) -> str:
-        """``%k`` with what it is."""
+        """Return ``%k`` with its type."""
         value = self.plan.values[position].value
         self.described.add(position)
         if isinstance(value, Tensor):
@@ -147,16 +140,10 @@ class _Names:
             return f"%{call.move_to} = {self.short(call.move_from)}"
         if isinstance(call, JumpFalseCall):
             value = self.plan.values[call.condition].value
-            always = (
-                isinstance(value, Bool)
-                and not value.value
-                and self._is_constant(call.condition)
-            )
-            return (
-                f"jump {call.destination}"
-                if always
-                else f"unless {self.short(call.condition)} jump {call.destination}"
-            )
+            is_false = isinstance(value, Bool) and not value.value
+            if is_false and self._is_constant(call.condition):
+                return f"jump {call.destination}"
+            return f"unless {self.short(call.condition)} jump {call.destination}"
         return f"free %{call.value}" if isinstance(call, FreeCall) else "nothing"
 
     def _kernel(self, call: KernelCall) -> str:
@@ -165,16 +152,13 @@ class _Names:
             return f"{name}()"
         results = self._elements(call.args[-1])
         args = list(call.args[:-1])
-        while (
-            args
-            and (args[-1] == call.args[-1] or args[-1] in results)
-            and "out" in name
-        ):
-            args.pop()  # out variants name their results among their arguments, too
+        # Out variants have their results among their arguments, too.
+        if "out" in name:
+            while args and (args[-1] == call.args[-1] or args[-1] in results):
+                args.pop()
         rest = f", ... {len(results)} in all" if len(results) > _ELEMENTS else ""
-        return (
-            f"{self._listed(results[:_ELEMENTS])}{rest} = {name}({self._listed(args)})"
-        )
+        shown = self._listed(results[:_ELEMENTS])
+        return f"{shown}{rest} = {name}({self._listed(args)})"
 
     def _elements(self, position: int) -> Sequence[int]:
         value = self.plan.values[position].value
@@ -184,24 +168,22 @@ class _Names:
         return ", ".join(map(self.introduce, positions))
 
     def introduce(self, position: int) -> str:
-        """A value with its type where it occurs first."""
+        """Return a value, with its type at its first mention."""
         known = position in self.described or not isinstance(
             self.plan.values[position].value, Tensor
         )
         return self.short(position) if known else self.typed(position)
 
     def short(self, position: int) -> str:
-        """``%k`` for what the program may change, the value itself for what it cannot."""
+        """Return ``%k`` for a value that the program may change, else the value itself."""
         if position == NOTHING:
             return "none"
         value = self.plan.values[position].value
         if isinstance(value, (IntList, TensorList, OptionalTensorList)):
-            rest = (
-                f", ... {len(value.items)} in all"
-                if len(value.items) > _ELEMENTS
-                else ""
-            )
-            return f"[{', '.join(map(self.short, value.items[:_ELEMENTS]))}{rest}]"
+            shown = ", ".join(map(self.short, value.items[:_ELEMENTS]))
+            if len(value.items) > _ELEMENTS:
+                shown = f"{shown}, ... {len(value.items)} in all"
+            return f"[{shown}]"
         if isinstance(value, (Int, Bool, Double)) and not self._is_constant(position):
             return f"%{position}"
         return f"%{position}" if isinstance(value, Tensor) else self.literal(position)
@@ -217,5 +199,5 @@ class _Names:
         return "none"
 
     def _is_constant(self, position: int) -> bool:
-        """Whether neither an instruction computes a number nor the caller gives it."""
+        """Return whether neither an instruction nor the caller sets a number."""
         return position not in self.computed

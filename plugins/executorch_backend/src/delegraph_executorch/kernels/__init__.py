@@ -1,4 +1,4 @@
-"""The kernels that a runtime has, and the one that computes an operator."""
+"""Find the kernels that a runtime has, and the one that computes an operator."""
 
 from ..program.quantized_library import QUANTIZED_LIBRARY
 from .kernel_set import KernelSet, kernel_set, stock_kernels

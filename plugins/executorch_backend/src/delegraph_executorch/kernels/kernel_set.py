@@ -1,6 +1,4 @@
-"""The kernels that a runtime has: what a program may call. A vendor's selective build
-has a set of its own.
-"""
+"""List the kernels that a runtime has, such as those of a vendor's selective build."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from ..program.quantized_library import QUANTIZED_LIBRARY
 
 @dataclass(frozen=True)
 class KernelSet:
-    """Names of kernels (``aten::add.out``), what has them, and names that a library
-    adds which a build may link.
+    """Names of kernels (``aten::add.out``), and the runtime that has them.
+
+    ``linked`` are names of a library that a build may link.
     """
 
     runtime: str
@@ -33,9 +32,7 @@ class KernelSet:
 
 @cache
 def stock_kernels() -> KernelSet:
-    """The kernels of the runtime in the wheel ``executorch``, and of its quantized
-    library; the file says which.
-    """
+    """Return the kernels of the wheel ``executorch`` and of its quantized library."""
     own = _from_json(
         json.loads(files(__package__).joinpath("stock.json").read_text()),
         "the plugin's own list",
@@ -44,11 +41,11 @@ def stock_kernels() -> KernelSet:
 
 
 def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSet:
-    """The set that an option names: None for the stock runtime's, a path of a JSON
-    file, or names.
+    """Return the set that an option names.
 
-    The file has ``{"runtime": "...", "kernels": ["aten::add.out", ...]}``. Raises
-    OptionError for anything else.
+    None is the stock runtime's set. A path names a JSON file with ``{"runtime": "...",
+    "kernels": ["aten::add.out", ...]}``. Names are a set themselves. Raises OptionError
+    for anything else.
     """
     if given is None:
         return stock_kernels()
@@ -67,10 +64,8 @@ def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSe
 
 def _from_json(content: Any, where: str) -> KernelSet:
     kernels = content.get("kernels") if isinstance(content, dict) else None
-    if not isinstance(kernels, list) or not all(
-        isinstance(name, str) for name in kernels
-    ):
-        hint = '{"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'
+    if not isinstance(kernels, list) or not all(isinstance(k, str) for k in kernels):
+        hint = 'use the form {"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'
         raise OptionError(
             "option-invalid", f"kernels: {where} is no list of kernels", hint=hint
         )

@@ -1,11 +1,10 @@
-"""What kernels of the stock runtime refuse, or get wrong, although their operators take
-it.
+"""List calls that kernels of the stock runtime refuse or compute wrongly.
 
-Found by running PyTorch's own samples of every operator in that runtime
-(benchmarks/kernel_coverage.py), and calls with numbers that float32 does not hold
-(benchmarks/kernel_numbers.py). A program that met one of these would fail on the
-device, or compute something else; here its operator is put together from others, or
-refused with the reason.
+The limits were found by running PyTorch's samples of every operator in that runtime
+(benchmarks/kernel_coverage.py), and calls with numbers that float32 does not represent
+(benchmarks/kernel_numbers.py). A program with such a call would fail on the device or
+compute a wrong value. The emitter decomposes the operator, or refuses it with the
+reason.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 Arguments = Mapping[str, Any]
-"""Arguments by name; tensors as what export recorded of them."""
+"""Arguments by name; tensors as export recorded them."""
 _NO_PROMOTION = frozenset({"aten::add.Scalar_out", "aten::sub.Scalar_out"})
 _FLOATS_ONLY = frozenset({"aten::remainder.Scalar_out", "aten::remainder.Tensor_out"})
 _FLOATS_EXACTLY = frozenset(
@@ -51,8 +50,10 @@ _SUM_IN_16_BITS = frozenset(
         "aten::var_mean.correction_out",
     }
 )
-"""Of float16 and bfloat16, where eager sums in float32 and rounds once: the sum of
-5,000 ones is 4,096, or 256.
+"""Kernels that sum float16 and bfloat16 in that type.
+
+Eager PyTorch sums in float32 and rounds once. In 16 bits, 5,000 ones sum to 4,096 or
+256.
 """
 _DEQUANTIZE = frozenset(
     f"quantized_decomposed::{name}.out"
@@ -94,101 +95,86 @@ _COMPLEX = frozenset(
         "aten::view_as_real_copy.out",
     }
 )
-"""Kernels that take or give complex numbers; each was run with them
-(tests/kernels/test_element_types.py).
-"""
+"""Kernels that support complex numbers (tests/kernels/test_element_types.py)."""
 _COMPLEX_OF_ONE_SHAPE = frozenset(
     {"aten::add.out", "aten::sub.out", "aten::mul.out", "aten::div.out"}
 )
-"""Those that neither promote nor broadcast complex numbers."""
+"""Kernels that neither promote nor broadcast complex numbers."""
 
 
 def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
-    """Why a kernel does not compute a call, or None."""
+    """Return why a kernel does not compute a call, or None."""
     tensors = [
         v for v in [*_flat(given.values()), *results] if isinstance(v, torch.Tensor)
     ]
     if any(t.dtype.is_complex for t in tensors):
-        unfit = _why_not_complex(kernel, given, results)
-        if unfit is not None:
-            return unfit
-    of_types = _TYPES.get(kernel)
-    if of_types is not None:
-        argument, refused = of_types
-        value = given.get(argument)
-        listed = value if isinstance(value, (tuple, list)) else [value]
-        found = next(
-            (t for t in listed if isinstance(t, torch.Tensor) and t.dtype in refused),
-            None,
-        )
-        if found is not None:
-            return f"its {argument} cannot be {str(found.dtype).removeprefix('torch.')}"
-    if (
-        kernel in _NO_PROMOTION
-        and isinstance(given["self"], torch.Tensor)
-        and given["self"].dtype != results[0].dtype
-    ):
-        return f"it does not promote {given['self'].dtype} to {results[0].dtype}"
-    if kernel in _FLOATS_ONLY and not results[0].dtype.is_floating_point:
-        return "of negative integers it is wrong"
-    if kernel in _FLOATS_EXACTLY and not results[0].dtype.is_floating_point:
-        return (
-            "of integers it is computed in floating point, which does not hold all of"
-            " them"
-        )
-    if (
-        kernel in _DIVISIONS
-        and given["rounding_mode"] == "trunc"
-        and not results[0].dtype.is_floating_point
-    ):
-        return (
-            "of integers, towards zero, it is computed in float64, which does not hold"
-            " all of them"
-        )
-    if kernel in _SUM_IN_16_BITS and results[0].dtype in _HALVES:
-        return f"it sums in {str(results[0].dtype).removeprefix('torch.')}"
-    if kernel in _DEQUANTIZE and results[0].dtype == torch.bfloat16:
-        return "it gives no bfloat16"
-    if kernel in _POWERS and not results[0].dtype.is_floating_point:
-        return (
-            "of integers it is computed in floating point, which does not wrap around"
-        )
+        why = _why_not_complex(kernel, given, results)
+        if why is not None:
+            return why
+    why = _why_not_type(kernel, given, results)
+    if why is not None:
+        return why
     check = _CHECKS.get(kernel)
     return check(given) if check is not None else None
 
 
+def _why_not_type(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
+    """Return why a kernel does not compute these element types, or None."""
+    if kernel in _TYPES:
+        argument, refused = _TYPES[kernel]
+        for value in _flat([given.get(argument)]):
+            if isinstance(value, torch.Tensor) and value.dtype in refused:
+                return f"its {argument} cannot be {_name(value.dtype)}"
+    result = results[0] if results else None
+    if not isinstance(result, torch.Tensor):
+        return None
+    is_integer = not result.dtype.is_floating_point
+    tensor = given.get("self")
+    if kernel in _NO_PROMOTION and isinstance(tensor, torch.Tensor):
+        if tensor.dtype != result.dtype:
+            return f"it does not promote {tensor.dtype} to {result.dtype}"
+    if kernel in _FLOATS_ONLY and is_integer:
+        return "it is wrong for negative integers"
+    if kernel in _FLOATS_EXACTLY and is_integer:
+        return "it computes integers in floating point, which cannot represent all"
+    if kernel in _DIVISIONS and given["rounding_mode"] == "trunc" and is_integer:
+        return "it truncates integers in float64, which cannot represent all"
+    if kernel in _SUM_IN_16_BITS and result.dtype in _HALVES:
+        return f"it sums in {_name(result.dtype)}"
+    if kernel in _DEQUANTIZE and result.dtype == torch.bfloat16:
+        return "it cannot return bfloat16"
+    if kernel in _POWERS and is_integer:
+        return "it computes integers in floating point, which does not wrap around"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def loses_values(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
-    """Which values a kernel may meet that it computes wrong, or None. The formula of
-    its operator keeps them away.
+    """Return which values a kernel would compute wrongly, or None.
+
+    The formula of its operator calls the kernel without such values.
     """
-    floats = (
-        results[0].dtype.is_floating_point
-        if results and isinstance(results[0], torch.Tensor)
-        else False
-    )
-    other = given.get("other")
+    result = results[0] if results else None
+    floats = isinstance(result, torch.Tensor) and result.dtype.is_floating_point
     if kernel == "aten::sign.out" and floats:
-        return "of NaN it gives NaN, not 0"
-    floors = given.get("rounding_mode", "floor") == "floor"
-    if (
-        kernel in _FLOORS
-        and floats
-        and floors
-        and (isinstance(other, torch.Tensor) or other == 0)
-    ):
-        return "of zero by zero it gives an infinity, not NaN"
-    if (
-        kernel in _FLOORS
-        and not floats
-        and (isinstance(other, torch.Tensor) or other == -1)
-    ):
-        return "it ends the process where the least integer is divided by -1"
+        return "it returns NaN for NaN, not 0"
+    other = given.get("other")
+    varies = isinstance(other, torch.Tensor)
+    if kernel in _FLOORS and floats:
+        is_floor = given.get("rounding_mode", "floor") == "floor"
+        if is_floor and (varies or other == 0):
+            return "it returns infinity for zero divided by zero, not NaN"
+    elif kernel in _FLOORS and (varies or other == -1):
+        return "it crashes if the least integer is divided by -1"
     if kernel in _SHIFTS:
         bits = results[0].itemsize * 8
         if not isinstance(other, int) or not 0 <= other < bits:
             return (
-                f"it shifts by counts below 0 or from {bits} on as the machine does,"
-                " and PyTorch shifts all bits out"
+                f"its result depends on the processor for counts below 0 or from {bits}"
+                " on; PyTorch shifts all bits out"
             )
     return None
 
@@ -197,30 +183,27 @@ def _why_not_complex(
     kernel: str, given: Arguments, results: Sequence[Any]
 ) -> str | None:
     if kernel not in _COMPLEX:
-        return "it knows no complex numbers"
+        return "it does not support complex numbers"
     if kernel in _COMPLEX_OF_ONE_SHAPE:
         operands = [
             t for t in (given["self"], given["other"]) if isinstance(t, torch.Tensor)
         ]
-        known = {(t.dtype, tuple(t.shape)) for t in (*operands, *results)}
-        return (
-            None
-            if len(operands) == 2 and len(known) == 1
-            else "its complex operands need one type and one shape"
-        )
-    if kernel == "aten::index.Tensor_out" and any(
-        i is not None and i.dtype == torch.bool for i in given["indices"]
-    ):
-        return "it selects no complex numbers by truth values"
+        types = {(t.dtype, tuple(t.shape)) for t in (*operands, *results)}
+        if len(operands) != 2 or len(types) != 1:
+            return "its complex operands need one type and one shape"
+        return None
+    if kernel == "aten::index.Tensor_out":
+        for index in given["indices"]:
+            if index is not None and index.dtype == torch.bool:
+                return "it does not index complex tensors by bools"
     return None
 
 
 def _flat(values: Any) -> list[Any]:
-    return [
-        v
-        for value in values
-        for v in (value if isinstance(value, (tuple, list)) else [value])
-    ]
+    flat: list[Any] = []
+    for value in values:
+        flat += value if isinstance(value, (tuple, list)) else [value]
+    return flat
 
 
 def _needs_dimension(given: Arguments) -> str | None:
@@ -228,70 +211,52 @@ def _needs_dimension(given: Arguments) -> str | None:
 
 
 def _needs_elements(given: Arguments) -> str | None:
-    """Without any, it ends the process."""
-    known = given["self"].numel()
-    return (
-        "its input needs an element" if isinstance(known, int) and known == 0 else None
-    )
+    # Without elements, the kernel crashes.
+    return "its input needs an element" if _is_zero(given["self"].numel()) else None
 
 
-def _pads(given: Arguments) -> str | None:
-    return (
-        "it takes no negative pads"
-        if any(isinstance(p, int) and p < 0 for p in given["pad"])
-        else None
-    )
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int) and number == 0
+
+
+def _no_negative_pads(given: Arguments) -> str | None:
+    if any(isinstance(pad, int) and pad < 0 for pad in given["pad"]):
+        return "it takes no negative pads"
+    return None
 
 
 def _rank_of_convolution(given: Arguments) -> str | None:
     rank = given["input"].dim() - 2
-    return (
-        None if rank in (1, 2) else f"it has no more than two axes; this one has {rank}"
-    )
+    return None if rank in (1, 2) else f"it supports 1 or 2 axes; this one has {rank}"
 
 
 def _index_type(given: Arguments) -> str | None:
-    return (
-        None
-        if given["index"].dtype == torch.int64
-        else f"its index is int64, not {given['index'].dtype}"
-    )
+    dtype = given["index"].dtype
+    return None if dtype == torch.int64 else f"its index must be int64, not {dtype}"
 
 
 def _sums_along(given: Arguments) -> str | None:
-    """Along one dimension it sums in float32, whatever the element type; along several
-    it does not.
-    """
-    if (
-        given["dim"]
-        and len(given["dim"]) == 1
-        and given["self"].dtype in (torch.float64, torch.int64)
-    ):
-        return (
-            "along one dimension it sums"
-            f" {str(given['self'].dtype).removeprefix('torch.')} in float32"
-        )
+    # Along one dimension, the kernel sums every type in float32.
+    dtype = given["self"].dtype
+    is_one_dim = given["dim"] and len(given["dim"]) == 1
+    if is_one_dim and dtype in (torch.float64, torch.int64):
+        return f"it sums {_name(dtype)} along one dimension in float32"
     return None
 
 
 def _onesided(given: Arguments) -> str | None:
-    return None if given["onesided"] else "it computes one side of the spectrum only"
+    return None if given["onesided"] else "it computes one-sided spectra only"
 
 
-def _sums(left: torch.Tensor) -> str | None:
-    """Without anything to sum, it leaves its result as the memory was."""
-    inner = left.shape[-1]
-    return (
-        "it needs something to sum" if isinstance(inner, int) and inner == 0 else None
-    )
+def _inner_dimension(left: torch.Tensor) -> str | None:
+    # For an inner dimension of 0, the kernel leaves its result uninitialized.
+    return "its inner dimension cannot be 0" if _is_zero(left.shape[-1]) else None
 
 
 def _keeps_nan(given: Arguments) -> str | None:
-    return (
-        None
-        if given["beta"]
-        else "with beta=0 it adds NaN and infinities of its first operand times zero"
-    )
+    if given["beta"]:
+        return None
+    return "with beta=0, NaN and infinity of its first operand reach the result"
 
 
 def _channels(given: Arguments) -> str | None:
@@ -299,56 +264,41 @@ def _channels(given: Arguments) -> str | None:
 
 
 def _has_elements(given: Arguments) -> str | None:
-    known = [t.numel() for t in given["tensors"]]
-    return (
-        "it sizes results without elements wrong"
-        if all(isinstance(n, int) and n == 0 for n in known)
-        else None
-    )
+    if all(_is_zero(tensor.numel()) for tensor in given["tensors"]):
+        return "it returns wrong sizes for results without elements"
+    return None
 
 
 def _has_rows(given: Arguments) -> str | None:
     sizes = given["self"].shape
-    return (
-        "it selects nothing of a dimension without elements"
-        if len(sizes) and sizes[given["dim"]] == 0
-        else None
-    )
+    if len(sizes) and sizes[given["dim"]] == 0:
+        return "it cannot select from a dimension of size 0"
+    return None
 
 
 def _fixed_sizes(given: Arguments) -> str | None:
-    """It checks the sizes of its results, and does not set them."""
-    return (
-        None
-        if all(isinstance(s, int) for s in given["self"].shape)
-        else "the sizes of its results cannot vary"
-    )
+    # The kernel checks the sizes of its results and does not set them.
+    if all(isinstance(size, int) for size in given["self"].shape):
+        return None
+    return "the sizes of its results cannot vary"
 
 
 def _same_mask(given: Arguments) -> str | None:
-    """Export bounds the number of results by the elements of the input, which may be
-    fewer after broadcasting.
-    """
-    shapes = [tuple(given[name].shape) for name in ("self", "mask")]
+    # Export bounds the number of results by the elements of the input. Broadcasting to
+    # the mask may give more.
+    shape = tuple(given["self"].shape)
     broadcast: Any = torch.broadcast_shapes
-    same = math.prod(broadcast(*shapes)) == math.prod(shapes[0])
-    return (
-        None
-        if same
-        else (
-            "its result may be larger than export says where the input is broadcast to"
-            " the mask"
-        )
-    )
+    if math.prod(broadcast(shape, tuple(given["mask"].shape))) == math.prod(shape):
+        return None
+    return "its result may exceed export's bound if the input is broadcast to the mask"
 
 
 def _scales_of_float64(given: Arguments) -> str | None:
-    """Others end the process."""
-    fits = (
-        given["scales"].dtype == torch.float64
-        and given["zero_points"].dtype == torch.int64
-    )
-    return None if fits else "its scales need to be float64, and its zero points int64"
+    # The kernel crashes for other types.
+    is_float64 = given["scales"].dtype == torch.float64
+    if is_float64 and given["zero_points"].dtype == torch.int64:
+        return None
+    return "its scales must be float64, and its zero points int64"
 
 
 _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
@@ -356,15 +306,17 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
         (f"aten::_native_batch_norm_legit{end}.out" for end in ("", "_no_training")),
         _channels,
     ),
-    "aten::mm.out": lambda given: _sums(given["self"]),
-    "aten::bmm.out": lambda given: _sums(given["self"]),
-    "aten::addmm.out": lambda given: _sums(given["mat1"]) or _keeps_nan(given),
-    "aten::linear.out": lambda given: _sums(given["input"]),
+    "aten::mm.out": lambda given: _inner_dimension(given["self"]),
+    "aten::bmm.out": lambda given: _inner_dimension(given["self"]),
+    "aten::addmm.out": lambda given: (
+        _inner_dimension(given["mat1"]) or _keeps_nan(given)
+    ),
+    "aten::linear.out": lambda given: _inner_dimension(given["input"]),
     "aten::cat.out": _has_elements,
     "aten::index_select.out": _has_rows,
     "aten::unbind_copy.int_out": _fixed_sizes,
-    "aten::constant_pad_nd.out": _pads,
-    "aten::narrow_copy.out": lambda given: "it ends the process",
+    "aten::constant_pad_nd.out": _no_negative_pads,
+    "aten::narrow_copy.out": lambda given: "it crashes",
     "aten::convolution.out": _rank_of_convolution,
     "aten::cumsum.out": _needs_dimension,
     "aten::unfold_copy.out": _needs_dimension,
@@ -383,11 +335,11 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::masked_select.out": _same_mask,
     "quantized_decomposed::quantize_per_channel.out": _scales_of_float64,
     "aten::max_pool2d_with_indices_backward.grad_input": lambda given: (
-        "it computes other gradients than PyTorch"
+        "its gradients differ from PyTorch's"
     ),
 }
 _IN_FLOAT32 = frozenset({torch.float64})
-"""What these compute in float32."""
+"""The type that these kernels compute in float32."""
 _TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
     "aten::_log_softmax.out": ("self", _IN_FLOAT32),
     "aten::_adaptive_avg_pool2d.out": ("self", _IN_FLOAT32),

@@ -1,6 +1,4 @@
-"""The kernel that computes an operator: its out variant, found by the operators'
-schemas.
-"""
+"""Find the kernel that computes an operator: its out variant, by the schemas."""
 
 from __future__ import annotations
 
@@ -18,14 +16,12 @@ from .kernel_set import KernelSet
 DECLARED_BY_RESULT = frozenset(
     {"dtype", "layout", "device", "pin_memory", "memory_format"}
 )
-"""Arguments that an out variant may lack: the tensor that it fills has these properties
-already.
-"""
+"""Arguments that an out variant may lack, since its result has these properties."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and the schema of its arguments; those of the results are the last ones."""
+    """A kernel and its arguments; the results are the last ones."""
 
     name: str
     overload: str
@@ -37,16 +33,15 @@ class Kernel:
 
 
 def kernel_name(name: str, overload: str) -> str:
-    """The name by which a runtime registers a kernel: the overload ``default`` is not
-    said.
-    """
+    """Return the name of a kernel in runtimes, without the overload ``default``."""
     return f"{name}.{overload}" if overload else name
 
 
 @lru_cache(maxsize=4096)
 def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """The kernel in ``kernels`` that computes what ``operator`` does; a view is
-    computed by its copying twin.
+    """Return the kernel in ``kernels`` that computes an operator.
+
+    A view is computed by its copying variant.
     """
     for candidate in _candidates(operator):
         if _same_call(operator, candidate):
@@ -63,8 +58,9 @@ def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
 
 
 def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """The kernel of a quantize or dequantize; its arguments are the operator's, its
-    result a tensor behind these.
+    """Return the kernel of a quantize or dequantize.
+
+    Its arguments are those of the operator and then the result.
     """
     schema = operator._schema
     name = kernel_name(schema.name, "out")
@@ -74,9 +70,7 @@ def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | 
 
 
 def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
-    """Overloads that write their results into arguments, of the operator and of its
-    copying twin.
-    """
+    """Yield the out variants of the operator and of its copying variant."""
     namespace, _, name = operator._schema.name.partition("::")
     for twin in (name, f"{name}_copy"):
         packet = getattr(getattr(torch.ops, namespace), twin, None)
@@ -87,18 +81,17 @@ def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
 
 
 def _same_call(operator: OpOverload, candidate: OpOverload) -> bool:
-    """Whether both take the same arguments, those aside that say what kind of tensor
-    the result is.
+    """Return whether an out variant takes the arguments of the operator.
+
+    Arguments that describe the result may be missing.
     """
     given = {a.name: str(a.real_type) for a in operator._schema.arguments}
     taken = {
         a.name: str(a.real_type) for a in candidate._schema.arguments if not a.is_out
     }
-    missing = given.keys() - taken.keys()
     results = [a for a in candidate._schema.arguments if a.is_out]
-    return (
-        all(given.get(name) == kind for name, kind in taken.items() if name in given)
-        and taken.keys() <= given.keys()
-        and missing <= DECLARED_BY_RESULT
-        and len(results) == len(operator._schema.returns)
-    )
+    if len(results) != len(operator._schema.returns):
+        return False
+    if not given.keys() - taken.keys() <= DECLARED_BY_RESULT:
+        return False
+    return all(given.get(name) == kind for name, kind in taken.items())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from delegraph.errors import Unsupported
 
-from ..program.tables import (
+from ..program.pte_tables import (
     Call,
     DelegateCall,
     ExecutionPlan,

@@ -1,1 +1,1 @@
-"""The ``.pte`` and ``.ptd`` formats as Python classes. Imports neither torch nor numpy."""
+"""Describe the ``.pte`` and ``.ptd`` formats as Python classes, without torch or numpy."""

@@ -1,5 +1,6 @@
-"""What the text of a method's container says: of its delegates, and what callers call
-the inputs. Imports no torch.
+"""Read a method's container: facts about delegates, and names and ranges of inputs.
+
+A container is JSON text that ExecuTorch's runtimes ignore. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,38 +12,38 @@ from typing import Any
 
 from delegraph.io.escape import printable
 
-from .tables import ContainerMetadata
+from .pte_tables import ContainerMetadata
 
 _LONGEST = 500
-"""Characters of a name."""
+"""The most characters of a name."""
 _MOST_FACTS = 100
-"""Facts of a delegate that are read."""
+"""The most facts of a delegate."""
 
 
 def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
-    """How many outputs each delegate of a method has; None if the file does not say."""
+    """Return the number of outputs of each delegate of a method; None if unknown."""
     listed = _list(_outputs(container), "delegate_outputs")
     return listed if all(type(n) is int and n >= 0 for n in listed or [None]) else None
 
 
 def producers(container: ContainerMetadata | None) -> list[str]:
-    """What made each delegate of a method, with its version; empty if the file does not
-    say, "" for what is no text.
+    """Return the distribution that made each delegate, with its version.
+
+    Empty if the file does not name them; "" for an entry that is no text.
     """
     return _texts(container, "producers")
 
 
 def fingerprints(container: ContainerMetadata | None) -> list[str]:
-    """What the backend of each delegate of a method said that it depends on; read as
-    ``producers`` are.
+    """Return the fingerprint of each delegate, which its backend made.
+
+    Missing entries are as in ``producers``.
     """
     return _texts(container, "fingerprints")
 
 
 def delegate_facts(container: ContainerMetadata | None) -> list[dict[str, str]]:
-    """Return the facts that the backend of each delegate reported, by name; an empty
-    list if the file has none.
-    """
+    """Return the facts that the backend of each delegate reported, by name."""
     listed = _list(_outputs(container), "facts") or []
     return [
         _printable_facts(by_name) if isinstance(by_name, dict) else {}
@@ -51,21 +52,20 @@ def delegate_facts(container: ContainerMetadata | None) -> list[dict[str, str]]:
 
 
 def _printable_facts(facts: dict[str, Any]) -> dict[str, str]:
-    return {
-        printable(name[:_LONGEST]): printable(text[:_LONGEST])
-        for name, text in islice(facts.items(), _MOST_FACTS)
-        if isinstance(text, str)
-    }
+    found = {}
+    for name, text in islice(facts.items(), _MOST_FACTS):
+        if isinstance(text, str):
+            found[printable(name[:_LONGEST])] = printable(text[:_LONGEST])
+    return found
 
 
 def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
-    """A text of each delegate. In place of a list, one text is that of all of them."""
+    """Return a text for each delegate. A single string applies to every delegate."""
     outputs = _outputs(container)
     common = outputs.get(key)
     if isinstance(common, str):
-        return [printable(common[:_LONGEST])] * len(
-            _list(outputs, "delegate_outputs") or ()
-        )
+        count = len(_list(outputs, "delegate_outputs") or ())
+        return [printable(common[:_LONGEST])] * count
     listed = _list(outputs, key) or []
     return [
         printable(text[:_LONGEST]) if isinstance(text, str) else "" for text in listed
@@ -73,36 +73,39 @@ def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
 
 
 def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
-    """What a caller calls each of the flat inputs: ``x``, ``pair['a']``; empty names if
-    the file does not say.
+    """Return the names of the flat inputs, such as ``x`` or ``pair['a']``.
+
+    The names are empty if the file does not have them.
     """
+    names: list[str] = []
     try:
         content = json.loads(container.inputs) if container is not None else {}
         args, kwargs = content["structure"]["tuple"]
         roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
-        leaves = (
-            name for root, encoded in roots for name in _leaf_names(str(root), encoded)
-        )
-        names = list(islice(leaves, count + 1))
+        for root, encoded in roots:
+            leaves = _leaf_names(str(root), encoded)
+            # A hostile file may have many leaves.
+            names += islice(leaves, count + 1 - len(names))
     except (ValueError, TypeError, LookupError, RecursionError):
         names = []
-    return [printable(name) for name in names] if len(names) == count else [""] * count
+    if len(names) != count:
+        return [""] * count
+    return [printable(name) for name in names]
 
 
 def input_ranges(
     container: ContainerMetadata | None, count: int
 ) -> dict[int, tuple[int, int]]:
-    """Position of a flat input -> the lowest and the highest integer that it may hold,
-    as far as the file says it.
-    """
+    """Return the lowest and highest integer that inputs may hold, by position."""
     return _ranges(container, count, "within")
 
 
 def index_ranges(
     container: ContainerMetadata | None, count: int
 ) -> dict[int, tuple[int, int]]:
-    """Return the range of each flat input with indices, by its position; outside of it,
-    eager raises an error.
+    """Return the range of inputs with indices, by position.
+
+    Outside of it, eager PyTorch raises an error.
     """
     return _ranges(container, count, "indexed")
 
@@ -115,12 +118,18 @@ def _ranges(
         listed = {k: (low, high) for k, low, high in rows}
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
-    known = all(type(n) is int for k, ends in listed.items() for n in (k, *ends))
-    return {k: ends for k, ends in listed.items() if 0 <= k < count} if known else {}
+    found = {}
+    for k, ends in listed.items():
+        if not all(type(number) is int for number in (k, *ends)):
+            return {}
+        if 0 <= k < count:
+            found[k] = ends
+    return found
 
 
 def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
-    name = name[:_LONGEST]  # all that is below has it in its own
+    # The names of all children contain this one.
+    name = name[:_LONGEST]
     if encoded == "*":
         yield name
         return
@@ -136,7 +145,7 @@ def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
 
 
 def _outputs(container: ContainerMetadata | None) -> dict[str, Any]:
-    """What the text of the outputs says; nothing for a text that is not of our form."""
+    """Return the content of the outputs' text; empty if it is not of our form."""
     try:
         content = json.loads(container.outputs) if container is not None else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The named data that says how a blob is called: its key, and files without it."""
+"""Find the named data with the calling conventions of blobs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _BEGINNING = b'{"inputs":'
 
 
 def convention_key(backend_id: str, blob: bytes) -> str:
-    """The key of what says how ``blob`` is called."""
+    """Return the key of a blob's calling convention."""
     return f"{backend_id}.convention.{hashlib.sha256(blob).hexdigest()}"
 
 
 def without_conventions(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
-    """``data`` without what says how blobs are called: the values of their calls say it
-    in a program file.
+    """Return ``data`` without calling conventions.
+
+    A program file does not need them: it has the values of each call.
     """
     kept = {
         k: entry
@@ -29,11 +30,7 @@ def without_conventions(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
 
 
 def _is_convention(key: str, content: object) -> bool:
-    """Whether named data is a convention, and not a plugin's own data under a key of
-    that form.
-    """
-    return (
-        bool(_KEY.fullmatch(key))
-        and isinstance(content, bytes)
-        and content.startswith(_BEGINNING)
-    )
+    """Return whether named data is a calling convention, not a plugin's own data."""
+    if not _KEY.fullmatch(key) or not isinstance(content, bytes):
+        return False
+    return content.startswith(_BEGINNING)

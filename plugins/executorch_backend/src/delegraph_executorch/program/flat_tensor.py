@@ -1,14 +1,12 @@
-"""The tables of ``flat_tensor.fbs``: tensors by name, in a ``.ptd`` file beside the
-program.
-"""
+"""Describe the tables of ``flat_tensor.fbs``: tensors by name, in a ``.ptd`` file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .pte_tables import DataSegment
 from .scalar_types import ScalarType
 from .schema import numbers, scalar, sub, tables, text
-from .tables import DataSegment
 
 IDENTIFIER = "FT01"
 VERSION = 0
@@ -23,7 +21,7 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """Data under a key; a tensor's have a layout."""
+    """Data under a key. The data of a tensor have a layout."""
 
     key: str = text(0)
     segment_index: int = scalar(1, "I")
@@ -32,7 +30,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """All that a ``.ptd`` file says in its flatbuffer."""
+    """The content of a ``.ptd`` file's flatbuffer."""
 
     version: int = scalar(0, "I")
     segments: tuple[DataSegment, ...] = tables(1, DataSegment)

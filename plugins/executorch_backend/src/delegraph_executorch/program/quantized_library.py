@@ -1,6 +1,4 @@
-"""Names of kernels that a library beside the runtime has. Imports no torch: a file is
-looked at without it.
-"""
+"""Name the kernels of ExecuTorch's quantized library. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ QUANTIZED_LIBRARY = frozenset(
         "dequantize_per_channel",
     )
 )
-"""Kernels that the emitter calls of ExecuTorch's kernels/quantized.
+"""Kernels of ExecuTorch's kernels/quantized that program files call.
 
 The wheel has them in a library that its runtime does not load, and PyTorch does not
-declare them. Other operators of the namespace are put together from kernels of ATen.
+declare them. Other operators of the namespace are decomposed into kernels of ATen.
 """

@@ -1,4 +1,4 @@
-"""Element types by their number in the file, which is PyTorch's own."""
+"""Number the element types as the file does, which uses PyTorch's numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ScalarType(enum.IntEnum):
-    """The element types that the schema knows."""
+    """The element types of the schema."""
 
     BYTE = 0
     CHAR = 1
@@ -58,9 +58,7 @@ TORCH_NAMES = {
     ScalarType.UINT32: "uint32",
     ScalarType.UINT64: "uint64",
 }
-"""Element type -> its name as an attribute of ``torch``; those without one are of
-quantized tensors.
-"""
+"""Element type -> its name in ``torch``. Types of quantized tensors have none."""
 
 _ONE_BYTE = {
     "uint8",
@@ -76,8 +74,9 @@ _EIGHT_BYTES = {"int64", "uint64", "float64", "complex64"}
 
 
 def width(kind: ScalarType) -> int:
-    """Bytes an element takes; ValueError for types that PyTorch has no dense tensors
-    of.
+    """Return the bytes of an element.
+
+    Raises ValueError for types that PyTorch has no dense tensors of.
     """
     name = TORCH_NAMES.get(kind)
     if name is None:
@@ -86,4 +85,6 @@ def width(kind: ScalarType) -> int:
         return 1
     if name in _TWO_BYTES:
         return 2
-    return 8 if name in _EIGHT_BYTES else 16 if name == "complex128" else 4
+    if name in _EIGHT_BYTES:
+        return 8
+    return 16 if name == "complex128" else 4

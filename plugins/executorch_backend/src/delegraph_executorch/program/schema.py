@@ -1,8 +1,7 @@
-"""Dataclasses that are flatbuffer tables: each field says its id in the schema and how
-it is stored.
+"""Declare dataclasses as flatbuffer tables: each field has its id and storage.
 
 The classes in ``tables`` and ``flat_tensor`` are the only description of the format.
-``serialize`` writes and reads any of them, so a field is added in one line.
+``serialize`` writes and reads any of them, so a new field is one line.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from functools import cache
 from typing import Any, get_args
 
 SCALARS = {"b": 1, "B": 1, "?": 1, "i": 4, "I": 4, "q": 8, "Q": 8, "d": 8}
-"""``struct`` letter of a stored number -> its width in bytes."""
+"""``struct`` letter of a number -> its width in bytes."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that is stored in the table itself; ``enum`` lists the values that it
-    may have, None for any.
-    """
+    """A number in the table itself; ``enum`` lists its valid values, None for any."""
 
     form: str
     default: Any = 0
@@ -41,7 +38,7 @@ class Sub:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A vector of numbers; ``raw`` ones are bytes to Python, too, and may be absent."""
+    """A vector of numbers. A ``raw`` one is bytes in Python and may be absent."""
 
     form: str
     raw: bool = False
@@ -53,8 +50,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Tables:
-    """A vector of tables. An empty one is stored unless it is ``optional``: runtimes
-    read the others unchecked.
+    """A vector of tables.
+
+    An empty vector is stored unless it is ``optional``: runtimes read it unchecked.
     """
 
     cls: type[Any]
@@ -63,8 +61,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Either:
-    """A union: the field ``id`` holds the number of the member (1, 2, ...), the field
-    ``id + 1`` its table.
+    """A union of tables.
+
+    The field ``id`` holds the number of the member (1, 2, ...), ``id + 1`` its table.
     """
 
     members: tuple[type[Any], ...]
@@ -75,9 +74,7 @@ Kind = Scalar | Text | Sub | Numbers | Tables | Either
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a table: its name in the class, its id in the schema, how it is
-    stored.
-    """
+    """A field of a table: its name in the class, its id in the schema, and its storage."""
 
     name: str
     id: int
@@ -89,47 +86,42 @@ def _stored(id: int, kind: Kind, default: Any) -> Any:
 
 
 def scalar(id: int, form: str, default: Any = 0, enum: Any = None) -> Any:
-    """A number, by its ``struct`` letter; ``enum`` is a class of ints whose values are
-    the only valid ones.
-    """
-    return _stored(
-        id,
-        Scalar(
-            form, default, None if enum is None else frozenset(int(v) for v in enum)
-        ),
-        default,
-    )
+    """Declare a number by its ``struct`` letter; ``enum`` has its valid values."""
+    valid = None if enum is None else frozenset(int(value) for value in enum)
+    return _stored(id, Scalar(form, default, valid), default)
 
 
 def text(id: int) -> Any:
-    """A string, empty if absent."""
+    """Declare a string, empty if absent."""
     return _stored(id, Text(), "")
 
 
 def sub(id: int, cls: type[Any]) -> Any:
-    """A table, None if absent."""
+    """Declare a table, None if absent."""
     return _stored(id, Sub(cls), None)
 
 
 def numbers(id: int, form: str) -> Any:
-    """A vector of numbers; a file in which it is absent is damaged."""
+    """Declare a vector of numbers. A file without it is damaged."""
     return _stored(id, Numbers(form), ())
 
 
 def raw(id: int) -> Any:
-    """A vector of bytes, empty if absent."""
+    """Declare a vector of bytes, empty if absent."""
     return _stored(id, Numbers("B", raw=True), b"")
 
 
 def tables(id: int, cls: type[Any], optional: bool = False) -> Any:
-    """A vector of tables; only if it is ``optional`` may it be absent, and is empty
-    then.
+    """Declare a vector of tables.
+
+    Only an ``optional`` one may be absent; it is then empty.
     """
     return _stored(id, Tables(cls, optional), ())
 
 
 def union(id: int, members: Any) -> Any:
-    """A table of one of the classes of a ``A | B`` union; its order is the schema's.
+    """Declare a table of one of the classes of ``A | B``, in the schema's order.
+
     None if absent.
     """
     return _stored(id, Either(get_args(members)), None)
@@ -137,7 +129,7 @@ def union(id: int, members: Any) -> Any:
 
 @cache
 def fields_of(cls: type[Any]) -> tuple[Field, ...]:
-    """The stored fields of a table's class."""
+    """Return the stored fields of a table's class."""
     return tuple(
         Field(f.name, f.metadata["id"], f.metadata["kind"])
         for f in dataclasses.fields(cls)

@@ -1,50 +1,57 @@
-"""Methods that keep buffers together, in a memory that they share."""
+"""Find the methods that share buffers in one memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from .tables import ExecutionPlan, Tensor
+from .pte_tables import ExecutionPlan, Tensor
 
 MEMORY = 2
-"""The memory of states in a program of several methods: ExecuTorch's runtime gives one
-to all of them.
+"""The memory of written buffers in a program of several methods.
+
+ExecuTorch's runtime gives one such memory to all methods.
 """
 
 
 def sharing_methods(plans: Sequence[ExecutionPlan]) -> list[str]:
-    """The methods that find tensors where another one has some too.
+    """Return the methods that have a tensor at the same place as another method.
 
-    They state the same size of that memory. A method with memory of a device has all
-    its memories alone, as in ExecuTorch's runtime.
+    They declare the same size of the memory. A method with memory of a device shares
+    none, as in ExecuTorch's runtime.
     """
-    places = {
-        p.name: _places(p)
-        for p in plans
-        if len(p.memory_sizes) > MEMORY and not p.memory_devices
-    }
-    sizes = {p.name: p.memory_sizes[MEMORY] for p in plans if p.name in places}
-    return [
-        name
-        for name, own in places.items()
+    places = {}
+    sizes = {}
+    for plan in plans:
+        if len(plan.memory_sizes) > MEMORY and not plan.memory_devices:
+            places[plan.name] = _places(plan)
+            sizes[plan.name] = plan.memory_sizes[MEMORY]
+    found = []
+    for name in places:
+        others = [other for other in places if other != name]
         if any(
-            own & other and sizes[name] == sizes[k]
-            for k, other in places.items()
-            if k != name
-        )
-    ]
+            places[name] & places[other] and sizes[name] == sizes[other]
+            for other in others
+        ):
+            found.append(name)
+    return found
 
 
-def _places(plan: ExecutionPlan) -> set[tuple[int, tuple[int, ...], int]]:
-    """First byte, sizes and element type of each tensor in that memory."""
-    tensors = [e.value for e in plan.values if isinstance(e.value, Tensor)]
-    placed = [
-        t
-        for t in tensors
-        if t.allocation is not None and t.allocation.memory_id == MEMORY
-    ]
-    return {
-        (t.allocation.offset, tuple(t.sizes), t.scalar_type)
-        for t in placed
-        if t.allocation is not None
-    }
+class _Place(NamedTuple):
+    """A tensor in the memory of written buffers."""
+
+    offset: int
+    sizes: tuple[int, ...]
+    scalar_type: int
+
+
+def _places(plan: ExecutionPlan) -> set[_Place]:
+    found = set()
+    for entry in plan.values:
+        tensor = entry.value
+        if not isinstance(tensor, Tensor) or tensor.allocation is None:
+            continue
+        if tensor.allocation.memory_id == MEMORY:
+            offset = tensor.allocation.offset
+            found.add(_Place(offset, tuple(tensor.sizes), tensor.scalar_type))
+    return found

@@ -1,9 +1,7 @@
-"""Arguments of calls by the schemas of their operators: looked at before torch, or
-ExecuTorch, is given one of them.
+"""Check the arguments of calls against the schemas of their operators.
 
-Both take a number of an enumeration for what it says, and neither survives one that the
-enumeration does not have. What a program computes while it runs (``Call.late``) is
-looked at when it is there.
+torch and ExecuTorch crash if a number is no member of its enumeration, so nothing is
+passed to them unchecked. Arguments that a program computes are checked when it runs.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import torch
 from delegraph.errors import FormatError
 
 from ..kernels import stock_kernels
-from ..program.scalar_types import TORCH_NAMES
-from ..program.tables import (
+from ..program.pte_tables import (
     Bool,
     BoolList,
     DelegateCall,
@@ -37,6 +34,7 @@ from ..program.tables import (
     Tensor,
     TensorList,
 )
+from ..program.scalar_types import TORCH_NAMES
 from ..serialize.reader import ProgramFile
 from ..serialize.unpack import damaged
 from .scalars import SCALAR_KERNELS
@@ -67,65 +65,62 @@ _ENUMERATIONS: dict[str, frozenset[Any]] = {
     "MemoryFormat": frozenset(range(4)),
     "Layout": frozenset({0}),
 }
+
+
+LateArguments = tuple[tuple[int, "Accepted"], ...]
+"""Pairs of an argument's number and the values that it may have."""
+
 _CHOICES: dict[str, frozenset[Any]] = {
     "rounding_mode": frozenset({"floor", "trunc"}),
     "approximate": frozenset({"none", "tanh"}),
     "normalization": frozenset(range(3)),
     "compute_mode": frozenset(range(3)),
 }
-"""Enumerations that schemas write as texts or numbers, by the names of their arguments.
-"""
+"""Enumerations that schemas describe as texts or numbers, by argument name."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What an argument may be: kinds of values and, of a number or a text, the choices
-    that there are.
+    """The values that an argument may have.
+
+    ``choices`` lists the valid numbers or texts, None for any.
     """
 
     kinds: tuple[type, ...]
     choices: frozenset[Any] | None = None
 
     def why_not(self, value: Any) -> str:
-        """Why a value of the file cannot be the argument; empty if it can."""
+        """Return why a value of the file cannot be the argument; "" if it can."""
         if not isinstance(value, self.kinds):
-            return (
-                f"a {type(value).__name__} where"
-                f" {' or '.join(k.__name__ for k in self.kinds)} is wanted"
-            )
+            return f"a {type(value).__name__} instead of {self._wanted()}"
         return self._why_not_chosen(getattr(value, "value", None))
 
+    def _wanted(self) -> str:
+        return " or ".join(kind.__name__ for kind in self.kinds)
+
     def why_not_now(self, value: Any) -> str:
-        """The same for what a value is while the program runs."""
+        """Return why a value of the running program cannot be the argument."""
         if isinstance(value, list):
             wrong = next((v for v in value if type(v) is not int), None)
             return "" if wrong is None else f"{wrong!r} among integers"
         if type(value) not in (_PYTHON.get(kind) for kind in self.kinds):
-            return (
-                f"{value!r:.80} where {' or '.join(k.__name__ for k in self.kinds)} is"
-                " wanted"
-            )
+            return f"{value!r:.80} instead of {self._wanted()}"
         return self._why_not_chosen(value)
 
     def _why_not_chosen(self, value: Any) -> str:
-        if (
-            self.choices is None
-            or value is None
-            or isinstance(value, Null)
-            or value in self.choices
-        ):
+        if self.choices is None or value is None or isinstance(value, Null):
             return ""
-        return (
-            f"{value!r:.80}, which is none of"
-            f" {', '.join(map(repr, sorted(self.choices)))}"
-        )
+        if value in self.choices:
+            return ""
+        choices = ", ".join(map(repr, sorted(self.choices)))
+        return f"{value!r:.80}, which is none of {choices}"
 
 
 _RESULT = Accepted(_SIMPLE)
 _COPY = ((Tensor,), (Bool,), (IntList, Null), (Tensor,), (Tensor,))
 _QUANTIZATION = ((Tensor,), (Double,), (Int,), (Int,), (Int,), (Int,))
 _CHANNELS = ((Tensor,), (Tensor,), (Tensor, Null), (Int,), (Int,), (Int,), (Int,))
-_OWN: dict[str, tuple[tuple[type, ...], ...]] = {
+_SIGNATURES: dict[str, tuple[tuple[type, ...], ...]] = {
     "quantized_decomposed::quantize_per_tensor.out": (
         *_QUANTIZATION,
         (Tensor,),
@@ -161,44 +156,46 @@ _OWN: dict[str, tuple[tuple[type, ...], ...]] = {
     "et_copy::_h2d_copy.out": ((Tensor,), (Tensor,), (Tensor,)),
     "et_copy::_d2h_copy.out": ((Tensor,), (Tensor,), (Tensor,)),
 }
-"""What PyTorch has no schema of."""
+"""Kernels without a schema in PyTorch -> the kinds of their arguments."""
 
 
 @cache
 def signature(name: str) -> tuple[Accepted, ...] | None:
-    """What the arguments of a kernel may be, its results among them and, last, what it
-    returns; None if nobody says.
+    """Return the values that the arguments of a kernel may have.
+
+    Results are among the arguments; the last element is the returned value. None for an
+    unknown kernel.
     """
-    if name in _OWN:
-        return tuple(map(Accepted, _OWN[name]))
+    if name in _SIGNATURES:
+        return tuple(map(Accepted, _SIGNATURES[name]))
     namespace, _, rest = name.partition("::")
     if namespace == "executorch_prim" and rest in SCALAR_KERNELS:
-        return *map(Accepted, SCALAR_KERNELS[rest][0]), _RESULT
+        return *map(Accepted, SCALAR_KERNELS[rest].operands), _RESULT
     if namespace != "aten" or name not in stock_kernels():
         return None
     packet, _, overload = rest.partition(".")
     schema = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
-    returned = [str(r.real_type) for r in schema.returns]
-    of_tensors = all("Tensor" in kind for kind in returned)
-    return *map(_accepted, schema.arguments), (
-        Accepted((Tensor, TensorList)) if of_tensors else _RESULT
-    )
+    returned = _RESULT
+    if all("Tensor" in str(result.real_type) for result in schema.returns):
+        returned = Accepted((Tensor, TensorList))
+    return *map(_accepted, schema.arguments), returned
 
 
 def _accepted(argument: Any) -> Accepted:
-    written = str(argument.real_type)
-    optional = written.startswith("Optional[")
-    plain = written.removeprefix("Optional[").removesuffix("]") if optional else written
-    choices = _ENUMERATIONS.get(plain) or _CHOICES.get(argument.name)
-    return Accepted((*_KINDS[plain], *((Null,) if optional else ())), choices)
+    name = str(argument.real_type)
+    is_optional = name.startswith("Optional[")
+    if is_optional:
+        name = name.removeprefix("Optional[").removesuffix("]")
+    choices = _ENUMERATIONS.get(name) or _CHOICES.get(argument.name)
+    kinds = _KINDS[name]
+    return Accepted((*kinds, Null) if is_optional else kinds, choices)
 
 
 def check_arguments(file: ProgramFile) -> None:
     """Raise FormatError for the first argument that its operator cannot have.
-    ``check_program`` comes before.
 
-    Kernels that neither PyTorch nor this plugin knows are those of a vendor's runtime,
-    which knows what they take.
+    The file must have passed ``check_program``. Kernels that are unknown here belong to
+    a vendor's runtime, which checks their arguments.
     """
     for plan in file.program.plans:
         for _ in late_arguments(plan):
@@ -207,11 +204,11 @@ def check_arguments(file: ProgramFile) -> None:
 
 def late_arguments(
     plan: ExecutionPlan,
-) -> Iterator[tuple[int, tuple[tuple[int, Accepted], ...]]]:
-    """(position of a call, (argument, what it may be) for each that is known only when
-    the program runs).
+) -> Iterator[tuple[int, LateArguments]]:
+    """Yield each call with arguments that are only known at run time.
 
-    Raises FormatError for an argument that is wrong already.
+    A pair has the call's position and these arguments. Raises FormatError for a wrong
+    argument.
     """
     return _Arguments(plan).late()
 
@@ -230,14 +227,15 @@ class _Arguments:
                 self.varying |= {*call.args}
             elif isinstance(call, KernelCall):
                 known = self.signatures[call.op_index]
-                # others return the tensors that they were given
+                # Other kernels return the tensors that they get as results.
                 if known is None or known[-1] is _RESULT:
                     self.varying |= {*call.args[-1:]}
         self.varying = {k for k in self.varying if isinstance(self.values[k], _SIMPLE)}
-        lists = ((k, v) for k, v in enumerate(self.values) if isinstance(v, IntList))
-        self.varying |= {k for k, v in lists if not self.varying.isdisjoint(v.items)}
+        for k, value in enumerate(self.values):
+            if isinstance(value, IntList) and not self.varying.isdisjoint(value.items):
+                self.varying.add(k)
 
-    def late(self) -> Iterator[tuple[int, tuple[tuple[int, Accepted], ...]]]:
+    def late(self) -> Iterator[tuple[int, LateArguments]]:
         for index in self.plan.outputs:
             if not isinstance(self.values[index], (Tensor, *_SIMPLE)):
                 kind = type(self.values[index]).__name__
@@ -248,12 +246,11 @@ class _Arguments:
                 )
         placeless = self._placeless()
         for position, call in enumerate(self.calls):
-            if isinstance(
-                call, (KernelCall, DelegateCall)
-            ) and not placeless.isdisjoint(call.args):
-                raise self._fault(
-                    position, "has as an argument a tensor that lies nowhere"
-                )
+            if isinstance(call, (KernelCall, DelegateCall)) and (
+                not placeless.isdisjoint(call.args)
+            ):
+                why = "has a tensor without memory as an argument"
+                raise self._fault(position, why)
             if isinstance(call, KernelCall):
                 late = self._kernel(position, call)
                 if late:
@@ -266,31 +263,22 @@ class _Arguments:
                 self._free(position, call)
 
     def _placeless(self) -> set[int]:
-        """Tensors that have elements and no memory: no data, no plan, and nobody who
-        hands them in.
-        """
-        handed = {
-            *self.plan.inputs,
-            *self.plan.outputs,
-            *(c.move_to for c in self.calls if isinstance(c, MoveCall)),
-        }
-        tensors = (
-            (k, v)
-            for k, v in enumerate(self.values)
-            if isinstance(v, Tensor) and k not in handed
-        )
-        return {
-            k
-            for k, v in tensors
-            if v.allocation is None
-            and not v.data_buffer_idx
-            and v.extra is None
-            and 0 not in v.sizes
-        }
+        """Return the tensors with elements, but without data or memory.
 
-    def _kernel(
-        self, position: int, call: KernelCall
-    ) -> tuple[tuple[int, Accepted], ...]:
+        Inputs, outputs and moved tensors get their memory at run time.
+        """
+        moved = {c.move_to for c in self.calls if isinstance(c, MoveCall)}
+        passed = {*self.plan.inputs, *self.plan.outputs, *moved}
+        found = set()
+        for k, value in enumerate(self.values):
+            if not isinstance(value, Tensor) or k in passed or 0 in value.sizes:
+                continue
+            has_place = value.allocation is not None or value.extra is not None
+            if not has_place and not value.data_buffer_idx:
+                found.add(k)
+        return found
+
+    def _kernel(self, position: int, call: KernelCall) -> LateArguments:
         accepted = self.signatures[call.op_index]
         if accepted is None:
             return ()
@@ -300,15 +288,14 @@ class _Arguments:
             )
         late = []
         for number, (index, kind) in enumerate(zip(call.args, accepted, strict=True)):
-            if (
-                kind is _RESULT
-                or index not in self.varying
-                or not {*kind.kinds} & {*_SIMPLE}
-            ):
-                if why := kind.why_not(self.values[index]):
-                    raise self._fault(position, f"has as argument {number} {why}")
-            else:
+            is_argument = kind is not _RESULT
+            may_vary = not {*kind.kinds}.isdisjoint(_SIMPLE)
+            if is_argument and may_vary and index in self.varying:
                 late.append((number, kind))
+                continue
+            why = kind.why_not(self.values[index])
+            if why:
+                raise self._fault(position, f"has as argument {number} {why}")
         return tuple(late)
 
     def _jump(self, position: int, call: JumpFalseCall) -> None:
@@ -318,31 +305,30 @@ class _Arguments:
             and TORCH_NAMES.get(condition.scalar_type) == "bool"  # type: ignore[call-overload]
         )
         if not of_bools and not isinstance(condition, Bool):
-            raise self._fault(
-                position,
-                f"jumps on a {type(condition).__name__}, which is neither true nor"
-                " false",
-            )
+            kind = type(condition).__name__
+            raise self._fault(position, f"has the condition {kind} instead of a bool")
 
     def _move(self, position: int, call: MoveCall) -> None:
-        here, there = (self.values[k] for k in (call.move_from, call.move_to))
+        source = self.values[call.move_from]
+        target = self.values[call.move_to]
         for kinds in ((Tensor,), _SIMPLE):
-            if isinstance(here, kinds) and isinstance(there, kinds):
+            if isinstance(source, kinds) and isinstance(target, kinds):
                 return
         raise self._fault(
             position,
-            f"moves a {type(here).__name__} to where a {type(there).__name__} is",
+            f"moves a {type(source).__name__} to a {type(target).__name__}",
         )
 
     def _free(self, position: int, call: FreeCall) -> None:
-        """Only a tensor that the runtime allocated can be freed: ExecuTorch ends the
-        process when another one is.
+        """Check that a free call frees memory that the runtime allocated.
+
+        ExecuTorch crashes for other tensors.
         """
         freed = self.values[call.value]
         if not isinstance(freed, Tensor):
             raise self._fault(position, f"frees a {type(freed).__name__}")
         if freed.allocation is not None or freed.data_buffer_idx:
-            raise self._fault(position, "frees a tensor that the file has a place for")
+            raise self._fault(position, "frees a tensor with planned memory or data")
 
     def _fault(self, position: int, why: str) -> FormatError:
         call = self.calls[position]
@@ -357,14 +343,10 @@ class _Arguments:
         )
 
 
-def expect_now(
-    args: Sequence[Any], late: Sequence[tuple[int, Accepted]], what: str
-) -> None:
-    """Raise FormatError if one of the arguments that were not known before is wrong;
-    ``what`` names the call.
-    """
+def check_late_arguments(args: Sequence[Any], late: LateArguments, call: str) -> None:
+    """Raise FormatError for a wrong argument in ``late``; ``call`` names the call."""
     for number, accepted in late:
-        if why := accepted.why_not_now(args[number]):
-            raise FormatError(
-                "format-invalid", f"{what} has as argument {number} {why}"
-            )
+        why = accepted.why_not_now(args[number])
+        if why:
+            text = f"{call} has as argument {number} {why}"
+            raise FormatError("format-invalid", text)

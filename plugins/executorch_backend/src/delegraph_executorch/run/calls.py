@@ -1,5 +1,6 @@
-"""Which arguments of a delegate call are outputs: our files say it, in others it
-follows from what is written when.
+"""Find the outputs among the arguments of delegate calls.
+
+Our files store their number. In other files, it follows from the order of writes.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..program.calling import delegate_outputs
-from ..program.tables import (
+from ..program.pte_tables import (
     Call,
     DelegateCall,
     ExecutionPlan,
@@ -22,8 +23,11 @@ from ..serialize.xnnpack_blob import BACKEND_ID, blob_arguments
 
 
 def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
-    """Position of each delegate call -> how many of its last arguments are outputs."""
-    calls = [i.call for chain in plan.chains for i in chain.instructions]
+    """Return the number of outputs of each delegate call, by its position.
+
+    The outputs are the last arguments.
+    """
+    calls = _calls_of(plan)
     stated = delegate_outputs(plan.container)
     if stated is not None and len(stated) == len(plan.delegates):
         return {
@@ -35,66 +39,68 @@ def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
 
 
 def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
-    """The same, with what the blobs themselves say where the file does not."""
+    """Return the number of outputs of each delegate call, by its position.
+
+    If the file has no numbers, those in the blobs are used.
+    """
     split = split_delegate_calls(plan)
     if delegate_outputs(plan.container) is not None:
         return split
-    blobs = [
-        memoryview(blob_of(file, d)) if d.id == BACKEND_ID else memoryview(b"")
-        for d in plan.delegates
-    ]
-    known = [blob_arguments(blob) for blob in blobs]
-    for place, call in enumerate(
-        i.call for chain in plan.chains for i in chain.instructions
-    ):
+    known = []
+    for delegate in plan.delegates:
+        blob = blob_of(file, delegate) if delegate.id == BACKEND_ID else b""
+        known.append(blob_arguments(memoryview(blob)))
+    for position, call in enumerate(_calls_of(plan)):
         if isinstance(call, DelegateCall):
             inputs, outputs = known[call.delegate_index] or (0, 0)
             if inputs + outputs == len(call.args):
-                split[place] = outputs
+                split[position] = outputs
     return split
 
 
-def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:
-    """An argument is an input if something wrote it on some way to the call, not
-    counting ways back in a loop.
+def _calls_of(plan: ExecutionPlan) -> list[Call | None]:
+    calls = []
+    for chain in plan.chains:
+        calls += [instruction.call for instruction in chain.instructions]
+    return calls
 
-    A jump may be taken or not, so the longest way to a call leads over all instructions
-    before it. A view shares its place in memory with what it is a view of, so whoever
-    wrote that place wrote it. Such an argument could be an output, too, that reuses the
-    place; the last argument certainly is one.
+
+def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:
+    """Return the number of outputs of each delegate call.
+
+    An argument is an input if an instruction before the call writes it. Jumps back are
+    ignored: any jump may not be taken, so all instructions before the call may run. A
+    view has the same place in memory as its source, so a write to this place counts. Such
+    an argument could also be an output that reuses the place. The last argument is
+    always an output.
     """
-    known = {_place(plan, index) for index in plan.inputs}
+    written = {_place(plan, index) for index in plan.inputs}
     opened: set[int] = set()
     outputs: dict[int, int] = {}
     for position, call in enumerate(calls):
         if isinstance(call, DelegateCall):
-            unknown = (
-                k
-                for k, index in enumerate(call.args)
-                if not _is_known(plan, index, known)
-            )
-            outputs[position] = (
-                len(call.args) - next(unknown, len(call.args) - 1) if call.args else 0
-            )
+            inputs = 0
+            last = len(call.args) - 1
+            while inputs < last and _is_written(plan, call.args[inputs], written):
+                inputs += 1
+            outputs[position] = len(call.args) - inputs
         for index in _touched(call):
-            known.add(_place(plan, index))
+            written.add(_place(plan, index))
             value = plan.values[index].value
-            if (
-                isinstance(value, (TensorList, OptionalTensorList))
-                and index not in opened
-            ):
-                opened.add(index)  # a long list may be an argument of every instruction
-                known |= {_place(plan, below) for below in value.positions}
+            if not isinstance(value, (TensorList, OptionalTensorList)):
+                continue
+            # Open each list once: every instruction may have the same long list.
+            if index not in opened:
+                opened.add(index)
+                written |= {_place(plan, below) for below in value.positions}
     return outputs
 
 
-def _is_known(plan: ExecutionPlan, index: int, known: set[object]) -> bool:
+def _is_written(plan: ExecutionPlan, index: int, written: set[object]) -> bool:
     value = plan.values[index].value
-    return (
-        not isinstance(value, Tensor)
-        or bool(value.data_buffer_idx)
-        or _place(plan, index) in known
-    )
+    if not isinstance(value, Tensor) or value.data_buffer_idx:
+        return True
+    return _place(plan, index) in written
 
 
 def _place(plan: ExecutionPlan, index: int) -> object:

@@ -1,5 +1,6 @@
-"""The contents of a program's tensors: constants and initial states in its segments,
-named ones in other files.
+"""Find the contents of a program's tensors.
+
+Constants and initial states are in the program's segments, named ones in data files.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import torch
 from delegraph.errors import FormatError, InputError
 
 from ..program.flat_tensor import TensorLayout
-from ..program.tables import Location, SubsegmentOffsets, Tensor
+from ..program.pte_tables import Location, SubsegmentOffsets, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import Bytes, DataFile, ProgramFile
 
 
 @dataclass(frozen=True)
 class Data:
-    """A program file, and the named data of files that were given with it."""
+    """A program file, and the named data of its data files."""
 
     file: ProgramFile
     external: Mapping[str, tuple[Bytes, TensorLayout | None]] = field(
@@ -27,7 +28,10 @@ class Data:
 
     @staticmethod
     def of(file: ProgramFile, others: Sequence[DataFile]) -> Data:
-        """Raises InputError if two files have data under one key."""
+        """Return the data of a file.
+
+        Raises InputError if two data files have the same key.
+        """
         external: dict[str, tuple[Bytes, TensorLayout | None]] = {}
         for other in others:
             for named in other.data.named_data:
@@ -40,18 +44,18 @@ class Data:
         return Data(file, external)
 
     def content(self, tensor: Tensor) -> torch.Tensor:
-        """The bytes of a constant or of an initial state, not copied. Nobody may write
-        to them.
+        """Return the bytes of a constant or initial state.
+
+        They are not copied: do not write.
         """
         size = nbytes(tensor)
-        content = (
-            self._external(tensor) if is_external(tensor) else self._internal(tensor)
-        )
+        if is_external(tensor):
+            content = self._external(tensor)
+        else:
+            content = self._internal(tensor)
         if len(content) < size:
-            raise FormatError(
-                "format-invalid",
-                f"a tensor has {size} bytes, and its data {len(content)}",
-            )
+            text = f"a tensor has {size} bytes, but its data only {len(content)}"
+            raise FormatError("format-invalid", text)
         return as_tensor(content[:size])
 
     def _internal(self, tensor: Tensor) -> Bytes:
@@ -59,13 +63,12 @@ class Data:
         index = tensor.data_buffer_idx
         if tensor.allocation is None and program.constant_buffer:
             return program.constant_buffer[index].storage
-        number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx
-        offsets = (
-            program.constant_segment
-            if tensor.allocation is None
-            else program.mutable_data_segments[number]
-        )
-        offsets = offsets or SubsegmentOffsets()
+        if tensor.allocation is None:
+            offsets = program.constant_segment or SubsegmentOffsets()
+        else:
+            extra = tensor.extra
+            number = 0 if extra is None else extra.mutable_data_segments_idx
+            offsets = program.mutable_data_segments[number]
         return self.file.segments[offsets.segment_index][offsets.offsets[index] :]
 
     def _external(self, tensor: Tensor) -> Bytes:
@@ -73,14 +76,11 @@ class Data:
         name = tensor.extra.fully_qualified_name
         if name not in self.external:
             text = f"the tensor {name!r} is in another file"
-            raise InputError(
-                "input-invalid",
-                text,
-                hint=(
-                    "put the .ptd files that came with it beside it: model.pte,"
-                    " model.weights.ptd"
-                ),
+            hint = (
+                "put the program's .ptd files into its folder: model.pte and"
+                " model.weights.ptd"
             )
+            raise InputError("input-invalid", text, hint=hint)
         return self.external[name][0]
 
 
@@ -89,18 +89,17 @@ def is_external(tensor: Tensor) -> bool:
 
 
 def as_tensor(content: Bytes) -> torch.Tensor:
-    """The bytes as a tensor, without a copy where they may be written. They are all of
-    its storage.
+    """Return the bytes as a tensor, without a copy if they are writable.
 
-    Kernels of torch that clone a tensor with its strides clone its storage, and refuse
-    one that is no whole number of elements: a slice of a larger tensor would not do.
+    The storage of the tensor has these bytes only. Kernels of torch that clone a tensor
+    with its strides clone the storage, which must be a whole number of elements.
     """
     if not len(content):
         return torch.empty(0, dtype=torch.uint8)
     import numpy as np
 
     array = np.frombuffer(content, np.uint8)
-    address: torch.Tensor = torch.from_numpy(
-        array if array.flags.writeable else array.copy()
-    )
-    return address
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor: torch.Tensor = torch.from_numpy(array)
+    return tensor

@@ -1,6 +1,4 @@
-"""What kernels compute, in torch: ATen's own out variants, and the few that only
-ExecuTorch has.
-"""
+"""Compute kernels in torch: ATen's own out variants, and the few kernels of ExecuTorch."""
 
 from __future__ import annotations
 
@@ -18,38 +16,41 @@ from .scalars import SCALAR_KERNELS
 from .tensors import HostTensor, arrange, reserve
 
 _SMALL = 1 << 16
-"""Elements of results that are computed before their size is looked at."""
+"""Results with at most this many elements are computed before their size is checked."""
 Kernel = Callable[[Sequence[Any]], Any]
-"""Takes arguments, then results: HostTensors, lists of them, numbers. Returns a number,
-if it computes one.
+"""A function of arguments, then results.
+
+Both are HostTensors, lists of them, and numbers. Returns a number, if it computes one.
 """
 
 
 @cache
 def kernel(name: str) -> Kernel:
-    """The kernel of a name such as ``aten::add.out``. Raises Unsupported for one that
-    is not known here.
+    """Return the kernel of a name such as ``aten::add.out``.
+
+    Raises Unsupported for an unknown kernel.
     """
     if name in _SPECIAL:
         return _SPECIAL[name]
     namespace, _, rest = name.partition("::")
     if namespace == "executorch_prim" and rest in SCALAR_KERNELS:
-        function = SCALAR_KERNELS[rest][1]
-        return lambda args: function(*args[:-1])
+        compute = SCALAR_KERNELS[rest].compute
+        return lambda args: compute(*args[:-1])
     if namespace != "aten" or name not in stock_kernels():
-        raise Unsupported("unsupported", f"this host does not know the kernel {name}")
+        raise Unsupported("unsupported", f"this host has no kernel {name}")
     packet, _, overload = rest.partition(".")
     return _out_variant(getattr(getattr(torch.ops.aten, packet), overload or "default"))
 
 
 def _out_variant(target: Any) -> Kernel:
-    """A call of an out variant, into new tensors whose types and sizes are compared
-    with the file's.
+    """Return a function that calls an out variant.
+
+    It computes new tensors and compares their types and sizes with the file's.
     """
     schema = target._schema.arguments
     count = len(schema)
-    known: set[object] = set()
-    """Shapes and numbers that were found to give results of the file's sizes."""
+    checked: set[object] = set()
+    """Shapes and numbers that give results of the file's sizes."""
 
     def call(args: Sequence[Any]) -> None:
         if len(args) != count + 1:
@@ -57,46 +58,43 @@ def _out_variant(target: Any) -> Kernel:
                 "unsupported",
                 f"{target} is called with {len(args)} arguments; it takes {count + 1}",
             )
-        results = [
-            (a.name, value)
-            for a, value in zip(schema, args[:count], strict=True)
-            if a.is_out
-        ]
-        fresh = {name: _fresh(value) for name, value in results}
-        given = [
-            (a, _read(value))
-            for a, value in zip(schema, args[:count], strict=True)
-            if not a.is_out
-        ]
-        positional = [value for a, value in given if not a.kwarg_only]
-        named = {a.name: value for a, value in given if a.kwarg_only}
+        results: dict[str, Any] = {}
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for argument, value in zip(schema, args[:count], strict=True):
+            if argument.is_out:
+                results[argument.name] = value
+            elif argument.kwarg_only:
+                named[argument.name] = _read(value)
+            else:
+                positional.append(_read(value))
+        fresh = {name: _fresh(value) for name, value in results.items()}
         key = _shapes([*positional, *named.values()])
-        if key not in known:
-            _expect_sizes(target, positional, named, results)
-            known.add(key)
+        if key not in checked:
+            _check_sizes(target, positional, named, results)
+            checked.add(key)
         target(*positional, **named, **fresh)
-        for name, value in results:
+        for name, value in results.items():
             _write(value, fresh[name])
 
     return call
 
 
-def _expect_sizes(
+def _check_sizes(
     target: Any,
     positional: list[Any],
     named: dict[str, Any],
-    results: list[tuple[str, Any]],
+    results: dict[str, Any],
 ) -> None:
-    """Raise FormatError if results are much larger than the file says, before any
-    memory is taken for them.
+    """Raise FormatError before a result takes much more memory than the file allows.
 
-    Where sizes depend on data, PyTorch cannot say them beforehand; there the arguments
-    bound them. What it says can differ from what a kernel returns for results that
-    nobody uses, so small ones are left to the kernel.
+    PyTorch cannot predict sizes that depend on data; the arguments bound these. It
+    predicts other sizes than the kernel returns for some unused results, so small
+    results are checked only by the kernel.
     """
     fresh = {
         name: pytree.tree_map(lambda t: t.to("meta"), _fresh(value))
-        for name, value in results
+        for name, value in results.items()
     }
     args, kwargs = pytree.tree_map_only(
         torch.Tensor, lambda t: t.to("meta"), (positional, named)
@@ -104,9 +102,9 @@ def _expect_sizes(
     try:
         target(*args, **kwargs, **fresh)
     except (NotImplementedError, RuntimeError):
-        # not known for this kernel; what is wrong shows when it runs
+        # PyTorch cannot predict the sizes; faults show when the kernel runs.
         return
-    for name, value in results:
+    for name, value in results.items():
         _expect(value, fresh[name])
 
 
@@ -119,14 +117,12 @@ def _expect(value: Any, computed: Any) -> None:
 
 
 def _shapes(value: Any) -> Any:
-    """What the sizes of results follow from: shapes of tensors, and numbers."""
+    """Return the values that determine the sizes of results: shapes and numbers."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_shapes, value))
-    return (
-        (value.shape, value.dtype)
-        if isinstance(value, torch.Tensor)
-        else (type(value), value)
-    )
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    return type(value), value
 
 
 def _fresh(value: Any) -> Any:
@@ -157,21 +153,16 @@ def _copy_into(args: Sequence[Any]) -> None:
 
 def _put_into(args: Sequence[Any]) -> None:
     target, indices, values, accumulate = args[:4]
-    # where it lies: a cache is large, and what is written is not
+    written = (target.read(), _read(indices), values.read(), accumulate)
     if target.memory is not None:
-        torch.ops.aten.index_put_(
-            target.read(), _read(indices), values.read(), accumulate
-        )
+        # In place: a cache is large, and the written rows are small.
+        torch.ops.aten.index_put_(*written)
     else:
-        target.write(
-            torch.ops.aten.index_put(
-                target.read(), _read(indices), values.read(), accumulate
-            )
-        )
+        target.write(torch.ops.aten.index_put(*written))
 
 
 def _view(args: Sequence[Any]) -> None:
-    """The result is the argument's memory with other sizes."""
+    """Let the result share the argument's memory, with other sizes."""
     source, sizes, result = args
     viewed = source.read().reshape(list(sizes))
     result.expect(viewed, "damaged .pte file: a tensor is viewed")
@@ -179,25 +170,26 @@ def _view(args: Sequence[Any]) -> None:
 
 
 def _read_by_place(args: Sequence[Any]) -> None:
-    """``as_strided`` counts places in the order that the file says, whatever strides
-    the caller's tensor has.
+    """Compute ``as_strided`` in the file's dimension order.
+
+    The caller's tensor may have other strides.
     """
     source, size, stride, offset, result = args[:5]
-    memory = (
-        source.read().permute(list(source.table.dim_order)).reshape(-1).contiguous()
-    )
-    last = (offset or 0) + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-    # what lies behind it there is no element of it
+    in_file_order = source.read().permute(list(source.table.dim_order))
+    memory = in_file_order.reshape(-1).contiguous()
+    start = offset or 0
+    last = start + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+    # Elements after the end belong to no tensor, or to another one.
     if 0 not in size and last >= memory.numel():
         raise IndexError(
-            f"it reads memory beyond its argument, to place {last} of {memory.numel()}"
+            f"it reads memory beyond its argument: element {last} of {memory.numel()}"
         )
-    start = memory.storage_offset() + (offset or 0)
+    start += memory.storage_offset()
     result.write(memory.as_strided(list(size), list(stride), start))
 
 
 def _copy_row(args: Sequence[Any]) -> None:
-    """The result gets one more row, below those that it has; row 0 starts it anew."""
+    """Append a row to the result; row 0 starts a new result."""
     result = args[0]
     row = args[1].read()
     index = args[2]
@@ -206,14 +198,15 @@ def _copy_row(args: Sequence[Any]) -> None:
         raise Unsupported(
             "unsupported", f"a result of {result} cannot have {index + 1} rows"
         )
-    if result.memory is None:  # an output that the caller gets has no place in the plan
+    if result.memory is None:
+        # An output for the caller has no planned memory.
         result.memory = reserve(nbytes(result.table))
     result.now = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
     result.now[index].copy_(row)
 
 
 def _cast(args: Sequence[Any]) -> None:
-    """Copies that only differ in where they go and how they lie there."""
+    """Copy a tensor. Such kernels differ only in the target's memory, layout or type."""
     result = args[-1]
     result.write(args[0].read().to(result.dtype))
 
@@ -223,25 +216,22 @@ def _empty(args: Sequence[Any]) -> None:
 
 
 def _quantize(args: Sequence[Any]) -> None:
-    """input, scale, zero point, smallest and largest integer, dtype, result"""
-    x, scale, zero_point, low, high = args[0].read().to(torch.float32), *args[1:5]
-    args[-1].write(
-        torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, low, high).to(
-            args[-1].dtype
-        )
-    )
+    """Compute (input, scale, zero point, low, high, dtype, result)."""
+    x = args[0].read().to(torch.float32)
+    scale, zero_point, low, high = args[1:5]
+    result = args[-1]
+    shifted = torch.round(x * (1.0 / scale)) + zero_point
+    result.write(torch.clamp(shifted, low, high).to(result.dtype))
 
 
 def _dequantize(args: Sequence[Any]) -> None:
-    """input, scale, zero point, smallest and largest integer, dtype, the result's
-    dtype, result
-    """
+    """Compute (input, scale, zero point, low, high, dtype, result's dtype, result)."""
     result = args[-1]
     result.write((args[0].read().to(result.dtype) - args[2]) * args[1])
 
 
 def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
-    """One number for each index of an axis, in a shape that broadcasts to the tensor."""
+    """Reshape numbers for the indices of an axis, to broadcast to the tensor."""
     given = parameters.read()
     if given.shape != (x.shape[axis],):
         raise ValueError(
@@ -253,7 +243,7 @@ def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _quantize_channels(args: Sequence[Any]) -> None:
-    """input, scales, zero points, axis, smallest and largest integer, dtype, result"""
+    """Compute (input, scales, zero points, axis, low, high, dtype, result)."""
     x = args[0].read().to(torch.float32)
     axis, low, high = args[3:6]
     steps = torch.round(x * (1.0 / _along(args[1], x, axis)))
@@ -262,9 +252,7 @@ def _quantize_channels(args: Sequence[Any]) -> None:
 
 
 def _dequantize_channels(args: Sequence[Any]) -> None:
-    """input, scales, zero points or None, axis, smallest and largest integer, dtype,
-    the result's dtype, result
-    """
+    """Compute (input, scales, zero points, axis, low, high, dtype, its dtype, result)."""
     x = args[0].read()
     axis = args[3]
     difference = x if args[2] is None else x - _along(args[2], x, axis)

@@ -1,6 +1,4 @@
-"""One method of a program file on this host: its instructions, one after the other,
-over its planned memory.
-"""
+"""Run one method of a program file on this host, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ from typing import Any
 import torch
 from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
 
-from ..containers import expect_fixed_inputs, expect_input_ranges, input_names
+from ..containers import check_fixed_inputs, check_input_ranges, input_names
 from ..program.input_sizes import input_sizes
-from ..program.shared_memory import MEMORY
-from ..program.tables import (
+from ..program.pte_tables import (
     NOTHING,
     Bool,
     BoolList,
@@ -37,8 +34,9 @@ from ..program.tables import (
     TensorList,
     Value,
 )
+from ..program.shared_memory import MEMORY
 from ..serialize.check import nbytes
-from .arguments import expect_now, late_arguments
+from .arguments import check_late_arguments, late_arguments
 from .data import Data, as_tensor, is_external
 from .kernels import kernel
 from .shared import SharedMemory
@@ -49,12 +47,11 @@ Runner = Callable[..., tuple[Any, ...]]
 
 
 class HostMethod:
-    """A method, loaded: memory of its own, and state that is kept from call to call.
-    Calls are made one by one.
+    """A loaded method with its memory, and with state that it keeps between calls.
 
-    ``outputs_of``: position of each delegate call -> how many of its last arguments are
-    outputs. ``ran``: is told the position of each instruction after it was executed.
-    ``shared``: a memory that other methods have as well.
+    Calls run one after the other. ``outputs_of`` maps the position of a delegate call
+    to its number of outputs. ``ran`` gets the position of each instruction after it
+    ran. ``shared`` is a memory that other methods use as well.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class HostMethod:
         self._max_jumps = max_jumps
         self._delegates = delegates
         self._ran = ran
-        expect_memory(plan, max_memory)
+        check_memory(plan, max_memory)
         self._shared = shared
         self._memories = _reserve_planned(plan, shared)
         self._values = [self._load(entry.value, data) for entry in plan.values]
@@ -89,20 +86,20 @@ class HostMethod:
             len(table.sizes) if isinstance(table, Tensor) else None for table in tables
         ]
         self._sizes = input_sizes(plan.container, ranks)
-        self._turn = threading.RLock() if shared is None else shared.turn
+        self._lock = threading.RLock() if shared is None else shared.lock
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs, as tensors of the caller's own, for the inputs.
+        """Return the outputs for the inputs, as new tensors.
 
         Raises InputError for inputs of another number, type or size.
         """
-        with self._turn, torch.no_grad():
+        with self._lock, torch.no_grad():
             if len(inputs) != len(self.plan.inputs):
                 raise InputError(
                     "input-invalid",
-                    f"{len(self.plan.inputs)} inputs are wanted, not {len(inputs)}",
+                    f"the method takes {len(self.plan.inputs)} inputs, not {len(inputs)}",
                 )
-            fixed = expect_fixed_inputs(self.plan, inputs, self._names)
+            fixed = check_fixed_inputs(self.plan, inputs, self._names)
             for number, (index, given) in enumerate(
                 zip(self.plan.inputs, inputs, strict=True)
             ):
@@ -112,7 +109,7 @@ class HostMethod:
                 self._sizes.check(
                     [getattr(given, "shape", ()) for given in inputs], self._names
                 )
-            expect_input_ranges(self.plan, inputs, self._names)
+            check_input_ranges(self.plan, inputs, self._names)
             self._run()
             return [self._output(index) for index in self.plan.outputs]
 
@@ -148,8 +145,9 @@ class HostMethod:
         return made
 
     def _starts(self, table: Tensor) -> bool:
-        """Whether planned memory gets its first content; not if another method may have
-        written it already.
+        """Return whether planned memory gets its first content.
+
+        It does not if another method may have written it already.
         """
         place = table.allocation
         if self._shared is None or place is None or place.memory_id != MEMORY:
@@ -161,7 +159,7 @@ class HostMethod:
         if isinstance(value, HostTensor):
             checked = value.expect_input(given, name)
             if value.table.allocation is None:
-                # the caller's own memory, which the method may write
+                # The method may write to the caller's own memory.
                 value.now = checked
             else:
                 value.write(checked)
@@ -192,17 +190,14 @@ class HostMethod:
                 if jumps > self._max_jumps:
                     text = (
                         f"method {self.plan.name!r} ran {self._max_jumps} rounds of its"
-                        " loops and is not done"
+                        " loops without an end"
                     )
-                    raise Unsupported(
-                        "unsupported",
-                        text,
-                        hint="max_iterations allows more: load, delegraph run",
-                    )
+                    hint = "raise max_iterations of load or delegraph run"
+                    raise Unsupported("unsupported", text, hint=hint)
             place = target
 
     def _step(self, call: Call, place: int) -> int:
-        """Run one instruction; the position of the next."""
+        """Run one instruction; return the position of the next."""
         if isinstance(call, KernelCall):
             self._call_kernel(call, place)
         elif isinstance(call, DelegateCall):
@@ -228,7 +223,7 @@ class HostMethod:
     def _call_kernel(self, call: KernelCall, place: int) -> None:
         args = [self._argument(index) for index in call.args]
         if place in self._late:
-            expect_now(
+            check_late_arguments(
                 args,
                 self._late[place],
                 f"{self.plan.operators[call.op_index]} in method {self.plan.name!r}",
@@ -238,15 +233,16 @@ class HostMethod:
         except DelegraphError:
             raise
         except Exception as e:
-            # kernels raise what torch does for operands that the file should not have
+            # torch raises various errors for operands that a correct file never has.
             text = (
                 f"{self.plan.operators[call.op_index]} failed in method"
                 f" {self.plan.name!r}"
             )
-            if sizes := self._varying_sizes():
+            sizes = self._varying_sizes()
+            if sizes:
                 hint = (
-                    "the file does not say all that the export did of sizes which have"
-                    " to be equal, or multiples"
+                    "use sizes that the program was exported for; the file does not"
+                    " store all relations between sizes"
                 )
                 raise InputError(
                     "input-invalid", f"{text} for {sizes}: {e}", hint=hint
@@ -256,36 +252,28 @@ class HostMethod:
             self._values[call.args[-1]] = computed
 
     def _varying_sizes(self) -> str:
-        """The sizes in this call of those inputs whose sizes are not fixed."""
-        inputs = [
-            (name, self._values[index])
-            for name, index in zip(self._names, self.plan.inputs, strict=True)
-        ]
-        tensors = [
-            (name, value)
-            for name, value in inputs
-            if isinstance(value, HostTensor) and value.now is not None
-        ]
-        varying = [
-            (name, v.read())
-            for name, v in tensors
-            if v.table.dynamism != Dynamism.STATIC
-        ]
-        return ", ".join(
-            f"input {name} of sizes {list(value.shape)}" for name, value in varying
-        )
+        """Return the sizes of inputs with dynamic sizes in this call, as text."""
+        found = []
+        for name, index in zip(self._names, self.plan.inputs, strict=True):
+            value = self._values[index]
+            if not isinstance(value, HostTensor) or value.now is None:
+                continue
+            if value.table.dynamism != Dynamism.STATIC:
+                found.append(f"input {name} of sizes {list(value.read().shape)}")
+        return ", ".join(found)
 
     def _argument(self, index: int) -> Any:
         listed = self._lists[index]
         if listed is None:
-            value = self._values[index]
-            return None if isinstance(value, Null) else value
+            return self._value_or_none(index)
         if isinstance(listed, tuple):
-            return [
-                None if i == NOTHING or isinstance(v := self._values[i], Null) else v
-                for i in listed
-            ]
+            return [self._value_or_none(i) for i in listed]
         return listed
+
+    def _value_or_none(self, index: int) -> Any:
+        if index == NOTHING or isinstance(self._values[index], Null):
+            return None
+        return self._values[index]
 
     def _call_delegate(self, call: DelegateCall, outputs: int) -> None:
         args = [self._argument(index) for index in call.args]
@@ -313,56 +301,53 @@ class HostMethod:
                 )
 
 
-def expect_memory(plan: ExecutionPlan, allowed: int) -> None:
-    """Raise Unsupported for a method that states more bytes than allowed: planned, or
-    of results outside the plan.
+def check_memory(plan: ExecutionPlan, allowed: int) -> None:
+    """Raise Unsupported if a method needs more memory than allowed, in bytes.
+
+    Planned memory counts, and results outside of the plan.
     """
     planned = sum(plan.memory_sizes[1:])
-    computed = {
-        k
-        for i in plan.chains[0].instructions
-        if isinstance(i.call, (KernelCall, DelegateCall))
-        for k in i.call.args
-    }
-    tensors = [
-        v
-        for k in computed - {*plan.inputs}
-        if isinstance(v := plan.values[k].value, Tensor)
-    ]
-    returned = sum(
-        nbytes(t)
-        for t in tensors
-        if t.allocation is None and not t.data_buffer_idx and not is_external(t)
-    )
+    computed: set[int] = set()
+    for instruction in plan.chains[0].instructions:
+        if isinstance(instruction.call, (KernelCall, DelegateCall)):
+            computed |= {*instruction.call.args}
+    returned = 0
+    for k in computed - {*plan.inputs}:
+        value = plan.values[k].value
+        if not isinstance(value, Tensor) or value.allocation is not None:
+            continue
+        if not value.data_buffer_idx and not is_external(value):
+            returned += nbytes(value)
     if planned + returned > allowed:
-        what = f"plans {planned} bytes of memory" + (
-            f" and {returned} of results outside of it" if returned else ""
-        )
-        text = f"method {plan.name!r} {what}, and {allowed} are allowed"
-        raise Unsupported(
-            "unsupported", text, hint="max_memory allows more: load, delegraph run"
-        )
+        needs = f"plans {planned} bytes of memory"
+        if returned:
+            needs += f" and {returned} of results outside of it"
+        text = f"method {plan.name!r} {needs}, and {allowed} are allowed"
+        hint = "raise max_memory of load or delegraph run"
+        raise Unsupported("unsupported", text, hint=hint)
 
 
 def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[Any]:
     try:
-        sizes = (0, *plan.memory_sizes[1:])
-        taken = {} if shared is None else {MEMORY: shared.bytes}
-        return [
-            taken[k] if k in taken else reserve(size).numpy()
-            for k, size in enumerate(sizes)
-        ]
+        memories = []
+        for k, size in enumerate((0, *plan.memory_sizes[1:])):
+            if shared is not None and k == MEMORY:
+                memories.append(shared.bytes)
+            else:
+                memories.append(reserve(size).numpy())
+        return memories
     except MemoryError as e:
         text = (
             f"method {plan.name!r} plans {sum(plan.memory_sizes[1:])} bytes of memory,"
-            " which this host has not"
+            " more than this host has"
         )
         raise Unsupported("unsupported", text) from e
 
 
 def _list_of(value: Value | None) -> list[Any] | tuple[int, ...] | None:
-    """Positions of the elements, or the elements of a list of numbers; None for what is
-    no list.
+    """Return the positions of a list's elements, or the elements of a list of numbers.
+
+    None for a value that is no list.
     """
     if isinstance(value, (IntList, TensorList, OptionalTensorList)):
         return value.items

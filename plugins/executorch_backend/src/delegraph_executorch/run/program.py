@@ -1,46 +1,39 @@
-"""A program file on this host: delegates through their runtimes, everything else in
-torch.
-"""
+"""Run a program file on this host: delegates in their runtimes, the rest in torch."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 from delegraph.errors import InputError
 from delegraph.formats import LoadDelegate, StoredBlob
 
-from ..bridging.convention import convention_in_file
+from ..bridging.calling_convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
 from ..inspection.blobs import stored_blobs
+from ..program.pte_tables import BackendDelegate, DelegateCall, ExecutionPlan
 from ..program.shared_memory import MEMORY, sharing_methods
-from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
 from .arguments import check_arguments
 from .calls import split_calls_of
 from .data import Data
-from .method import HostMethod, Runner, expect_memory
+from .method import HostMethod, Runner, check_memory
 from .shared import SharedMemory
 
 MAX_MEMORY = 1 << 33
-"""Bytes of memory that a method may state, planned or for results, unless the caller
-allows another number.
-"""
+"""The most bytes that a method may plan or return, unless the caller allows more."""
 MAX_ITERATIONS = 100_000
-"""Rounds of its loops, all together, that a call may run unless the caller allows
-another number.
-"""
+"""The most rounds of all loops in a call, unless the caller allows more."""
 
 
 class HostProgram:
-    """A program file, ready to be called with the arguments of the module that it was
-    made from.
+    """A program file, called like the module that it was made from.
 
-    Each method is loaded with its first call, and keeps its state from call to call;
-    methods that share buffers have these in one memory.
+    A method is loaded by its first call and keeps its state between calls. Methods that
+    share buffers have one memory for them.
     """
 
     def __init__(
@@ -52,8 +45,9 @@ class HostProgram:
         max_iterations: int = MAX_ITERATIONS,
         ran: Callable[[ExecutionPlan, int], None] | None = None,
     ) -> None:
-        """``ran``: is told the plan and the position of each instruction after it was
-        executed.
+        """Check and read a file.
+
+        ``ran`` gets the plan and the position of each instruction after it ran.
         """
         check_program(file)
         check_arguments(file)
@@ -70,36 +64,34 @@ class HostProgram:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, in the order of the file."""
+        """Return the names of the methods, in the order of the file."""
         return list(self._plans)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method("forward" if "forward" in self._plans else self.methods[0])(
-            *args, **kwargs
-        )
+        name = "forward" if "forward" in self._plans else self.methods[0]
+        return self.method(name)(*args, **kwargs)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method to call with the arguments of the module that it came from.
+        """Return a method, called with the arguments of the module that it came from.
 
-        A file that another tool wrote does not say their structure; its methods take
-        and return flat lists.
+        A file of another tool does not describe their structure; its methods take and
+        return flat lists.
         """
-        plan = self._known(name)
-        takes, returns = (
-            structure_of(plan.container, side) for side in ("inputs", "outputs")
-        )
-        names = argument_names(plan.container)
+        container = self._known(name).container
+        takes = structure_of(container, "inputs")
+        returns = structure_of(container, "outputs")
+        names = argument_names(container)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return unflatten_result(
-                returns, self.run(name, flatten_call(takes, args, kwargs, names))
-            )
+            flat = flatten_call(takes, args, kwargs, names)
+            return unflatten_result(returns, self.run(name, flat))
 
         return call
 
     def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        """The flat outputs of a method for its flat inputs. Raises InputError if these
-        do not fit.
+        """Return the flat outputs of a method.
+
+        Raises InputError if the inputs do not fit.
         """
         plan = self._known(name)
         if name not in self._loaded:
@@ -119,10 +111,10 @@ class HostProgram:
         return self._loaded[name](inputs)
 
     def _memory_of(self, plan: ExecutionPlan) -> SharedMemory | None:
-        """The memory that a method shares with others; None if it shares none."""
+        """Return the memory that a method shares with others; None if it shares none."""
         if plan.name not in self._sharing:
             return None
-        expect_memory(plan, self._limits[0])
+        check_memory(plan, self._limits[0])
         self._shared = self._shared or SharedMemory(plan.memory_sizes[MEMORY])
         return self._shared
 
@@ -143,13 +135,15 @@ class HostProgram:
     ) -> Runner:
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
-        # blobs of ExecuTorch's backends do not come with their convention, which the
-        # call has
-        calls = enumerate(i.call for i in plan.chains[0].instructions)
-        place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
-        if call is not None:
-            values = [plan.values[index].value for index in call.args]
-            named = convention_in_file(delegate.id, blob, values, split[place]) | named
+        # Blobs of ExecuTorch's backends need a calling convention, which the first call
+        # of the delegate gives.
+        for position, instruction in enumerate(plan.chains[0].instructions):
+            call = instruction.call
+            if isinstance(call, DelegateCall) and call.delegate_index == number:
+                values = [plan.values[index].value for index in call.args]
+                outputs = split[position]
+                named = convention_in_file(delegate.id, blob, values, outputs) | named
+                break
         return self._load(
             delegate.id, blob, stored.compile_specs, named, header=stored.header
         )
@@ -159,7 +153,3 @@ class HostProgram:
             **{key: content for key, (content, _) in self._data.external.items()},
             **named_segments(self.file),
         }
-
-
-def _calls(call: Call | None, delegate: int) -> TypeGuard[DelegateCall]:
-    return isinstance(call, DelegateCall) and call.delegate_index == delegate

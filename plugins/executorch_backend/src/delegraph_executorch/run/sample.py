@@ -1,4 +1,4 @@
-"""Random inputs for a method of a file."""
+"""Make random inputs for a method of a file."""
 
 from __future__ import annotations
 
@@ -8,41 +8,35 @@ from typing import Any
 import numpy as np
 from delegraph.errors import Unsupported
 
+from ..program.pte_tables import Bool, Double, Int, Program, String, Tensor
 from ..program.scalar_types import TORCH_NAMES, ScalarType
-from ..program.tables import Bool, Double, Int, Program, String, Tensor
 
 _LARGEST = 1 << 28
-"""Elements of all inputs that are made: a file may state sizes that no memory has."""
+"""The most elements of all inputs: a damaged file may declare any sizes."""
 
 
 def sample_inputs(
     program: Program, seed: int, method: str | None = None
 ) -> list[np.ndarray[Any, Any]]:
-    """One array for each input of ``method``, by default ``forward``: standard normal,
-    or small whole numbers.
+    """Return one array for each input of ``method``, by default ``forward``.
 
-    For a name that no method has, those of the first: what calls it says which methods
-    there are. Raises Unsupported for inputs that numpy has no type for, or that take
-    too much memory.
+    Floats are standard normal, integers 0 or 1. If no method has this name, the inputs
+    are those of the first method: the call reports the error. Raises Unsupported for
+    types that numpy lacks, and for inputs that take too much memory.
     """
-    plan = next(
-        (p for p in program.plans if p.name == (method or "forward")), program.plans[0]
-    )
-    tensors = [
-        v for index in plan.inputs if isinstance(v := plan.values[index].value, Tensor)
-    ]
-    if (total := sum(math.prod(tensor.sizes) for tensor in tensors)) > _LARGEST:
+    plans = {plan.name: plan for plan in reversed(program.plans)}
+    plan = plans.get(method or "forward", program.plans[0])
+    values = [plan.values[index].value for index in plan.inputs]
+    total = sum(math.prod(v.sizes) for v in values if isinstance(v, Tensor))
+    if total > _LARGEST:
         text = (
-            f"the inputs of method {plan.name!r} have {total} elements, more than are"
-            " made at random"
+            f"the inputs of method {plan.name!r} have {total} elements; random inputs"
+            f" have at most {_LARGEST}"
         )
-        raise Unsupported(
-            "unsupported",
-            text,
-            hint="call it with inputs of your own: --input FILE.npy",
-        )
+        hint = "call it with inputs of your own: --input FILE.npy"
+        raise Unsupported("unsupported", text, hint=hint)
     source = np.random.default_rng(seed)
-    return [_array(plan.values[index].value, source) for index in plan.inputs]
+    return [_array(value, source) for value in values]
 
 
 def _array(value: Any, source: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -50,8 +44,7 @@ def _array(value: Any, source: np.random.Generator) -> np.ndarray[Any, Any]:
         return np.array(value.value)
     if not isinstance(value, Tensor):
         raise Unsupported(
-            "unsupported",
-            f"an input is a {type(value).__name__}, which has no random values",
+            "unsupported", f"cannot make a random {type(value).__name__} for an input"
         )
     name = TORCH_NAMES[ScalarType(value.scalar_type)]
     if name == "bool":
@@ -60,6 +53,6 @@ def _array(value: Any, source: np.random.Generator) -> np.ndarray[Any, Any]:
         return source.integers(0, 2, value.sizes).astype(name)
     if name not in ("float16", "float32", "float64"):
         raise Unsupported(
-            "unsupported", f"an input is {name}, which numpy has no arrays of"
+            "unsupported", f"an input is {name}; numpy has no arrays of this type"
         )
     return np.asarray(source.standard_normal(value.sizes)).astype(name)

@@ -1,10 +1,9 @@
-"""What ``executorch_prim`` computes of numbers, as ExecuTorch does: 64 bits wide, for
-the types that it takes.
+"""Compute the number kernels of ``executorch_prim`` as ExecuTorch does, with 64 bits.
 
-Found by calling each in its runtime: ``floordiv.int`` and both ``mod`` round towards
-zero as C does, ``floordiv.Scalar`` rounds down as Python does, division by zero is
-infinite for floats. What is undefined in C, or ends the process there (integers divided
-by zero, floats without an integer), raises ArithmeticError here.
+The rules were found by calling ExecuTorch's runtime. ``floordiv.int`` and both ``mod``
+round towards zero, as C does. ``floordiv.Scalar`` rounds down, as Python does. Division
+by zero is infinite for floats. ArithmeticError is raised if C does not define the
+result or the runtime would crash: integers divided by zero, floats beyond integers.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..program.tables import Bool, Double, Int
+from ..program.pte_tables import Bool, Double, Int
 
 Number = int | float
 NUMBER = (Int, Double)
@@ -22,14 +21,14 @@ INTEGER = (Int,)
 FLOAT = (Double,)
 TRUTH = (Bool,)
 ANY = (Int, Double, Bool)
-"""Kinds of values that an operand may be."""
+"""Kinds of values that an operand may have."""
 
 
 def _wrap(value: Number) -> Number:
-    """An integer's lower 64 bits, with their sign."""
-    return (
-        (value + (1 << 63)) % (1 << 64) - (1 << 63) if isinstance(value, int) else value
-    )
+    """Return an integer's lower 64 bits, as a signed number."""
+    if not isinstance(value, int):
+        return value
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _wrapping(function: Callable[..., Number]) -> Callable[..., Number]:
@@ -37,12 +36,12 @@ def _wrapping(function: Callable[..., Number]) -> Callable[..., Number]:
 
 
 def _whole(function: Callable[[Number], int]) -> Callable[[Number], int]:
-    """A function from floats to integers, for floats that have one of 64 bits."""
+    """Return a function from floats to integers that raises beyond 64 bits."""
 
     def compute(value: Number) -> int:
         whole = function(value)
         if not -(1 << 63) <= whole < 1 << 63:
-            raise OverflowError(f"{value} has no integer of 64 bits")
+            raise OverflowError(f"{value} does not fit into an integer of 64 bits")
         return whole
 
     return compute
@@ -51,14 +50,17 @@ def _whole(function: Callable[[Number], int]) -> Callable[[Number], int]:
 def _comparing(
     function: Callable[[Number, Number], bool],
 ) -> Callable[[Number, Number], bool]:
-    """C compares an integer and a float as floats, where Python is exact. A bool
-    compares with a bool only.
+    """Return a comparison as in C, where an integer and a float compare as floats.
+
+    Python would compare them exactly. A bool compares only with a bool.
     """
 
     def compute(a: Number, b: Number) -> bool:
         if isinstance(a, bool) is not isinstance(b, bool):
-            raise TypeError(f"{a} is compared with {b}")
-        return function(a, b) if type(a) is type(b) else function(float(a), float(b))
+            raise TypeError(f"cannot compare {a} with {b}")
+        if type(a) is type(b):
+            return function(a, b)
+        return function(float(a), float(b))
 
     return compute
 
@@ -66,11 +68,9 @@ def _comparing(
 def _true_divide(a: Number, b: Number) -> float:
     if b:
         return float(a) / float(b)
-    return (
-        math.nan
-        if not a or math.isnan(a)
-        else math.copysign(math.inf, a) * math.copysign(1.0, b)
-    )
+    if not a or math.isnan(a):
+        return math.nan
+    return math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
 def _floor_divide(a: Number, b: Number) -> Number:
@@ -80,25 +80,33 @@ def _floor_divide(a: Number, b: Number) -> Number:
 
 
 def _divide_toward_zero(a: int, b: int) -> int:
-    return _bounded_quotient(
-        a, b, abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0
-    )
+    quotient = abs(a) // abs(b) if b else 0
+    if (a < 0) != (b < 0):
+        quotient = -quotient
+    return _bounded_quotient(a, b, quotient)
 
 
 def _remainder(a: int, b: int) -> int:
-    """It has the sign of the dividend."""
+    """Return the remainder with the sign of the dividend."""
     return a - b * _divide_toward_zero(a, b)
 
 
 def _bounded_quotient(a: int, b: int, quotient: int) -> int:
     if not b:
-        raise ZeroDivisionError("an integer is divided by zero")
+        raise ZeroDivisionError(f"cannot divide the integer {a} by zero")
     if quotient == 1 << 63:
         raise OverflowError(f"{a} divided by {b} has more than 64 bits")
     return quotient
 
 
-SCALAR_KERNELS: dict[str, tuple[tuple[tuple[type, ...], ...], Callable[..., Any]]] = {
+class ScalarKernel(NamedTuple):
+    """A kernel of numbers, with the kinds of its operands."""
+
+    operands: tuple[tuple[type, ...], ...]
+    compute: Callable[..., Any]
+
+
+_KERNELS: dict[str, tuple[tuple[tuple[type, ...], ...], Callable[..., Any]]] = {
     "add.Scalar": ((NUMBER, NUMBER), _wrapping(operator.add)),
     "sub.Scalar": ((NUMBER, NUMBER), _wrapping(operator.sub)),
     "mul.Scalar": ((NUMBER, NUMBER), _wrapping(operator.mul)),
@@ -126,4 +134,7 @@ SCALAR_KERNELS: dict[str, tuple[tuple[tuple[type, ...], ...], Callable[..., Any]
         lambda condition, then, otherwise: then if condition else otherwise,
     ),
 }
-"""Name -> what its operands may be, and the function."""
+
+
+SCALAR_KERNELS = {name: ScalarKernel(*parts) for name, parts in _KERNELS.items()}
+"""Kernel by name, without ``executorch_prim::``."""

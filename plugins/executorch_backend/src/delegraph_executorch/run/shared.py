@@ -1,4 +1,4 @@
-"""Memory that the methods of a program share on this host."""
+"""Hold the memory that the methods of a program share on this host."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from .tensors import reserve
 
 
 class SharedMemory:
-    """The bytes, the lock that calls of these methods hold, and what was brought there
-    before the first of them.
-    """
+    """The shared bytes, and the lock that calls of these methods hold."""
 
     def __init__(self, size: int) -> None:
         self.bytes: Any = reserve(size).numpy()
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self._started: set[tuple[int, int]] = set()
 
     def starts(self, offset: int, size: int) -> bool:
-        """Whether these bytes get their first content now: the next method finds what
-        this one has left there.
+        """Return whether these bytes get their first content now.
+
+        Other methods find the content that the first one left there.
         """
         before = len(self._started)
         self._started.add((offset, size))

@@ -1,5 +1,6 @@
-"""What the instructions of a program file were made from, by the side file that was
-saved with it.
+"""Name the operators that the instructions of a file were made from.
+
+They are read from the debug file that was saved with the program.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from delegraph.errors import FormatError
 from delegraph.formats import Origin, Step
 
 from ..debug import DebugFile
-from ..program.tables import DelegateCall, ExecutionPlan, JumpFalseCall, KernelCall
+from ..program.pte_tables import DelegateCall, ExecutionPlan, JumpFalseCall, KernelCall
 from ..serialize.check import check_program
 from ..serialize.reader import ProgramFile
 
 
 class StepsOfFile:
-    """The steps of a file's methods. Raises FormatError if the side file is damaged or
-    of another program.
+    """The steps of a file's methods.
+
+    Raises FormatError if the debug file is damaged or belongs to another program.
     """
 
     def __init__(self, path: Path, file: ProgramFile) -> None:
@@ -33,14 +35,11 @@ class StepsOfFile:
             }
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             text = f"{side} is not the debug file of {path.name}: {e}"
-            raise FormatError(
-                "format-invalid",
-                text,
-                hint="save the program with debug_file=True, or delete it",
-            ) from e
+            hint = "save the program with debug_file=True, or delete the debug file"
+            raise FormatError("format-invalid", text, hint=hint) from e
 
     def step(self, method: str, position: int) -> Step:
-        """The instruction at a position of a method."""
+        """Return the instruction at a position of a method."""
         return self._steps[method][position]
 
 
@@ -55,34 +54,35 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
         operators = known["operators"]
         if (len(handles), len(maps)) != (len(calls), len(plan.delegates)):
             raise ValueError(
-                f"of {len(handles)} instructions and {len(maps)} delegates in"
+                f"it has {len(handles)} instructions and {len(maps)} delegates for"
                 f" {plan.name!r}"
             )
 
     def origin(of: Sequence[Any]) -> Origin:
-        """What the operators of these handles are."""
-        rows = [operators[str(handle)] for handle in of if str(handle) in operators]
-        names, lines = (
-            [str(row[key]) for row in rows if row[key]]
-            for key in ("operator", "source")
-        )
-        return Origin(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(lines)))
+        """Return the operators of debug handles."""
+        names: dict[str, None] = {}
+        lines: dict[str, None] = {}
+        for handle in of:
+            row = operators.get(str(handle), {"operator": "", "source": ""})
+            if row["operator"]:
+                names[str(row["operator"])] = None
+            if row["source"]:
+                lines[str(row["source"])] = None
+        return Origin(tuple(names), tuple(lines))
 
     steps = []
     for call, handle in zip(calls, handles, strict=True):
         if isinstance(call, DelegateCall):
             number = call.delegate_index
             inside = {identifier: origin(of) for identifier, of in maps[number].items()}
-            steps.append(
-                Step(f"{plan.delegates[number].id} {number}", origin([handle]), inside)
-            )
-        elif isinstance(call, KernelCall):
-            steps.append(Step(str(plan.operators[call.op_index]), origin([handle])))
+            name = f"{plan.delegates[number].id} {number}"
+            steps.append(Step(name, origin([handle]), inside))
+            continue
+        if isinstance(call, KernelCall):
+            name = str(plan.operators[call.op_index])
+        elif isinstance(call, JumpFalseCall):
+            name = "jump"
         else:
-            steps.append(
-                Step(
-                    "jump" if isinstance(call, JumpFalseCall) else "move",
-                    origin([handle]),
-                )
-            )
+            name = "move"
+        steps.append(Step(name, origin([handle])))
     return steps

@@ -1,4 +1,4 @@
-"""Program files in ExecuTorch's own runtime on this host."""
+"""Run program files in ExecuTorch's own runtime on this host."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from delegraph.formats import Verdict
 
 from ..containers import (
     argument_names,
-    expect_fixed_inputs,
-    expect_input_ranges,
+    check_fixed_inputs,
+    check_input_ranges,
     flatten_call,
     input_names,
     structure_of,
     unflatten_result,
 )
 from ..device import load_device_halves
+from ..program.pte_tables import Tensor
 from ..program.quantized_library import NAMESPACE
 from ..program.shared_memory import sharing_methods
-from ..program.tables import Tensor
 from ..serialize.check import check_program
 from ..serialize.reader import open_bytes, read_program
 from ..wheel import in_c_order, load_quantized_kernels, stock_runtime
@@ -37,20 +37,19 @@ from .arguments import check_arguments
 
 
 class StockProgram:
-    """A file in ExecuTorch's runtime, called as the module that it was made from.
+    """A program file in ExecuTorch's runtime, called like the original module.
 
-    Delegates run in the device halves that installed plugins have, and the wheel's
-    quantized kernels are loaded if the file calls them. The file is checked first, as
-    where torch runs it: native code trusts most of what a file says. Raises FormatError
-    for a damaged one, NoRuntime if the wheel or a backend of the file is missing,
-    InputError for a file or inputs that the runtime refuses.
+    Delegates run in the device halves of installed plugins. The wheel's quantized
+    kernels are loaded if the file calls them. The file is checked first, since native
+    code trusts it. Raises FormatError for a damaged file, NoRuntime if the wheel or a
+    backend is missing, InputError if the runtime refuses the file or inputs.
     """
 
     def __init__(self, path: str | Path, data: Sequence[str | Path] = ()) -> None:
         if len(data) > 1:
             raise InputError(
                 "input-invalid",
-                f"the runtime takes one data file; there are {len(data)}",
+                f"ExecuTorch's runtime for Python takes one data file, not {len(data)}",
             )
         path = Path(path)
         file = read_program(open_bytes(path))
@@ -58,39 +57,36 @@ class StockProgram:
         check_arguments(file)
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._sharing = sharing_methods(file.program.plans)
-        load_device_halves(
-            delegate.id for plan in self._plans.values() for delegate in plan.delegates
-        )
-        if any(
-            operator.name.startswith(f"{NAMESPACE}::")
-            for plan in self._plans.values()
-            for operator in plan.operators
-        ):
+        backends: list[str] = []
+        kernels: list[str] = []
+        for plan in file.program.plans:
+            backends += [delegate.id for delegate in plan.delegates]
+            kernels += [operator.name for operator in plan.operators]
+        load_device_halves(backends)
+        if any(name.startswith(f"{NAMESPACE}::") for name in kernels):
             load_quantized_kernels()
-        self._program = _say(
-            path,
-            lambda: stock_runtime().load_program(
-                path, data_path=next(iter(data), None)
-            ),
+        data_path = next(iter(data), None)
+        self._program = _translate_errors(
+            path, lambda: stock_runtime().load_program(path, data_path=data_path)
         )
         self._path = path
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, in the order of the file."""
+        """Return the names of the methods, in the order of the file."""
         return list(self._plans)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method to call; it keeps the program."""
+        """Return a method to call. It keeps the program alive."""
         if name not in self._plans:
             raise InputError(
                 "input-invalid", f"there is no method {name!r}; methods: {self.methods}"
             )
         plan = self._plans[name]
-        self._expect_backends(delegate.id for delegate in plan.delegates)
+        self._check_backends(delegate.id for delegate in plan.delegates)
         if name in self._sharing:
             self._load_sharing()
-        loaded = _say(self._path, lambda: self._program.load_method(name))
+        loaded = _translate_errors(self._path, lambda: self._program.load_method(name))
         container = plan.container
         takes = structure_of(container, "inputs")
         returns = structure_of(container, "outputs")
@@ -99,38 +95,37 @@ class StockProgram:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
-            for k in expect_fixed_inputs(plan, flat, called):
-                # its equal may be of another type, such as 2 for 2.0, which the runtime
-                # refuses
+            for k in check_fixed_inputs(plan, flat, called):
+                # The runtime refuses an equal value of another type, such as 2 for 2.0.
                 flat[k] = getattr(plan.values[plan.inputs[k]].value, "value", None)
-            expect_input_ranges(plan, flat, called)
+            check_input_ranges(plan, flat, called)
             for k, position in enumerate(plan.inputs[: len(flat)]):
                 flat[k] = _lay_out(flat[k], plan.values[position].value)
-            # ``self`` keeps the program that it needs
-            outputs = _say(self._path, lambda: loaded.execute(flat))
+            # ``self`` keeps the program, which ``loaded`` needs.
+            outputs = _translate_errors(self._path, lambda: loaded.execute(flat))
             return unflatten_result(returns, list(outputs))
 
         return call
 
     def _load_sharing(self) -> None:
-        """Load all methods that share buffers, once: loading one brings the buffers'
-        first values back.
+        """Load all methods that share buffers, before the first call.
+
+        Loading a method resets its buffers to their first values.
         """
         for name in self._sharing:
-            self._expect_backends(
+            self._check_backends(
                 delegate.id for delegate in self._plans[name].delegates
             )
-            _say(self._path, partial(self._program.load_method, name))
+            _translate_errors(self._path, partial(self._program.load_method, name))
 
-    def _expect_backends(self, backend_ids: Iterable[str]) -> None:
-        """Raise NoRuntime for backends that the runtime has not; it would itself say
-        only a number.
-        """
+    def _check_backends(self, backend_ids: Iterable[str]) -> None:
+        """Raise NoRuntime for missing backends; the runtime reports only an error number."""
         known = stock_runtime().backend_registry.registered_backend_names
-        if lacking := ", ".join(sorted(set(backend_ids) - set(known))):
+        missing = sorted(set(backend_ids) - set(known))
+        if missing:
             text = (
                 f"{self._path.name} needs backends that ExecuTorch's runtime on this"
-                f" host does not have: {lacking}"
+                f" host does not have: {', '.join(missing)}"
             )
             hint = (
                 "run it without runtime='executorch' (--runtime); a device's runtime"
@@ -139,42 +134,37 @@ class StockProgram:
             raise NoRuntime("no-runtime", text, hint=hint)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method("forward" if "forward" in self._plans else self.methods[0])(
-            *args, **kwargs
-        )
+        name = "forward" if "forward" in self._plans else self.methods[0]
+        return self.method(name)(*args, **kwargs)
 
 
 def _lay_out(given: Any, described: Any) -> Any:
-    """A tensor with its elements in the order that the file says; the runtime takes no
-    other strides.
-    """
+    """Return a tensor with the strides of the file; the runtime accepts no others."""
     if not isinstance(given, torch.Tensor) or not isinstance(described, Tensor):
         return given
     order = list(described.dim_order)
     if sorted(order) != list(range(given.dim())):
-        return given  # of another rank, which is the runtime's to refuse
-    return in_c_order(given.permute(order)).permute(
-        [order.index(k) for k in range(len(order))]
-    )
+        # The runtime refuses a tensor of another rank.
+        return given
+    inverse = [order.index(k) for k in range(len(order))]
+    return in_c_order(given.permute(order)).permute(inverse)
 
 
-def _say(path: Path, work: Callable[[], Any]) -> Any:
+def _translate_errors(path: Path, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (RuntimeError, KeyError) as e:
-        # it knows names of methods up to their first NUL
-        raise InputError(
-            "input-invalid", f"ExecuTorch's runtime refuses {path.name}: {e}"
-        ) from e
-    except MemoryError as e:  # it takes all planned memory when a method is loaded
-        raise Unsupported(
-            "unsupported",
-            f"{path.name} states more memory than ExecuTorch's runtime gets here",
-        ) from e
+        # KeyError: the runtime cuts names of methods at a NUL.
+        text = f"ExecuTorch's runtime refuses {path.name}: {e}"
+        raise InputError("input-invalid", text) from e
+    except MemoryError as e:
+        # Loading a method allocates all of its planned memory.
+        text = f"{path.name} needs more memory than ExecuTorch's runtime gets here"
+        raise Unsupported("unsupported", text) from e
 
 
 def judge_loading(path: Path) -> Verdict:
-    """Whether the runtime loads all methods of a file."""
+    """Return whether ExecuTorch's runtime loads all methods of a file."""
     name = "executorch.runtime"
     try:
         program = StockProgram(path, sorted(path.parent.glob(f"{path.stem}.*.ptd"))[:1])
@@ -183,7 +173,6 @@ def judge_loading(path: Path) -> Verdict:
     except (InputError, FormatError) as e:
         return Verdict(name, False, e.message)
     except DelegraphError as e:
-        # not the file's fault: a wheel, a compiler or a plugin that is missing or
-        # broken
+        # The file may be right: a wheel, a compiler or a plugin is missing or broken.
         return Verdict(name, None, f"{e.message}; {e.hint}" if e.hint else e.message)
     return Verdict(name, True, f"it loads {', '.join(program.methods)}")

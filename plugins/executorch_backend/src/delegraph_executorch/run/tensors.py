@@ -1,4 +1,4 @@
-"""Tensors of a program on this host: views of planned memory, or of the file's bytes."""
+"""Represent tensors of a program on this host: views of planned memory or file bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass
 import torch
 from delegraph.errors import FormatError, InputError
 
+from ..program.pte_tables import Dynamism, Tensor
 from ..program.scalar_types import TORCH_NAMES, ScalarType
-from ..program.tables import Dynamism, Tensor
 from ..serialize.check import nbytes
 
 
 @dataclass(eq=False)
 class HostTensor:
-    """A tensor value: what the file says of it, its memory if it has any, and what it
-    is now.
-    """
+    """A tensor: its record in the file, its memory if any, and its value."""
 
     table: Tensor
     memory: torch.Tensor | None = None
@@ -29,19 +27,18 @@ class HostTensor:
         return dtype_of(self.table)
 
     def read(self) -> torch.Tensor:
-        """The current content. Raises FormatError if nothing was ever written,
-        InputError for a caller's buffer.
+        """Return the current content.
+
+        Raises FormatError if nothing was written yet, InputError for a caller's buffer.
         """
         if self.now is None:
             if self.table.allocation is None and self.table.extra is not None:
                 name = self.table.extra.fully_qualified_name
                 text = (
-                    f"the buffer {name!r} has no memory in the file: its callers"
-                    " bring it"
+                    f"the buffer {name!r} has no memory in the file, and this runtime"
+                    " cannot provide it"
                 )
-                hint = (
-                    "a file that is saved without alloc_mutable_buffers=False runs here"
-                )
+                hint = "save the program without alloc_mutable_buffers=False"
                 raise InputError("input-invalid", text, hint=hint)
             raise FormatError(
                 "format-invalid",
@@ -50,56 +47,54 @@ class HostTensor:
         return self.now
 
     def write(self, value: torch.Tensor) -> None:
-        """Store a content in the tensor's memory. Raises FormatError if it does not fit
-        there.
+        """Store a content in the tensor's memory.
+
+        Raises FormatError if it does not fit.
         """
         self.expect(value, "damaged .pte file: a tensor is computed")
         if self.now is None or self.now.shape != value.shape:
-            if self.memory is None:  # what the caller gets has no place in the plan
+            if self.memory is None:
+                # An output for the caller has no planned memory.
                 self.memory = reserve(nbytes(self.table))
             self.now = arrange(
                 self.memory, self.dtype, value.shape, self.table.dim_order
             )
         self.now.copy_(value)
 
-    def expect(self, value: torch.Tensor, what: str) -> None:
-        """Raise FormatError unless a content has the type and the sizes that the file
-        says.
-        """
+    def expect(self, value: torch.Tensor, action: str) -> None:
+        """Raise FormatError unless a content has the type and the sizes of the file."""
         if value.dtype != self.dtype or not self.fits(value.shape):
             text = (
-                f"{what} as {value.dtype} of sizes {list(value.shape)}; the file says"
-                f" {self}"
+                f"{action} as {value.dtype} of sizes {list(value.shape)}; the file"
+                f" declares {self}"
             )
             raise FormatError("format-invalid", text)
 
     def expect_input(self, value: object, name: str) -> torch.Tensor:
-        """The caller's tensor for an input. Raises InputError for anything else."""
-        if isinstance(value, torch.Tensor) and value.is_nested:  # it has no sizes
+        """Return the caller's tensor for an input. Raises InputError for other values."""
+        if isinstance(value, torch.Tensor) and value.is_nested:
             given = "a nested tensor"
         elif isinstance(value, torch.Tensor):
-            here = value.device.type == "cpu" and value.layout is torch.strided
-            if here and value.dtype == self.dtype and self.fits(value.shape):
+            is_strided = value.layout is torch.strided
+            is_on_host = value.device.type == "cpu"
+            is_plain = is_strided and is_on_host
+            if is_plain and value.dtype == self.dtype and self.fits(value.shape):
                 return value
-            layout = (
-                ""
-                if value.layout is torch.strided
-                else f"{str(value.layout).removeprefix('torch.')} "
-            )
-            where = "" if value.device.type == "cpu" else f" on {value.device}"
-            given = f"{layout}{value.dtype} of sizes {list(value.shape)}{where}"
+            given = f"{value.dtype} of sizes {list(value.shape)}"
+            if not is_strided:
+                given = f"{str(value.layout).removeprefix('torch.')} {given}"
+            if not is_on_host:
+                given = f"{given} on {value.device}"
+        elif isinstance(value, (int, float, str, type(None))):
+            given = repr(value)
         else:
-            given = (
-                repr(value)
-                if isinstance(value, (int, float, str, type(None)))
-                else f"of type {type(value).__name__}"
-            )
+            given = f"of type {type(value).__name__}"
         raise InputError(
             "input-invalid", f"input {name} is to be {self}; it is {given}"
         )
 
     def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether sizes are those of the file, or within them where it has bounds."""
+        """Return whether sizes are those of the file, or within its upper bounds."""
         if len(sizes) != len(self.table.sizes):
             return False
         if self.table.dynamism == Dynamism.STATIC:
@@ -112,22 +107,19 @@ class HostTensor:
 
 
 def reserve(size: int) -> torch.Tensor:
-    """Bytes that are zero. The system gives pages of a large memory when they are first
-    written.
+    """Return bytes that are zero.
+
+    The system provides the pages of a large memory when they are first written.
     """
     import numpy as np
 
-    return (
-        torch.from_numpy(np.zeros(size, np.uint8))
-        if size
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.zeros(size, np.uint8))
 
 
 def dtype_of(table: Tensor) -> torch.dtype:
-    """The element type of a tensor; the file was checked to have one that PyTorch
-    knows.
-    """
+    """Return the element type of a tensor that passed ``check_program``."""
     dtype: torch.dtype = getattr(torch, TORCH_NAMES[ScalarType(table.scalar_type)])
     return dtype
 
@@ -135,8 +127,9 @@ def dtype_of(table: Tensor) -> torch.dtype:
 def arrange(
     memory: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], order: Sequence[int]
 ) -> torch.Tensor:
-    """The first bytes of ``memory`` as a tensor whose dimensions lie in ``order``
-    there, the outermost first.
+    """Return the first bytes of ``memory`` as a tensor.
+
+    ``order`` lists the dimensions as they lie in memory, the outermost first.
     """
     count = math.prod(sizes)
     flat = memory[: count * dtype.itemsize].view(dtype)

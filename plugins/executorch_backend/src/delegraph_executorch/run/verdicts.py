@@ -1,4 +1,4 @@
-"""What is found out about a file without running it."""
+"""Judge a file without running it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ from .calls import split_calls_of
 from .stock import judge_loading
 
 
-def judge(file: ProgramFile, path: Path) -> list[Verdict]:
-    """What is said of a file that ``check_program`` took: of its arguments, its memory
-    plan, and by ExecuTorch.
+def judge_file(file: ProgramFile, path: Path) -> list[Verdict]:
+    """Judge a file: its arguments, its memory plan, and ExecuTorch's runtime.
 
-    The plan of a file with wrong arguments is not looked at, and native code does not
-    see it.
+    The file must have passed ``check_program``. If arguments are wrong, nothing else is
+    checked: native code must not get the file.
     """
     try:
         check_arguments(file)
     except FormatError as e:
-        whole = "it needs arguments that fit"
-        refused = Verdict("arguments", False, e.message)
+        reason = "not checked, since arguments are wrong"
         return [
-            refused,
-            Verdict("memory plan", None, whole),
-            Verdict("executorch.runtime", None, whole),
+            Verdict("arguments", False, e.message),
+            Verdict("memory plan", None, reason),
+            Verdict("executorch.runtime", None, reason),
         ]
-    accepted = Verdict("arguments", True, "every kernel gets what its schema takes")
+    accepted = Verdict("arguments", True, "all arguments fit their kernels' schemas")
     return [accepted, judge_plans(file), judge_loading(path)]
 
 
 def judge_plans(file: ProgramFile) -> Verdict:
-    """Whether no instruction of any method reads what another one has overwritten."""
+    """Return whether every instruction reads the values that were written last."""
     for plan in file.program.plans:
         try:
             conflicts = find_conflicts(plan, split_calls_of(file, plan))
@@ -47,4 +45,4 @@ def judge_plans(file: ProgramFile) -> Verdict:
             return Verdict(
                 "memory plan", False, f"method {plan.name}: {conflicts[0]}{rest}"
             )
-    return Verdict("memory plan", True, "every tensor is whole when it is read")
+    return Verdict("memory plan", True, "no tensor is overwritten before it is read")

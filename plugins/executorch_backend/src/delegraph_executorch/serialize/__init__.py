@@ -1,1 +1,1 @@
-"""Program files as bytes: writing and reading."""
+"""Write and read program files."""

@@ -1,5 +1,6 @@
-"""A flatbuffer from tables of ``program``, with ExecuTorch's header after the
-identifier.
+"""Build a flatbuffer from the records of ``program``, with ExecuTorch's header.
+
+The header follows the identifier.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from ..program.schema import (
 )
 
 ALIGNMENT = 16
-"""Bytes that the header is padded to a multiple of; nothing in the flatbuffer needs
-more.
-"""
+"""The header is padded to a multiple of these bytes, the largest alignment in use."""
 _IDENTIFIER_END = 8
 _KINDS = {
     "b": "int8",
@@ -51,8 +50,9 @@ class Builder:
     def finish(
         self, root: int, identifier: str, header: Callable[[int], bytes]
     ) -> bytes:
-        """Return the buffer with ``header(its size)``, whose length may not depend on
-        the size.
+        """Return the buffer, with ``header(size of the buffer)`` after the identifier.
+
+        The length of the header must not depend on the size.
         """
         buffer = self._builder.finish(root, identifier)
         inserted = len(header(0)) + -len(header(0)) % ALIGNMENT
@@ -66,28 +66,26 @@ class Builder:
         return bytes(buffer) + bytes(padding)
 
     def add(self, table: Any) -> int:
-        """Add a table with all that it refers to; return its position."""
+        """Add a table and all its children; return its position."""
         stored: list[flatbuffer_builder.Field] = []
         count = 0
         for field in fields_of(type(table)):  # type: ignore[arg-type]
-            count = max(count, field.id + 2)  # a union has two fields
+            # A union has two fields.
+            count = max(count, field.id + 2)
             stored += self._store(field, getattr(table, field.name))
-        # then no field needs padding
+        # Sorted by width, no field needs padding.
         stored.sort(key=lambda field: _WIDTHS[field.kind], reverse=True)
         return self._builder.table(count, stored)
 
     def _store(self, field: Field, value: Any) -> list[flatbuffer_builder.Field]:
-        """Return nothing for a value that is the default: readers know it."""
+        """Add a value and return its fields; none for the default, which is not stored."""
         kind = field.kind
         if isinstance(kind, Scalar):
-            is_default = struct.pack("<" + kind.form, value) == struct.pack(
-                "<" + kind.form, kind.default
-            )
-            return (
-                []
-                if is_default
-                else [flatbuffer_builder.Field(field.id, _KINDS[kind.form], value)]
-            )
+            form = "<" + kind.form
+            # Compare bytes: -0.0 equals 0.0 in Python.
+            if struct.pack(form, value) == struct.pack(form, kind.default):
+                return []
+            return [flatbuffer_builder.Field(field.id, _KINDS[kind.form], value)]
         if isinstance(kind, Either):
             if value is None:
                 return []
@@ -97,11 +95,9 @@ class Builder:
                 flatbuffer_builder.Field(field.id + 1, "offset", self.add(value)),
             ]
         position = self._add_referred(kind, value)
-        return (
-            []
-            if position is None
-            else [flatbuffer_builder.Field(field.id, "offset", position)]
-        )
+        if position is None:
+            return []
+        return [flatbuffer_builder.Field(field.id, "offset", position)]
 
     def _add_referred(self, kind: Kind, value: Any) -> int | None:
         if isinstance(kind, Text):

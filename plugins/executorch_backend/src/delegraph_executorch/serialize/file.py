@@ -1,5 +1,6 @@
-"""A program file: the flatbuffer, then its segments, each written from where it is and
-never joined.
+"""Write a program file: the flatbuffer, then its segments.
+
+Each segment is written from its own memory; they are never joined.
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ from typing import Any, BinaryIO
 
 from delegraph.backend import Blob
 
-from ..program import flat_tensor, tables
+from ..program import flat_tensor, pte_tables
 from ..program.flat_tensor import FlatTensor
-from ..program.tables import DataSegment, Program
+from ..program.pte_tables import DataSegment, Program
 from .builder import Builder
 
 SEGMENT_ALIGNMENT = 128
-"""Bytes that the first segment is aligned to, and a segment that does not say what it
-needs.
-"""
+"""Alignment of the first segment in bytes, and of other segments by default."""
 LEAST_ALIGNMENT = 16
-"""Bytes that every segment is aligned to: what ExecuTorch's loaders of files allocate
-by, unless told otherwise.
+"""The least alignment of a segment, as ExecuTorch's file loaders allocate by default.
 """
 PROGRAM_MAGIC = b"eh00"
 DATA_MAGIC = b"FH01"
@@ -32,7 +30,7 @@ DATA_MAGIC = b"FH01"
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes of a segment, and what their start is to be aligned to."""
+    """Bytes of a segment, and the alignment of their start."""
 
     content: bytes | Blob
     alignment: int = SEGMENT_ALIGNMENT
@@ -40,8 +38,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Part:
-    """A segment that lies in another one, which has its bytes from ``start`` on;
-    ``segment`` is that one's position.
+    """A segment inside another one: ``size`` bytes from ``start`` on.
+
+    ``segment`` is the position of the other segment.
     """
 
     segment: int
@@ -50,10 +49,9 @@ class Part:
 
 
 class SegmentedFile:
-    """A flatbuffer and its segments as the bytes of a file (a
-    ``delegraph.backend.Blob``).
+    """A flatbuffer and its segments as a file (a ``delegraph.backend.Blob``).
 
-    ``finish`` makes the flatbuffer when the places of the segments are known.
+    ``finish`` makes the flatbuffer once the places of the segments are known.
     """
 
     def __init__(
@@ -66,18 +64,15 @@ class SegmentedFile:
         end = 0
         for segment in segments:
             if isinstance(segment, Part):
-                places.append(
-                    DataSegment(
-                        places[segment.segment].offset + segment.start, segment.size
-                    )
-                )
+                offset = places[segment.segment].offset + segment.start
+                places.append(DataSegment(offset, segment.size))
                 continue
             start = end + -end % math.lcm(LEAST_ALIGNMENT, segment.alignment)
             self._written.append((start, segment))
             end = start + len(segment.content)
             places.append(DataSegment(start, len(segment.content)))
         self._structure, self._base = finish(tuple(places))
-        # empty segments alone take no place
+        # If all segments are empty, the file ends after the flatbuffer.
         self._size = self._base + end if end else len(self._structure)
 
     def __len__(self) -> int:
@@ -96,14 +91,14 @@ class SegmentedFile:
             position = start + len(segment.content)
 
     def join(self) -> bytes:
-        """All bytes at once."""
+        """Return all bytes."""
         stream = io.BytesIO()
         self.write_to(stream)
         return stream.getvalue()
 
 
 def write_content(content: bytes | Blob, file: BinaryIO) -> None:
-    """Append bytes, joined or not."""
+    """Append bytes or a Blob to ``file``."""
     if isinstance(content, bytes):
         file.write(content)
     else:
@@ -111,14 +106,14 @@ def write_content(content: bytes | Blob, file: BinaryIO) -> None:
 
 
 def program_file(program: Program, segments: Sequence[Segment | Part]) -> SegmentedFile:
-    """The ``.pte`` file of a program, whose table of segments is filled in."""
+    """Return the ``.pte`` file of a program, with its table of segments."""
     return SegmentedFile(
         segments, lambda places: _finish_program(replace(program, segments=places))
     )
 
 
 def data_file(data: FlatTensor, segments: Sequence[Segment | Part]) -> SegmentedFile:
-    """The ``.ptd`` file of named data, whose table of segments is filled in."""
+    """Return the ``.ptd`` file of named data, with its table of segments."""
     return SegmentedFile(
         segments, lambda places: _finish_data(replace(data, segments=places))
     )
@@ -128,31 +123,18 @@ def _finish_program(program: Program) -> tuple[bytes, int]:
     segments_size = _end(program.segments)
 
     def header(size: int) -> bytes:
-        return struct.pack(
-            "<4sIQQQ",
-            PROGRAM_MAGIC,
-            32,
-            size,
-            _base(size, segments_size),
-            segments_size,
-        )
+        base = _base(size, segments_size)
+        return struct.pack("<4sIQQQ", PROGRAM_MAGIC, 32, size, base, segments_size)
 
-    return _build(program, tables.IDENTIFIER, header, segments_size)
+    return _build(program, pte_tables.IDENTIFIER, header, segments_size)
 
 
 def _finish_data(data: FlatTensor) -> tuple[bytes, int]:
     segments_size = _end(data.segments)
 
     def header(size: int) -> bytes:
-        return struct.pack(
-            "<4sIQQQQ",
-            DATA_MAGIC,
-            40,
-            0,
-            size,
-            _base(size, segments_size),
-            segments_size,
-        )
+        base = _base(size, segments_size)
+        return struct.pack("<4sIQQQQ", DATA_MAGIC, 40, 0, size, base, segments_size)
 
     return _build(data, flat_tensor.IDENTIFIER, header, segments_size)
 
@@ -170,5 +152,5 @@ def _end(segments: Sequence[DataSegment]) -> int:
 
 
 def _base(size: int, segments_size: int) -> int:
-    """Where segments start; 0 if there are none, as runtimes expect."""
+    """Return the start of the segments; 0 if there are none, as runtimes expect."""
     return size + -size % SEGMENT_ALIGNMENT if segments_size else 0

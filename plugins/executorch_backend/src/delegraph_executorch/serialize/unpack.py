@@ -1,5 +1,6 @@
-"""Tables of ``program`` from a flatbuffer of unknown origin: every offset, count and
-enumerated value is checked.
+"""Read the records of ``program`` from a flatbuffer of unknown origin.
+
+Every offset, count and enumerated value is checked.
 """
 
 from __future__ import annotations
@@ -35,22 +36,24 @@ _DTYPES = {
 
 
 class Unpacker:
-    """Reads tables; those of equal position and class are read once, so that sharing
-    costs no memory.
+    """Reads tables.
+
+    A table at the same position is read once per class, so shared tables cost no
+    memory.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[type[Any], int], Any] = {}
 
     def table(self, cls: type[Any], table: Table) -> Any:
-        """The table as an instance of its class. Raises FormatError for anything that
-        the schema does not allow.
+        """Return the table as an instance of its class.
+
+        Raises FormatError for everything that the schema does not allow.
         """
         key = cls, table.position
         if key not in self._known:
-            self._known[key] = cls(
-                *(self._field(field, table) for field in fields_of(cls))  # type: ignore[arg-type]
-            )
+            fields = [self._field(field, table) for field in fields_of(cls)]  # type: ignore[arg-type]
+            self._known[key] = cls(*fields)
         return self._known[key]
 
     def _field(self, field: Field, table: Table) -> Any:
@@ -68,7 +71,7 @@ class Unpacker:
             below = table.table(field.id, field.name)
             return None if below is None else self.table(kind.cls, below)
         assert isinstance(kind, (Numbers, Tables))
-        # where the vector lies; runtimes do not ask
+        # Runtimes read the vector without checking that it is present.
         if not kind.optional and not table.scalar(field.id, "I"):
             raise table.damaged(f"{field.name} is missing")
         if isinstance(kind, Numbers):
@@ -82,7 +85,7 @@ class Unpacker:
         number = table.scalar(field.id, "B")
         if number > len(kind.members):
             raise table.damaged(
-                f"{field.name} is of kind {number}, which the schema does not know"
+                f"{field.name} is of kind {number}, which is not in the schema"
             )
         below = table.table(field.id + 1, field.name)
         if number == 0 or below is None:
@@ -92,15 +95,14 @@ class Unpacker:
 
 def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
     if kind.form == "d":
-        bits = table.scalar(
-            field.id, "q", struct.unpack("<q", struct.pack("<d", kind.default))[0]
-        )
+        default = struct.unpack("<q", struct.pack("<d", kind.default))[0]
+        bits = table.scalar(field.id, "q", default)
         return struct.unpack("<d", struct.pack("<q", bits))[0]
     if kind.form == "?":
         return table.flag(field.id, kind.default)
     value = table.scalar(field.id, kind.form, kind.default)
     if kind.enum is not None and value not in kind.enum:
-        raise table.damaged(f"{field.name} is {value}, which the schema does not know")
+        raise table.damaged(f"{field.name} is {value}, which is not in the schema")
     return value
 
 
@@ -110,11 +112,11 @@ def _numbers(field: Field, kind: Numbers, table: Table) -> Any:
     listed = table.numbers(field.id, _DTYPES[kind.form], field.name)
     if kind.form == "?":
         if any(v > 1 for v in listed):
-            raise table.damaged(f"{field.name} has a bool that is neither 0 nor 1")
+            raise table.damaged(f"{field.name} has a bool other than 0 and 1")
         return tuple(map(bool, listed))
     return tuple(listed)
 
 
-def damaged(what: str, why: str) -> FormatError:
-    """The error for a file that is not what it says."""
-    return FormatError("format-invalid", f"damaged {what}: {why}")
+def damaged(file_kind: str, why: str) -> FormatError:
+    """Return the error for a damaged file."""
+    return FormatError("format-invalid", f"damaged {file_kind}: {why}")

@@ -1,5 +1,6 @@
-"""How many inputs and outputs a blob of XNNPACK has: in files of ExecuTorch nothing
-else says it. Imports no torch.
+"""Count the inputs and outputs of XNNPACK's blobs. Imports no torch.
+
+Files that ExecuTorch wrote have these numbers only in the blobs.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from delegraph.io.flatbuffer import root
 
 BACKEND_ID = "XnnpackBackend"
 HEADER = struct.Struct("<4s4sHIIIQ")
-"""Zeros, magic, its length, place and size of the flatbuffer, place and size of
-constants behind it.
+"""Zeros, magic, length of the header, offset and size of flatbuffer, then of constants.
 """
 _INPUTS = 4
 _OUTPUTS = 5
-"""The fields of the root table that list them."""
+"""The fields of the root table that list inputs and outputs."""
 
 
 def blob_arguments(blob: memoryview) -> tuple[int, int] | None:
-    """(inputs, outputs) of a blob; None for one that cannot be read, which XNNPACK is
-    left to refuse.
+    """Return the numbers of inputs and outputs of a blob.
+
+    None for a blob that cannot be read: XNNPACK refuses it later.
     """
     if len(blob) < HEADER.size:
         return None
@@ -30,8 +31,8 @@ def blob_arguments(blob: memoryview) -> tuple[int, int] | None:
         return None
     try:
         graph = root(blob[start : start + size], "XN01", "blob of XNNPACK")
-        return len(graph.numbers(_INPUTS, "<u4", "inputs")), len(
-            graph.numbers(_OUTPUTS, "<u4", "outputs")
-        )
+        inputs = graph.numbers(_INPUTS, "<u4", "inputs")
+        outputs = graph.numbers(_OUTPUTS, "<u4", "outputs")
+        return len(inputs), len(outputs)
     except FormatError:
         return None

@@ -1,9 +1,9 @@
-"""Operators that read memory by place, put in terms of elements.
+"""Emit ``as_strided`` and other operators that address memory instead of elements.
 
-``as_strided`` counts places in the memory that its argument is a view of. A tensor of a
-program file is dense, in C order, and shares no memory with what it is a view of in
-PyTorch. So the call is emitted of a tensor that has all the elements which it reads, by
-where they lay when the program was exported, and refused where there is no such tensor.
+``as_strided`` counts positions in the memory that its argument is a view of. In a
+program file, a tensor is dense and does not share memory with the source of a view. So
+the call is applied to a tensor that contains all the elements it reads. If there is no
+such tensor, it is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.node import map_arg
 
-from .body import unsupported
+from .graph_emitter import unsupported
 
 aten = torch.ops.aten
 SCATTERS = aten.as_strided_scatter.default
-BY_PLACE = frozenset(
+READ_MEMORY_BY_PLACE = frozenset(
     {
         aten.as_strided.default,
         aten.as_strided_copy.default,
@@ -38,121 +38,100 @@ BY_PLACE = frozenset(
         SCATTERS,
     }
 )
-"""Operators whose result depends on where the elements of their argument lie in memory.
-"""
+"""Operators with results that depend on the memory layout of their argument."""
 
 
 def by_elements(
     node: Node, given: Mapping[str, Any]
 ) -> tuple[GraphModule, list[Node]] | None:
-    """(graph, nodes that are its inputs) of what a call of ``BY_PLACE`` computes; None
-    if its kernel does as it is.
+    """Return a graph that computes the call from elements, and its inputs.
 
-    ``given``: its arguments by name. Raises Unsupported for places that hold no element
-    that the file has.
+    ``given`` are the arguments by name. Returns None if the kernel computes the call as
+    it is. Raises Unsupported if the call reads memory outside of all tensors in the
+    file.
     """
     window = _Window(given)
     if node.target is SCATTERS:
         return _scattered(node, given["self"], given["src"], window)
     chain = _views_from_root(given["self"])
-    # The root first: its elements lie in more of the memory than those of its views,
-    # and as a rule in C order.
+    # The root comes first: it has more elements than its views, usually in C order.
     for source in chain:
         order = _dense_order(source.meta["val"])
-        offset = window.offset_in(source.meta["val"]) if order is not None else None
-        if order is not None and offset is not None:
-            plain = order == sorted(order)
-            if (
-                plain
-                and source is given["self"]
-                and given.get("storage_offset") == offset
-            ):
-                return None
-            return _read(
-                source, None if plain else order, given["size"], given["stride"], offset
-            )
-    for source in chain if window.is_static else ():
-        elements = window.elements_of(source.meta["val"])
-        if elements is not None:
-            return _gathered(source, elements)
+        if order is None:
+            continue
+        offset = window.offset_in(source.meta["val"])
+        if offset is None:
+            continue
+        is_c_order = order == sorted(order)
+        is_same_offset = given.get("storage_offset") == offset
+        if is_c_order and source is given["self"] and is_same_offset:
+            return None
+        size_stride_offset = (given["size"], given["stride"], offset)
+        return _read(source, None if is_c_order else order, size_stride_offset)
+    if window.is_static:
+        for source in chain:
+            elements = window.elements_of(source.meta["val"])
+            if elements is not None:
+                return _gathered(source, elements)
     raise unsupported(node, _why_not(node, given["self"]), _HINT)
 
 
 _HINT = (
-    "index the tensor instead; or call contiguous().clone() first, and count places in"
-    " that"
+    "index the tensor instead, or call contiguous().clone() first and compute strides"
+    " for the copy"
 )
 
 
 def _why_not(node: Node, value: Node) -> str:
-    what = f"{node.target} reads memory by place"
     if not _is_static(value.meta["val"]):
         return (
-            f"{what}, and where the elements lie that it reads depends on sizes that"
-            " are known at run time only"
+            f"{node.target} reads memory at positions that depend on sizes only known"
+            " at run time"
         )
-    return (
-        f"{what}, and some of these places hold no element of what it is a view of,"
-        " which a program file does not have"
-    )
+    return f"{node.target} reads memory outside of the tensors that a program file has"
 
 
 class _Window:
-    """What ``as_strided`` shows of memory, with sizes as export recorded them."""
+    """The part of memory that ``as_strided`` shows, with the sizes from export."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         view = given["self"].meta["val"]
-        size, stride, offset = (
-            given.get(name) for name in ("size", "stride", "storage_offset")
-        )
-        self.size, self.stride = (
-            map_arg(list(v or ()), lambda n: n.meta["val"]) for v in (size, stride)
-        )
-        self.given_offset = offset
-        self.offset = (
-            view.storage_offset()
-            if offset is None
-            else map_arg(offset, lambda n: n.meta["val"])
-        )
+        self.size = _vals(list(given.get("size") or ()))
+        self.stride = _vals(list(given.get("stride") or ()))
+        self.given_offset = given.get("storage_offset")
+        if self.given_offset is None:
+            self.offset = view.storage_offset()
+        else:
+            self.offset = _vals(self.given_offset)
 
     @property
     def is_static(self) -> bool:
         return all(isinstance(n, int) for n in (*self.size, *self.stride, self.offset))
 
     def offset_in(self, val: Any) -> Any:
-        """The offset in a dense tensor's own memory, as an argument; None if it does
-        not show that memory alone.
+        """Return the window's offset in a dense tensor; None if it exceeds the tensor.
 
-        Of sizes that are known at run time only, the kernel itself checks that they
-        stay within the memory.
+        If sizes are only known at run time, the kernel checks the end.
         """
-        if any(statically_known_true(d == 0) for d in self.size):
+        if any(statically_known_true(size == 0) for size in self.size):
             return 0
-        first = _plain(self.offset - val.storage_offset())
-        last = first + sum(
-            (d - 1) * s for d, s in zip(self.size, self.stride, strict=True)
-        )
-        if not statically_known_true(first >= 0) or statically_known_true(
-            last >= val.numel()
-        ):
+        first = _as_int(self.offset - val.storage_offset())
+        last = first
+        for size, stride in zip(self.size, self.stride, strict=True):
+            last = last + (size - 1) * stride
+        if not statically_known_true(first >= 0):
             return None
-        if (
-            isinstance(last, int)
-            and isinstance(val.numel(), int)
-            and last >= val.numel()
-        ):
+        if statically_known_true(last >= val.numel()):
             return None
         if isinstance(first, int):
             return first
-        return (
-            self.given_offset
-            if statically_known_true(val.storage_offset() == 0)
-            else None
-        )
+        starts_at_zero = statically_known_true(val.storage_offset() == 0)
+        return self.given_offset if starts_at_zero else None
 
     def elements_of(self, val: Any) -> torch.Tensor | None:
-        """For each element that is shown, its number among those of ``val``; None if
-        one is not among them.
+        """Return the index in ``val`` of each element in the window.
+
+        None if an element of the window is not in ``val``.
         """
         if not _is_static(val) or not val.numel():
             return None
@@ -165,23 +144,14 @@ class _Window:
 def _scattered(
     node: Node, base: Node, src: Node, window: _Window
 ) -> tuple[GraphModule, list[Node]]:
-    """``base`` with the elements of ``src`` in those of its places that the window
-    shows.
-    """
+    """Return a graph that writes the elements of ``src`` to the window of ``base``."""
     val = base.meta["val"]
-    if any(
-        statically_known_true(s == 0) for s in val.stride()
-    ) and not is_contiguous_or_false(val):
-        raise unsupported(
-            node,
-            f"{node.target} writes by place into elements that share memory",
-            _HINT,
-        )
+    repeats = any(statically_known_true(stride == 0) for stride in val.stride())
+    if repeats and not is_contiguous_or_false(val):
+        text = f"{node.target} writes to a tensor with elements that share memory"
+        raise unsupported(node, text, _HINT)
     if not window.is_static or not _is_static(val):
-        text = (
-            f"{node.target} writes memory by place, with sizes that are known at run"
-            " time only"
-        )
+        text = f"{node.target} needs sizes and strides that are known at compile time"
         raise unsupported(node, text, _HINT)
     graph = _Graph(val.fake_mode)
     into = graph.take(base)
@@ -189,7 +159,8 @@ def _scattered(
     shown = _places(window.size, window.stride, window.offset)
     held = _places_of(val)
     if shown.unique().numel() != shown.numel():  # type: ignore[no-untyped-call]
-        raise unsupported(node, f"{node.target} writes a place in memory twice", _HINT)
+        text = f"{node.target} writes to the same memory twice"
+        raise unsupported(node, text, _HINT)
     number = _numbered(shown, held)
     chosen = number[held.reshape(-1)]
     replaced = (chosen >= 0).nonzero()[:, 0]
@@ -198,27 +169,24 @@ def _scattered(
     if src.meta["val"].dtype != val.dtype:
         new = graph.call(aten._to_copy.default, new, dtype=val.dtype)
     flat = graph.call(aten.reshape.default, into, [-1])
-    elements = graph.call(
-        aten.index_select.default,
-        graph.call(aten.reshape.default, new, [-1]),
-        0,
-        chosen[replaced],
-    )
+    new = graph.call(aten.reshape.default, new, [-1])
+    elements = graph.call(aten.index_select.default, new, 0, chosen[replaced])
     put = graph.call(aten.scatter.src, flat, 0, replaced, elements)
     return graph.returning(graph.call(aten.reshape.default, put, list(val.shape)))
 
 
 def _read(
-    source: Node, order: list[int] | None, size: Any, stride: Any, offset: Any
+    source: Node, order: list[int] | None, size_stride_offset: tuple[Any, ...]
 ) -> tuple[GraphModule, list[Node]]:
-    """The kernel's own ``as_strided`` of ``source``, whose dimensions are first laid
-    out in ``order``.
+    """Return a graph with ``as_strided`` of ``source``.
+
+    ``order``: the order of the dimensions in memory, if it is not C order.
     """
     graph = _Graph(source.meta["val"].fake_mode)
     memory = graph.take(source)
     if order is not None:
         memory = graph.call(aten.permute_copy.default, memory, order)
-    window = [map_arg(v, graph.take) for v in (size, stride, offset)]
+    window = [map_arg(v, graph.take) for v in size_stride_offset]
     return graph.returning(graph.call(aten.as_strided.default, memory, *window))
 
 
@@ -232,11 +200,10 @@ def _gathered(source: Node, elements: torch.Tensor) -> tuple[GraphModule, list[N
 
 
 class _Graph:
-    """A graph in the making; nodes of the program that it takes are its inputs, tensors
-    are its constants.
+    """A graph that is being built.
 
-    Its values are recorded as a program file has them: dense, each in memory of its
-    own.
+    Nodes of the program become its inputs, tensors its constants. Its values are dense,
+    each in its own memory, as in a program file.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -257,21 +224,17 @@ class _Graph:
         )
         made = self.graph.call_function(target, args, kwargs)
         if target is aten.permute_copy.default:
-            # of the other one, torch takes sizes that vary for those of the example
+            # PyTorch's fake permute_copy replaces dynamic sizes by those of the example.
             target = aten.permute.default
         with self.mode:
-            made.meta["val"] = self._dense(
-                target(*map_arg(args, lambda n: n.meta["val"]), **kwargs)
-            )
+            made.meta["val"] = self._dense(target(*_vals(args), **kwargs))
         return made
 
     def _dense(self, val: Any) -> Any:
+        if not isinstance(val, torch.Tensor):
+            return val
         with self.mode:
-            return (
-                val.clone(memory_format=torch.contiguous_format)
-                if isinstance(val, torch.Tensor)
-                else val
-            )
+            return val.clone(memory_format=torch.contiguous_format)
 
     def _constant(self, tensor: torch.Tensor) -> Node:
         name = f"places_{len(self.graph.nodes)}"
@@ -282,53 +245,49 @@ class _Graph:
         return made
 
     def returning(self, result: Node) -> tuple[GraphModule, list[Node]]:
-        """The whole, and what it takes."""
+        """Return the finished graph and its inputs."""
         self.graph.output(result)
         return GraphModule(self.root, self.graph), list(self.inputs)
 
 
 def _views_from_root(value: Node) -> list[Node]:
-    """``value``, what it is a view of, what that is a view of and so on; the last of
-    these first.
-    """
+    """Return the chain of views that ends in ``value``, the first source first."""
     chain = [value]
-    while (source := _viewed(chain[-1])) is not None:
+    source = _source_of_view(value)
+    while source is not None:
         chain.append(source)
+        source = _source_of_view(source)
     return chain[::-1]
 
 
-def _viewed(view: Node) -> Node | None:
-    """What ``view`` shows the elements of, in the memory where they are; None if that
-    is not certain.
-    """
+def _source_of_view(view: Node) -> Node | None:
+    """Return the tensor that ``view`` shares memory with; None if that is uncertain."""
     call: Any = view.args[0] if view.target is operator.getitem else view
-    arguments = (
-        call.target._schema.arguments if isinstance(call.target, OpOverload) else ()
-    )
-    if not arguments or arguments[0].alias_info is None or not call.args:
+    if not isinstance(call.target, OpOverload) or not call.args:
         return None
-    source = call.args[0]
+    arguments = call.target._schema.arguments
+    if not arguments or arguments[0].alias_info is None:
+        return None
+    source: Node = call.args[0]
     recorded = view.meta["val"]
     val = source.meta["val"]
-    if [val.dtype, val.is_conj(), val.is_neg()] != [
-        recorded.dtype,
-        recorded.is_conj(),
-        recorded.is_neg(),
-    ]:
-        # places are counted in other units, or the elements change on the way
+    if (
+        val.dtype != recorded.dtype
+        or val.is_conj() != recorded.is_conj()
+        or val.is_neg() != recorded.is_neg()
+    ):
+        # The elements have another size, or change on the way.
         return None
-    args, kwargs = map_arg((call.args, call.kwargs), lambda n: n.meta["val"])
-    try:  # some are views of some strides only, as ``reshape`` is
+    args, kwargs = _vals((call.args, call.kwargs))
+    # Some operators, such as reshape, return views only for some strides.
+    try:
         with val.fake_mode, _no_new_guards(val.fake_mode):
             again = call.target(*args, **kwargs)
     except (_ShapeEnvGuardError, GuardOnDataDependentSymNode):
         return None
-    shown = again[view.args[1]] if call is not view else again
-    return (
-        source
-        if shown.untyped_storage()._cdata == val.untyped_storage()._cdata
-        else None
-    )
+    shown = again if call is view else again[view.args[1]]
+    is_same_memory = shown.untyped_storage()._cdata == val.untyped_storage()._cdata
+    return source if is_same_memory else None
 
 
 def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[Any]:
@@ -340,8 +299,9 @@ def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[Any]:
 
 
 def _dense_order(val: Any) -> list[int] | None:
-    """The dimensions as they lie in memory, outermost first; None if there are gaps, or
-    elements that share a place.
+    """Return the dimensions in their order in memory, outermost first.
+
+    None if there are gaps, or elements that share memory.
     """
     if is_contiguous_or_false(val):
         return list(range(val.dim()))
@@ -349,14 +309,11 @@ def _dense_order(val: Any) -> list[int] | None:
     step: Any = 1
     left = list(range(val.dim()))[::-1]
     while left:
-        fitting = (
-            d
-            for d in left
-            if statically_known_true(val.shape[d] == 1)
-            or statically_known_true(val.stride(d) == step)
-        )
-        dim = next(fitting, None)
-        if dim is None:
+        for dim in left:
+            has_one_element = statically_known_true(val.shape[dim] == 1)
+            if has_one_element or statically_known_true(val.stride(dim) == step):
+                break
+        else:
             return None
         left.remove(dim)
         inner_first.append(dim)
@@ -369,7 +326,7 @@ def _places_of(val: Any) -> torch.Tensor:
 
 
 def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """Where in memory the elements of such a tensor lie, in its shape."""
+    """Return the positions in memory of a tensor's elements, in its shape."""
     places = torch.full(tuple(size), offset)
     for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
         along = [1] * len(size)
@@ -379,12 +336,12 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Te
 
 
 def _numbered(places: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """For each place in memory, as far as ``others`` lie, which of ``places`` it is, or
-    -1.
+    """Return for each position in memory its index in ``places``, or -1.
+
+    The result covers all positions in ``places`` and ``others``.
     """
-    number = torch.full(
-        (max([int(p.max()) + 1 for p in (places, others) if p.numel()], default=0),), -1
-    )
+    ends = [int(p.max()) + 1 for p in (places, others) if p.numel()]
+    number = torch.full((max(ends, default=0),), -1)
     number[places.reshape(-1)] = torch.arange(places.numel())
     return number
 
@@ -395,7 +352,12 @@ def _is_static(val: Any) -> bool:
     )
 
 
-def _plain(number: Any) -> Any:
-    """An int where that is known."""
+def _as_int(number: Any) -> Any:
+    """Return an int if the number is known."""
     known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else number
     return number if known is None else known
+
+
+def _vals(values: Any) -> Any:
+    """Replace nodes by their values from export."""
+    return map_arg(values, lambda n: n.meta["val"])

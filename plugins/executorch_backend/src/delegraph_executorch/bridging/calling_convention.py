@@ -1,9 +1,8 @@
-"""How a blob is called: types and largest sizes of its inputs and outputs, kept as
-named data beside it.
+"""Store the types and largest sizes of a blob's inputs and outputs.
 
-A blob of ExecuTorch's does not say it, since the program around it does; a runtime that
-is given the blob alone needs it. The key has the digest of the blob. A program file
-says it again in the values of its calls, and does without.
+A blob of ExecuTorch does not contain this calling convention, since the program that
+calls the blob does. A runtime that gets only the blob finds it in named data, under a
+key with the blob's digest. Program files do not need it.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from delegraph_programs.exported_program import MUTATIONS
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..emit.sizes import upper_bounds
+from ..emit.size_bounds import upper_bounds
 from ..program.conventions import convention_key
+from ..program.pte_tables import Dynamism, Tensor
 from ..program.scalar_types import TORCH_NAMES, ScalarType
-from ..program.tables import Dynamism, Tensor
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor: its type, its sizes, and whether they are only a bound. A number has no
-    type.
+    """A tensor with its type and sizes, or a number, which has no type.
+
+    ``varies``: whether the sizes are only upper bounds.
     """
 
     dtype: str | None
@@ -49,8 +49,9 @@ class Convention:
 def add_convention(
     store: NamedDataStore, backend_id: str, blob: bytes, program: ExportedProgram
 ) -> None:
-    """Add how ``blob`` is called. Where sizes have no bound there is nothing to add: no
-    runtime could plan for it.
+    """Add the calling convention of ``blob`` to ``store``.
+
+    If a size has no upper bound, nothing is added: no runtime could plan memory for it.
     """
     specs = zip(
         program.graph_signature.output_specs, output_values(program), strict=True
@@ -71,21 +72,19 @@ def add_convention(
 def convention_in_file(
     backend_id: str, blob: bytes, values: Sequence[Any], outputs: int
 ) -> dict[str, bytes]:
-    """What a file says of how ``blob`` is called, by the values of a call, whose last
-    ``outputs`` are results.
+    """Return the calling convention of a blob in a program file, as named data.
 
-    As named data; none where a tensor is not in C order, as the program that is made
-    for a blob has them.
+    ``values`` are those of a call; the last ``outputs`` of them are results. If a tensor
+    is not in C order, the result is empty: the program made for a blob needs C order.
     """
-    if any(
-        isinstance(v, Tensor) and v.dim_order != tuple(range(len(v.sizes)))
-        for v in values
-    ):
-        return {}
-    stated = [_value_in_file(v) for v in values]
-    convention = Convention(
-        tuple(stated[: len(stated) - outputs]), tuple(stated[len(stated) - outputs :])
-    )
+    for value in values:
+        if isinstance(value, Tensor):
+            c_order = tuple(range(len(value.sizes)))
+            if value.dim_order != c_order:
+                return {}
+    listed = [_value_in_file(v) for v in values]
+    inputs = len(listed) - outputs
+    convention = Convention(tuple(listed[:inputs]), tuple(listed[inputs:]))
     return {convention_key(backend_id, blob): json.dumps(asdict(convention)).encode()}
 
 
@@ -102,27 +101,26 @@ def _value_in_file(value: Any) -> Value:
 def convention_of(
     backend_id: str, blob: bytes, named_data: Mapping[str, bytes]
 ) -> Convention:
-    """How ``blob`` is called. Raises NoRuntime if nothing says it, FormatError if what
-    says it is damaged.
+    """Return the calling convention of ``blob``.
+
+    Raises NoRuntime if there is none, FormatError if it is damaged.
     """
     content = named_data.get(convention_key(backend_id, blob))
     if content is None:
-        text = f"nothing says how this blob of {backend_id} is called"
+        text = f"this blob of {backend_id} has no calling convention"
         hint = (
-            "give its sizes bounds, torch.export.Dim(..., max=...); blobs of others run"
-            " within their own .pte"
+            "give all dynamic sizes an upper bound, torch.export.Dim(..., max=...); run"
+            " blobs that other tools compiled in their own .pte"
         )
         raise NoRuntime("no-runtime", text, hint=hint)
     try:
         read = json.loads(content)
-        return Convention(
-            *(tuple(_value(v) for v in read[side]) for side in ("inputs", "outputs"))
-        )
+        inputs = tuple(_value(v) for v in read["inputs"])
+        outputs = tuple(_value(v) for v in read["outputs"])
+        return Convention(inputs, outputs)
     except (ValueError, TypeError, KeyError, RecursionError) as e:
-        raise FormatError(
-            "format-invalid",
-            f"what says how a blob of {backend_id} is called is damaged: {e}",
-        ) from e
+        text = f"the calling convention of a blob of {backend_id} is damaged: {e}"
+        raise FormatError("format-invalid", text) from e
 
 
 def _values(nodes: Sequence[Any], program: ExportedProgram) -> tuple[Value, ...]:
@@ -142,7 +140,7 @@ def _value(read: Any) -> Value:
     sizes = tuple(read["sizes"])
     varies = read["varies"]
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"no type {dtype!r:.40}")
+        raise ValueError(f"{dtype!r:.40} is not a type of torch")
     if any(type(size) is not int or not 0 <= size < 1 << 31 for size in sizes):
-        raise ValueError(f"no sizes {sizes!r:.40}")
+        raise ValueError(f"{sizes!r:.40} are not sizes")
     return Value(dtype, sizes, bool(varies))

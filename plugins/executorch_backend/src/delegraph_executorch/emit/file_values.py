@@ -1,4 +1,4 @@
-"""Values as the file stores them, once their memory is planned."""
+"""Convert the values of a method to the records of the file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cache
 
 from delegraph.errors import Unsupported
 
-from ..memory import Home, Storage
-from ..program.tables import (
+from ..memory import Storage
+from ..program.pte_tables import (
     AllocationDetails,
     Dynamism,
     ExtraTensorInfo,
@@ -19,20 +19,21 @@ from ..program.tables import (
 )
 from .context import Context
 from .kernel_calls import CODES
-from .values import Entry, TensorValue
+from .method_values import Entry, TensorValue
 
 LARGEST = (1 << 31) - 1
-"""Elements along a dimension: the file has 32 bits for a size. Offsets and sizes in
-bytes have 64.
-"""
+"""The most elements of a dimension: the file stores sizes in 32 bits."""
 _NO_ELEMENTS = bytes(1)
-"""The content of constants without elements."""
+"""The content of constants without elements.
+
+ExecuTorch's runtime loads no file with constants of no bytes.
+"""
 
 
 def finish_values(
     entries: Sequence[Entry], offsets: Mapping[Storage, int], context: Context
 ) -> list[Value]:
-    """The values of a method; constants and initial states go to their pools."""
+    """Return the records of a method's values; add constants and states to their pools."""
     return [
         _finish_tensor(e, offsets, context) if isinstance(e, TensorValue) else e
         for e in entries
@@ -42,18 +43,16 @@ def finish_values(
 def _finish_tensor(
     value: TensorValue, offsets: Mapping[Storage, int], context: Context
 ) -> Tensor:
-    """Position 0 of a segment's offsets stands for no data, so the first content is
-    number 1.
-    """
+    """Return the record of a tensor."""
     if any(size > LARGEST for size in value.sizes):
         text = (
             f"a tensor of the sizes {list(value.sizes)} has {max(value.sizes)} elements"
-            " along a dimension"
+            f" in a dimension, but a program file holds up to {LARGEST}"
         )
-        hint = "view it with more dimensions, or bound the Dim that varies"
-        raise Unsupported(
-            "unsupported", f"{text}; a program file holds up to {LARGEST}", hint=hint
-        )
+        hint = "split the dimension, or give its Dim a smaller upper bound"
+        raise Unsupported("unsupported", text, hint=hint)
+    is_empty = 0 in value.sizes
+    # Index 0 means no data, so the first content has index 1.
     index = 0
     extra = None
     if value.file:
@@ -65,14 +64,9 @@ def _finish_tensor(
             fully_qualified_name=value.name, location=Location.EXTERNAL
         )
     elif value.constant is not None:
-        # ExecuTorch's runtime loads no file whose constants have no bytes at all: an
-        # empty one points to a byte.
-        index = 1 + context.constants.add(
-            _NO_ELEMENTS if 0 in value.sizes else value.constant
-        )
-    elif (
-        value.initial is not None and value.storage.is_planned and 0 not in value.sizes
-    ):
+        content = _NO_ELEMENTS if is_empty else value.constant
+        index = 1 + context.constants.add(content)
+    elif value.initial is not None and value.storage.is_planned and not is_empty:
         index = 1 + context.states.add(value.initial)
     if extra is None and (value.name or value.place):
         extra = ExtraTensorInfo(
@@ -101,7 +95,9 @@ def _c_order(rank: int) -> tuple[int, ...]:
 def _allocation(
     storage: Storage, offsets: Mapping[Storage, int]
 ) -> AllocationDetails | None:
-    if storage.home in (Home.CONSTANT, Home.GIVEN):
+    if not storage.is_planned:
         return None
-    known = offsets.get(storage, 0) if storage.offset is None else storage.offset
-    return AllocationDetails.at(storage.memory_id, known)
+    offset = storage.offset
+    if offset is None:
+        offset = offsets.get(storage, 0)
+    return AllocationDetails.at(storage.memory_id, offset)

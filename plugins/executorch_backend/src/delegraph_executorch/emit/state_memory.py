@@ -1,10 +1,9 @@
-"""Where written buffers lie in a program of several methods: in a memory of their own,
-each in a place of its own.
+"""Place the buffers that methods write in memory, for programs of several methods.
 
-A runtime may give all methods of a program the same memories, as ExecuTorch's bindings
-for Python do: what one method leaves in the memory of its results is lost when another
-one runs. Methods that are to share a buffer find it in one place; for all others the
-places are apart.
+Written buffers have a memory of their own. ExecuTorch's Python bindings give all
+methods the same memories: a method overwrites the results that another one left there.
+Methods that share a buffer find it at the same offset. All other buffers have separate
+offsets.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ..program.shared_memory import MEMORY
 
 @dataclass(frozen=True)
 class StatePlaces:
-    """``offsets``: (method, name of a buffer) -> its first byte in the memory of
-    states, which has ``size`` bytes.
+    """The offsets of written buffers in the memory of states.
 
-    ``shared``: whether methods find each other's values there.
+    ``offsets`` maps (method, buffer name) to the buffer's first byte. ``size`` is the
+    memory's size in bytes. ``shared``: whether methods share their buffers.
     """
 
     offsets: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -37,13 +36,14 @@ class StatePlaces:
     shared: bool = False
 
     def are_shared_by(self, method: str) -> bool:
-        """Whether a method has buffers that others read or write."""
+        """Return whether a method has buffers that others read or write."""
         return self.shared and any(name == method for name, _ in self.offsets)
 
 
 def place_states(program: ProgramContents, alignment: int) -> StatePlaces:
-    """Places of the buffers that methods write or train, apart for each method; none
-    for a program of one method.
+    """Return a separate place for each buffer that a method writes or trains.
+
+    A program of one method needs no places.
     """
     programs = {name: program.exported_program(name) for name in program.methods}
     if len(programs) == 1:
@@ -60,11 +60,10 @@ def place_states(program: ProgramContents, alignment: int) -> StatePlaces:
 
 
 def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
-    """One place for each buffer that a method writes, also in methods that only read
-    it.
+    """Return one place for each buffer that a method writes.
 
-    Raises Unsupported where buffers of one name are not the same, and where a delegate
-    has such a buffer in itself.
+    Methods that only read the buffer share the place. Raises Unsupported if buffers of
+    one name differ, or if a delegate contains such a buffer.
     """
     programs = {name: program.exported_program(name) for name in program.methods}
     writers = {
@@ -76,7 +75,7 @@ def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
     offsets = {}
     size = 0
     for method, each in programs.items():
-        _expect_none_in_delegates(method, each, writers)
+        _check_delegates(method, each, writers)
         for name, tensor in _tensors(each):
             if name not in writers:
                 continue
@@ -86,42 +85,42 @@ def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
             owner, known, offsets[method, name] = first[name]
             if not _is_same(tensor, known):
                 text = (
-                    f"the methods {owner} and {method} each have a buffer {name}, of"
-                    " other sizes, type or values"
+                    f"methods {owner} and {method} cannot share the buffer {name}: its"
+                    " sizes, type or first values differ"
                 )
-                raise Unsupported(
-                    "unsupported",
-                    text,
-                    hint="export both of one module, or name one of them otherwise",
-                )
+                hint = "export both methods from one module, or rename one buffer"
+                raise Unsupported("unsupported", text, hint=hint)
     return StatePlaces(offsets, size, shared=True)
 
 
 def _tensors(program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each parameter and buffer that takes memory and is read or
-    written.
-    """
+    """Yield the name and value of each parameter and buffer in use, unless empty."""
     written = written_targets(program)
     for node, spec in placeholders(program):
-        if spec.kind in CONSTANT_KINDS and (node.users or spec.target in written):
-            if (tensor := tensor_of(program, spec)).nbytes:
+        is_used = bool(node.users) or spec.target in written
+        if spec.kind in CONSTANT_KINDS and is_used:
+            tensor = tensor_of(program, spec)
+            if tensor.nbytes:
                 yield str(spec.target), tensor
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two buffers have the same type, sizes and bytes."""
+    """Return whether two buffers have the same type, sizes and bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return one is other or torch.equal(
-        *(t.detach().reshape(-1).view(torch.uint8) for t in (one, other))
-    )
+    return one is other or torch.equal(_bytes_of(one), _bytes_of(other))
 
 
-def _expect_none_in_delegates(
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _check_delegates(
     method: str, program: ExportedProgram, writers: Mapping[str, str]
 ) -> None:
-    """Raise Unsupported for a buffer in ``writers`` that a delegate has as a constant,
-    or keeps as its own state.
+    """Raise Unsupported if a delegate contains a buffer that a method writes.
+
+    ``writers`` maps each written buffer to a method that writes it.
     """
     modules: list[LoweredBackendModule] = [
         module for _, module in delegate_calls(program)
@@ -134,24 +133,22 @@ def _expect_none_in_delegates(
         }
         for name in sorted(held & writers.keys()):
             text = (
-                f"a delegate of {module.backend_id} in method {method} has the buffer"
-                f" {name} in itself, "
+                f"a {module.backend_id} delegate of method {method} contains the"
+                f" buffer {name}, so it does not see the values that method"
+                f" {writers[name]} writes"
             )
-            text += f"and does not see what method {writers[name]} writes"
             hint = (
-                "lower both methods in one call: a buffer that they share then stays"
+                "lower both methods in one call: the buffers that they share then stay"
                 " outside of delegates"
             )
             raise Unsupported("unsupported", text, hint=hint)
 
 
-def expect_default_memories(memory_of: object) -> None:
-    """Raise OptionError for memories of the caller's, which the memory of shared
-    buffers would be one of.
-    """
+def check_default_memories(memory_of: object) -> None:
+    """Raise OptionError if the user chooses memories: one may be that of the states."""
     if memory_of is not None:
         text = (
-            f"share_mutable_buffers puts buffers into memory {MEMORY}, and memory_of"
-            " may put other tensors there"
+            "share_mutable_buffers and memory_of exclude each other: shared buffers"
+            f" need memory {MEMORY} for themselves"
         )
         raise OptionError("option-invalid", text, hint="leave out one of them")

@@ -1,7 +1,7 @@
-"""Whether ExecuTorch's runtime on this host loads what was just compiled.
+"""Check that ExecuTorch's runtime on this host loads a compiled blob.
 
-XNNPACK's compiler in ExecuTorch checks little. XNNPACK itself refuses a graph only when
-it is loaded, which would be on the device.
+ExecuTorch's compiler for XNNPACK checks little. XNNPACK refuses a graph only when a
+runtime loads it, which would be on the device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ..wheel import stock_runtime
 from .runtime import BridgedRuntime
 
 LARGEST = 1 << 28
-"""Bytes of constants up to which a blob is loaded; copying and packing more would take
-noticeable time and memory.
+"""The most bytes of constants of a blob that is loaded.
+
+Copying and packing more would take noticeable time and memory.
 """
 _LOG_LINE = re.compile(r"^\[\w+\.cpp:\d+\] (.*)$")
 _STATUS = re.compile(r"xnn_status|Failed to")
@@ -30,11 +31,11 @@ _LOCK = Lock()
 
 
 class NotLoadable(RuntimeError):
-    """The runtime does not load what the compiler made."""
+    """The runtime cannot load the compiled blob."""
 
 
 def has_runtime() -> bool:
-    """Whether ExecuTorch's runtime can be used here."""
+    """Return whether ExecuTorch's runtime can be used here."""
     try:
         stock_runtime()
     except NoRuntime:
@@ -43,8 +44,9 @@ def has_runtime() -> bool:
 
 
 def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None:
-    """Raise NotLoadable if the runtime here does not load ``result``. Large ones are
-    not tried, nor any without it.
+    """Raise NotLoadable if the runtime here cannot load ``result``.
+
+    Without a runtime, and for large results, nothing is checked.
     """
     if not has_runtime():
         return
@@ -56,38 +58,37 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
         with _LOCK, _logged(lines.append):
             runtime.load(join(result.processed_bytes), (), named_data)
     except NoRuntime:
-        return  # it does not say how it is called, as its sizes have no bounds
+        # A blob without bounds on its sizes has no calling convention.
+        return
     except FormatError as e:
         reasons = [line for line in lines if _STATUS.search(line)]
-        raise NotLoadable(
-            f"XNNPACK does not load it: {reasons[0] if reasons else e.message}"
-        ) from e
+        reason = reasons[0] if reasons else e.message
+        raise NotLoadable(f"XNNPACK cannot load it: {reason}") from e
 
 
 def _named_data(result: PreprocessResult) -> dict[str, bytes]:
-    """The data of a result by key."""
+    """Return the named data of a result."""
     output = result.data_store_output
     if output is None:
         return {}
-    stores = [output.pte_data, *output.external_data.values()]
-    return {
-        key: join(output.buffers[entry.buffer_index])
-        for store in stores
-        for key, entry in store.items()
-    }
+    found = {}
+    for entries in [output.pte_data, *output.external_data.values()]:
+        for key, entry in entries.items():
+            found[key] = join(output.buffers[entry.buffer_index])
+    return found
 
 
 @contextmanager
 def _logged(tell: Callable[[str], None]) -> Iterator[None]:
-    """A block in which ``tell`` gets the lines that ExecuTorch's runtime logs to
-    stderr; other output passes.
+    """Pass the lines that ExecuTorch's runtime logs to ``tell``; forward other output.
 
-    The runtime writes to the file descriptor, which Python cannot intercept.
+    The runtime writes to the file descriptor of stderr, which Python cannot intercept.
     """
     with tempfile.TemporaryFile() as kept:
         try:
             stderr = os.dup(2)
-        except OSError:  # this process has no stderr
+        except OSError:
+            # This process has no stderr.
             yield
             return
         os.dup2(kept.fileno(), 2)
@@ -96,9 +97,8 @@ def _logged(tell: Callable[[str], None]) -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             kept.seek(0)
-            for line in (
-                kept.read().decode("utf-8", "replace").splitlines(keepends=True)
-            ):
+            text = kept.read().decode("utf-8", "replace")
+            for line in text.splitlines(keepends=True):
                 match = _LOG_LINE.match(line)
                 if match is not None:
                     tell(match[1])

@@ -1,6 +1,4 @@
-"""Emitting the nodes of a graph: a method's own, or that of a branch or of the body of
-a loop.
-"""
+"""Emit the nodes of a graph: a method, a branch, or the body of a loop."""
 
 from __future__ import annotations
 
@@ -15,14 +13,20 @@ from torch.fx import GraphModule, Node
 
 from ..memory.storage import Place
 from .assembler import Assembler
-from .complex_formulas import MAKERS
+from .complex_formulas import MAKE_COMPLEX
 from .context import Context, Delegates
 from .in_place import InPlace
-from .sizes import Ranges, upper_bounds
-from .values import Computed, TensorValue, constant_tensor, planned_tensor, scalar_value
+from .method_values import (
+    Computed,
+    TensorValue,
+    constant_tensor,
+    planned_tensor,
+    scalar_value,
+)
+from .size_bounds import Ranges, upper_bounds
 
 Item = Computed | int | float | bool | str | None
-"""What stands for a value: a tensor, a number that is computed, or a constant."""
+"""An emitted value: a tensor, a number that the program computes, or a constant."""
 Result = Item | list[Item]
 _NUMBERS: dict[type, type] = {
     torch.SymInt: int,
@@ -31,20 +35,17 @@ _NUMBERS: dict[type, type] = {
 }
 
 
-class Body:
-    """The nodes of one graph on their way to instructions; ``of`` says what a node
-    became.
+class GraphEmitter:
+    """Emits the nodes of one graph as instructions.
 
-    ``decomposing`` are operators that this is a part of the decomposition of, in which
-    they must not come again. ``targets`` are results that others wait for: what a node
-    computes goes there, not into memory of its own. ``origins``: a tensor that was
-    copied to the host, and the device that it comes from -> the tensor there.
-    ``folded``: what calls return that need nothing but constants, and that no kernel
-    computes; all bodies of a method share it. Emission that adds to it has left
-    instructions that nobody needs, so the method is emitted again. ``inputs_on_device``
-    and ``results_on_device``: inputs that callers bring in the memory of the device
-    that takes them, and results that stay on the device that computes them.
-    ``in_place``: calls that write into a buffer.
+    ``of`` maps each emitted node to its values. ``decomposing``: operators that are
+    being decomposed; their decompositions must not contain them again. ``targets``:
+    values that a node writes its result to, such as the result of a branch. ``origins``
+    maps a host copy of a tensor and a device to the tensor on that device. ``folded``:
+    results of calls of constants that no kernel computes. All graphs of a method share
+    it. A method that folds calls is emitted twice, so that the inputs of folded calls
+    are left out. ``inputs_on_device`` and ``results_on_device``: inputs and results of
+    the method that stay in device memory. ``in_place``: calls that write to a buffer.
     """
 
     def __init__(
@@ -73,11 +74,9 @@ class Body:
 
     def nested(
         self, module: GraphModule, inputs: Sequence[Item], name: str = ""
-    ) -> Body:
-        """The body of a subgraph, the attribute ``name`` of this one, with its
-        placeholders bound.
-        """
-        made = Body(
+    ) -> GraphEmitter:
+        """Return an emitter for the subgraph ``name``, with its placeholders bound."""
+        made = GraphEmitter(
             module,
             self.assembler,
             self.delegates,
@@ -93,29 +92,25 @@ class Body:
         return made
 
     def emit(self) -> None:
-        """Append the instructions of all nodes but the output, and but those that only
-        folded calls need.
-        """
+        """Append the instructions of all nodes that the output needs."""
         unneeded = self._unneeded()
         for node in self.module.graph.nodes:
-            if node.op not in ("placeholder", "output") and node not in unneeded:
-                self.assembler.handle = node.meta.get(
-                    "debug_handle", self.assembler.handle
-                )
-                self.of[node] = (
-                    self.folded[node]
-                    if node in self.folded
-                    else self._emit_or_fold(node)
-                )
+            if node.op in ("placeholder", "output") or node in unneeded:
+                continue
+            handle = node.meta.get("debug_handle", self.assembler.handle)
+            self.assembler.handle = handle
+            if node in self.folded:
+                self.of[node] = self.folded[node]
+            else:
+                self.of[node] = self._emit_or_fold(node)
 
     @property
     def results(self) -> list[Any]:
-        """The output's arguments."""
-        returned = self.module.graph.output_node().args[0]
-        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        """Return the output's arguments."""
+        return as_list(self.module.graph.output_node().args[0])
 
     def item(self, argument: Any) -> Item:
-        """What an argument that is no list became."""
+        """Return the value of an argument that is no list."""
         if not isinstance(argument, Node):
             return argument  # type: ignore[no-any-return]
         found = self.of[argument]
@@ -131,20 +126,19 @@ class Body:
             return self._element(node)
         emit = self.context.emitter_of(node)
         if emit is None:
-            raise unsupported(
-                node, f"{node.target} is no operator that a program file can hold"
-            )
+            raise unsupported(node, f"a program file cannot hold {node.target}")
         return emit(self, node)  # type: ignore[no-any-return]
 
     def _emit_or_fold(self, node: Node) -> Result:
-        """A call that cannot be emitted is a constant of the file if it needs nothing
-        but constants.
+        """Emit a node, or store its result as a constant if no kernel computes it.
 
-        However large it is: a larger file is better than none. The same holds for calls
-        that make complex numbers, which no kernel does directly.
+        The size of the result does not matter: a larger file is better than none. Calls
+        that make complex numbers are always folded, since no kernel computes them.
         """
-        if node.target in MAKERS and (folded := self._fold(node)) is not None:
-            return folded
+        if node.target in MAKE_COMPLEX:
+            folded = self._fold(node)
+            if folded is not None:
+                return folded
         try:
             return self._emit_node(node)
         except Unsupported:
@@ -154,22 +148,19 @@ class Body:
             return folded
 
     def _fold(self, node: Node) -> Result | None:
-        """What a call of constants returns, as constants of the file; None if it needs
-        anything else.
-        """
+        """Compute a call of constants; return None if an argument is no constant."""
         found = ConstantValues(self._constant, largest=None).results(node)
         if found is None or not _is_as_recorded(found, node.meta["val"]):
             return None
-        several = isinstance(found, (tuple, list))
-        items: list[Item] = [
-            constant_tensor(v.contiguous()) for v in (found if several else [found])
-        ]
-        self.folded[node] = items if several else items[0]
+        items: list[Item] = [constant_tensor(v.contiguous()) for v in as_list(found)]
+        is_list = isinstance(found, (tuple, list))
+        self.folded[node] = items if is_list else items[0]
         return self.folded[node]
 
     def _constant(self, node: Node) -> torch.Tensor | None:
-        """The content of a placeholder or an attribute, unless it is in a data file,
-        which may change.
+        """Return the content of a placeholder or attribute, if it is constant.
+
+        A tensor in a data file is not constant: users may replace the file.
         """
         item = self.of.get(node)
         return (
@@ -177,14 +168,18 @@ class Body:
         )
 
     def _unneeded(self) -> set[Node]:
-        """Calls that nobody but folded calls uses; those are pure, since folded calls
-        are.
+        """Return the calls that only folded calls use.
+
+        They are pure, since folded calls are.
         """
         unneeded: set[Node] = set()
-        for node in reversed(self.module.graph.nodes) if self.folded else ():
-            if node.users and all(
-                u in unneeded or u in self.folded for u in node.users
-            ):
+        if not self.folded:
+            return unneeded
+        for node in reversed(self.module.graph.nodes):
+            is_used = any(
+                u not in unneeded and u not in self.folded for u in node.users
+            )
+            if node.users and not is_used:
                 unneeded.add(node)
         return unneeded.difference(self.folded)
 
@@ -201,45 +196,41 @@ class Body:
         assert isinstance(several, list), f"{source.name} has no elements"
         return several[index]
 
-    def subgraph(self, argument: Any, inputs: Sequence[Item]) -> Body:
-        """The body of the module that a ``get_attr`` argument names."""
+    def subgraph(self, argument: Any, inputs: Sequence[Item]) -> GraphEmitter:
+        """Return an emitter for the module that a ``get_attr`` argument names."""
         return self.nested(
             getattr(self.module, argument.target), inputs, argument.target
         )
 
     def new_results(self, node: Node) -> list[Item]:
-        """A value for each result of a node, by what it is in the program."""
-        val = node.meta["val"]
-        listed = val if isinstance(val, (tuple, list)) else [val]
+        """Return a value for each result of a node."""
         return [
             self.targets.get((node, k)) or self.new_value(v, node)
-            for k, v in enumerate(listed)
+            for k, v in enumerate(as_list(node.meta["val"]))
         ]
 
     def new_value(self, val: Any, node: Node) -> Item:
-        """A new value for what ``val`` describes; results that are not there are None."""
-        if isinstance(val, torch.Tensor):
-            self._check_dense(val, node)
-            sizes, varies = upper_bounds(val.shape, self.ranges, node)
-            made = planned_tensor(val.dtype, sizes, varies)
-            made.storage.memory_id = self.context.memory_of(node)
-            return made
-        return (
-            scalar_value(_NUMBERS.get(type(val), type(val)))
-            if val is not None
-            else None
-        )
+        """Return a new value of the type of ``val``; None for a missing result."""
+        if val is None:
+            return None
+        if not isinstance(val, torch.Tensor):
+            return scalar_value(_NUMBERS.get(type(val), type(val)))
+        self._check_dense(val, node)
+        sizes, varies = upper_bounds(val.shape, self.ranges, node)
+        made = planned_tensor(val.dtype, sizes, varies)
+        made.storage.memory_id = self.context.memory_of(node)
+        return made
 
     def _check_dense(self, val: torch.Tensor, node: Node) -> None:
         if val.layout is not torch.strided:
-            raise unsupported(
-                node,
-                f"{node.name} is a tensor of the layout {val.layout}; a program file"
-                " holds dense ones",
+            text = (
+                f"{node.name} has the layout {val.layout}; a program file holds dense"
+                " tensors only"
             )
+            raise unsupported(node, text, "call to_dense() in the model")
 
     def position(self, item: Item) -> int:
-        """The position of a value in the file."""
+        """Return the position of a value in the file."""
         values = self.assembler.values
         return (
             values.position(item)
@@ -248,24 +239,30 @@ class Body:
         )
 
     def tensor(self, argument: Any) -> TensorValue:
-        """What an argument became that is a tensor."""
+        """Return the value of an argument that is a tensor."""
         item = self.item(argument)
         assert isinstance(item, TensorValue), f"{argument} is no tensor"
         return item
 
 
 def _is_as_recorded(found: Any, val: Any) -> bool:
-    """Whether results are the tensors that export recorded: shapes and element types."""
-    both = [list(v) if isinstance(v, (tuple, list)) else [v] for v in (found, val)]
-    if len(both[0]) != len(both[1]) or not all(
-        isinstance(v, torch.Tensor) for side in both for v in side
-    ):
+    """Return whether results have the shapes and types that export recorded."""
+    computed = as_list(found)
+    recorded = as_list(val)
+    if len(computed) != len(recorded):
         return False
-    return all(
-        f.shape == v.shape and f.dtype == v.dtype for f, v in zip(*both, strict=True)
-    )
+    for one, other in zip(computed, recorded, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            return False
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+    return True
+
+
+def as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def unsupported(node: Node, text: str, hint: str | None = None) -> Unsupported:
-    """The error for a node that a program file cannot hold."""
+    """Return the error for a node that a program file cannot hold."""
     return Unsupported("unsupported", text, node, source_of(node), hint)

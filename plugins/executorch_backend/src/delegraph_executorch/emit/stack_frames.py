@@ -1,4 +1,4 @@
-"""The user's lines that the debug handles of a method stand for."""
+"""Find the lines of the model that debug handles refer to."""
 
 from __future__ import annotations
 
@@ -10,43 +10,41 @@ from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.source_line import stack_of
 from torch.fx import GraphModule, Node
 
-from ..program.tables import Frame, FrameList
+from ..program.pte_tables import Frame, FrameList
 
 
 def nodes_of(root: GraphModule) -> Iterator[Node]:
-    """The operators of a method: those in delegates first, which calls of them hide."""
-    inside = [getattr(module, "original_module", None) for module in root.modules()]
+    """Yield the operators of a method, first those in delegates."""
+    delegates = [getattr(module, "original_module", None) for module in root.modules()]
     graphs = [
-        original.graph_module.graph for original in inside if original is not None
+        original.graph_module.graph for original in delegates if original is not None
     ]
     graphs += [
         module.graph for module in root.modules() if isinstance(module, GraphModule)
     ]
-    yield from (
-        node for graph in graphs for node in graph.nodes if node.op == "call_function"
-    )
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                yield node
 
 
 def stack_traces(
     root: GraphModule, handles: Sequence[int | None]
 ) -> tuple[FrameList, ...]:
-    """The frames of the user's stack for each instruction; none for one that stands for
-    no operator of the user's.
+    """Return the frames of the model's stack for each instruction.
+
+    Instructions without an operator of the model have no frames.
     """
-    found: dict[int, FrameList] = {}
+    found: dict[int | None, FrameList] = {}
     for node in nodes_of(root):
-        if "debug_handle" in node.meta:
-            found.setdefault(
-                node.meta["debug_handle"], FrameList(tuple(map(_frame, _stack(node))))
-            )
-    return tuple(
-        found.get(handle, FrameList()) if handle is not None else FrameList()
-        for handle in handles
-    )
+        handle = node.meta.get("debug_handle")
+        if handle is not None and handle not in found:
+            found[handle] = FrameList(tuple(map(_frame, _stack(node))))
+    return tuple(found.get(handle, FrameList()) for handle in handles)
 
 
 def _stack(node: Node) -> Sequence[Source]:
-    """The stack of a node; that of a call of a delegate is the first one in there."""
+    """Return the stack of a node; for a delegate call, the first stack in the delegate."""
     if node.target is not CALL_DELEGATE:
         return stack_of(node)
     attribute = node.args[0]

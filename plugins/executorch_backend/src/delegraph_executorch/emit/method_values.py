@@ -1,5 +1,6 @@
-"""The values of a method while it is emitted. A value gets its position when an
-instruction first uses it.
+"""Keep the values of a method while it is emitted.
+
+A value gets its position when an instruction first uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from ..memory.storage import Home, Place, Storage
-from ..program.tables import (
+from ..program.pte_tables import (
     Bool,
     BoolList,
     Double,
@@ -28,13 +29,12 @@ from ..program.tables import (
 
 @dataclass(eq=False)
 class TensorValue:
-    """A tensor: its element type, its sizes (upper bounds where they vary) and its
-    memory.
+    """A tensor with its element type, sizes and memory.
 
-    ``constant`` is its content if that is known now, ``initial`` what its memory holds
-    before the first run. ``name``: what the model calls it, if the file says so. A
-    constant with a ``file`` is stored in that data file. ``place``: the device that it
-    is on, None for the host.
+    ``sizes`` are upper bounds if ``varies``. ``constant`` is the content, if it is
+    known. ``initial`` is the content before the first run. ``name`` is the name in the
+    model, if the file stores it. ``file`` is the data file that stores a constant, if
+    any. ``place`` is the tensor's device, or None for the host.
     """
 
     dtype: torch.dtype
@@ -73,14 +73,14 @@ Entry = TensorValue | Constant
 
 @dataclass
 class ValueTable:
-    """Values in the order of their positions. Equal constants and lists are there once."""
+    """Values by position. Equal constants and lists are stored once."""
 
     entries: list[Entry] = field(default_factory=list)
     _computed: dict[Computed, int] = field(default_factory=dict)
     _constants: dict[object, int] = field(default_factory=dict)
 
     def position(self, value: Computed) -> int:
-        """Where a tensor or a computed number is."""
+        """Return the position of a tensor or a computed number."""
         if value not in self._computed:
             self._computed[value] = len(self.entries)
             self.entries.append(
@@ -89,7 +89,7 @@ class ValueTable:
         return self._computed[value]
 
     def constant(self, value: bool | int | float | str | None) -> int:
-        """Where a number, a string or nothing is."""
+        """Return the position of a number, a string or None."""
         if value is None:
             return self._once(Null(), None)
         if isinstance(value, bool):
@@ -97,14 +97,14 @@ class ValueTable:
         if isinstance(value, int):
             return self._once(Int(value), value)
         if isinstance(value, float):
-            # tells -0.0 from 0.0, and finds NaN again
+            # Compare bytes: -0.0 equals 0.0 in Python, and NaN does not equal itself.
             return self._once(Double(value), struct.pack("<d", value))
         return self._once(String(value), value)
 
     def numbers(
         self, cls: type[DoubleList] | type[BoolList], items: Sequence[Any]
     ) -> int:
-        """Where a list of numbers is that are all known now."""
+        """Return the position of a list of constant numbers."""
         packed = struct.pack(f"<{len(items)}d", *items)
         return self._once(cls(tuple(items)), packed)
 
@@ -113,7 +113,7 @@ class ValueTable:
         cls: type[IntList] | type[TensorList] | type[OptionalTensorList],
         positions: Sequence[int],
     ) -> int:
-        """Where a list of values is."""
+        """Return the position of a list of values."""
         return self._once(cls(tuple(positions)), tuple(positions))
 
     def tensors(self) -> list[TensorValue]:
@@ -128,7 +128,7 @@ class ValueTable:
 
 
 def constant_tensor(tensor: torch.Tensor) -> TensorValue:
-    """A tensor whose content the file has."""
+    """Return a tensor that the file stores."""
     return TensorValue(
         tensor.dtype,
         tuple(tensor.shape),
@@ -140,7 +140,7 @@ def constant_tensor(tensor: torch.Tensor) -> TensorValue:
 def planned_tensor(
     dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, home: Home = Home.PLANNED
 ) -> TensorValue:
-    """A tensor with memory of its own."""
+    """Return a tensor with memory of its own."""
     count = 1
     for size in sizes:
         count *= size
@@ -148,7 +148,7 @@ def planned_tensor(
 
 
 def scalar_value(kind: type) -> ScalarValue:
-    """A number to be computed, of a Python type."""
+    """Return a number of a Python type that the program computes."""
     starts: dict[type, Int | Bool | Double] = {
         int: Int(0),
         bool: Bool(False),

@@ -1,9 +1,9 @@
-"""Sizes of tensors: known, or an upper bound of what they may be."""
+"""Find upper bounds of tensor sizes, and relations between the sizes of inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -16,50 +16,56 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ..program.input_sizes import InputSizes, Place
 
 LARGEST = 1 << 31
-"""Sizes are stored as int32; a bound beyond it is none."""
+"""Sizes are stored as int32, so a larger bound counts as no bound."""
 Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]
 
 
 def upper_bounds(
     shape: Sequence[Any], ranges: Ranges, node: Node
 ) -> tuple[tuple[int, ...], bool]:
-    """(sizes, whether one of them is only a bound). Raises Unsupported for a size that
-    nothing bounds.
+    """Return the sizes, with upper bounds for dynamic ones, and whether one is dynamic.
+
+    Raises Unsupported for a size without a bound.
     """
     sizes = tuple(_upper_bound(size, ranges, node) for size in shape)
     return sizes, any(not isinstance(s, int) and not _constant(s) for s in shape)
 
 
 def size_relations(program: ExportedProgram) -> InputSizes:
-    """How the sizes of inputs go together, as far as each is a multiple of one symbol,
-    plus a number.
+    """Return how dynamic sizes of inputs depend on each other.
 
-    A fixed size beside others that are not is a symbol of its own, with one value:
-    ExecuTorch's table of such a tensor has upper bounds alone.
+    Only sizes of the form ``factor * symbol + offset`` are included. A static size of a
+    tensor with dynamic sizes is a symbol with one value, since ExecuTorch's tables have
+    only upper bounds for such a tensor.
     """
     numbers: dict[Any, int] = {}
-    bounds = []
+    bounds: list[tuple[int, int | None]] = []
     places = []
     for position, dim, size in _sizes_that_vary(program):
         symbol, factor, offset = _as_multiple(size)
         if symbol is None and size.free_symbols:
-            continue  # of several symbols, or no multiple
+            continue
         key = symbol or (position, dim)
         if key not in numbers:
             numbers[key] = len(numbers)
-            bounds.append(
-                (int(size), int(size))
-                if symbol is None
-                else _bounds(program.range_constraints.get(symbol))
-            )
+            if symbol is None:
+                bounds.append((int(size), int(size)))
+            else:
+                bounds.append(_bounds(program.range_constraints.get(symbol)))
         places.append(Place(position, dim, numbers[key], factor, offset))
     return InputSizes(sorted(places, key=lambda p: (p.factor, p.offset)), bounds)
 
 
-def _sizes_that_vary(program: ExportedProgram) -> Iterator[tuple[int, int, sympy.Expr]]:
-    """(flat input, dimension, size) for all dimensions of the inputs of which one is
-    not fixed.
-    """
+class _InputSize(NamedTuple):
+    """The size of one dimension of an input."""
+
+    position: int
+    dim: int
+    size: sympy.Expr
+
+
+def _sizes_that_vary(program: ExportedProgram) -> Iterator[_InputSize]:
+    """Yield all sizes of the inputs that have a dynamic size."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta.get("val")
         shape = val.shape if isinstance(val, torch.Tensor) else ()
@@ -68,30 +74,37 @@ def _sizes_that_vary(program: ExportedProgram) -> Iterator[tuple[int, int, sympy
             for s in shape
         ]
         if any(size.free_symbols for size in sizes):
-            yield from ((position, dim, size) for dim, size in enumerate(sizes))
+            for dim, size in enumerate(sizes):
+                yield _InputSize(position, dim, size)
 
 
-def _as_multiple(size: sympy.Expr) -> tuple[sympy.Symbol | None, int, int]:
-    """The symbol, factor and offset of a size; no symbol if it has none, or is not that
-    of one.
-    """
-    [symbol] = size.free_symbols if len(size.free_symbols) == 1 else [None]
-    factor = None if symbol is None else size.diff(symbol)
-    if factor is None or not factor.is_Integer or factor <= 0:
-        return None, 1, 0
-    return symbol, int(factor), int(size.subs(symbol, 0))
+class _Multiple(NamedTuple):
+    """A size as ``factor * symbol + offset``."""
+
+    symbol: sympy.Symbol | None
+    factor: int
+    offset: int
+
+
+def _as_multiple(size: sympy.Expr) -> _Multiple:
+    """Return a size as a multiple of a symbol; without a symbol if it is none."""
+    if len(size.free_symbols) == 1:
+        [symbol] = size.free_symbols
+        factor = size.diff(symbol)
+        if factor.is_Integer and factor > 0:
+            return _Multiple(symbol, int(factor), int(size.subs(symbol, 0)))
+    return _Multiple(None, 1, 0)
 
 
 def _bounds(range: ValueRanges[sympy.Expr] | None) -> tuple[int, int | None]:
-    """What a size may be. torch traces for 2 and more, and lets 0 and 1 through as
-    well.
-    """
+    """Return the least and the greatest value of a symbol; None for no limit."""
     if range is None:
         return 0, None
+    # torch.export assumes sizes of at least 2, but its programs accept 0 and 1.
+    lower = int(range.lower) if range.lower > 2 else 0
     upper = range.upper
-    return int(range.lower) if range.lower > 2 else 0, (
-        int(upper) if upper.is_Integer and upper <= LARGEST else None
-    )
+    has_upper = upper.is_Integer and upper <= LARGEST
+    return lower, int(upper) if has_upper else None
 
 
 def _constant(size: torch.SymInt) -> bool:
@@ -111,7 +124,7 @@ def _upper_bound(size: int | torch.SymInt, ranges: Ranges, node: Node) -> int:
     upper = bound_sympy(expression, known).upper
     if not upper.is_Integer or upper > LARGEST:
         text = (
-            f"{node.name} has the size {expression}, which nothing bounds: its memory"
+            f"the size {expression} of {node.name} has no upper bound, so its memory"
             " cannot be planned"
         )
         hint = (

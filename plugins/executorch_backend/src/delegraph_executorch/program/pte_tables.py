@@ -1,4 +1,4 @@
-"""The tables of ``program.fbs``: a program, its methods, their values and instructions."""
+"""Describe the tables of ``program.fbs``: methods with their values and instructions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .schema import numbers, raw, scalar, sub, tables, text, union
 
 IDENTIFIER = "ET12"
 VERSION = 0
-"""The only version of the schema that there is."""
+"""The only version of the schema."""
 
 
 class Dynamism(enum.IntEnum):
-    """Whether the sizes of a tensor are final, an upper bound, or unknown."""
+    """Whether the sizes of a tensor are final, upper bounds, or unknown."""
 
     STATIC = 0
     BOUND = 1
@@ -22,25 +22,21 @@ class Dynamism(enum.IntEnum):
 
 
 class Location(enum.IntEnum):
-    """Where the data of a tensor with a name are: in this file, or in one that is
-    loaded with it.
-    """
+    """Where the data of a named tensor are: in this file, or in a data file."""
 
     SEGMENT = 0
     EXTERNAL = 1
 
 
 class BlobLocation(enum.IntEnum):
-    """Where a delegate's blob is: in ``Program.backend_delegate_data``, or in a
-    segment.
-    """
+    """The place of a blob: ``Program.backend_delegate_data``, or a segment."""
 
     INLINE = 0
     SEGMENT = 1
 
 
 class Device(enum.IntEnum):
-    """The kind of device that a tensor lives on."""
+    """The kind of device that has a tensor."""
 
     CPU = 0
     CUDA = 1
@@ -48,7 +44,7 @@ class Device(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerMetadata:
-    """How the flat inputs and outputs of a method are structured; no runtime reads it."""
+    """The structure of a method's flat inputs and outputs. Runtimes ignore it."""
 
     inputs: str = text(0)
     outputs: str = text(1)
@@ -56,8 +52,9 @@ class ContainerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AllocationDetails:
-    """A place in planned memory: which memory (from 1), and the offset in it in bytes,
-    in two halves.
+    """A place in planned memory.
+
+    Memories are numbered from 1. The offset in bytes is stored in two halves.
     """
 
     memory_id: int = scalar(0, "I")
@@ -70,13 +67,13 @@ class AllocationDetails:
 
     @staticmethod
     def at(memory_id: int, offset: int) -> AllocationDetails:
-        """The place at ``offset`` bytes from the start of a memory."""
+        """Return the place at ``offset`` bytes from the start of a memory."""
         return AllocationDetails(memory_id, offset & 0xFFFFFFFF, offset >> 32)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraTensorInfo:
-    """What most tensors have no need of."""
+    """Properties that only few tensors have."""
 
     mutable_data_segments_idx: int = scalar(0, "Q")
     fully_qualified_name: str = text(1)
@@ -107,11 +104,10 @@ class Double:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor: its type, and where its data come from.
+    """A tensor: its type, and the source of its data.
 
-    ``data_buffer_idx`` and ``allocation`` together say it: a constant has the first,
-    planned memory the second, memory with an initial state both, and what is given or
-    moved in at run time neither.
+    A constant has ``data_buffer_idx``, a tensor in planned memory ``allocation``, and
+    memory with an initial state both. A tensor that the caller provides has neither.
     """
 
     scalar_type: int = scalar(0, "b", enum=ScalarType)
@@ -133,7 +129,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class IntList:
-    """Positions of values that are ints, so that each may be computed at run time."""
+    """Positions of ints. Each of them may be computed at run time."""
 
     items: tuple[int, ...] = numbers(0, "q")
 
@@ -160,20 +156,18 @@ class TensorList:
 
 
 NOTHING = -1
-"""Stands for null in an ``OptionalTensorList``, without a value: ExecuTorch writes it
-so.
-"""
+"""Null in an ``OptionalTensorList``, as ExecuTorch writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionalTensorList:
-    """Positions of values that are tensors or null, or ``NOTHING``."""
+    """Positions of tensors or nulls, or ``NOTHING``."""
 
     items: tuple[int, ...] = numbers(0, "i")
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Those of ``items`` that name a value."""
+        """Return the items that are positions of values."""
         return tuple(i for i in self.items if i != NOTHING)
 
 
@@ -190,7 +184,7 @@ Value = (
     | TensorList
     | OptionalTensorList
 )
-"""What an EValue holds, in the schema's order."""
+"""The content of an EValue, in the schema's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +194,7 @@ class EValue:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Call of ``operators[op_index]``; ``args`` are positions of values, those of the
-    results last.
-    """
+    """Call ``operators[op_index]``; ``args`` are positions of values, the results last."""
 
     op_index: int = scalar(0, "i")
     args: tuple[int, ...] = numbers(1, "i")
@@ -210,9 +202,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class DelegateCall:
-    """Call of ``delegates[delegate_index]``; ``args`` are positions of its inputs, then
-    of its outputs.
-    """
+    """Call ``delegates[delegate_index]``; ``args`` are its inputs, then its outputs."""
 
     delegate_index: int = scalar(0, "i")
     args: tuple[int, ...] = numbers(1, "i")
@@ -220,7 +210,7 @@ class DelegateCall:
 
 @dataclass(frozen=True, slots=True)
 class MoveCall:
-    """The value at ``move_to`` becomes the one at ``move_from``."""
+    """Set the value at ``move_to`` to the value at ``move_from``."""
 
     move_from: int = scalar(0, "i")
     move_to: int = scalar(1, "i")
@@ -228,8 +218,9 @@ class MoveCall:
 
 @dataclass(frozen=True, slots=True)
 class JumpFalseCall:
-    """Go to instruction ``destination`` if the value (a bool, or a tensor of bools) is
-    false.
+    """Jump to instruction ``destination`` if the condition is false.
+
+    The condition is a bool, or a tensor of bools.
     """
 
     condition: int = scalar(0, "i")
@@ -268,9 +259,7 @@ class FrameList:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Instructions that run one after the other; every program known has one chain a
-    method.
-    """
+    """Instructions that run one after the other. A method has one chain."""
 
     inputs: tuple[int, ...] = numbers(0, "i")
     outputs: tuple[int, ...] = numbers(1, "i")
@@ -303,7 +292,7 @@ class CompileSpec:
 
 @dataclass(frozen=True, slots=True)
 class BackendDelegate:
-    """A delegate: its backend's id, its blob, the settings that its runtime gets."""
+    """A delegate: its backend's id, its blob, and the settings for its runtime."""
 
     id: str = text(0)
     processed: BackendDelegateDataReference | None = sub(
@@ -321,8 +310,9 @@ class NonConstBufferDevice:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A method. ``memory_sizes[k]`` is the size of memory k in bytes; memory 0 is not
-    used.
+    """A method.
+
+    ``memory_sizes[k]`` is the size of memory k in bytes; memory 0 is not used.
     """
 
     name: str = text(0)
@@ -351,7 +341,7 @@ class BackendDelegateInlineData:
 
 @dataclass(frozen=True, slots=True)
 class DataSegment:
-    """Bytes behind the flatbuffer, ``offset`` from the first segment."""
+    """Bytes after the flatbuffer, ``offset`` from the first segment."""
 
     offset: int = scalar(0, "Q")
     size: int = scalar(1, "Q")
@@ -359,9 +349,7 @@ class DataSegment:
 
 @dataclass(frozen=True, slots=True)
 class SubsegmentOffsets:
-    """Where tensors start in a segment; a tensor names its place by the position in
-    ``offsets``.
-    """
+    """The starts of tensors in a segment. A tensor has the index of its start."""
 
     segment_index: int = scalar(0, "I")
     offsets: tuple[int, ...] = numbers(1, "Q")
@@ -375,7 +363,7 @@ class NamedData:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All that a ``.pte`` file says in its flatbuffer."""
+    """The content of a ``.pte`` file's flatbuffer."""
 
     version: int = scalar(0, "I")
     plans: tuple[ExecutionPlan, ...] = tables(1, ExecutionPlan)

@@ -1,0 +1,77 @@
+"""Check whether ExecuTorch's runtime here runs a stored blob of one of its backends."""
+
+from __future__ import annotations
+
+import re
+
+from delegraph.errors import NoRuntime
+from delegraph.runtime import BlobHeader, Compatibility
+
+from ..wheel import stock_runtime, version_of
+
+_COMPILED_BY = re.compile(r"executorch (\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
+_XNNPACK = {b"XN00", b"XN01"}
+"""Identifiers of XNNPACK's graphs that ExecuTorch 1.5 reads."""
+
+
+def compatible(
+    backend_id: str, header: BlobHeader, device: str | None = None
+) -> Compatibility | None:
+    """Compare a blob with the runtime here.
+
+    ``cannot``: the runtime lacks the backend, or the blob is another kind of graph.
+    ``rebuild``: a newer ExecuTorch compiled it; ExecuTorch promises to read only blobs
+    of older versions. None if the file does not name the version.
+    """
+    if device not in (None, "cpu"):
+        why = f"ExecuTorch's runtime here computes on the cpu; it has no device {device!r}"
+        return Compatibility("cannot", why)
+    try:
+        known = stock_runtime().backend_registry.registered_backend_names
+    except NoRuntime as e:
+        why = f"{e.message}; {e.hint}" if e.hint else e.message
+        return Compatibility("cannot", why)
+    if backend_id not in known:
+        why = (
+            f"ExecuTorch's runtime here has no backend {backend_id}; it has"
+            f" {', '.join(known)}"
+        )
+        return Compatibility("cannot", why)
+    if backend_id == "XnnpackBackend":
+        no_graph = _why_no_graph(header.beginning)
+        if no_graph is not None:
+            return Compatibility("cannot", no_graph)
+    return _by_version(header.fingerprint)
+
+
+def _by_version(fingerprint: str) -> Compatibility | None:
+    here = version_of("executorch")
+    theirs = _COMPILED_BY.match(fingerprint)
+    ours = _COMPILED_BY.match(f"executorch {here}")
+    if theirs is None or ours is None:
+        return None
+    compiled = [int(number or 0) for number in theirs.groups()]
+    runs = [int(number or 0) for number in ours.groups()]
+    text = f"compiled by {theirs.group()}, and the runtime here is {here}"
+    if compiled > runs:
+        why = f"{text}: ExecuTorch promises to read older files, not newer ones"
+        return Compatibility("rebuild", why)
+    if compiled[0] < runs[0]:
+        why = f"{text}: support for older files ends with a later release"
+        return Compatibility("rebuild", why)
+    return Compatibility("runs", text)
+
+
+def _why_no_graph(blob: bytes) -> str | None:
+    """Return why a blob does not begin like a graph of XNNPACK, or None.
+
+    A blob may have a header with the position of the graph.
+    """
+    start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
+    identifier = blob[start + 4 : start + 8]
+    if identifier in _XNNPACK or (start and start + 8 > len(blob)):
+        return None
+    return (
+        f"it begins with {blob[:16]!r}; ExecuTorch's runtime reads no such graph of"
+        " XNNPACK"
+    )

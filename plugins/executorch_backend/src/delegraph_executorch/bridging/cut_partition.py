@@ -1,0 +1,167 @@
+"""Cut a partition out of the program that was converted for the partitioner.
+
+ExecuTorch's conversion to edge dialect traces a program several times. A partition for
+``preprocess`` is therefore not converted again, but cut out of the converted program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from delegraph_programs import (
+    argument_of,
+    copy_node,
+    output_values,
+    placeholder_of,
+    placeholders,
+)
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import Graph, Node
+
+from .edge import calls_of, finished, pieces_of
+
+WHOLE = "local:delegraph_executorch_whole"
+"""Key of a tagged call's meta: the ``Converted`` program that contains it."""
+
+
+class Converted:
+    """A program in edge dialect and the program that it was converted from.
+
+    Calls are identified by name and recorded value. So a call that was renamed or
+    changed later, such as by a decomposition, is not mistaken for another one.
+    """
+
+    def __init__(self, program: ExportedProgram, edge: ExportedProgram) -> None:
+        self.edge = edge
+        self._pieces = pieces_of(edge)
+        self._dropped = {n.name for n in calls_of(program)} - self._pieces.keys()
+        self._position = {node: k for k, node in enumerate(edge.graph.nodes)}
+        self._specs = dict(placeholders(edge))
+        self._given = {node.name: node for node in self._specs}
+        self._vals = {n.name: n.meta.get("val") for n in program.graph.nodes}
+
+    def part(self, program: ExportedProgram) -> ExportedProgram | None:
+        """Return a partition's program in edge dialect; None if it has to be converted."""
+        calls = calls_of(program)
+        output_specs = program.graph_signature.output_specs
+        if any(spec.kind is not OutputKind.USER_OUTPUT for spec in output_specs):
+            return None
+        returned = {v.name for v in output_values(program) if isinstance(v, Node)}
+        if returned & self._dropped or not all(map(self._is_unchanged, calls)):
+            return None
+        pieces: list[Node] = []
+        for node in calls:
+            pieces += self._pieces.get(node.name, ())
+        pieces.sort(key=self._position.__getitem__)
+        needed: dict[Node, None] = {}
+        for piece in pieces:
+            needed |= dict.fromkeys(piece.all_input_nodes)
+        for piece in pieces:
+            needed.pop(piece, None)
+        borders = self._borders(program, needed)
+        if borders is None:
+            return None
+        lifted = [value for value in needed if value not in borders]
+        lifted.sort(key=self._position.__getitem__)
+        passed = {
+            value
+            for value, (_, spec) in zip(borders, placeholders(program), strict=True)
+            if spec.kind is InputKind.USER_INPUT
+        }
+        graph = Graph(owning_module=self.edge.graph_module)
+        env: dict[Node, Node] = {}
+        inputs: list[InputSpec] = []
+        for value in (*lifted, *borders):
+            new = placeholder_of(graph, value)
+            env[value] = new
+            new.meta.pop("delegation_tag", None)
+            argument = argument_of(new)
+            if value in passed:
+                # Constants of the host are inputs of the partition.
+                inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+            else:
+                spec = self._specs[value]
+                inputs.append(
+                    InputSpec(spec.kind, argument, spec.target, spec.persistent)
+                )
+        for piece in pieces:
+            env[piece] = copy_node(graph, piece, env.__getitem__)
+            env[piece].meta.pop("delegation_tag", None)
+        results = [
+            env[self._pieces[v.name][-1]] if isinstance(v, Node) else v
+            for v in output_values(program)
+        ]
+        part = finished(graph, inputs, output_specs, results, self.edge)
+        part._verifiers = self.edge._verifiers
+        return part
+
+    def _is_unchanged(self, node: Node) -> bool:
+        """Return whether a call is the same as when the program was converted."""
+        is_known = node.name in self._pieces or node.name in self._dropped
+        return is_known and self._vals[node.name] is node.meta.get("val")
+
+    def _borders(
+        self, program: ExportedProgram, needed: Collection[Node]
+    ) -> list[Node] | None:
+        """Return the edge value of each placeholder of ``program``; None if uncertain.
+
+        A call may have been decomposed and composed again since the conversion. One value
+        may then have another name.
+        """
+        found: dict[Node, Node | None] = {}
+        for node, spec in placeholders(program):
+            value = self._given.get(node.name)
+            if value is None and spec.kind is InputKind.USER_INPUT:
+                value = self._pieces.get(node.name, [None])[-1]
+            if self._vals.get(node.name) is not node.meta.get("val"):
+                value = None
+            found[node] = value
+        unknown = [node for node, value in found.items() if value is None]
+        unmatched = [
+            value
+            for value in needed
+            if value not in found.values() and self._is_input(value)
+        ]
+        if unknown or unmatched:
+            if len(unknown) != 1 or len(unmatched) != 1:
+                return None
+            if not _has_same_type(unknown[0], unmatched[0]):
+                return None
+            found[unknown[0]] = unmatched[0]
+        return [value for value in found.values() if value is not None]
+
+    def _is_input(self, value: Node) -> bool:
+        """Return whether a partition gets ``value`` with each call."""
+        return (
+            value not in self._specs or self._specs[value].kind is InputKind.USER_INPUT
+        )
+
+
+def _has_same_type(one: Node, other: Node) -> bool:
+    a = one.meta.get("val")
+    b = other.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return a.dtype == b.dtype and a.shape == b.shape
+
+
+def remember_conversion(
+    program: ExportedProgram, edge: ExportedProgram, tagged: Sequence[Node]
+) -> None:
+    """Attach the converted program to each tagged call, for ``cut_partition``."""
+    converted = Converted(program, edge)
+    for node in tagged:
+        node.meta[WHOLE] = converted
+
+
+def cut_partition(program: ExportedProgram) -> ExportedProgram | None:
+    """Return a partition's program in edge dialect, if a converted program contains it."""
+    known: list[Any] = [n.meta.pop(WHOLE, None) for n in calls_of(program)]
+    first = known[0] if known else None
+    if first is None or any(one is not first for one in known):
+        return None
+    part: ExportedProgram | None = first.part(program)
+    return part
