@@ -185,4 +185,4 @@ class NoRuntime(DelegraphError):
 
 
 class InternalError(DelegraphError):
-    """A defect in delegraph or in a plugin; the message has what a bug report needs."""
+    """A defect in delegraph or in a plugin; report the message as a bug."""

@@ -39,7 +39,6 @@ __all__ = [
     "DelegateFormat",
     "DelegateSummary",
     "FileTimer",
-    "Inspection",
     "LoadDelegate",
     "MethodSummary",
     "Origin",
@@ -257,12 +256,6 @@ class FileTimer(Protocol):
 # --- results of formats ---------------------------------------------------------------
 
 
-class Inspection(Protocol):
-    """The content of a file: ``str()`` for people, ``to_json()`` for programs."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
 class Verdict(NamedTuple):
     """The judgement of another tool (``judge``) on a file. ``accepted`` is None if the
     tool is not installed.
@@ -397,9 +390,12 @@ class ProgramFormat:
         raise NotImplementedError
 
     @staticmethod
-    def inspect(path: Path) -> Inspection:
+    def inspect(path: Path) -> Any:
         """The content of a file, for ``delegraph inspect``, which imports no torch
         unless this method does.
+
+        ``str()`` of the result is for people; its method ``to_json()`` returns a
+        dictionary for programs.
         """
         raise NotImplementedError
 

@@ -674,7 +674,8 @@ def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypat
 
 
 def test_doctor_names_the_environments(far):
-    (row,) = build_report(far.plugins(), (), {}).plugins
+    records = [r for r in far.plugins() if r.distribution == "delegraph-workers"]
+    (row,) = build_report(records, (), {}).plugins
     place = f"[backends.far] of {config.path_of_settings()}: {sys.executable}"
     assert row.environments == {"far": place}
     assert f"\n  far is in {place}" in str(row)

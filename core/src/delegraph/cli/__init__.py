@@ -188,8 +188,8 @@ def _finish(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> Outcome:
-    """Parse the words and run the command that they name. Raises what the command
-    raises, or UsageError.
+    """Parse the words and run the command that they name. Raises the errors of the
+    command, or UsageError.
     """
     stdout = sys.stdout
     tracebacks = (
@@ -262,8 +262,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for the command with which ``words`` begin. Raises what
-    ``find_command`` does.
+    """The parser for the command with which ``words`` begin. Raises the errors
+    of ``find_command``.
 
     If ``words`` are empty or begin with a flag, the parser only has the names and
     summaries of all commands, for

@@ -38,7 +38,7 @@ class Backends:
         cannot be used.
         """
         with warnings.catch_warnings():
-            # the list says what is wrong
+            # the list has the faults
             warnings.simplefilter("ignore", DelegraphWarning)
             infos = default_registry().backends()
         # a plugin of another status has no backends in ``infos`` unless its faults are

@@ -388,8 +388,8 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     """The backends of ``--backend``; without that flag, the default among those that
     suit the other flags.
 
-    The list is empty for ``--host-only``. Raises UsageError for both flags, and what
-    ``default_backends`` raises.
+    The list is empty for ``--host-only``. Raises UsageError for both flags, and the
+    errors of ``default_backends``.
     """
     if args.host_only:
         if args.backend:

@@ -1,4 +1,4 @@
-"""What commands of ``delegraph`` use, in the core and in plugins;
+"""Functions for commands of ``delegraph``, in the core and in plugins.
 ``delegraph.plugin.CommandSpec`` declares a command.
 
 This package is public. Import it in the module of the command's target, not in a light
@@ -12,25 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..discovery.first_party import provided
+    from ..io.escape import table
     from .arrays import read_array
     from .compilers import add_compiler_flags, chosen_compiler
-    from .contract import (
-        Command,
-        Outcome,
-        check_model,
-        load_model,
-        parse_options,
-        progress,
-        table,
-    )
+    from .contract import Command, parse_options
     from .inputs import read_inputs
-    from .model import read_model
+    from .model import check_model, load_model, read_model
     from .outcome import (
+        Outcome,
         as_json,
         expect_file,
         expect_places,
         natural_number,
         output_path,
+        progress,
         show,
     )
     from .terminal import tell
@@ -60,12 +55,16 @@ __all__ = [
 
 _NAMES = {
     "..discovery.first_party": "provided",
+    "..io.escape": "table",
     ".arrays": "read_array",
     ".compilers": "add_compiler_flags chosen_compiler",
-    ".contract": "Command Outcome check_model load_model parse_options progress table",
+    ".contract": "Command parse_options",
     ".inputs": "read_inputs",
-    ".model": "read_model",
-    ".outcome": "as_json expect_file expect_places natural_number output_path show",
+    ".model": "check_model load_model read_model",
+    ".outcome": (
+        "Outcome as_json expect_file expect_places natural_number output_path progress"
+        " show"
+    ),
     ".terminal": "tell",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

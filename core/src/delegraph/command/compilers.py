@@ -11,8 +11,6 @@ from ..discovery.registry import default_registry
 from ..errors import PluginConflict, UsageError
 from ..plugin import CompilerSpec, FlagSpec
 
-__all__ = ["add_compiler_flags", "chosen_compiler"]
-
 
 def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all installed compilers (``CompilerSpec.options``) to

@@ -8,19 +8,7 @@ from typing import Any, Protocol
 
 from ..discovery.options import from_text, split_assignments
 from ..discovery.registry import default_registry
-from ..io.escape import table
-from .model import check_model, load_model
-from .outcome import Outcome, progress
-
-__all__ = [
-    "Command",
-    "Outcome",
-    "check_model",
-    "load_model",
-    "parse_options",
-    "progress",
-    "table",
-]
+from .outcome import Outcome
 
 
 class Command(Protocol):

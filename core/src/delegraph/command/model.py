@@ -109,7 +109,7 @@ def from_elsewhere(
     """Let the plugin that declares ``spec`` read a model.
 
     ``given``: the name after the scheme, or an object of one of ``spec.types``.
-    ``text`` names the model in errors. Raises what the plugin raises, and InputError if
+    ``text`` names the model in errors. Raises the errors of the plugin, and InputError if
     it does not return a model.
     """
     read = registry.get(ModelSpec, spec.scheme)
@@ -173,7 +173,7 @@ def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
     """(program, example inputs or None, example keyword arguments) of a MODEL, for
     commands that take only these.
 
-    Raises what ``read_model`` does, and InputError for a MODEL that has several
+    Raises the errors of ``read_model``, and InputError for a MODEL that has several
     methods, dynamic shapes or transforms.
     """
     model = read_model(text)

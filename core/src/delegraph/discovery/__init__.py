@@ -1,3 +1,1 @@
-"""From installed distributions to backends by name: entry points, records of what
-became of each plugin, look-up.
-"""
+"""Finds installed plugins and their backends by name."""

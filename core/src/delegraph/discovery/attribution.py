@@ -1,5 +1,4 @@
-"""Adds to errors of plugins which plugin raised them, what it was doing, and the user's
-line.
+"""Adds to errors of plugins the name of the plugin, its task, and the user's line.
 
 delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through
 ``AtWork(...).around(function)``. An AtWork can be created in advance and entered many

@@ -1,5 +1,5 @@
-"""Reads what a plugin declares through its hooks, checks it, and imports the objects
-that declarations name.
+"""Reads and checks the declarations of a plugin, and imports the objects that they
+name.
 """
 
 from __future__ import annotations

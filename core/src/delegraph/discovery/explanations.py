@@ -162,5 +162,5 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_lower: dict[str, str] = {}
     for candidate in known:
         by_lower.setdefault(candidate.lower(), candidate)
-    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.66)
     return by_lower[near[0]] if near else None

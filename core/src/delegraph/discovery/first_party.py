@@ -1,4 +1,4 @@
-"""The core's own declarations, and the distributions that have what the core lacks."""
+"""The core's own declarations, and the distributions of this project."""
 
 from __future__ import annotations
 

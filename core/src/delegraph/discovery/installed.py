@@ -100,7 +100,7 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
         return name, version
     try:
         return distribution.metadata["Name"], distribution.version
-    except Exception:  # it is damaged; its folder stands for the name
+    except Exception:  # it is damaged; its folder has the name
         return os.path.basename(str(distribution.locate_file(""))), ""
 
 
@@ -157,7 +157,7 @@ def _file_of(entry: EntryPoint) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-# --- what may be loaded ---------------------------------------------------------------
+# --- allowed plugins ------------------------------------------------------------------
 
 
 def _names_in(variable: str) -> list[str]:

@@ -205,7 +205,7 @@ def load(target: str, installed: bool = True) -> Any:
     (``"package.module:Qualified.name"``) names.
 
     ``installed=False`` allows imports from the working directory, for targets that the
-    program itself registered. Raises what the import raises, or TargetMissing if the
+    program itself registered. Raises the errors of the import, or TargetMissing if the
     module lacks the name.
     """
     module, _, qualified = target.partition(":")

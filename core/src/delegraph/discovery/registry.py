@@ -114,7 +114,7 @@ class DefaultBackends(NamedTuple):
 
 
 class Registry:
-    """Finds what plugins declare, by name. A backend's name is its short name, its id,
+    """Finds declarations of plugins by name. A backend's name is its short name, its id,
     or ``distribution/name``.
 
     ``discover=False``: start without plugins. Otherwise the installed plugins are read
@@ -279,8 +279,8 @@ class Registry:
         return self._find(name).spec
 
     def installed(self, name: str) -> InstalledBackend:
-        """The backend ``name``: its imported class with its declaration. Raises what
-        ``get_backend`` does.
+        """The backend ``name``: its imported class with its declaration. Raises the errors
+        of ``get_backend``.
         """
         entry = self._usable(name)
         kind: type[BackendDetails] = self._resolve(entry.spec, entry.record)
@@ -296,12 +296,12 @@ class Registry:
         return self.installed(name).kind
 
     def full_name(self, name: str) -> str:
-        """``distribution/name`` of the backend ``name``. Raises what ``spec`` does."""
+        """``distribution/name`` of the backend ``name``. Raises the errors of ``spec``."""
         return self._find(name).full_name
 
     def producer(self, name: str) -> tuple[str, str]:
-        """(distribution, version) that have the backend ``name``. Raises what ``spec``
-        does.
+        """(distribution, version) that have the backend ``name``. Raises the errors
+        of ``spec``.
         """
         spec, record = self._find(name)
         return spec.origin or (record.distribution, record.version)
@@ -312,7 +312,7 @@ class Registry:
 
         Options that are not passed get their declared defaults. A partitioner that was
         registered as an instance is returned as it is. Raises OptionError for wrong
-        options, and what ``get_backend`` raises.
+        options, and the errors of ``get_backend``.
         """
         entry, spec, record = self._find_partitioner(name)
         values = complete_options(
@@ -340,7 +340,7 @@ class Registry:
         """Find the default partitioner of the backend ``name`` or, if no backend has
         that name, the partitioner ``name``; with its backend and its plugin.
 
-        Raises what ``_usable`` does, and PluginBroken if the backend has no
+        Raises the errors of ``_usable``, and PluginBroken if the backend has no
         partitioner, or several without exactly one default.
         """
         if all(key_of(name) not in entry.keys for entry in self._entries()):
@@ -368,7 +368,7 @@ class Registry:
         """The class that runs blobs of the backend ``name`` on this host.
 
         Raises NoRuntime if none is declared or a module that it needs is missing, and
-        what ``get_backend`` raises.
+        the errors of ``get_backend``.
         """
         entry = self._usable(name)
         declared = self._only(RuntimeSpec, entry)
@@ -408,7 +408,7 @@ class Registry:
         """The quantizer class of the backend ``name``.
 
         Raises OptionError if none is declared, PluginUnavailable if a module that it
-        needs is missing, and what ``get_backend`` raises.
+        needs is missing, and the errors of ``get_backend``.
         """
         entry = self._usable(name)
         declared = self._only(QuantizerSpec, entry)
