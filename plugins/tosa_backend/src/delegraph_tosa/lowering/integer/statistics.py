@@ -110,15 +110,9 @@ def _moments(
     """
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, correction, keepdim)
-    total, count = summed(
-        t,
-        x,
-        None if dims is None else [dims] if isinstance(dims, int) else dims,
-        keepdim,
-    )
-    return root(t, spread) if rooted else spread, Scaled(
-        total.q, total.scale.over(count)
-    )
+    total, count = summed(t, x, [dims] if isinstance(dims, int) else dims, keepdim)
+    mean = Scaled(total.q, total.scale.over(count))
+    return root(t, spread) if rooted else spread, mean
 
 
 def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
