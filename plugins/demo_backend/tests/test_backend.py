@@ -85,7 +85,7 @@ def test_a_relu_without_convolution_is_refused():
     )
 
 
-def test_a_convolution_that_others_read_too_is_refused():
+def test_convolutions_with_several_uses_are_refused():
     def both(conv, x):
         y = conv(x)
         return torch.relu(y), torch.tan(y)

@@ -118,7 +118,7 @@ def test_a_lowered_module_used_twice_in_another_module(backends, called):
     torch.testing.assert_close(lowered(x), torch.sin(x) * 4)
 
 
-def test_what_the_program_writes_stays_with_the_host():
+def test_written_buffers_stay_on_the_host():
     """A buffer that is written is an input of the delegate, not a weight of it."""
 
     def function(m, x):
@@ -216,7 +216,7 @@ def test_a_result_beyond_max_value():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_finite_number_is_beyond_max_value(value):
+def test_infinite_values_exceed_max_value(value):
     lowered = lower(lambda m, x: torch.sin(x), torch.ones(2), max_value=1e38)
     with pytest.raises(ValueOutOfRange, match=str(abs(value))):
         lowered(torch.tensor([0.0, value]))
@@ -318,7 +318,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_a_refusal_says_why_and_compiling_says_the_same(text):
+def test_refusals_and_compile_errors_give_equal_reasons(text):
     function, *inputs = REFUSED[text]
     why = reason(function, *inputs).replace("inputs_0", "x").replace("inputs_1", "y")
     assert text in why
@@ -332,7 +332,7 @@ class Refused(torch.nn.Module):
         return torch.cos(x), torch.add(x, x, alpha=2), wide + 1
 
 
-def test_reasons_say_what_to_do_and_what_that_frees():
+def test_refusals_have_hints_with_the_operators_they_free():
     report = delegraph.lower(
         Refused().eval(), (random(2), random(2).double()), backends=[NAME]
     ).report

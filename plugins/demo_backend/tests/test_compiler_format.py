@@ -141,7 +141,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("text", UNFIT)
-def test_what_a_compiler_never_writes_is_refused(text):
+def test_invalid_blobs_are_refused(text):
     with pytest.raises(FormatError, match=text):
         decode(UNFIT[text])
 
@@ -215,7 +215,7 @@ def test_a_flipped_bit_is_refused_or_harmless(lowered):
     assert found == {"FormatError", "works"}
 
 
-def test_other_bytes_are_refused_or_harmless(lowered):
+def test_damaged_blobs_are_refused_or_harmless(lowered):
     blob, data = lowered
     rng = random.Random(3)
     for _ in range(3000):
@@ -227,7 +227,7 @@ def test_other_bytes_are_refused_or_harmless(lowered):
         outcome(bytes(damaged), data)
 
 
-def test_random_bytes_behind_a_good_header_are_refused_or_harmless():
+def test_random_bytes_after_a_header_are_refused_or_harmless():
     rng = random.Random(4)
     for _ in range(3000):
         head = b"DGCD\x01" + struct.pack("<4I", *(rng.randrange(3) for _ in range(4)))

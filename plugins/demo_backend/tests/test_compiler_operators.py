@@ -41,7 +41,7 @@ def test_shapes_are_those_of_torch(row, operands, fewer):
     )
 
 
-def test_what_a_value_may_be():
+def test_limits_of_values_are_checked():
     assert fitting((2**16, 2**15)) == (2**16, 2**15)
     assert fitting((1,) * 64) == (1,) * 64
     assert [

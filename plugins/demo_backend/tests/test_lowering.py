@@ -91,7 +91,7 @@ class Twice(torch.nn.Module):
         return torch.relu(x), torch.tan(x)
 
 
-def test_a_relu_behind_a_refused_convolution_is_in_its_entry():
+def test_refused_convolutions_include_their_relu():
     (cause,) = lower(Twice().eval(), INPUTS, backends=["demo"]).report.causes
     assert (
         cause.reason.startswith("a convolution")
@@ -109,12 +109,12 @@ def test_handles_are_those_of_the_whole_program():
     assert maps == [{0: (1, 2)}, {0: (5,), 1: (5,), 2: (5,)}]
 
 
-def test_calling_it_says_that_there_is_no_runtime():
+def test_calls_without_a_runtime_are_refused():
     with pytest.raises(NoRuntime, match="'demo'"):
         lower(Mixed().eval(), INPUTS, backends=["demo"])(*INPUTS)
 
 
-def test_eager_runs_in_its_place_when_asked_for():
+def test_eager_can_replace_the_missing_runtime():
     lowered = lower(Mixed().eval(), INPUTS, backends=["demo"]).with_missing_runtime(
         "eager"
     )
@@ -151,7 +151,7 @@ step = st.tuples(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(step, min_size=1, max_size=10))
-def test_what_the_partitioner_accepts_compiles(steps):
+def test_accepted_programs_compile(steps):
     model = Steps(steps).eval()
     inputs = (torch.ones(1, 2, 3, 3),)
     lowered = lower(

@@ -11,7 +11,7 @@ from delegraph_demo import plugin
 @pytest.mark.parametrize(
     "hook", ["delegraph_backends", "delegraph_partitioners", "delegraph_runtimes"]
 )
-def test_the_declarations_name_what_exists(hook):
+def test_declared_targets_exist(hook):
     for declared in getattr(plugin, hook)():
         module, name = declared.target.split(":")
         assert getattr(importlib.import_module(module), name).__name__ == name

@@ -31,7 +31,7 @@ def test_the_class_has_one_method_for_each_check():
     assert all(check.purpose for check in devkit.CHECKS.values())
 
 
-def test_a_compiler_that_may_refuse_what_its_check_took():
+def test_compilers_may_refuse_accepted_operators_if_declared():
     register = backends.BAD["accepted_compiles"]["accepts_too_much"]
     one = under_test(register, may_refuse=True)
     figures = devkit.CHECKS["accepted_compiles"].run(one)
@@ -41,7 +41,7 @@ def test_a_compiler_that_may_refuse_what_its_check_took():
     devkit.CHECKS["only_tagged_nodes_lowered"].run(one)
 
 
-def test_a_budget_that_is_spent_leaves_a_program_for_each_check():
+def test_spent_budgets_leave_a_program_for_each_check():
     one = under_test(backends.register_good, budget=1e-6, gate=100)
     told = []
     report = devkit.run_checks(
@@ -68,7 +68,7 @@ def test_how_far_a_long_check_has_come(monkeypatch):
     assert told[0].startswith("1 programs of process 1 of 1 tried, the last ")
 
 
-def test_a_long_check_says_what_is_wrong_as_it_is_found_and_makes_programs_again_ever_more_seldom(
+def test_long_checks_report_failures_when_found(
     monkeypatch,
 ):
     monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)

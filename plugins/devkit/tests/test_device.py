@@ -32,7 +32,7 @@ def check(site, monkeypatch, capsys):
     return run
 
 
-def test_where_no_device_half_can_run_the_reason_is_given():
+def test_missing_runtimes_of_device_halves_are_skipped_with_reason():
     """A registry without plugins has no format whose files the runtime executes."""
     one = under_test(bad_backends.register_good, device=True)
     one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(
@@ -97,7 +97,7 @@ def test_a_half(half, code, said, check):
 
 @needs_all
 @pytest.mark.slow
-def test_what_is_missing_is_a_reason_to_skip(check, monkeypatch):
+def test_missing_compilers_are_skipped_with_reason(check, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     code, out = check("wrong")
     assert (

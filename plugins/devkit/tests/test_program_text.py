@@ -27,9 +27,7 @@ from .support.kit import failure
         ("no_reason", "accepted_compiles", "1 x aten.sort.default"),
     ],
 )
-def test_a_failure_is_shown_as_a_script_that_shows_it_again(
-    name, check, shows, tmp_path
-):
+def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure(name, check).script)
     done = subprocess.run(
@@ -39,7 +37,7 @@ def test_a_failure_is_shown_as_a_script_that_shows_it_again(
     assert shows in done.stdout, done.stdout
 
 
-def test_blobs_that_differ_are_shown_as_a_script_that_compiles_twice(tmp_path):
+def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure("counter", "deterministic").script)
     done = subprocess.run(

@@ -18,7 +18,7 @@ def test_the_programs_run_and_export(program):
     assert not program.batched or program.exported_dynamic is not None
 
 
-def test_random_programs_are_reproducible_and_have_what_they_are_for():
+def test_random_programs_are_reproducible_and_have_all_features():
     programs = [random_program(seed) for seed in range(60)]
     assert [p.source for p in programs] == [
         random_program(seed).source for seed in range(60)

@@ -3,7 +3,7 @@
 from delegraph_devkit.subprocesses import fork_server
 
 
-def test_a_worker_tells_how_a_job_ended():
+def test_answers_contain_how_a_job_ended():
     run = fork_server(1).run
     assert "raised TypeError" in run("os:times", 3, seconds=20).failure
     assert "raised ModuleNotFoundError" in run("no_such_module:f", seconds=20).failure

@@ -24,7 +24,7 @@ def test_a_crash_costs_one_program_and_is_named():
     )
 
 
-def test_the_same_programs_are_tried_whatever_the_time():
+def test_equal_gates_try_equal_programs():
     def tried():
         return [
             o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes

@@ -119,7 +119,7 @@ def test_a_report_names_the_line_of_the_user():
 
 
 @pytest.mark.parametrize("backends", [["tosa"], []])
-def test_what_a_graph_writes_reaches_buffers_and_inputs(backends):
+def test_writes_of_graphs_reach_buffers_and_inputs(backends):
     [graph] = check(Counting(), torch.randn(2, 4), backends=backends, calls=2)
     assert not graph.why_eager
 
@@ -150,12 +150,12 @@ def test_results_that_share_memory_of_the_graph_are_eager_s():
     )
 
 
-def test_results_beside_each_other_in_memory_are_delegated():
+def test_results_that_share_memory_are_delegated():
     [graph] = check(lambda x: (x * 2).chunk(3, -1), torch.randn(2, 6))
     assert graph.report.host_operators == 0
 
 
-def test_inputs_that_share_memory_with_what_is_written():
+def test_inputs_may_share_memory_with_written_ones():
     def function(x, y):
         x.add_(1)
         return y * 2
@@ -184,7 +184,7 @@ def test_changed_weights_are_lowered_again():
     assert len(graphs) == 1
 
 
-def test_frozen_weights_are_as_they_were_at_the_first_call_and_other_tensors_still_replace_them():
+def test_frozen_weights_keep_the_values_of_the_first_call():
     model = nn.Linear(4, 2).eval()
     called, graphs = compiled(model, freezing=True)
     x = torch.randn(1, 4)
@@ -200,7 +200,7 @@ def test_frozen_weights_are_as_they_were_at_the_first_call_and_other_tensors_sti
     assert sum(len(graph.programs) for graph in graphs) == 3
 
 
-def test_an_equal_weight_in_place_of_another_is_the_one_that_is_looked_at():
+def test_replaced_equal_weights_are_used():
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False)).eval()
     called, _ = compiled(model, backends=[])
     x = torch.randn(3, 1)
@@ -213,7 +213,7 @@ def test_an_equal_weight_in_place_of_another_is_the_one_that_is_looked_at():
             torch.testing.assert_close(called(x), model(x))
 
 
-def test_a_graph_that_is_called_with_another_number_of_inputs_says_so():
+def test_graphs_refuse_another_number_of_inputs():
     called, graphs = compiled(Classifier().eval(), backends=[])
     with torch.no_grad():
         called(torch.randn(1, 3, 8, 8))
@@ -221,7 +221,7 @@ def test_a_graph_that_is_called_with_another_number_of_inputs_says_so():
             graphs[0](torch.randn(1, 3, 8, 8))
 
 
-def test_modules_that_share_a_graph_have_programs_of_their_own():
+def test_modules_with_one_graph_have_separate_programs():
     models = [Classifier().eval() for _ in range(3)]
     graphs = []
     x = torch.randn(1, 3, 8, 8)
@@ -249,7 +249,7 @@ def test_one_program_takes_all_sizes_that_dynamo_lets_vary(backends):
     assert len(graphs) == 1 and len(graphs[0].programs) == 1 and not graphs[0].why_eager
 
 
-def test_a_size_that_export_fixes_gets_a_program_of_its_own():
+def test_sizes_fixed_by_export_get_separate_programs():
     def function(x):
         # export would need x.shape[0] to be even
         return x.reshape(2, -1)[:, : x.shape[0] // 2] * 3
@@ -329,7 +329,7 @@ def test_gradients_are_an_error_that_names_the_line():
         called(torch.ones(2, requires_grad=True))
 
 
-def test_what_training_writes_reaches_buffers():
+def test_statistics_of_training_reach_buffers():
     """Batch norm in training mode writes its statistics, and torch does not count that."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
     [graph] = check(model, torch.randn(3, 4), calls=2)
@@ -345,7 +345,7 @@ def test_a_copy_of_a_compiled_model_computes_the_same():
     assert copy.deepcopy(graphs) == graphs
 
 
-def test_writes_that_torch_does_not_count_are_seen_after_a_reset():
+def test_uncounted_writes_are_seen_after_a_reset():
     model = nn.Linear(4, 2).eval()
     called, _ = compiled(model)
     x = torch.randn(1, 4)
@@ -395,7 +395,7 @@ def test_wrong_settings_are_errors_of_ours(settings, said):
         torch.compile(torch.relu, backend="delegraph", **settings)(torch.ones(2))
 
 
-def test_require_full_lists_what_is_left():
+def test_require_full_lists_the_operators_on_the_host():
     called, _ = compiled(lambda x: torch.special.bessel_j0(x) + 1, require_full=True)
     with pytest.raises(delegraph.NotFullyDelegated, match="special_bessel_j0"):
         called(torch.ones(2))
@@ -407,7 +407,7 @@ def test_a_function_without_inputs_is_lowered():
 
 
 @pytest.mark.slow
-def test_models_compute_what_eager_does():
+def test_benchmark_models_equal_eager():
     """Those of benchmarks/torch_compile.py, whose table has what of each is delegated."""
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

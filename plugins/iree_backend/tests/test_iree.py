@@ -59,14 +59,14 @@ def test_inputs_may_lie_in_any_order_and_hold_any_number(lowered):
     torch.testing.assert_close(x, before, equal_nan=True, rtol=0, atol=0)
 
 
-def test_results_have_memory_of_their_own(lowered):
+def test_results_have_new_memory(lowered):
     first = lowered(*INPUTS)[0]
     kept = first.clone()
     lowered(INPUTS[0] * 3, INPUTS[1])[0].zero_()
     assert torch.equal(first, kept)
 
 
-def test_a_file_is_run_by_the_loader_and_by_irees_own_tool(lowered, tmp_path):
+def test_files_run_in_the_loader_and_iree_run_module(lowered, tmp_path):
     file = tmp_path / "m.vmfb"
     lowered.save(file)
     assert torch.equal(delegraph.load(file)(*INPUTS)[0], lowered(*INPUTS)[0])
@@ -123,9 +123,7 @@ def test_a_signature_that_a_forger_wrote_is_refused(told, tmp_path):
         forged(tmp_path / "m", b"", told)
 
 
-def test_a_module_that_is_called_otherwise_than_its_signature_says_is_a_format_error(
-    lowered, tmp_path
-):
+def test_modules_that_contradict_their_signature_are_refused(lowered, tmp_path):
     """IREE raised its own exceptions, or told what lies behind its memory."""
     module, (facts, inputs, outputs) = unseal(
         lowered.delegates[0].processed_bytes, MARK
@@ -159,7 +157,7 @@ class Scaled(torch.nn.Module):
         return x * 0, x * torch.tensor([0.0, 1.0, 0.0])
 
 
-def test_a_stored_module_is_compared_by_the_release_that_compiled_it(lowered):
+def test_compatibility_depends_on_the_compiler_release(lowered):
     header = lambda compiler: BlobHeader("IREEBackend", 9, b"", fingerprint=compiler)
     here = f"iree-base-compiler {version('iree-base-runtime')}"
     assert IREERuntime.compatible(header(here), []).verdict == "runs"
@@ -210,7 +208,7 @@ def test_the_place_of_a_maximum_may_be_transposed():
 @pytest.mark.parametrize(
     "option, text", [("flags", "--x='1"), ("flags", "a\0b"), ("cpu", "\udc80")]
 )
-def test_options_that_no_process_can_be_given_are_the_users_mistake(option, text):
+def test_options_with_invalid_characters_are_refused(option, text):
     with pytest.raises(
         OptionError, match=f"'{option}'.*(No closing quotation|character)"
     ):

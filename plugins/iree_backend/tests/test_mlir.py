@@ -130,7 +130,7 @@ def test_constants_keep_their_bits(tmp_path):
     assert delegraph_tosa.materialize(read).tobytes() == elements.tobytes()
 
 
-def test_what_has_no_form_is_refused():
+def test_operators_without_mlir_form_are_refused():
     call = '{operator_name="a", domain_name="b", implementation_attrs=""}'
     graph = delegraph_tosa.parse(
         f"graph @main(%x: [5]fp32) {{\n  %y: [5]fp32 = CUSTOM(%x) {call}\n  return"

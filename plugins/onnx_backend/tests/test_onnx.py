@@ -103,7 +103,7 @@ def test_operands_of_two_types_are_cast():
     check_whole(lambda x, y: (x + y, y / 2, y > 1.5, x.sum() + y), torch.randn(3), ints)
 
 
-def test_a_result_may_be_an_input_a_weight_or_twice_there():
+def test_inputs_weights_and_repeated_values_may_be_results():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

@@ -90,7 +90,7 @@ def test_a_partly_delegated_program_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_files_of_other_tools_run(tmp_path):
+def test_files_written_by_torch_onnx_run(tmp_path):
     path = tmp_path / "other.onnx"
     inputs = (torch.randn(2, 64), torch.ones(1))
     model = Net().eval()

@@ -73,7 +73,7 @@ def test_batches_are_counted_and_the_model_is_not_changed():
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
 
 
-def test_layers_are_run_while_nobody_lowers(monkeypatch):
+def test_layers_are_not_run_while_a_lowering_runs(monkeypatch):
     """torch's Interpreter notes the metadata of the node that it runs where a tracer in
     another thread finds it.
     """
@@ -91,7 +91,7 @@ def test_layers_are_run_while_nobody_lowers(monkeypatch):
     assert held and all(held)
 
 
-def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():
+def test_convolutions_with_shared_weights_fold_separate_batch_norms():
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 3, 1)
     norms = [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
@@ -289,7 +289,7 @@ class Counting(nn.Module):
         return self.inner(x) * (self.level + 1)
 
 
-def test_a_buffer_that_is_written_is_no_constant_and_begins_anew():
+def test_written_buffers_start_with_their_initial_value():
     module = Counting().eval()
     given = batches(4)
     program = delegraph.quantize(module, given)
@@ -329,7 +329,7 @@ def test_without_torchao(monkeypatch, given, hint):
         delegraph.quantize(net(), batches(), backend="tosa", quantizer=given)
 
 
-def test_a_quantizer_that_is_none():
+def test_objects_that_are_no_quantizer_are_refused():
     with pytest.raises(OptionError, match="a Quantizer object of torchao, not 'best'"):
         delegraph.quantize(net(), batches(), quantizer="best")
 
@@ -376,7 +376,7 @@ def annotates_wrongly():
         ),
     ],
 )
-def test_a_backend_whose_quantizer_is_wrong_is_named(quantizer, error, message):
+def test_backends_with_faulty_quantizers_are_named(quantizer, error, message):
     registry = delegraph.Registry(discover=False)
 
     class Acme:
@@ -432,7 +432,7 @@ class Ragged(nn.Module):
         return self.blocks(x)
 
 
-def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_the_worst():
+def test_the_worst_modules_can_be_given_higher_precision():
     from delegraph_tosa.quantizer import Precision
 
     torch.manual_seed(0)
@@ -485,7 +485,7 @@ class Limited(nn.Module):
         return self.last(self.second(self.act(self.first(x) * 3)))
 
 
-def test_a_limit_brings_the_layer_along_that_it_is_computed_with():
+def test_raised_activations_include_their_layer():
     torch.manual_seed(0)
     module = Limited().eval()
     generator = torch.Generator().manual_seed(1)
@@ -508,7 +508,7 @@ def test_a_limit_brings_the_layer_along_that_it_is_computed_with():
         )
 
 
-def test_precision_is_raised_where_modules_can_be_named():
+def test_precision_can_be_raised_by_module_name():
     module = net()
     given = batches()
     errors = delegraph.quantization_errors(
@@ -620,7 +620,7 @@ class Halves(nn.Module):
     [("minmax", 0.0, "log"), ("minmax", math.nan, "y"), ("histogram", math.inf, "y")],
     ids=["minus infinity inside", "NaN", "infinity"],
 )
-def test_what_has_no_scale_stays_in_floats(observer, value, name):
+def test_values_without_scale_stay_in_floats(observer, value, name):
     from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 
     module = Halves().eval()
@@ -869,7 +869,7 @@ def net():
 """
 
 
-def test_a_quantized_program_is_a_file_that_lowers_in_a_fresh_process(tmp_path):
+def test_saved_quantized_programs_lower_in_a_fresh_process(tmp_path):
     (tmp_path / "net.py").write_text(COMMAND_MODEL)
     np.savez(
         tmp_path / "c.npz",

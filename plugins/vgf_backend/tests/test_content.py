@@ -137,7 +137,7 @@ def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
     assert len({row[1] for row in (*inputs, *outputs)}) == 7  # a slot each
 
 
-def test_arms_library_finds_one_module_and_one_segment_that_runs_it(data):
+def test_arms_library_reads_one_module_and_segment(data):
     file = Arms(data)
     assert (file.modules.size(), file.sequence.modelSequenceTableSize()) == (1, 1)
     assert file.modules.getModuleType(
@@ -202,11 +202,11 @@ def test_a_quantized_network_is_a_file_of_int8():
     assert stored == {(8, 3, 3, 3): 216, (5, 1, 1, 288): 1440}
 
 
-def test_what_stands_behind_a_file_is_skipped(lowered, data):
+def test_trailing_data_is_skipped(lowered, data):
     assert content_of(lowered.delegates[0].processed_bytes) == content_of(data)
 
 
-def test_each_damage_is_a_format_error_and_no_other(data):
+def test_damaged_files_raise_only_format_errors(data):
     """Of the whole header, and of every 23rd byte behind it; lengths likewise."""
     for place in (*range(128), *range(128, len(data), 23)):
         for value in (0, 0x7F, 0xFF):

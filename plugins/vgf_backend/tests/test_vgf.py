@@ -106,7 +106,7 @@ def test_a_target_that_vgf_has_not_is_refused_at_once():
     "flags, told",
     [("'", "No closing quotation"), ("a\0b", "character"), ("\udc80", "character")],
 )
-def test_flags_that_no_process_can_be_given_are_refused_at_once(flags, told):
+def test_flags_with_invalid_characters_are_refused(flags, told):
     with pytest.raises(OptionError, match=f"'flags'.*{told}"):
         delegraph.lower(
             torch.nn.ReLU(),
@@ -139,7 +139,9 @@ class Branches(torch.nn.Module):
         ),
     ],
 )
-def test_what_the_converter_refuses_makes_no_partition(model, dynamic, spec, reason):
+def test_operators_that_the_converter_refuses_make_no_partition(
+    model, dynamic, spec, reason
+):
     program = torch.export.export(model, (torch.ones(2, 3),), dynamic_shapes=dynamic)
     report = delegraph.lower(
         program, backends=["vgf"], options={"vgf": {"spec": spec}}
@@ -148,7 +150,7 @@ def test_what_the_converter_refuses_makes_no_partition(model, dynamic, spec, rea
     assert any(reason in refusal.reason for refusal in report.refusals)
 
 
-def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
+def test_inspect_shows_the_contents_of_a_file(lowered, tmp_path):
     lowered.save(tmp_path / "m.vgf")
     shown = str(VgfFormat.inspect(tmp_path / "m.vgf")).splitlines()
     assert shown[0] == f"VGF file 0.5.0: {(tmp_path / 'm.vgf').stat().st_size} bytes"
@@ -168,9 +170,7 @@ def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
 @pytest.mark.parametrize(
     "told", [("float32", [1 << 40]), ("float32", [-1]), ("complex64", [2]), ("int", [])]
 )
-def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(
-    told, lowered, tmp_path
-):
+def test_sampling_refuses_impossible_signatures(told, lowered, tmp_path):
     path = tmp_path / "m.vgf"
     path.write_bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
     path.write_bytes(Signature((told,), ()).seal(path, MARK))
@@ -189,9 +189,7 @@ def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(
         ("exec sleep 9", "within 0.3 seconds"),
     ],
 )
-def test_however_the_trial_of_a_driver_ends_it_is_said(
-    does, said, tmp_path, monkeypatch
-):
+def test_failed_driver_trials_are_reported(does, said, tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{does}\n")
     python.chmod(0o755)
@@ -213,7 +211,7 @@ def test_the_cache_knows_the_converter():
     )
 
 
-def test_a_header_says_whether_the_file_runs(lowered):
+def test_compatibility_is_decided_by_the_header(lowered):
     blob = lowered.delegates[0].processed_bytes
     assert (
         VgfRuntime.compatible(
@@ -230,9 +228,7 @@ def test_a_header_says_whether_the_file_runs(lowered):
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_without_the_converter_it_is_unavailable_with_the_line_that_installs_it(
-    present, tmp_path
-):
+def test_missing_converters_are_named_with_an_install_command(present, tmp_path):
     """As in an environment without it: a module of that name cannot be found."""
     code = "import sys; sys.modules['model_converter'] = None\n" if not present else ""
     code += (
@@ -247,7 +243,7 @@ def test_without_the_converter_it_is_unavailable_with_the_line_that_installs_it(
     )
 
 
-def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
+def test_missing_vulkan_loaders_are_named_with_a_hint(monkeypatch):
     monkeypatch.setattr(
         vulkan, "why_not", lambda: "there is no Vulkan loader (libvulkan.so.1)"
     )
@@ -273,7 +269,7 @@ def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
         ((1, 4, 309), None, ""),
     ],
 )
-def test_one_line_says_what_is_missing(monkeypatch, version, error, told):
+def test_missing_vulkan_features_are_named(monkeypatch, version, error, told):
     class Builder:
         def add_tensor(self, shape, format):
             pass
@@ -334,7 +330,7 @@ def test_integers_are_those_of_tosas_host_runtime():
 
 
 @pytest.mark.usefixtures("here")
-def test_results_have_memory_of_their_own(lowered):
+def test_results_have_new_memory(lowered):
     first = lowered(*INPUTS)[0]
     kept = first.clone()
     lowered(INPUTS[0] * 3, *INPUTS[1:])[0].zero_()

@@ -77,7 +77,7 @@ def forward(text):
     return model.programs["forward"], model.inputs["forward"]
 
 
-def test_a_name_of_timm_is_a_model_with_an_image_of_its_size(timm):
+def test_timm_names_give_a_model_and_fitting_image(timm):
     model, (image,) = forward("timm:small_net")
     assert image.shape == (1, 3, 8, 8) and not model.training
     again, (same,) = forward("timm:small_net")
@@ -100,7 +100,7 @@ def test_weights_of_a_file(timm, tmp_path):
     )
 
 
-def test_a_file_of_another_model_or_none(timm, tmp_path):
+def test_files_with_other_weights_are_refused(timm, tmp_path):
     torch.save({"other": torch.ones(1)}, tmp_path / "other.pth")
     (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 but no more")
     for file, said in (
@@ -125,7 +125,7 @@ def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
         forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
 
 
-def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
+def test_unknown_names_suggest_similar_ones(timm, torchvision):
     said = (
         r"timm has no model 'smal_net'\n  raised by reading of models of from_timm"
         r" [^?]*hint: did you mean small_net"
@@ -154,7 +154,7 @@ def test_inputs_of_the_kinds_of_torchvision(torchvision):
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
-def test_without_the_library_the_error_says_how_to_get_it():
+def test_missing_libraries_are_named_with_an_install_command():
     with pytest.raises(
         delegraph.PluginUnavailable, match=r'pip install "delegraph-vision\[timm\]"'
     ):
@@ -172,9 +172,7 @@ def test_a_real_model(text):
     assert lowered.host_operators == 0 and lowered.verify(*inputs).agrees()
 
 
-def test_a_library_that_does_not_fit_torch_is_said_with_what_to_install(
-    tmp_path, monkeypatch
-):
+def test_libraries_that_do_not_fit_torch_are_refused(tmp_path, monkeypatch):
     """torchvision of another build than torch's raises this when it is imported, and
     timm imports it.
     """

@@ -143,7 +143,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_that_is_asked_about_is_tried_on_special_values(name):
+def test_chosen_operators_are_tried_on_special_values(name):
     one = under_test(backends.BAD["numerics"][name])
     special = list(special_programs(call_names([OPERATORS[name]])))
     wrong = [o.program for p in special for o in try_program(p, one) if o.faults]
@@ -153,7 +153,7 @@ def test_an_operator_that_is_asked_about_is_tried_on_special_values(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, operator", [*OPERATORS.items(), ("wrong_relu", "relu")])
-def test_the_check_of_one_operator_finds_what_is_wrong_with_it(name, operator):
+def test_checks_of_one_operator_find_its_fault(name, operator):
     one = under_test(backends.BAD["numerics"][name], operators=(operator,))
     results = [
         devkit.run_check(devkit.CHECKS[check], one)
@@ -211,14 +211,14 @@ def test_a_bad_backend_fails_its_check(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAYS)
-def test_a_bad_backend_fails_no_other_check(name):
+def test_faulty_backends_fail_only_their_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {
         check
     }
 
 
-def test_what_a_backend_prints_is_a_warning_with_the_line():
+def test_printing_backends_get_a_warning_with_the_line():
     one = under_test(backends.register_talking)
     result = devkit.run_check(devkit.CHECKS["unregistering_leaves_no_trace"], one)
     assert result.status is Status.PASSED
@@ -234,7 +234,7 @@ def test_what_a_backend_prints_is_a_warning_with_the_line():
 # --- a failure as others see it
 
 
-def test_what_a_backend_declares_is_excused():
+def test_declared_deviations_are_excused():
     """Only for the operator that it names, and only on unusual values; the same fails
     where nothing is declared.
     """
@@ -272,7 +272,7 @@ def test_there_is_a_bad_backend_for_every_check():
     }, "they are tried by default"
 
 
-def test_a_backend_that_takes_nothing_is_told_so():
+def test_backends_that_take_nothing_are_noted():
     one = devkit.BackendUnderTest(
         "n", register=backends.register_that_takes_nothing, gate=0
     )
@@ -288,7 +288,7 @@ def test_a_backend_that_takes_nothing_is_told_so():
     assert results["debug_handles"].status is Status.SKIPPED
 
 
-def test_a_backend_that_no_other_process_can_import():
+def test_backends_that_cannot_be_imported_are_tried_in_process():
     """It is tried here, without protection, and the check that needs another process is
     skipped.
     """

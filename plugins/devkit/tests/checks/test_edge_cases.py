@@ -18,7 +18,7 @@ model, inputs = Model(), (torch.randn(3, 2, 4),)
 """
 
 
-def test_a_size_that_torch_fixes_when_it_exports_is_no_fault_of_the_backend():
+def test_sizes_fixed_by_export_are_no_fault_of_backends():
     """``Dim.AUTO`` then leaves a symbol whose value is known; the next program's symbol
     is the backend's to fix.
     """

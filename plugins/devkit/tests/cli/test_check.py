@@ -183,7 +183,7 @@ def test_an_example_may_be_an_exported_program_and_have_transforms(
     "function, said",
     [("refused", "nothing to quantize"), ("unexported", "cannot export")],
 )
-def test_what_keeps_an_example_from_being_exported_is_an_error(
+def test_examples_that_cannot_be_exported_are_an_error(
     function, said, installed, tmp_path, capsys
 ):
     installed()

@@ -16,9 +16,7 @@ def run(capsys, *arguments):
     return code, shown.out, shown.err
 
 
-def test_the_command_says_what_it_wrote_and_what_comes_next(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "My_NPU")
     assert (code, err) == (0, "")
@@ -120,7 +118,7 @@ def test_a_backend_called_as_the_compiler_that_is_installed(
     ("backend", "message"),
     [("2fast", "no backend can be called '2fast'"), ("host", "reserved")],
 )
-def test_a_backend_s_own_name_is_checked(backend, message, capsys):
+def test_backend_names_are_checked(backend, message, capsys):
     code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
     assert code == 2 and message in err
 

@@ -37,13 +37,13 @@ def made(request, tmp_path, site):
     return tmp_path / "made", os.pathsep.join(map(str, path))
 
 
-def test_its_own_test_passes(made):
+def test_the_tests_of_the_package_pass(made):
     run_its_test(made, "7 passed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [True], ids=["tosa"], indirect=True)
-def test_with_tosa_its_own_tests_pass(made):
+def test_the_tests_of_the_tosa_package_pass(made):
     run_its_test(
         made,
         "23 passed",

@@ -32,7 +32,7 @@ def test_the_listed_files_are_the_template():
     assert set(contents(package.TOSA_DEVICE_TEMPLATE)) == set(package.TOSA_DEVICE_FILES)
 
 
-def test_what_builds_the_wheel_is_in_the_environment_that_the_guide_sets_up():
+def test_build_requirements_are_in_the_extra_dev():
     """``python -m build --no-isolation`` takes what is installed, and the guide
     installs the extra ``dev``.
     """
@@ -44,7 +44,7 @@ def test_what_builds_the_wheel_is_in_the_environment_that_the_guide_sets_up():
     assert {*builds.split(", ")} <= {*extra.split(", ")}
 
 
-def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
+def test_device_templates_only_add_lines():
     plain = contents(package.TEMPLATE)
     more = contents(package.DEVICE_TEMPLATE)
     for path in set(plain) & set(more):
@@ -53,7 +53,7 @@ def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
         assert [line for line in lines if line.startswith("+")] != [], path
 
 
-def test_for_a_device_that_reads_tosa_the_declarations_are_the_others_and_more():
+def test_tosa_templates_only_add_declarations():
     plain = contents(package.TEMPLATE)
     more = contents(package.TOSA_TEMPLATE)
     for path in ("src/acme_npu/plugin.py", "tests/test_contract.py", "pyproject.toml"):
@@ -68,7 +68,7 @@ def test_for_a_device_that_reads_tosa_the_declarations_are_the_others_and_more()
     ]
 
 
-def test_for_a_device_that_reads_tosa_with_a_device_half_the_project_is_that_of_both():
+def test_tosa_device_projects_combine_both_templates():
     device, tosa, both = (
         contents(template)["pyproject.toml"].splitlines()
         for template in (
@@ -86,7 +86,7 @@ def test_for_a_device_that_reads_tosa_with_a_device_half_the_project_is_that_of_
     }
 
 
-def test_what_is_to_be_replaced_for_a_device_that_reads_tosa_has_at_most_300_lines_of_code(
+def test_tosa_templates_have_at_most_300_lines_to_replace(
     tmp_path,
 ):
     generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=True)
@@ -157,7 +157,7 @@ LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_code_is_clean_whatever_its_name(text, kind, tmp_path):
+def test_generated_code_is_clean_for_all_names(text, kind, tmp_path):
     names = Names.of(*text.split())
     files = generate(names, tmp_path / "made", **dict.fromkeys(kind.split(), True))
     written = contents(tmp_path / "made")
@@ -196,7 +196,7 @@ def test_the_template_s_names_are_replaced_everywhere_once(text, kind, tmp_path)
     assert not re.search("acme.?npu", everything, flags=re.IGNORECASE)
 
 
-def test_it_asks_for_this_minor_release():
+def test_packages_require_this_minor_release():
     text = (package.TEMPLATE / "pyproject.toml").read_text()
     wanted = [
         Requirement(line) for line in re.findall(r'"(delegraph[-\w]*[<>=][^"]+)"', text)
@@ -211,7 +211,7 @@ def test_it_asks_for_this_minor_release():
         assert f"{this.major}.{this.minor + 1}.0" not in one.specifier
 
 
-def test_what_an_installer_compiled_is_not_copied(tmp_path, monkeypatch):
+def test_compiled_files_are_not_copied(tmp_path, monkeypatch):
     template = tmp_path / "template"
     for path, text in contents(package.TEMPLATE).items():
         (template / path).parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_there_is_kept(place, tmp_path, monkeypatch):
+def test_existing_files_are_kept(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     places(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -319,7 +319,7 @@ def test_the_example_runs_on_the_new_backend(made):
         assert lowered.verify(*inputs).relative_error == 0
 
 
-def test_what_it_declares_is_what_it_has(made):
+def test_declared_targets_exist(made):
     from my_npu import plugin
 
     declared = [
@@ -364,9 +364,7 @@ def test_the_example_runs_on_a_backend_that_reads_tosa(tmp_path, site):
     assert plugin.delegraph_backends()[0].composes == ("delegraph-tosa",)
 
 
-def test_the_example_runs_on_a_backend_that_reads_tosa_and_writes_bytes_of_its_own(
-    tmp_path, site
-):
+def test_the_example_runs_on_a_tosa_backend_with_new_format(tmp_path, site):
     scaffold.generate(Names.of("own-npu"), tmp_path / "made", tosa=True, device=True)
     sys.path.insert(0, str(tmp_path / "made" / "src"))
     from own_npu.backend import OwnNpuBackend

@@ -335,7 +335,9 @@ def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> No
         pytest.param("of an input", "aten.addmm.default", marks=pytest.mark.slow),
     ],
 )
-def test_arm_gets_no_layer_whose_weight_is_computed(kind: str, refused: str) -> None:
+def test_layers_with_computed_weights_are_not_offered_to_arm(
+    kind: str, refused: str
+) -> None:
     """Its compiler fails on a weight that is quantized by channels at run time, though
     its partitioner takes it.
     """
