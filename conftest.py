@@ -15,8 +15,6 @@ import hypothesis
 import pytest
 import torch
 
-from core.tests.support import warm
-
 # of processes that tests start: one thread each, beside other workers
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -43,7 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """The default suite draws the same examples each time: what fails in it is the
     change's. Slow sweeps draw anew.
     """
-    warm.open_session()  # in the process that starts the workers, so that they share it
     if config.getoption("markexpr") != "slow":
         hypothesis.settings.load_profile("ci")
 
@@ -72,14 +69,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     the end. Saves 8 %.
     """
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _warm_kit() -> None:
-    """The kit's processes need not export the common programs again in each worker."""
-    from delegraph_devkit.subprocesses import ForkServer
-
-    ForkServer.python = warm.kit_python()
 
 
 @pytest.fixture

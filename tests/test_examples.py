@@ -3,13 +3,12 @@
 import os
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import delegraph
 import pytest
 import torch
-
-from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 PARAMETERS = {
@@ -56,7 +55,7 @@ def test_examples_are_deterministic_and_keep_the_random_state():
 def run(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [warm_python(), *command],
+        [sys.executable, *command],
         cwd=ROOT,
         env=environment,
         capture_output=True,

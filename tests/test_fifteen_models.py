@@ -9,13 +9,12 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 from delegraph_tosa.spec import TosaSpec
-
-from core.tests.support.warm import warm_python
 
 HERE = Path(__file__).parent / "fifteen"
 ROOT = Path(__file__).parents[1]
@@ -90,7 +89,7 @@ def each(models):
 def matrix(store, models, *options):
     """One command for all: its exit code, and model -> its row with its report."""
     command = [
-        warm_python(),
+        sys.executable,
         "-m",
         "delegraph",
         "matrix",

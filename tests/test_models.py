@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -22,8 +23,6 @@ from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.tools import figures
 from torch import nn
-
-from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 
@@ -174,7 +173,7 @@ print(hashlib.sha256(blob).hexdigest())
 def _digesting(code, seed):
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     return subprocess.Popen(
-        [warm_python(seed), "-c", code],
+        [sys.executable, "-c", code],
         env=environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -6,10 +6,9 @@ breaks; it is not Windows.
 """
 
 import subprocess
+import sys
 
 import pytest
-
-from core.tests.support.warm import warm_python
 
 HIDING = """
 import os, signal, sys
@@ -62,7 +61,7 @@ def without_posix(code, folder):
     # Windows knows not to
     begin = "import subprocess, tempfile, multiprocessing, torch, socket\n"
     done = subprocess.run(
-        [warm_python(), "-c", begin + HIDING + code],
+        [sys.executable, "-c", begin + HIDING + code],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -8,11 +8,10 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-
-from core.tests.support.warm import warm_python, with_warm_kit
 
 NAME = "my-npu"
 PAGE = Path(__file__).parent.parent / "docs" / "backend-authors.md"
@@ -36,8 +35,10 @@ def run(site, module, *arguments, folder):
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
     }
-    environment |= {**with_warm_kit(), **({"PYTHONPATH": str(site)} if site else {})}
-    command = [warm_python(), "-m", module, *arguments]
+    if site:
+        path = [str(site), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True
     )

@@ -20,7 +20,6 @@ from delegraph_executorch.edge import to_edge, to_edge_transform_and_lower
 
 from .conftest import EchoBackend, EchoRuntime
 from .support.registries import registry_of
-from .support.warm import warm_python
 from .support.zip_plugin import ZIP
 
 FRESH = """
@@ -73,7 +72,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
     path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
     done = subprocess.run(
-        [warm_python(), "-c", FRESH, *files],
+        [sys.executable, "-c", FRESH, *files],
         env=path,
         cwd=tmp_path,
         capture_output=True,

@@ -3,9 +3,8 @@
 import os
 import shlex
 import site
+import sys
 import venv
-
-from core.tests.support.warm import warm_python
 
 
 def layered(folder):
@@ -38,7 +37,7 @@ def layered(folder):
                 f"{start}; runpy.run_module({name!r}, run_name='__main__',"
                 " alter_sys=True)"
             )
-            python = f"{warm_python()} -c {shlex.quote(start)}"
+            python = f"{sys.executable} -c {shlex.quote(start)}"
         command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
         command.chmod(0o755)
     # pages show what goes to a pipe, of any width

@@ -11,8 +11,6 @@ import pytest
 from delegraph.cli import main
 from delegraph.cli.native import stdout_kept
 
-from ..support.warm import warm_python
-
 PLUGIN = """
 import ctypes, os, signal
 from delegraph.backend import BackendDetails, PreprocessResult
@@ -80,7 +78,7 @@ def delegraph(site, tmp_path):
     path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
 
     def run(act, *arguments):
-        words = [warm_python(), "-m", "delegraph", *arguments]
+        words = [sys.executable, "-m", "delegraph", *arguments]
         variables = {**os.environ, "ACT": act, "PYTHONPATH": path}
         return subprocess.run(
             words,

@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from programs.tests.support import aliasing_programs as programs
 
 from ..support.random_support import MASK, lowered_program, partitioner, refused
-from ..support.warm import warm_python
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
@@ -173,7 +172,7 @@ def test_the_same_in_processes_with_different_hash_seeds(seeds):
     command = f"from {__name__} import digest; print(digest(4))"
     made = [
         subprocess.run(
-            [warm_python(seed), "-W", "ignore", "-c", command],
+            [sys.executable, "-W", "ignore", "-c", command],
             env={
                 **os.environ,
                 "PYTHONHASHSEED": seed,

@@ -6,6 +6,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import delegraph
@@ -16,8 +17,6 @@ from delegraph_demo.compiler.format import Code, Constant, Instruction, decode, 
 from delegraph_demo.compiler.operators import BY_CODE, TABLE
 from delegraph_demo.compiler.runtime import CompilerDemoRuntime
 from torch import nn
-
-from core.tests.support.warm import warm_python
 
 ADD = BY_CODE[1]
 LINEAR = BY_CODE[5]
@@ -248,7 +247,7 @@ def test_the_same_bytes_in_another_process(lowered):
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     done = subprocess.run(
-        [warm_python("1"), "-c", code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,

@@ -2,6 +2,7 @@
 
 import itertools
 import subprocess
+import sys
 
 import pytest
 from delegraph import Verification
@@ -9,8 +10,6 @@ from delegraph_devkit.lowering_attempt import is_random
 from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.program_text import listing
 from torch.utils import _pytree as pytree
-
-from core.tests.support.warm import warm_python
 
 from .support.kit import failure
 
@@ -31,7 +30,7 @@ def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_p
     script = tmp_path / "again.py"
     script.write_text(failure(name, check).script)
     done = subprocess.run(
-        [warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert shows in done.stdout, done.stdout
@@ -41,7 +40,7 @@ def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure("counter", "deterministic").script)
     done = subprocess.run(
-        [warm_python(), str(script)],
+        [sys.executable, str(script)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,10 +1,8 @@
 """The fixtures, as a backend's own tests use them, in a process of their own."""
 
-import os
 import subprocess
+import sys
 import textwrap
-
-from core.tests.support.warm import warm_python, with_warm_kit
 
 CONFTEST = 'pytest_plugins = ["delegraph_devkit.pytest_plugin"]\n'
 TESTS = """
@@ -31,7 +29,7 @@ def run(folder, *arguments):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
     command = [
-        warm_python(),
+        sys.executable,
         "-m",
         "pytest",
         "-q",
@@ -46,7 +44,6 @@ def run(folder, *arguments):
         cwd=folder,
         capture_output=True,
         text=True,
-        env={**os.environ, **with_warm_kit()},
     )
 
 

@@ -36,8 +36,6 @@ from delegraph_executorch.run.stock import StockProgram
 from delegraph_programs.decompose import decomposition_tables as tables
 from torch import nn
 
-from core.tests.support.warm import warm_python
-
 from .support import programs as p
 from .support.judge import expect_equal, run_on_host, stock_runtime
 
@@ -424,7 +422,7 @@ def test_equal_bytes_in_any_process_without_executorch(tmp_path: Path) -> None:
     for seed, path in enumerate(paths, 1):
         environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
         subprocess.run(
-            [warm_python(str(seed)), "-c", SCRIPT, str(path)],
+            [sys.executable, "-c", SCRIPT, str(path)],
             check=True,
             env=environment,
         )
@@ -542,7 +540,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [warm_python(), "-c", code, *arguments],
+            [sys.executable, "-c", code, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -31,8 +31,6 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.utils.parametrizations import weight_norm
 
-from core.tests.support.warm import warm_python
-
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema.json").read_text())
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
 
@@ -877,7 +875,7 @@ def test_saved_quantized_programs_lower_in_a_fresh_process(tmp_path):
     )
 
     def run(*words):
-        given = [warm_python(), "-m", "delegraph", *map(str, words)]
+        given = [sys.executable, "-m", "delegraph", *map(str, words)]
         return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
 
     made = run(

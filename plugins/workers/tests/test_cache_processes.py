@@ -5,6 +5,7 @@ damaged at random.
 import os
 import random
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from delegraph.errors import FormatError
 from delegraph.io.blob import TensorBlob, join
 from delegraph_workers.entry_bytes import read_result, write_result
 from delegraph_workers.forms import write
-
-from core.tests.support.warm import warm_python
 
 PROCESSES = """
 import os, random, signal, sys, time, traceback
@@ -104,7 +103,7 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 
 
 def share(folder, rounds):
-    words = [warm_python(), "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
+    words = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
     done = subprocess.run(
         words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

@@ -15,7 +15,6 @@ from delegraph.formats import Verdict
 from core.tests.support.command_line import fails
 from core.tests.support.hostile_plugin import EVIL, HOSTILE, LONG, PROGRESS_BAR
 from core.tests.support.processes import python
-from core.tests.support.warm import warm_python
 
 
 def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
@@ -31,7 +30,7 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
 
     def run(*words):
         path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-        command = [warm_python(), "-m", "delegraph", *words, "--json"]
+        command = [sys.executable, "-m", "delegraph", *words, "--json"]
         return subprocess.run(
             command, env=path, cwd=tmp_path, capture_output=True, text=True
         )

@@ -1,6 +1,4 @@
-"""One small matrix for all tests that only read rows, and processes for cells that need
-not import torch.
-"""
+"""One small matrix for all tests that only read rows."""
 
 import shutil
 from pathlib import Path
@@ -10,18 +8,14 @@ from delegraph.cli import main
 from delegraph_analysis.matrix import cells, description, forking
 from delegraph_analysis.matrix.store import Store
 
-from core.tests.support.warm import warm_python
-
 ZOO = Path(__file__).parent / "zoo.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm():
-    """Processes for cells are forked from one that has imported torch already."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forking, "PYTHON", warm_python())
-        yield
-        forking.close_all()
+def processes():
+    """End the processes for cells after the last test."""
+    yield
+    forking.close_all()
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def store(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, warm):
+def finished(tmp_path_factory, processes):
     """The store of a matrix of four models, for TOSA, a backend without a runtime, and
     the host.
     """

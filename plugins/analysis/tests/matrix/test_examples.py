@@ -11,8 +11,6 @@ import pytest
 from delegraph_analysis.matrix.cells import cells_of
 from delegraph_analysis.matrix.description import read_matrix
 
-from core.tests.support.warm import warm_python
-
 EXAMPLES = Path(__file__).parents[4] / "examples"
 TOML = """
 models = ["zoo.py:small", "zoo.py:inverse"]
@@ -30,7 +28,7 @@ def called(folder, *words):
     command = folder / "bin/delegraph"
     if not command.exists():
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec {warm_python()} -m delegraph "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m delegraph "$@"\n')
         command.chmod(0o700)
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     return subprocess.run(

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -16,8 +17,6 @@ from delegraph_analysis.matrix import executors, schedule
 from delegraph_analysis.matrix.cells import shard
 from delegraph_analysis.matrix.rows import key_of
 from delegraph_analysis.matrix.store import Store, read_rows
-
-from core.tests.support.warm import warm_python
 
 MODELS = ("small", "inverse", "methods", "wrong", "exits", "noisy")
 ENGINES = (("tosa",), ("openvino",))
@@ -89,7 +88,7 @@ def test_rows_of_four_shards_joined(wanted, listed, tmp_path):
 def started(folder, *words):
     """A command in a session of its own."""
     command = [
-        warm_python(),
+        sys.executable,
         "-m",
         "delegraph",
         "matrix",

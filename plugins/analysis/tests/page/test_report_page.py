@@ -12,6 +12,7 @@ import pickle
 import random
 import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -41,8 +42,6 @@ from delegraph_programs import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-
-from core.tests.support.warm import warm_python
 
 from ..support.report_pages import (
     EVIL,
@@ -606,7 +605,7 @@ def test_pages_are_deterministic_and_drawn_on_demand(report):
     script = SCRIPT.format(folder=str(Path(__file__).parents[1] / "support"))
     running = [
         subprocess.Popen(
-            [warm_python(seed), "-c", script],
+            [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed},
             stdout=subprocess.PIPE,
         )

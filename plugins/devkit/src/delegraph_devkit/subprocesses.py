@@ -24,7 +24,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from delegraph.errors import DelegraphError, InternalError
 
@@ -62,9 +62,6 @@ class Answer:
 class ForkServer:
     """A process that imports torch once and forks for every job."""
 
-    python: ClassVar[str] = sys.executable
-    """The Python interpreter of the server."""
-
     def __init__(self, hash_seed: int) -> None:
         if not hasattr(os, "fork"):
             hint = (
@@ -82,7 +79,7 @@ class ForkServer:
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
         self._log = tempfile.TemporaryFile()
         pipe = subprocess.PIPE
-        command = [self.python, "-c", code]
+        command = [sys.executable, "-c", code]
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment
         )

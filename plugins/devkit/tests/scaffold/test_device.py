@@ -11,8 +11,6 @@ import pytest
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold import Names
 
-from core.tests.support.warm import warm_python, with_warm_kit
-
 
 @pytest.fixture
 def made(request, tmp_path, site):
@@ -60,7 +58,7 @@ def run_its_test(made, passed, *arguments):
         )
     folder, path = made
     command = [
-        warm_python(),
+        sys.executable,
         "-m",
         "pytest",
         "-q",
@@ -76,7 +74,7 @@ def run_its_test(made, passed, *arguments):
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment | {"PYTHONPATH": path, **with_warm_kit()},
+        env=environment | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )

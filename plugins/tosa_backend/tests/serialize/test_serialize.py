@@ -11,6 +11,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +29,6 @@ from delegraph_tosa.serialize import TosaFile, elements, read, writer
 from delegraph_tosa.spec import DEFAULT, TosaSpec
 from delegraph_tosa.text import render
 from delegraph_tosa.validate import violations
-
-from core.tests.support.warm import warm_python
 
 from ..support import reference_tools
 from ..support.samples import apply, arrays, merged, samples
@@ -709,7 +708,7 @@ def test_equal_bytes_in_any_process():
     digests = set()
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        command = [warm_python(seed), "-c", script]
+        command = [sys.executable, "-c", script]
         digests.add(
             subprocess.run(
                 command,

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import os
 import random
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import delegraph
@@ -20,7 +22,6 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from core.tests.support.partitions import PROGRAMS, sizes
-from core.tests.support.warm import warm_python
 
 
 def packed(program):
@@ -157,11 +158,11 @@ print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
 def test_another_process_and_another_hash_seed_give_the_same_key():
     root = Path(__file__).parents[4]
     done = subprocess.run(
-        [warm_python("1"), "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
         cwd=root,
-        env={"PYTHONHASHSEED": "1"},
+        env=os.environ | {"PYTHONHASHSEED": "1"},
     )
     assert done.stdout.strip() == str(
         [write(PROGRAMS[name]()).key for name in ("sizes", "branches")]

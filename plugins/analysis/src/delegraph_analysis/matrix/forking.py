@@ -25,10 +25,6 @@ _LATE = 60.0
 """Seconds after its time in which the end of a cell has to be told."""
 
 
-PYTHON = sys.executable
-"""What is started."""
-
-
 class Lost(Exception):
     """The process that waits for the cell ended itself."""
 
@@ -51,7 +47,7 @@ class ForkingProcess:
         )
         own = {"OMP_NUM_THREADS": str(threads), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         self._process = subprocess.Popen(
-            [PYTHON, "-c", begin],
+            [sys.executable, "-c", begin],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
