@@ -310,7 +310,7 @@ def test_only_results_of_verify_are_accepted_as_figures():
     report = lowered().report
     with pytest.raises(
         InputError,
-        match="method forward has OperatorVerification, not what verify returned",
+        match="method forward has OperatorVerification, not the result of verify",
     ):
         report.to_html({"forward": verified(report).operators})
 

@@ -115,7 +115,7 @@ class Cache:
         ):
             raise _unusable(
                 self.folder,
-                "others own it or can write to it, and what they write would be run",
+                "others own it or can write to it, and cached code would be run",
             )
 
     def read(self, key: str) -> bytes | None:

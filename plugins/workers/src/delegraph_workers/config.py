@@ -312,7 +312,7 @@ def _ask(setting: Setting) -> dict[str, Any]:
         why = (
             str(told["error"])
             if isinstance(told, dict)
-            else f"it says {told!r:.80} for {setting.backend!r}"
+            else f"it answered {told!r:.80} for {setting.backend!r}"
         )
         raise BadSettings(f"{setting.python}: {why}")
     if not _is_description(told):

@@ -86,7 +86,7 @@ def nonsense(why: Exception) -> FormatError:
     ``why``: the error of its reader.
     """
     return FormatError(
-        "format-invalid", f"it holds what no entry has: {type(why).__name__}: {why}"
+        "format-invalid", f"it is no valid entry: {type(why).__name__}: {why}"
     )
 
 

@@ -280,7 +280,7 @@ class RemotePartitioner(Partitioner):
             return self._followed(exported_program, nodes, told)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             text = (
-                f"the environment of {self.name!r} answered what no partitioner does:"
+                f"the environment of {self.name!r} gave an invalid partitioner's answer:"
                 f" {type(e).__name__}: {e}"
             )
             raise FormatError("format-invalid", text) from e

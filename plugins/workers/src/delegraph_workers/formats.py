@@ -146,7 +146,7 @@ class _There:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             text = (
                 f"the format of {self._suffix} files in the environment of"
-                f" {self._name!r} answered what none does"
+                f" {self._name!r} gave an invalid answer"
             )
             raise FormatError(
                 "format-invalid", f"{text}: {type(e).__name__}: {e}"

@@ -68,6 +68,6 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
             raise ValueError("its parts do not fit")
     except (ValueError, TypeError) as e:
         raise FormatError(
-            "format-invalid", f"a message of a worker holds what none has: {e}"
+            "format-invalid", f"a message of a worker is invalid: {e}"
         ) from e
     return header, parts

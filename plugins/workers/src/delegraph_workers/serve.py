@@ -104,7 +104,7 @@ def _marks(node: Node, before: set[str]) -> dict[str, Any]:
         return marks_of(node, before)
     except ContractViolation as e:
         text = (
-            f"what its partitioner left on {node.name} for its backend cannot be sent:"
+            f"the metadata that the partitioner set on {node.name} cannot be sent:"
             f" {e.message}"
         )
         raise Unsupported("unsupported", text) from e

@@ -161,7 +161,9 @@ class WorkerProcess:
             if self._await("begun", START_LIMIT, place):
                 self._await("done", limits.seconds, place)
             if not paths[1].exists():
-                raise self._refusal("said that it was done, and left no answer", place)
+                raise self._refusal(
+                    "reported that it was done, but left no answer", place
+                )
             return paths[1].read_bytes(), self._printed(place)
         except BaseException:
             # such as KeyboardInterrupt: what it says later is no answer to the next job
@@ -235,7 +237,7 @@ class WorkerProcess:
             ) from None
         except _Nonsense as e:
             raise self._refusal(
-                f"was stopped, since it said {e} where a worker says how far it is",
+                f"was stopped, since it sent {e} instead of its progress",
                 place,
             ) from None
         except _Ended:

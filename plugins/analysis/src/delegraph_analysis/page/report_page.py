@@ -79,7 +79,7 @@ def render_page(
     for method, found in (verifications or {}).items():
         if not isinstance(found, Verification):
             text = (
-                f"method {method} has {type(found).__name__}, not what verify returned"
+                f"method {method} has {type(found).__name__}, not the result of verify"
             )
             raise InputError(
                 "input-invalid", text, hint="to_html({'forward': lowered.verify(...)})"
@@ -87,8 +87,8 @@ def render_page(
     for method, profile in (profiles or {}).items():
         if not isinstance(profile, ProgramProfile):
             text = (
-                f"method {method} has {type(profile).__name__}, not what profile"
-                " returned"
+                f"method {method} has {type(profile).__name__}, not the result of"
+                " profile"
             )
             raise InputError(
                 "input-invalid",

@@ -58,9 +58,7 @@ def read(
         raise
     except Exception as e:
         # whatever sympy and torch raise when they are given nonsense
-        text = (
-            f"the form of a program holds what no program has: {type(e).__name__}: {e}"
-        )
+        text = f"the form of a program is invalid: {type(e).__name__}: {e}"
         raise FormatError("format-invalid", text) from e
 
 
