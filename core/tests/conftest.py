@@ -11,8 +11,9 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine import pipeline
+from delegraph.engine import normalize, planner
 from delegraph.runtime import BackendRuntime
+from delegraph_programs.known_scalars import Folded
 
 from .support.zip_plugin import zipped as zipped
 
@@ -38,8 +39,8 @@ class EchoRuntime(BackendRuntime):
 @pytest.fixture
 def no_folding(monkeypatch):
     """Calls on constants alone are not computed while lowering."""
-    monkeypatch.setattr(pipeline, "compute_constants", lambda plan, taken_too: "")
-    monkeypatch.setattr(pipeline, "fold_scalars", lambda program: "")
+    monkeypatch.setattr(planner, "fold_constants", lambda program, may_fold: None)
+    monkeypatch.setattr(normalize, "fold_scalars", lambda program: Folded())
 
 
 @pytest.fixture

@@ -16,9 +16,15 @@ from torch.export import ExportedProgram
 
 from .discovery.explanations import suggestion
 from .discovery.registry import Registry, default_registry
+from .engine.compile import CACHE_VARIABLES, Serial
 from .engine.export import export_method, sources_by_method
-from .engine.pipeline import Lowering, Round, run
-from .engine.serial import CACHE_VARIABLES, Serial
+from .engine.pipeline import (
+    Journal,
+    Settings,
+    Turn,
+    export_programs,
+    lower_exported,
+)
 from .engine.session import Compiler
 from .errors import OptionError, PluginUnavailable
 from .host.files import FileFormat, LoadedProgram
@@ -131,23 +137,21 @@ def lower(
         sources = sources_by_method(
             program, example_inputs, example_kwargs, dynamic_shapes
         )
-        lowering = Lowering(
+        settings = Settings(
             chosen,
             session,
-            sources=sources,
-            transforms=dict.fromkeys(sources, transforms),
-            rounds=[
-                Round(
-                    name, dict.fromkeys(sources, partitioner), isinstance(backend, str)
-                )
-                for backend, (name, partitioner) in zip(
+            turns=[
+                Turn(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
+                for given, (name, partitioner) in zip(
                     backends, partitioners, strict=True
                 )
             ],
-            folds_constants=True,
-            gives_back=True,
+            transforms=dict.fromkeys(sources, transforms),
+            has_report=True,
         )
-        report = run(lowering).report()
+        journal = Journal()
+        lowered = lower_exported(export_programs(sources, journal), settings, journal)
+    report = lowered.report
     if why_not_cached:
         report.notes.append(why_not_cached)
     if why_these_backends:
@@ -156,10 +160,9 @@ def lower(
         report.expect_full()
     # the programs before lowering
     eager = {method: source.program for method, source in sources.items()}
-    result = LoweredProgram(
-        lowering.programs, eager, lowering.delegates, report, chosen, lowering.changed
+    return LoweredProgram(
+        lowered.programs, eager, lowered.delegates, report, chosen, lowered.changed
     )
-    return result
 
 
 @_name_arguments

@@ -27,7 +27,6 @@ __all__ = [
     "NamedDataStoreOutput",
     "PreprocessResult",
     "TensorLayout",
-    "enforcedmethod",
     "from_specs",
     "to_specs",
 ]

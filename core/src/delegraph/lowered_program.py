@@ -26,7 +26,7 @@ from .delegates.lowered_module import LoweredBackendModule
 from .discovery.first_party import provided
 from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
-from .engine.whole import whole_delegate
+from .engine.whole_program import whole_delegate
 from .errors import InputError, OptionError
 from .host.executor import (
     Delegates,

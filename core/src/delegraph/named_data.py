@@ -21,7 +21,6 @@ __all__ = [
     "NamedDataStore",
     "NamedDataStoreOutput",
     "TensorLayout",
-    "check_output",
     "expect_data",
 ]
 

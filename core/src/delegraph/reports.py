@@ -12,10 +12,8 @@ from .host.verify import Verification
 from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
 from .report.facts import (
     Fact,
-    Told,
     format_seconds,
     format_size,
-    list_amounts,
     list_counts,
     most_frequent,
     pluralize,
@@ -26,10 +24,7 @@ from .report.notation import Notation
 from .report.rows import (
     Cause,
     DelegateRow,
-    GivenBack,
-    LineFigures,
     MethodRow,
-    RefusalRow,
 )
 from .report.saving import expect_report_formats, write_report
 
@@ -40,23 +35,18 @@ __all__ = [
     "Cause",
     "DelegateRow",
     "Fact",
-    "GivenBack",
-    "LineFigures",
     "LoweringResult",
     "MethodRow",
     "Notation",
     "OutputStatistics",
-    "RefusalRow",
     "Report",
     "ReportFormat",
-    "Told",
     "Verification",
     "expect_report_formats",
     "format_seconds",
     "format_size",
     "host_calls",
     "left_operators",
-    "list_amounts",
     "list_counts",
     "most_frequent",
     "pluralize",

@@ -94,7 +94,7 @@ def lower_or_raise(backend, partitioner=None):
     return lower_programs(
         {"forward": program},
         [{"forward": partitioner}],
-        decompose=True,
+        core_aten=(),
         registry=registry,
     )
 
@@ -282,7 +282,7 @@ def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, si
         lower_programs(
             {"forward": program},
             [{"forward": Willing()}],
-            decompose=True,
+            core_aten=(),
             registry=acme,
         )
     message = caught.value.message

@@ -1,4 +1,4 @@
-"""The steps of a lowering: one tuple, one driver, and faces that contain no second one."""
+"""The steps of a lowering: one loop, and faces that contain no second one."""
 
 import delegraph
 import delegraph_executorch.edge as edge
@@ -27,7 +27,7 @@ STEPS = [
     "insert",
     "finish",
 ]
-EACH_ROUND = STEPS[2:6]
+EACH_TURN = STEPS[2:6]
 
 
 class Waves(nn.Module):
@@ -48,35 +48,26 @@ def taking(*names):
 
 @pytest.fixture
 def ran(monkeypatch, registry):
-    """The names of the steps that the driver ran; EchoBackend is in the process-wide
-    registry.
-    """
+    """The names of the steps that ran; EchoBackend is in the process-wide registry."""
     names = []
+    begin = pipeline.Journal.step
 
-    def recorded(step):
-        def run(lowering):
-            names.append(step.name)
-            step.run(lowering)
+    def step(journal, name, **options):
+        names.append(name)
+        return begin(journal, name, **options)
 
-        return step._replace(run=run)
-
-    monkeypatch.setattr(pipeline, "STEPS", tuple(map(recorded, pipeline.STEPS)))
+    monkeypatch.setattr(pipeline.Journal, "step", step)
     with delegraph.register(
         registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")
     ):
         yield names
 
 
-def test_the_tuple():
-    assert [step.name for step in pipeline.STEPS] == STEPS
-    assert [step.name for step in pipeline.STEPS if step.each_round] == EACH_ROUND
-
-
 def test_lower_runs_all_steps_and_reports_their_times(ran):
     lowered = api.lower(
         Waves().eval(), (torch.ones(3),), backends=[taking("sin"), taking("cos")]
     )
-    assert ran == [*STEPS[:2], *EACH_ROUND, *EACH_ROUND, "finish"]
+    assert ran == [*STEPS[:2], *EACH_TURN, *EACH_TURN, "finish"]
     assert list(lowered.report.seconds) == STEPS
     assert all(seconds > 0 for seconds in lowered.report.seconds.values())
     assert all(
@@ -96,25 +87,34 @@ def manager():
 @pytest.mark.parametrize(
     "face, steps",
     [
-        (lambda: to_backend("EchoBackend", program(), []), ["normalize", *EACH_ROUND]),
-        (lambda: to_backend(program(), taking("sin")), ["normalize", *EACH_ROUND]),
+        (
+            lambda: to_backend("EchoBackend", program(), []),
+            ["normalize", *EACH_TURN, "finish"],
+        ),
+        (
+            lambda: to_backend(program(), taking("sin")),
+            ["normalize", *EACH_TURN, "finish"],
+        ),
         (
             lambda: to_backend(
                 MethodProgramsPartitionerSpec(
                     {"a": program(), "b": program()}, {"b": taking("sin")}
                 )
             ),
-            ["normalize", *EACH_ROUND],
+            ["normalize", *EACH_TURN, "finish"],
         ),
         (lambda: to_edge({"a": program(), "b": program()}), ["normalize", "finish"]),
         (
             lambda: to_edge_transform_and_lower(
                 program(), [lambda p: p], [taking("sin"), taking("cos")]
             ),
-            ["normalize", *EACH_ROUND, *EACH_ROUND, "finish"],
+            ["normalize", *EACH_TURN, *EACH_TURN, "finish"],
         ),
-        (lambda: manager().transform([lambda p: p]), ["normalize"]),
-        (lambda: manager().to_backend(taking("sin")), ["normalize", *EACH_ROUND]),
+        (lambda: manager().transform([lambda p: p]), ["normalize", "finish"]),
+        (
+            lambda: manager().to_backend(taking("sin")),
+            ["normalize", *EACH_TURN, "finish"],
+        ),
     ],
 )
 def test_every_face_runs_a_range_of_the_steps(ran, face, steps):
@@ -169,12 +169,12 @@ def test_blobs_stay_unread(module):
 def test_faces_take_nothing_from_the_steps_themselves(face):
     steps = (
         "plan",
+        "planner",
         "partition",
-        "order",
-        "state",
-        "snapshot",
+        "schedule",
+        "buffers",
         "extract",
-        "compile",
+        "compile_partitions",
         "insert",
         "decompose",
     )

@@ -1,7 +1,5 @@
 """Files that are whole or not there, written to what ``cp`` would write to."""
 
-import ctypes
-import errno
 import io
 import os
 import signal
@@ -216,51 +214,26 @@ class Blob:
         file.write(b"half")
         os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 
-if "named" in sys.argv:
-    del os.O_TMPFILE
 write_whole(sys.argv[1], Blob())
 """
 
 
-def killed(path, by, *more):
-    program = [sys.executable, "-c", KILLED, path, by, *more]
+def killed(path, by):
+    program = [sys.executable, "-c", KILLED, path, by]
     assert subprocess.run(program).returncode == -getattr(signal, by)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "O_TMPFILE"), reason="files without names are there on Linux only"
-)
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
-def test_killed_writes_leave_only_the_old_file(tmp_path, by):
+def test_killed_writes_leave_the_old_file(tmp_path, by):
     (tmp_path / "old").write_bytes(b"old")
     for name in ("old", "new"):
         killed(tmp_path / name, by)
-    assert os.listdir(tmp_path) == ["old"] and (tmp_path / "old").read_bytes() == b"old"
+    assert (tmp_path / "old").read_bytes() == b"old"
+    assert not (tmp_path / "new").exists()
 
 
-@pytest.fixture(params=["with files without names", "without"])
-def file_system(request, monkeypatch):
-    if request.param == "without":
-        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-
-
-def test_a_file_system_that_has_no_files_without_names(tmp_path, monkeypatch):
-    def refuse(path, flags, *rest, **more):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return opened(path, flags, *rest, **more)
-
-    opened = os.open
-    monkeypatch.setattr(os, "open", refuse)
-    for content in (b"new", b"newer"):
-        write_whole(tmp_path / "a", content)
-        assert (tmp_path / "a").read_bytes() == content and os.listdir(tmp_path) == [
-            "a"
-        ]
-
-
-def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path, file_system):
-    killed(tmp_path / "a", "SIGKILL", "named")
+def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path):
+    killed(tmp_path / "a", "SIGKILL")
     assert len(os.listdir(tmp_path)) == 1
 
     class Nested(Blob):
@@ -277,7 +250,7 @@ def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path, file_system
     assert (tmp_path / "a").read_bytes() == b"abcd"
 
 
-def test_threads_that_write_the_same_file(tmp_path, file_system):
+def test_threads_that_write_the_same_file(tmp_path):
     threads = [
         threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000))
         for k in range(8)
@@ -290,42 +263,3 @@ def test_threads_that_write_the_same_file(tmp_path, file_system):
     assert (
         len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]
     )
-
-
-@pytest.fixture
-def reserving(monkeypatch):
-    """What reserving space answers; only the system call is replaced."""
-
-    def set_up(problem):
-        class System:
-            def fallocate(self, *_):
-                ctypes.set_errno(problem)
-                return -1
-
-        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: System())
-
-    return set_up
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="space is reserved on Linux only")
-def test_a_full_disk_is_known_before_anything_is_written(tmp_path, reserving):
-    class Asked(Blob):
-        def __len__(self):
-            return 1 << 25
-
-        def write_to(self, file):
-            raise AssertionError("it was written")
-
-    reserving(errno.ENOSPC)
-    with pytest.raises(WriteError, match="No space left"):
-        write_whole(tmp_path / "a", Asked(fails=False))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("reserves", [True, False])
-def test_files_are_equal_without_reserved_disk_space(tmp_path, reserving, reserves):
-    if not reserves:
-        reserving(errno.EOPNOTSUPP)
-    content = b"x" * (1 << 25) + b"y"
-    write_whole(tmp_path / "a", content)
-    assert (tmp_path / "a").read_bytes() == content

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.engine import pipeline
+from delegraph.engine import planner
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_programs.decompose.trace import Tracer
@@ -426,7 +426,7 @@ def test_an_integer_constant_leaves_no_partition(elsewhere, monkeypatch):
             torch.special.bessel_j0(ones * 1.0) + ones,
         )
 
-    monkeypatch.setattr(pipeline, "compute_constants", lambda plan, taken_too: "")
+    monkeypatch.setattr(planner, "fold_constants", lambda program, may_fold: None)
     inputs = (torch.randn(3, 4),)
     other = CapabilityPartitioner(
         lambda n: None if n.target is elsewhere else "not mine", "Elsewhere"

@@ -10,10 +10,9 @@ from .delegates import (
     delegate_map,
     merged_named_data,
 )
-from .lowered_module import Argument, LoweredBackendModule
+from .lowered_module import LoweredBackendModule
 
 __all__ = [
-    "Argument",
     "DelegateDebug",
     "DelegateInfo",
     "LoweredBackendModule",

@@ -6,6 +6,6 @@ the modules are not.
 
 from .extract import extract_partition
 from .pipeline import lower_programs
-from .whole import whole_delegate
+from .whole_program import whole_delegate
 
 __all__ = ["extract_partition", "lower_programs", "whole_delegate"]

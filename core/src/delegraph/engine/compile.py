@@ -7,27 +7,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from delegraph_programs import TRACING, all_nodes, source_of
+from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..backend import BackendDetails, CompileSpec
+from ..backend import BackendDetails, CompileSpec, check_called_on_class
 from ..discovery.attribution import AtWork
-from ..discovery.registry import InstalledBackend
-from ..errors import DelegraphError, Unsupported
-from .failures import may_be_refusal
-from .returned import (
+from ..discovery.registry import InstalledBackend, Registry
+from ..errors import ContractViolation, DelegraphError, Unsupported
+from ..partitioner import Partitioner, PartitionResult
+from .contract_checks import (
     check_others,
     check_result,
     check_untouched,
     flat_results,
     handles_of,
 )
-from .session import Compiled, Refused, Request
-from .snapshot import Snapshot
+from .failures import may_be_refusal
+from .session import Compiled, Refused, Request, Session
 
 LOG = logging.getLogger("delegraph.progress")
 
@@ -205,3 +206,88 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
         if any(n is node for n in all_nodes(given.program.graph_module))
     ]
     return containing or call
+
+
+def fingerprint_of(
+    backend: InstalledBackend, compile_specs: Sequence[CompileSpec]
+) -> str | None:
+    """The backend's fingerprint for ``compile_specs``; None if it gives none.
+
+    Raises ContractViolation for anything but a text or None.
+    """
+    kind = backend.kind
+    check_called_on_class(kind, "fingerprint", ("compile_specs",))
+    with AtWork(kind, "fingerprint", registry=backend):
+        fingerprint = kind.fingerprint(list(compile_specs))
+    if not isinstance(fingerprint, str | None):
+        text = (
+            f"{kind.__name__}.fingerprint returned {fingerprint!r:.80}, not a text or"
+            " None"
+        )
+        raise ContractViolation("contract-violation", text)
+    return fingerprint
+
+
+CACHE_VARIABLES = ("DELEGRAPH_CACHE", "DELEGRAPH_CACHE_REMOTE")
+"""Environment variables with which the user asks for a cache of compiled partitions."""
+
+
+class Serial:
+    """The compiler that compiles in this process, one partition after the other.
+
+    If a backend declares to be isolated, the installed compiler that is declared as the
+    default gets all partitions and all calls of partitioners from then on.
+    """
+
+    def session(self, registry: Registry, backends: Sequence[str]) -> Session:
+        """A new session, which only calls the default compiler if it has to."""
+        return _SerialSession(registry, backends)
+
+
+class _SerialSession:
+    """The session of ``Serial``.
+
+    ``_default``: the session of the default compiler; None until it is needed.
+    """
+
+    def __init__(self, registry: Registry, backends: Sequence[str]) -> None:
+        self._registry = registry
+        self._backends = backends
+        self._default: Session | None = None
+        self._open = ExitStack()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._default.notes if self._default is not None else ()
+
+    def __enter__(self) -> _SerialSession:
+        """Start the default compiler now if a backend is isolated: that takes time."""
+        if any(self._registry.spec(name).isolated for name in self._backends):
+            self._begin_default()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._open.__exit__(*raised)
+
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
+        if self._default is not None:
+            return self._default.partition(partitioner, program)
+        with self._registry.attributing(partitioner, "partition"):
+            return partitioner(program)
+
+    def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
+        if self._default is None:
+            if not any(request.backend.spec.isolated for request in requests):
+                return compile_here(requests)
+            self._begin_default()
+        assert self._default is not None
+        return self._default.compile(requests)
+
+    def _begin_default(self) -> None:
+        """Begin a session of the default compiler. Raises PluginUnavailable."""
+        compiler = self._registry.default_compiler("compiling in other processes")
+        session: Session = compiler.session(self._registry, self._backends)
+        self._open.enter_context(session)
+        self._default = session

@@ -39,10 +39,10 @@ from torch.fx import Node
 from ..discovery.attribution import AtWork
 from ..errors import PluginFailed
 from ..partitioner import Partitioner, Support
-from .composites import Composites
 from .failures import GuardedSupport, log, may_be_refusal
 from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
+from .recompose import Composites
 from .session import Session
 
 Keeps = Callable[[Node], bool]

@@ -20,6 +20,7 @@ from delegraph_programs import (
     placeholders,
     written_targets,
 )
+from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
@@ -28,7 +29,6 @@ from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..partitioner.contract import DelegationSpec, PartitionResult
 from .partition import Partition, Plan, Work
 from .plan import connected_partitions
-from .snapshot import Snapshot
 
 _WRITES = {
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,

@@ -25,9 +25,9 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
+from .buffers import stored_by_delegates
 from .extract import as_dtype, cast
 from .partition import Partition, Plan, Work
-from .state import stored_by_delegates
 
 
 def insert_delegates(

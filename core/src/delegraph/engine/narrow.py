@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from delegraph_programs.node_sets import find_root, reachable
 from torch.fx import Node
 
+from .buffers import returned_values
 from .extract import begin_work
-from .order import draws, sort_by_needs
 from .partition import Partition, Work
 from .plan import connect, result_positions
-from .state import returned_values
+from .schedule import draws, sort_by_needs
 
 MOST_COMPILATIONS = 8
 """Most attempts to compile parts of one partition."""

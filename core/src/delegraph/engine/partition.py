@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from delegraph_programs import is_operator, source_of
+from delegraph_programs.snapshot import Snapshot
 from delegraph_programs.subgraphs import Subgraph
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -19,8 +20,7 @@ from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
 from ..partitioner.contract import DelegationSpec, Refusal
-from .composites import Composites
-from .snapshot import Snapshot
+from .recompose import Composites
 
 ON_HOST = "checked_on_host"
 """Metadata key of a call that only checks something and stays on the host, whatever its

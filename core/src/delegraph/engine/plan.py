@@ -15,6 +15,7 @@ from delegraph_programs import (
     written_values,
 )
 from delegraph_programs.exported_program import SHARED_STATE
+from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
@@ -23,11 +24,10 @@ from ..discovery.attribution import AtWork
 from ..errors import PluginFailed
 from ..partitioner.contract import Partitioner, PartitionResult, Refusal
 from ..partitioner.validate import check_result
+from .buffers import give_state, returned_values
 from .failures import guarded, may_be_refusal, reason_of
 from .partition import ON_HOST, Partition, Plan, Tags, broken
 from .session import Session
-from .snapshot import Snapshot
-from .state import give_state, returned_values
 
 
 class Answer(NamedTuple):

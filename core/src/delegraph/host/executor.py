@@ -31,6 +31,7 @@ from delegraph_programs.required_strides import (
     same_strides,
 )
 from delegraph_programs.shared_memory import expect_written_apart
+from delegraph_programs.traced_sizes import failed_at
 from delegraph_programs.tracing_lock import ForkSafeLock
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -45,7 +46,6 @@ from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible
 from .graph_code import GraphCode
-from .sizes import failed_at
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry

@@ -14,11 +14,11 @@ from delegraph_programs.call_arguments import outside
 from delegraph_programs.call_names import INDEXED
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.required_strides import Layout, arrange, subgraph_layouts
+from delegraph_programs.traced_sizes import check_rank, squeeze_breaks_rank
 from torch.fx import GraphModule, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import InputError
-from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -92,7 +92,7 @@ class GraphCode:
         # the globals of the code: objects, subgraphs and delegates by name
         self._bound: dict[str, Any] = {
             "arrange": arrange,
-            "expect_rank": expect_rank,
+            "check_rank": check_rank,
             "expect_narrow": _expect_narrow,
         }
         self._bound |= {self._names[n]: v for n, v in constants.items()}
@@ -244,8 +244,8 @@ class GraphCode:
             ]
             text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(arguments)})"
             text = (
-                f"expect_rank({text}, {self._bind(node)})"
-                if expects_rank(node, self._inside)
+                f"check_rank({text}, {self._bind(node)})"
+                if squeeze_breaks_rank(node, self._inside)
                 else text
             )
         return self._arranged(text, self._layouts.get(node))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import re
 import secrets
@@ -25,11 +23,6 @@ if sys.platform != "win32":
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
-_FALLOC_FL_KEEP_SIZE = 1
-_RESERVED = 1 << 25
-"""Bytes from which on disk space is reserved; for smaller files, that takes longer than
-it saves.
-"""
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
@@ -127,10 +120,9 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     _remove_leftovers(target.parent)
     # from the mode of a new file, the system takes away the bits of the umask
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
-    file = _open_unnamed(target.parent, mode) or _open_named(target.parent, mode)
+    file = _open_temporary(target.parent, mode)
     try:
         with file:
-            _reserve(file, len(content))
             _write_content(content, file)
             new = os.fstat(file.fileno())
             # no link: another process replaced the target while its status was read
@@ -150,60 +142,10 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
                 # Windows cannot rename an open file; elsewhere the lock is held until
                 # after the rename
                 file.close()
-            _move(file, target)
+            os.replace(file.name, target)
     finally:
-        # the name of a file without a name is its descriptor
-        if not isinstance(file.name, int):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(file.name)
-
-
-def _move(file: BinaryIO, target: Path) -> None:
-    """Give the finished temporary file, with or without a name, the target's name; an
-    existing target is replaced.
-    """
-    # ``open`` keeps the descriptor, an int, as the name of a file without one
-    if not isinstance(file.name, int):
-        return os.replace(file.name, target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        try:
-            _link(file, target.name, folder)
-        except FileExistsError:
-            # os.link cannot replace an existing file; os.replace can
-            part = _temporary_name()
-            _link(file, part, folder)
-            os.replace(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-def _link(file: BinaryIO, name: str, folder: int) -> None:
-    """Give a file without a name the name ``name`` in the folder with the descriptor
-    ``folder``.
-
-    Without ``dst_dir_fd``, ``os.link`` would link the symbolic link in /proc itself,
-    not the file.
-    """
-    os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
-
-
-def _reserve(file: BinaryIO, size: int) -> None:
-    """Reserve ``size`` bytes on disk (Linux only), so that a full disk is noticed early
-    and writing is faster.
-
-    Raises OSError if the disk is too full. Does nothing on file systems that cannot
-    reserve; there ``os.posix_fallocate`` would write to every block.
-    """
-    if sys.platform != "linux" or size < _RESERVED:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)  # Python has no ``fallocate``
-    # KEEP_SIZE: blocks are reserved, but the file's size only grows as it is written
-    failed = libc.fallocate(
-        file.fileno(), _FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)
-    )
-    if failed and ctypes.get_errno() == errno.ENOSPC:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file.name)
 
 
 def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
@@ -212,25 +154,7 @@ def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
     file.flush()
 
 
-def _open_unnamed(folder: Path, mode: int) -> BinaryIO | None:
-    """Open a new file without a name, which vanishes if the process is killed.
-
-    None where such files do not exist: on systems other than Linux, and on file systems
-    such as NFS and FAT.
-    """
-    if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
-        return None
-    try:
-        file = open(os.open(folder, os.O_TMPFILE | os.O_RDWR, mode), "w+b")
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):  # this file system has no locks
-        # ``_move`` may give it a temporary name, which nobody must remove as a leftover
-        _lock(file.fileno())
-    return file
-
-
-def _open_named(folder: Path, mode: int) -> BinaryIO:
+def _open_temporary(folder: Path, mode: int) -> BinaryIO:
     """Open a new file with a temporary name, locked for as long as it is open where the
     file system has locks.
 
@@ -239,7 +163,8 @@ def _open_named(folder: Path, mode: int) -> BinaryIO:
     another file is made.
     """
     while True:
-        name = folder / _temporary_name()
+        # not made from the target's name, which may be as long as names can be
+        name = folder / f".delegraph-{secrets.token_hex(8)}.part"
         file = open(
             name,
             "w+b",
@@ -259,13 +184,6 @@ def _open_named(folder: Path, mode: int) -> BinaryIO:
         if os.fstat(file.fileno()).st_nlink:  # it was not removed before it was locked
             return file
         file.close()
-
-
-def _temporary_name() -> str:
-    """A random name for a temporary file; unlike one made from the target's name, it is
-    never too long.
-    """
-    return f".delegraph-{secrets.token_hex(8)}.part"
 
 
 def _remove_leftovers(folder: Path) -> None:

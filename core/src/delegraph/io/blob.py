@@ -14,7 +14,7 @@ from ..errors import ContractViolation
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
+__all__ = ["Blob", "TensorBlob", "equal", "head", "join", "stream"]
 
 
 @runtime_checkable

@@ -1,33 +1,13 @@
-"""Escapes text from models and plugins for pages and terminals, so that it is never
-markup or a control character.
-"""
+"""Escapes text from models and plugins, so that no terminal reads it as a command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-__all__ = ["LONGEST", "lines", "printable", "table", "text"]
+__all__ = ["LONGEST", "printable", "table"]
 
 LONGEST = 2000
 """The most characters of one text; names in a model may have any length."""
-_TOOLTIP = 500
-"""The most characters of one line of a tooltip."""
-
-
-def text(value: object, longest: int = LONGEST) -> str:
-    """``str(value)``, escaped for the content and the attributes of HTML and XML.
-
-    Characters that do not print become escapes: control characters, those that change
-    the direction of writing, and halves of surrogate pairs, which no file can hold. The
-    text is cut after ``longest`` characters.
-    """
-    import html  # imported late: its table of all entities is needed for pages only
-
-    whole = str(value)
-    shown = printable(whole[: longest + 1])
-    if len(shown) > longest:
-        shown = f"{shown[:longest]}… ({len(whole)} characters)"
-    return html.escape(shown)
 
 
 def printable(shown: str, kept: str = "") -> str:
@@ -41,13 +21,6 @@ def printable(shown: str, kept: str = "") -> str:
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode()
         for c in shown
     )
-
-
-def lines(values: Iterable[object]) -> str:
-    """A tooltip: each value as escaped text (see ``text``) on a line of its own, cut to
-    a tooltip's width.
-    """
-    return "\n".join(text(v, _TOOLTIP) for v in values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

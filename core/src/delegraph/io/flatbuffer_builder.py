@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import flatbuffers
 from flatbuffers import number_types
 
-__all__ = ["Builder", "Field", "PlacedTable"]
+__all__ = ["Builder", "Field"]
 
 _FLAGS = {
     "bool": number_types.BoolFlags,

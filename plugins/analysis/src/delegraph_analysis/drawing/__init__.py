@@ -3,9 +3,10 @@
 It imports neither torch nor a plugin.
 """
 
-from delegraph.io.escape import printable, text
+from delegraph.io.escape import printable
 
 from .condense import condense, overview
+from .escape import text
 from .picture import HEATS, Box, Picture, Wire
 from .style import STYLE, TONES, head
 from .svg import box_id, figure, frame, share, svg, swatch

@@ -7,8 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from delegraph.io.escape import text
-
+from .escape import text
 from .viewer import SCRIPT
 
 TONES = 5

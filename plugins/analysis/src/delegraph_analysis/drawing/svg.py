@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unicodedata import east_asian_width
 
-from delegraph.io.escape import lines, text
-
 from .condense import condense
+from .escape import lines, text
 from .layout import BELOW, LINE, PADDING, Leg, Place, lay_out
 from .picture import Box, Picture, Wire
 from .style import TONES

@@ -313,8 +313,7 @@ def to_edge_transform_and_lower(
         methods,
         [{m: p[k] for m, p in lists.items() if k < len(p)} for k in range(most)],
         transforms=_transforms(passes, config),
-        decompose=True,
-        keep=config.preserve_ops,
+        core_aten=config.preserve_ops,
         registry=default_registry(),
     )
     edge = EdgeProgramManager(lowered, constant_methods, config)

@@ -4,23 +4,16 @@ and writes it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 
-import torch
 from delegraph_programs import (
-    constant_tensor,
     output_values,
     placeholders,
-    written_targets,
     written_values,
 )
 from delegraph_programs.exported_program import (
-    CONSTANT_KINDS,
-    SHARED_STATE,
     STATE_WRITES,
 )
-from delegraph_programs.functionalize.aliases import storages
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -68,72 +61,6 @@ def give_state(
         partition.state[buffer] = last
         if buffer not in partition.constants:
             partition.constants.append(buffer)
-
-
-def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """Mark the placeholders of tensors that one method writes and another one uses;
-    yields a note for each tensor.
-
-    The host keeps such a tensor in all of these methods, so that a file can have it in
-    one place for all. Methods use the same tensor, or equal ones of one name. In this
-    process each method has its own copy.
-    """
-    if len(programs) == 1:
-        return
-    uses: list[_Use] = []
-    for method, program in programs.items():
-        written = written_targets(program)
-        for node, spec in placeholders(program):
-            if spec.kind in CONSTANT_KINDS:
-                target = str(spec.target)
-                uses.append(
-                    _Use(
-                        method,
-                        node,
-                        target,
-                        constant_tensor(program, spec),
-                        target in written,
-                    )
-                )
-    marked: set[Node] = set()
-    for writer in uses:
-        if writer.is_written and writer.node not in marked:
-            same = [use for use in uses if use.is_same(writer)]
-            users = dict.fromkeys(use.method for use in same)
-            if len(users) > 1:
-                marked.update(use.node for use in same)
-                writers = dict.fromkeys(use.method for use in same if use.is_written)
-                text = (
-                    f"{writer.target} is used by {', '.join(users)} and written by"
-                    f" {', '.join(writers)}:"
-                )
-                yield f"{text} no method sees what another writes"
-    for node in marked:
-        node.meta[SHARED_STATE] = True
-
-
-class _Use(NamedTuple):
-    """A parameter, buffer or constant of a method."""
-
-    method: str
-    node: Node
-    target: str
-    tensor: torch.Tensor
-    is_written: bool
-
-    def is_same(self, other: _Use) -> bool:
-        """Whether both are one tensor, share memory, or have the same name and content."""
-        if self.node is other.node or not set(storages(self.tensor)).isdisjoint(
-            storages(other.tensor)
-        ):
-            return True
-        if self.target != other.target or self.method == other.method:
-            return False
-        one = self.tensor.detach()
-        another = other.tensor.detach()
-        return (one.dtype, one.shape) == (another.dtype, another.shape) and torch.equal(
-            one, another
-        )
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:

@@ -4,7 +4,7 @@ may be gigabytes.
 
 import pytest
 from delegraph.backend import PreprocessResult
-from delegraph.engine.returned import flat_results
+from delegraph.engine.contract_checks import flat_results
 from delegraph.errors import ContractViolation
 
 

@@ -16,10 +16,6 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
-from delegraph_programs import ConstantValues, add_constant, output_node
-from delegraph_programs.constant_values import constants_of
-from delegraph_programs.exported_program import has_effect
-from delegraph_programs.subgraphs import graphs, rewrite_subgraphs
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -27,7 +23,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ..report.facts import pluralize
+from .constant_values import ConstantValues, constants_of
+from .exported_program import add_constant, has_effect, output_node
+from .subgraphs import graphs, rewrite_subgraphs
 
 aten = torch.ops.aten
 _COND = torch.ops.higher_order.cond
@@ -46,17 +44,6 @@ class Folded(NamedTuple):
 
     numbers: int = 0
     conditions: int = 0
-
-    def __str__(self) -> str:
-        """Return the note for the report; "" if there is nothing to note."""
-        facts = []
-        if self.numbers:
-            facts.append(f"{pluralize(self.numbers, 'number')} read off constants")
-        if self.conditions:
-            facts.append(
-                f"{pluralize(self.conditions, 'condition')} on constants decided"
-            )
-        return f"{' and '.join(facts)} while lowering" if facts else ""
 
 
 def fold_scalars(program: ExportedProgram) -> Folded:

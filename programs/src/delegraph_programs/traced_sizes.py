@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from delegraph_programs import source_of, user_inputs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..errors import InputError
+from .errors import InputError
+from .exported_program import user_inputs
+from .source_line import source_of
 
 aten = torch.ops.aten
 _SQUEEZES = frozenset(
@@ -31,7 +32,7 @@ _HINT = (
 )
 
 
-def expects_rank(node: Node, inside: bool) -> bool:
+def squeeze_breaks_rank(node: Node, inside: bool) -> bool:
     """Whether ``node`` is a squeeze that may drop a dimension that was recorded, and
     something relies on its rank.
 
@@ -45,7 +46,7 @@ def expects_rank(node: Node, inside: bool) -> bool:
     )
 
 
-def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
+def check_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
     """Return ``value``, the result of the squeeze ``node``. Raises InputError if its
     rank is not the recorded one.
     """

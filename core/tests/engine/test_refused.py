@@ -12,8 +12,8 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.pipeline import Lowering, Round, run
-from delegraph.engine.serial import Serial
+from delegraph.engine.compile import Serial
+from delegraph.engine.pipeline import Journal, Settings, Turn, lower_exported
 from delegraph.errors import (
     ContractViolation,
     NotFullyDelegated,
@@ -162,13 +162,13 @@ def test_one_partition_in_three_is_given_to_the_host():
         assert row.operators == wanted and row.reason == "the sine table is full"
         assert (
             f"    {row.partition}  3 operators  " in text
-            and "test_give_back.py" in row.source.file
+            and "test_refused.py" in row.source.file
         )
     assert program.report.to_json()["given_back"][0]["operators"] == wanted
     rows = [r for r in program.report.refusals if r.operator == "aten.linear.default"]
     assert sum(r.count for r in rows) == 3
     assert all(
-        "the sine table is full" in r.reason and "test_give_back.py" in r.source.file
+        "the sine table is full" in r.reason and "test_refused.py" in r.source.file
         for r in rows
     )
     same(program, x)
@@ -519,13 +519,14 @@ def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
     inputs = torch.ones(2, dtype=torch.float64), torch.ones(2)
     partitioner = CapabilityPartitioner(why_not, "WideBackend")
     programs = {"forward": torch.export.export(Wide(), inputs)}
-    rounds = [Round("wide", {"forward": partitioner}, own=True)]
     registry = registry_of(kind)
-    session = Serial().session(registry, ())
-    lowering = Lowering(
-        registry, session, programs=programs, rounds=rounds, gives_back=True
+    settings = Settings(
+        registry,
+        Serial().session(registry, ()),
+        [Turn("wide", {"forward": partitioner}, own=True)],
+        has_report=True,
     )
-    causes = run(lowering, "normalize").report().causes
+    causes = lower_exported(programs, settings, Journal()).report.causes
     assert [
         (c.frees, sum(c.operators.values())) for c in causes if c.frees is not None
     ] == [(2, 2)]

@@ -6,10 +6,11 @@ from operator import is_
 from typing import Any
 
 import torch
-from delegraph_programs.equal_arguments import same_arguments
-from delegraph_programs.tensor_memory import State, is_written, state_of
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+
+from .equal_arguments import same_arguments
+from .tensor_memory import State, is_written, state_of
 
 
 class Snapshot:

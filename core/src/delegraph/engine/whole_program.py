@@ -41,8 +41,8 @@ from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.registry import Registry
 from ..errors import InputError
+from .compile import Serial
 from .extract import as_dtype, cast
-from .serial import Serial
 from .session import Refused, Request
 
 _TAG = "of all inputs and results"

@@ -18,8 +18,8 @@ from torch.fx import Node
 from ..partitioner.contract import Reason, Refusal
 from ..report.rows import GivenBack
 from .narrow import Narrowed
-from .order import order
 from .partition import NotCompiled, Partition, Plan, Tags, Work
+from .schedule import order
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:

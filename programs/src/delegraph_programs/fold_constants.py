@@ -1,44 +1,41 @@
-"""Calls on constants alone that a backend leaves to the host are computed now, where
-that makes no file larger.
+"""Computes calls on constants alone, where that makes no file larger.
 
-A backend may take such calls: then it computes them when it compiles, or on the device.
-A call that it refuses would be computed again whenever the program is called. It is
-computed now if its value is at most as large as what goes away with it: the calls, and
-the constants that only they read. So the embedding of known positions becomes a
-constant; but a mask that is made of a few numbers, by calls that take few bytes in a
-file, does not become a table of megabytes.
+A call is computed if its value is at most as large as the calls and constants that go
+away with it. So the embedding of known positions becomes a constant. A mask that is
+made of a few numbers, by calls that take few bytes in a file, does not become a table
+of megabytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from delegraph_programs import (
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from .call_names import is_operator
+from .constant_values import (
     ConstantValues,
-    add_constant,
-    constant_placeholders,
-    constant_tensor,
-    is_operator,
-    placeholders,
-)
-from delegraph_programs.constant_values import (
     ancestors,
     constant_calls,
     constants_of,
     elements_read,
 )
-from delegraph_programs.exported_program import CONSTANT_KINDS, has_effect
-from delegraph_programs.node_sets import find_root
-from delegraph_programs.shared_memory import overlapping
-from torch.export import ExportedProgram
-from torch.fx import Node
-
-from ..report.facts import format_size, pluralize
-from .partition import Plan
+from .exported_program import (
+    CONSTANT_KINDS,
+    add_constant,
+    constant_placeholders,
+    constant_tensor,
+    has_effect,
+    placeholders,
+)
+from .node_sets import find_root
+from .shared_memory import overlapping
 
 TOGETHER = 64 * 2**20
-"""The most bytes of all values together that are computed now for one plan."""
+"""The most bytes of all values together that one call of ``fold_constants`` computes."""
 CALL = 128
 """How many bytes a call is taken to need in a program file, with the description of its
 result.
@@ -50,24 +47,26 @@ bytes of all constants.
 aten = torch.ops.aten
 
 
-def compute_constants(plan: Plan, taken_too: bool) -> str:
-    """Replace calls on constants alone by their values, if ``plan`` leaves them to the
-    host.
+class FoldedConstants(NamedTuple):
+    """How many operators were computed, and the bytes of their values."""
 
-    ``taken_too``: also replace calls that the backend takes. That is for a partitioner
-    without a support check: its backend would compute these calls whenever the program
-    runs, and operators after them would not see that their weights are constant.
-    Returns a note for the report; "" if nothing was replaced. If something was, the
-    program has to be planned again.
+    operators: int
+    bytes: int
+
+
+def fold_constants(
+    program: ExportedProgram, may_fold: Callable[[Node], bool]
+) -> FoldedConstants | None:
+    """Replace calls on constants alone by their values, if ``may_fold`` allows it.
+
+    Changes the graph of ``program``. Returns None if nothing was replaced.
     """
-    program = plan.program
-    constants = constant_placeholders(plan.program)
+    constants = constant_placeholders(program)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     # the usual case, found quickly
     if not any(constants.issuperset(elements_read(n)) for n in calls):
-        return ""
-    if not taken_too:  # only the host's: calls without tags, or with None among them
-        calls = [n for n in calls if None in plan.tags.get(n, (None,))]
+        return None
+    calls = [n for n in calls if may_fold(n)]
     on_constants = constant_calls(program)
     candidates = on_constants.intersection(calls)
     # only calls whose values are used elsewhere are replaced; what only they need then
@@ -86,9 +85,8 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
             _replace(node, constant)
             is_changed = True
     if not is_changed:
-        return ""
-    count = pluralize(_erase_unused(program, on_constants), "operator")
-    return f"{count} on constants alone computed while lowering, {format_size(total)}"
+        return None
+    return FoldedConstants(_erase_unused(program, on_constants), total)
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:

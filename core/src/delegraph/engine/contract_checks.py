@@ -8,6 +8,7 @@ from typing import Any
 
 from delegraph_programs import all_nodes, output_values, user_inputs
 from delegraph_programs.exported_program import MUTATIONS
+from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -16,7 +17,6 @@ from ..delegates.lowered_module import Argument
 from ..errors import ContractViolation
 from ..io.blob import is_blob
 from ..named_data import check_output
-from .snapshot import Snapshot
 
 
 def handles_of(program: ExportedProgram) -> set[int]:

@@ -1,0 +1,149 @@
+"""The step ``compile``: partitions get the results of their backends.
+
+Partitions that a compiler refused are taken out of their plans. If a compiler failed on
+a partition, its parts are compiled, and only the parts that fail are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..discovery.registry import Registry
+from ..errors import BackendNotFound, ContractViolation
+from .compile import fingerprint_of
+from .extract import ProgramsOf
+from .failures import log
+from .narrow import Narrowed, narrow
+from .partition import NotCompiled, Plan, Work
+from .refused import give_back
+from .session import Refused, Request, Session
+
+
+class Done(NamedTuple):
+    """The compiled work, the refused work, and notes for the report."""
+
+    work: list[Work]
+    refused: list[Work]
+    notes: list[str]
+
+
+class PartitionCompiler(NamedTuple):
+    """Compiles partitions in a session.
+
+    ``gives_back``: a refused partition stays with its caller. Without it, a refusal is
+    an error, because no report could show it.
+    """
+
+    registry: Registry
+    session: Session
+    gives_back: bool
+
+    def compile(self, plans: Mapping[str, Plan], work: Sequence[Work]) -> Done:
+        """Compile ``work``, and take refused partitions out of their ``plans``."""
+        self._request(work)
+        narrowed = [
+            narrow(item, lambda part: self._request([part]))
+            for item in work
+            if item.not_compiled is not None
+        ]
+        done = Done([item for item in work if item.not_compiled is None], [], [])
+        for one in narrowed:
+            done.work.extend(one.kept)
+            done.refused.extend(one.refused)
+            if not one.refused:
+                done.notes.append(_split_note(one))
+        for top in plans.values():
+            for plan in top.all():
+                give_back(plan, [one for one in narrowed if one.work.plan is plan])
+        self._attach(done.work)
+        return done
+
+    def _request(self, work: Sequence[Work]) -> None:
+        """Compile partitions, and store the result or the refusal of each."""
+        requests: list[Request] = []
+        for item in work:
+            spec = item.partition.spec
+            backend = self.registry.installed(spec.backend_id)
+            # a partitioner may give a backend's short name: from here on, modules have
+            # the name of its class
+            item.module.belongs_to(backend.kind.__name__)
+            request = Request(
+                backend,
+                tuple(spec.compile_specs),
+                item.method,
+                item.partition.tag,
+                ProgramsOf(item),
+            )
+            requests.append(request)
+        answers = self.session.compile(requests)
+        if len(answers) != len(requests):
+            name = type(self.session).__name__
+            text = (
+                f"{name} returned {len(answers)} answers for {len(requests)} requests"
+            )
+            raise ContractViolation("contract-violation", text)
+        for item, compiled in zip(work, answers, strict=True):
+            item.seconds["compile"] = compiled.seconds
+            item.origin = compiled.origin
+            if compiled.equal_to is not None:
+                item.equal_to = work[compiled.equal_to]
+            if not isinstance(compiled.result, Refused):
+                item.result = compiled.result
+            elif self.gives_back:
+                item.not_compiled = _not_compiled(compiled.result)
+            else:
+                raise compiled.result.error
+
+    def _attach(self, work: Sequence[Work]) -> None:
+        """Store the results in the modules of the host's program."""
+        # one call for each backend and its settings, because a backend may have to
+        # start its compiler to know its fingerprint
+        fingerprints: dict[Any, str | None] = {}
+        for item in work:
+            assert item.result is not None, "refused work was taken out"
+            backend = self.registry.installed(item.partition.spec.backend_id)
+            specs = item.module.compile_specs
+            settings = (item.module.backend_id, *specs)
+            if settings not in fingerprints:
+                fingerprints[settings] = fingerprint_of(backend, specs)
+            item.module.attach(item.result, backend.producer, fingerprints[settings])
+
+
+def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -> None:
+    """Raise BackendNotFound for a partition of a backend that is not installed.
+
+    ``name``: the backend whose partitioner made the partition.
+    """
+    for item in work:
+        backend_id = item.module.backend_id
+        try:
+            registry.spec(backend_id)
+        except BackendNotFound as e:
+            e.hint = (
+                f"the partitioner of {name!r} gave the partition"
+                f" {item.partition.tag!r} to {backend_id!r}"
+            )
+            raise
+
+
+def _not_compiled(refused: Refused) -> NotCompiled:
+    """Return the reason of a refusal, and log the error if the compiler failed."""
+    if refused.has_failed:
+        log(refused.error)
+    # not the error itself: its traceback would keep the program alive for as long as
+    # the report
+    return NotCompiled(
+        refused.reason, refused.hint, refused.error.source, refused.has_failed
+    )
+
+
+def _split_note(narrowed: Narrowed) -> str:
+    """Return the note for a partition that only compiles in several parts."""
+    work = narrowed.work
+    assert work.not_compiled is not None
+    parts = ", ".join(part.partition.tag for part in narrowed.kept)
+    return (
+        f"{work.method}: partition {work.partition.tag} compiles only as {parts}:"
+        f" {work.not_compiled.reason}"
+    )

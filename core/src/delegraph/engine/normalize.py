@@ -1,0 +1,125 @@
+"""The step ``normalize``: programs become private copies, functional and transformed,
+with a debug handle on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from delegraph_programs import normalize, output_values, user_inputs
+from delegraph_programs.exported_program import forget_guards, why_not_valid
+from delegraph_programs.known_scalars import fold_scalars
+from delegraph_programs.shared_state import mark_shared_state
+from delegraph_programs.training_mode import training_note
+from delegraph_programs.type_aliases import Transform
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+
+from ..delegates.lowered_module import Argument
+from ..errors import ContractViolation
+from ..report.facts import pluralize
+
+
+class Normalized(NamedTuple):
+    """Normalized programs by method.
+
+    ``changed``: method -> how transforms changed the types of its inputs and outputs.
+    ``notes``: lines for the report.
+    """
+
+    programs: dict[str, ExportedProgram]
+    changed: dict[str, str]
+    notes: list[str]
+
+
+def normalize_programs(
+    programs: Mapping[str, ExportedProgram],
+    transforms: Mapping[str, Sequence[Transform]],
+) -> Normalized:
+    """Normalize each program, apply the user's transforms, and normalize the result.
+
+    ``transforms``: those of each method. Raises ContractViolation for a transform that
+    returns no valid program.
+    """
+    result = Normalized({}, {}, [])
+    for method, exported in programs.items():
+        # before writes become functional, which replaces batch norm that writes its
+        # statistics by another operator
+        if note := training_note(exported):
+            result.notes.append(f"{method} was {note}")
+        program, notes = normalize(exported)
+        result.notes.extend(f"{method} was {note}" for note in notes)
+        if transforms.get(method):
+            before = _border(program)
+            for transform in transforms[method]:
+                program, notes = _transformed(program, transform)
+                result.notes.extend(f"{method} was {note}" for note in notes)
+            if change := _change_of_border(before, _border(program)):
+                # the result can no longer be compared with eager
+                result.changed[method] = change
+                forget_guards(program)
+        result.programs[method] = program
+    result.notes.extend(mark_shared_state(result.programs))
+    # after the marks: another method may write the buffer off which a number is read
+    for method, program in result.programs.items():
+        folded = fold_scalars(program)
+        if note := _folded_note(folded.numbers, folded.conditions):
+            result.notes.append(f"{method}: {note}")
+    return result
+
+
+def _transformed(
+    program: ExportedProgram, transform: Transform
+) -> tuple[ExportedProgram, list[str]]:
+    """Return the normalized result of ``transform``, and notes about it."""
+    name = f"transform {getattr(transform, '__name__', type(transform).__name__)}"
+    changed = transform(program)
+    if not isinstance(changed, ExportedProgram):
+        text = f"{name} returned {type(changed).__name__}, not an ExportedProgram"
+        raise ContractViolation("contract-violation", text)
+    normal, notes = normalize(changed)
+    if (why := why_not_valid(normal)) is not None:
+        text = f"{name} returned a program that torch does not take for valid: {why}"
+        raise ContractViolation("contract-violation", text)
+    return normal, notes
+
+
+def _border(program: ExportedProgram) -> dict[str, str]:
+    """Return ``input x`` or ``output 0`` -> its type as text, for tensors."""
+    nodes = {f"input {node.name}": node for node in user_inputs(program)}
+    specs = program.graph_signature.output_specs
+    outputs = [
+        value
+        for spec, value in zip(specs, output_values(program), strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    for position, value in enumerate(outputs):
+        if isinstance(value, Node):
+            nodes[f"output {position}"] = value
+    return {
+        name: Argument.of(name, node.meta["val"]).type
+        for name, node in nodes.items()
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+
+
+def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Describe the first input or output with another type; "" if there is none."""
+    for name, kind in after.items():
+        old = before.get(name, kind)
+        if old != kind:
+            return f"{name} is {kind} since a transform changed it, and {old} in eager PyTorch"
+    return ""
+
+
+def _folded_note(numbers: int, conditions: int) -> str:
+    """Describe what was read off constants; "" if nothing was."""
+    facts = []
+    if numbers:
+        facts.append(f"{pluralize(numbers, 'number')} read off constants")
+    if conditions:
+        facts.append(f"{pluralize(conditions, 'condition')} on constants decided")
+    return f"{' and '.join(facts)} while lowering" if facts else ""

@@ -1,0 +1,156 @@
+"""The step ``decompose-and-partition``: decides who computes each call of the programs.
+
+A plan depends on itself: checks go to the host, constants are computed, and subgraphs
+are decomposed. After each such change the program is planned again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from delegraph_programs import user_inputs
+from delegraph_programs.call_arguments import VARYING
+from delegraph_programs.fold_constants import fold_constants
+from delegraph_programs.subgraphs import Subgraph, extract_subgraphs, put_back
+from torch.export import ExportedProgram
+
+from ..discovery.attribution import attributing
+from ..discovery.registry import Registry
+from ..partitioner import Partitioner
+from ..report.facts import format_size, pluralize
+from .checks import settle_checks
+from .decompose import Decomposer, rebuild, support_of
+from .partition import Plan, Tags
+from .plan import ask, check_settings, make_plan
+from .schedule import order
+
+
+class Planner:
+    """Makes the plans of one backend for all methods that it is asked about.
+
+    ``decomposer`` None: operators are not decomposed. ``folds_constants``: compute
+    calls on constants that the backend refuses. ``whole``: the one partition of a
+    method is called with all inputs of its program. ``notes``: lines for the report.
+    """
+
+    def __init__(
+        self,
+        decomposer: Decomposer | None,
+        folds_constants: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self._decomposer = decomposer
+        self._folds_constants = folds_constants
+        self._whole = whole
+        self.notes: list[str] = []
+
+    def plan(
+        self,
+        programs: Mapping[str, ExportedProgram],
+        turns: Sequence[Mapping[str, Partitioner]],
+        registry: Registry,
+    ) -> dict[str, Plan]:
+        """Plan ``programs`` for the first of ``turns``: method -> its partitioner.
+
+        The others belong to the next backends. A method without a partitioner in the
+        first one is not planned.
+        """
+        current = turns[0]
+        asked = {m: program for m, program in programs.items() if m in current}
+        with attributing(registry):
+            for partitioner in {id(p): p for p in current.values()}.values():
+                own = {m: p for m, p in asked.items() if current[m] is partitioner}
+                check_settings(partitioner, own)
+            return {
+                method: self._plan_method(
+                    method, program, [turn[method] for turn in turns if method in turn]
+                )
+                for method, program in asked.items()
+            }
+
+    def _plan_method(
+        self, method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]
+    ) -> Plan:
+        """Plan a method, with its checks on the host and its constants computed.
+
+        ``partitioners``: that of the current backend, then those of the next ones.
+        """
+        plan = self._plan(program, partitioners)
+        is_changed, note = settle_checks(plan)
+        if note:
+            self.notes.append(f"{method}: {note}")
+        if is_changed:
+            plan = self._plan(rebuild(plan.program), partitioners)
+        only_tags = support_of(partitioners[0]) is None
+        while self._folds_constants and (
+            note := compute_constants(plan.program, plan.tags, only_tags)
+        ):
+            self.notes.append(f"{method}: {note}")
+            plan = self._plan(rebuild(plan.program), partitioners)
+        if self._whole:
+            # not inputs that the export fixed, such as None or a text
+            inputs = [
+                node
+                for node in user_inputs(plan.program)
+                if isinstance(node.meta.get("val"), VARYING)
+            ]
+            for partition in plan.partitions:
+                partition.inputs = inputs
+        return plan
+
+    def _plan(
+        self, program: ExportedProgram, partitioners: Sequence[Partitioner]
+    ) -> Plan:
+        """Plan a program, and the subgraphs of calls that it leaves to the host."""
+        if self._decomposer is None:
+            plan = make_plan(ask(program, partitioners[0]))
+        else:
+            plan = self._decomposer.plan(program, partitioners[0], partitioners[1:])
+        plan.units = order(plan)
+        on_host = [
+            subgraph
+            for subgraph in extract_subgraphs(plan.program)
+            if not any(call in plan.tags for call in subgraph.calls)
+        ]
+        plan.inner = [
+            (subgraph, self._plan(subgraph.program, partitioners))
+            for subgraph in on_host
+        ]
+        taken = [
+            (subgraph, rebuild(inner.program))
+            for subgraph, inner in plan.inner
+            if _is_now_delegated(subgraph, inner)
+        ]
+        if not taken:
+            return plan
+        # The backend refused these calls because of their subgraphs. It takes the
+        # subgraphs entirely now that they are decomposed, so ask about the calls again.
+        put_back(plan.program, taken)
+        return self._plan(rebuild(plan.program), partitioners)
+
+
+def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
+    """Return whether ``plan`` decomposed a subgraph and delegates all of its calls."""
+    # if something was decomposed, the plan has a new program
+    if plan.program is subgraph.program:
+        return False
+    calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
+    return all(call in plan.tags for call in calls)
+
+
+def compute_constants(program: ExportedProgram, tags: Tags, taken_too: bool) -> str:
+    """Compute the host's calls on constants alone; returns a note, "" without a change.
+
+    ``tags``: node -> where it is computed. ``taken_too``: also compute calls that the
+    backend takes. That is for a partitioner without a support check: its backend would
+    compute these calls whenever the program runs, and operators after them would not
+    see that their weights are constant.
+    """
+    folded = fold_constants(
+        program, lambda node: taken_too or None in tags.get(node, (None,))
+    )
+    if folded is None:
+        return ""
+    count = pluralize(folded.operators, "operator")
+    size = format_size(folded.bytes)
+    return f"{count} on constants alone computed while lowering, {size}"
