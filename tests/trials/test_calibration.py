@@ -201,9 +201,9 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
         "--calibration takes an .npz file, not 'data.txt'",
     ),
     "no name": (VARIED, ("--calibration", ""), "--calibration takes an .npz file"),
-    "no archive": (b"nonsense", (), "is no .npz file of numbers"),
-    "an empty file": (b"", (), "is no .npz file of numbers"),
-    "no arrays": ({}, (), "its arrays have different numbers of batches, or none"),
+    "no archive": (b"nonsense", (), "is no .npz file with numbers"),
+    "an empty file": (b"", (), "is no .npz file with numbers"),
+    "no arrays": ({}, (), "all arrays need the same number of batches"),
     "no batches": (VARIED[:0], (), "there are no calibration batches"),
     "float64": (
         VARIED.astype(np.float64),
@@ -226,7 +226,7 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
         (),
         "has the arrays input, labels",
     ),
-    "texts": (np.array(["a", "b"]), (), "is no .npz file of numbers"),
+    "texts": (np.array(["a", "b"]), (), "is no .npz file with numbers"),
     "NaN": (VARIED * np.nan, (), "NaN or infinite"),
     "another backend": (
         VARIED,

@@ -255,7 +255,7 @@ def test_files_take_inputs_by_name(tmp_path):
         (lambda: loaded(a), "2 inputs are wanted, 1 were given"),
         (
             lambda: loaded(a, b.numpy()),
-            "input 1: a tensor on the CPU is wanted, a ndarray was given",
+            "input 1 must be a tensor on the CPU; a ndarray was given",
         ),
     ):
         with pytest.raises(InputError, match=re.escape(said)):

@@ -217,5 +217,5 @@ def test_empty_inputs_keep_their_uses_on_the_host():
     lowered = delegraph.lower(module, inputs, backends=["tosa"])
     (refusal,) = lowered.report.refusals
     assert refusal.operator == "aten.cat.default"
-    assert refusal.reason == "the input args_1 is empty, and TOSA has no empty tensors"
+    assert refusal.reason == "the input args_1 is empty; TOSA has no empty tensors"
     torch.testing.assert_close(lowered(*inputs), module(*inputs))

@@ -118,8 +118,8 @@ for spec in ("TOSA-1.0+FP+INT", "TOSA-0.80+MI"):
     delegraph.load(sys.argv[1])(x)
     own = [name for name in sys.modules if name.startswith("delegraph_tosa")]
     print(sum("older" in name or "single_windows" in name for name in own))
-    from delegraph_tosa.spec import table
-    print(table.load.cache_info().currsize)
+    from delegraph_tosa.spec import operator_table
+    print(operator_table.load.cache_info().currsize)
 """
 
 

@@ -223,7 +223,7 @@ def test_a_program_can_take_and_return_integers():
 
 
 def test_integer_borders_of_a_program_without_any_are_refused():
-    with pytest.raises(Unsupported, match="quantizes no input"):
+    with pytest.raises(Unsupported, match="quantizes none of its inputs"):
         delegraph.lower(
             nn.ReLU().eval(),
             (randn(2),),
