@@ -89,11 +89,11 @@ def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
 
 
 WRONG = {
-    "no tokens": ({"prompt": []}, "0 tokens are given"),
-    "text": ({"prompt": "hello"}, "prompt is a series of token numbers, not 'hello'"),
-    "bytes": ({"prompt": b"hello"}, "prompt is a series of token numbers"),
-    "a number": ({"prompt": 7}, "prompt is a series of token numbers, not 7"),
-    "None": ({"prompt": None}, "prompt is a series of token numbers, not None"),
+    "no tokens": ({"prompt": []}, "at least 1 token each"),
+    "text": ({"prompt": "hello"}, "prompt must be a series of token numbers, not 'hello'"),
+    "bytes": ({"prompt": b"hello"}, "prompt must be a series of token numbers"),
+    "a number": ({"prompt": 7}, "prompt must be a series of token numbers, not 7"),
+    "None": ({"prompt": None}, "prompt must be a series of token numbers, not None"),
     "fractions": ({"prompt": [1.5, 2]}, "entry 0 is 1.5"),
     "words": ({"prompt": [1, "a"]}, "entry 1 is 'a'"),
     "booleans": ({"prompt": [True]}, "entry 0 is True"),
@@ -102,32 +102,32 @@ WRONG = {
         {"prompt": torch.ones(1, 3, dtype=torch.long)},
         r"not an array of shape \[1, 3\]",
     ),
-    "scalar": ({"prompt": torch.tensor(3)}, r"prompt is a series of token numbers"),
-    "float tensor": ({"prompt": torch.ones(2)}, "prompt is a series of token numbers"),
+    "scalar": ({"prompt": torch.tensor(3)}, r"prompt must be a series of token numbers"),
+    "float tensor": ({"prompt": torch.ones(2)}, "prompt must be a series of token numbers"),
     "negative": ({"prompt": [1, -1]}, "no token -1"),
-    "beyond the vocabulary": ({"prompt": [1, 30]}, "no token 30: they go from 0 to 29"),
+    "beyond the vocabulary": ({"prompt": [1, 30]}, "no token 30; its tokens are 0 to 29"),
     "huge": ({"prompt": [2**70]}, "no token 1180591620717411303424"),
-    "stop is a number": ({"stop": 3}, "stop is a series of token numbers, not 3"),
-    "stop is text": ({"stop": "3"}, "stop is a series of token numbers, not '3'"),
-    "stop is None": ({"stop": None}, "stop is a series of token numbers, not None"),
+    "stop is a number": ({"stop": 3}, "stop must be a series of token numbers, not 3"),
+    "stop is text": ({"stop": "3"}, "stop must be a series of token numbers, not '3'"),
+    "stop is None": ({"stop": None}, "stop must be a series of token numbers, not None"),
     "stop has text": ({"stop": ["3"]}, "entry 0 is '3'"),
     "stop beyond the vocabulary": ({"stop": [50256]}, "no token 50256"),
     "stop negative": ({"stop": [-1]}, "no token -1"),
-    "count of text": ({"max_new_tokens": "3"}, "max_new_tokens is an integer, not '3'"),
+    "count of text": ({"max_new_tokens": "3"}, "max_new_tokens must be an integer, not '3'"),
     "count is None": (
         {"max_new_tokens": None},
-        "max_new_tokens is an integer, not None",
+        "max_new_tokens must be an integer, not None",
     ),
     "count is a fraction": (
         {"max_new_tokens": 2.0},
-        "max_new_tokens is an integer, not 2.0",
+        "max_new_tokens must be an integer, not 2.0",
     ),
     "count is a boolean": (
         {"max_new_tokens": True},
-        "max_new_tokens is an integer, not True",
+        "max_new_tokens must be an integer, not True",
     ),
-    "count of 0": ({"max_new_tokens": 0}, "at least 1 each"),
-    "count below 0": ({"max_new_tokens": -2}, "at least 1 each"),
+    "count of 0": ({"max_new_tokens": 0}, "at least 1 token each"),
+    "count below 0": ({"max_new_tokens": -2}, "at least 1 token each"),
     "something for encode": ({"given": [1]}, "the program has no method encode"),
 }
 
@@ -196,7 +196,7 @@ def test_wrong_sizes_of_steps_are_input_errors(name, value):
     from delegraph_transformers import generation_steps
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
-    with pytest.raises(InputError, match=f"{name} is an integer from 1 on"):
+    with pytest.raises(InputError, match=f"{name} must be a positive integer"):
         generation_steps(model, **{name: value})
 
 
@@ -246,4 +246,4 @@ def test_an_empty_prompt_of_text_is_an_error(programs, tmp_path, capfd):
         str(tmp_path / "tokenizer.json"),
     ]
     assert main([*command, "--prompt", ""]) == 1
-    assert "0 tokens are given" in capfd.readouterr().err
+    assert "at least 1 token each" in capfd.readouterr().err
