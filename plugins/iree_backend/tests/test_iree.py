@@ -187,7 +187,7 @@ def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
     assert not lowered.delegates
     [refused] = lowered.report.given_back
     assert (
-        "iree-compile ended with 1: " in refused.reason
+        "iree-compile exited with status 1: " in refused.reason
         and "--no-such-flag" in refused.reason
     )
     torch.testing.assert_close(lowered(x), model(x))
