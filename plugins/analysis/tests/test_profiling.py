@@ -331,7 +331,7 @@ def test_pictures_show_times_of_nodes_and_of_groups():
     ] == [4, 4, 4, 0]
     assert list(times.shown("d", "a")) == ["510 ms, 25.5%, 2 operators together"]
     assert list(times.lines("d", "b")) == ["0: 500 ms for this and 1 more"]
-    with pytest.raises(InputError, match="not what profile returned"):
+    with pytest.raises(InputError, match="not the result of profile"):
         render_page(
             delegraph.lower(Net().eval(), (torch.eye(8),), backends=[]).report,
             {},

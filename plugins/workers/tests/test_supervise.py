@@ -60,12 +60,12 @@ def left(tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("say('compiling 3 of 4\\n')", "since it said b'compiling 3 of 4'"),
-        ("say('[' * 60000 + '\\n')", "since it said"),
-        ("say('7\\n')", "since it said b'7'"),
-        ("say('{}\\n')", "since it said {}"),
-        ("say('x' * 100_000)", "since it said"),
-        ("say(BEGUN + BEGUN)", "since it said {'begun': True}"),
+        ("say('compiling 3 of 4\\n')", "since it sent b'compiling 3 of 4'"),
+        ("say('[' * 60000 + '\\n')", "since it sent"),
+        ("say('7\\n')", "since it sent b'7'"),
+        ("say('{}\\n')", "since it sent {}"),
+        ("say('x' * 100_000)", "since it sent"),
+        ("say(BEGUN + BEGUN)", "since it sent {'begun': True}"),
         ("say(BEGUN + DONE)", "left no answer"),
         (
             (

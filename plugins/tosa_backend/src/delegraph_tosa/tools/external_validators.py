@@ -181,7 +181,7 @@ def _why_not_run(graph: Graph, size: int) -> str | None:
     ]:
         return f"its Python binding does not take inputs of {strange[0]}"
     if is_dynamic(graph):
-        return "it wants every size at compile time"
+        return "it needs every size at compile time"
     if any(isinstance(op, CUSTOM) for g in graph.reachable() for op in g.operators):
         return "it does not run CUSTOM, which only its implementation knows"
     return None
