@@ -90,7 +90,10 @@ def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
 
 WRONG = {
     "no tokens": ({"prompt": []}, "at least 1 token each"),
-    "text": ({"prompt": "hello"}, "prompt must be a series of token numbers, not 'hello'"),
+    "text": (
+        {"prompt": "hello"},
+        "prompt must be a series of token numbers, not 'hello'",
+    ),
     "bytes": ({"prompt": b"hello"}, "prompt must be a series of token numbers"),
     "a number": ({"prompt": 7}, "prompt must be a series of token numbers, not 7"),
     "None": ({"prompt": None}, "prompt must be a series of token numbers, not None"),
@@ -102,18 +105,33 @@ WRONG = {
         {"prompt": torch.ones(1, 3, dtype=torch.long)},
         r"not an array of shape \[1, 3\]",
     ),
-    "scalar": ({"prompt": torch.tensor(3)}, r"prompt must be a series of token numbers"),
-    "float tensor": ({"prompt": torch.ones(2)}, "prompt must be a series of token numbers"),
+    "scalar": (
+        {"prompt": torch.tensor(3)},
+        r"prompt must be a series of token numbers",
+    ),
+    "float tensor": (
+        {"prompt": torch.ones(2)},
+        "prompt must be a series of token numbers",
+    ),
     "negative": ({"prompt": [1, -1]}, "no token -1"),
-    "beyond the vocabulary": ({"prompt": [1, 30]}, "no token 30; its tokens are 0 to 29"),
+    "beyond the vocabulary": (
+        {"prompt": [1, 30]},
+        "no token 30; its tokens are 0 to 29",
+    ),
     "huge": ({"prompt": [2**70]}, "no token 1180591620717411303424"),
     "stop is a number": ({"stop": 3}, "stop must be a series of token numbers, not 3"),
     "stop is text": ({"stop": "3"}, "stop must be a series of token numbers, not '3'"),
-    "stop is None": ({"stop": None}, "stop must be a series of token numbers, not None"),
+    "stop is None": (
+        {"stop": None},
+        "stop must be a series of token numbers, not None",
+    ),
     "stop has text": ({"stop": ["3"]}, "entry 0 is '3'"),
     "stop beyond the vocabulary": ({"stop": [50256]}, "no token 50256"),
     "stop negative": ({"stop": [-1]}, "no token -1"),
-    "count of text": ({"max_new_tokens": "3"}, "max_new_tokens must be an integer, not '3'"),
+    "count of text": (
+        {"max_new_tokens": "3"},
+        "max_new_tokens must be an integer, not '3'",
+    ),
     "count is None": (
         {"max_new_tokens": None},
         "max_new_tokens must be an integer, not None",

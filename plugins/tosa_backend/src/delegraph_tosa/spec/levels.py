@@ -134,7 +134,7 @@ class Level:
             yield (
                 "size-known",
                 (
-                    f"{type} has a dynamic shape; TOSA 1.0 wants every size at compile"
+                    f"{type} has a dynamic shape; TOSA 1.0 needs every size at compile"
                     " time, 1.1 does not"
                 ),
             )
