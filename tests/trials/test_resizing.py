@@ -4,6 +4,7 @@ files equals eager.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -158,8 +159,26 @@ def has_kernels(way: Way, kind: Kind) -> bool:
 FIRST = [kind for kind in KINDS if kind.rank < 3 or kind.mode != "nearest-exact"]
 
 
-@pytest.mark.parametrize("kind", FIRST, ids=str)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+def is_slow(way, kind):
+    """Whether ExecuTorch needs half a minute to lower the row to XNNPACK.
+
+    The core rewrites the factors, so the other ways test the same rule.
+    """
+    return way.backends == ["xnnpack"] and kind.mode in ("bicubic", "trilinear")
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        pytest.param(
+            way,
+            kind,
+            id=f"{way}-{kind}",
+            marks=[pytest.mark.slow] if is_slow(way, kind) else [],
+        )
+        for way, kind in itertools.product(WAYS, FIRST)
+    ],
+)
 def test_scale_factors_resize_as_in_eager(way, kind, tmp_path):
     if not has_kernels(way, kind):
         pytest.skip("no kernel")
@@ -215,7 +234,12 @@ def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize(
     "kind",
-    [Kind("nearest", 1), Kind("nearest", 2), Kind("bilinear", 2), Kind("bicubic", 2)],
+    [
+        Kind("nearest", 1),
+        Kind("nearest", 2),
+        Kind("bilinear", 2),
+        pytest.param(Kind("bicubic", 2), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
