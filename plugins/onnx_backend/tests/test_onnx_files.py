@@ -80,6 +80,14 @@ def test_weights_beyond_the_limit_are_in_a_second_file(tmp_path, monkeypatch):
         delegraph.load(path)(*inputs)
 
 
+def test_a_second_file_has_each_weight_at_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
+    layers = [nn.Linear(48 + k, 49 + k) for k in range(12)]
+    path, model, (x,) = saved(tmp_path, nn.Sequential(*layers), (torch.randn(2, 48),))
+    (own,) = ort.InferenceSession(str(path)).run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(own, model(x).detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_partly_delegated_program_is_refused(tmp_path):
     class Partly(nn.Module):
         def forward(self, x):

@@ -6,6 +6,8 @@ The result is an ONNX model as well. Each part that the provider took is one nod
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import onnx
@@ -14,7 +16,7 @@ from delegraph.errors import FormatError
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from .exporter import Draft
-from .providers import CPU, count_by_operator, make_options
+from .providers import CPU, make_options
 from .session import make_session, reason_of
 from .settings import Settings
 
@@ -31,7 +33,7 @@ class Compiled(NamedTuple):
     content: bytes
     contexts: int
     """The number of parts that were compiled ahead; 0: the provider compiles at load."""
-    on_cpu: dict[str, int]
+    on_cpu: Mapping[str, int]
     """Operators that the provider did not take -> how many there are."""
 
 
@@ -52,8 +54,9 @@ def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
     model = onnx.ModelProto.FromString(compiled)
     contexts = [node for node in model.graph.node if node.op_type == CONTEXT]
     if contexts:
-        others = [node for node in model.graph.node if node.op_type != CONTEXT]
-        return Compiled(_tidy(model), len(contexts), count_by_operator(others))
+        names = [node.op_type for node in model.graph.node]
+        on_cpu = Counter(name for name in names if name != CONTEXT)
+        return Compiled(_tidy(model), len(contexts), on_cpu)
     return Compiled(content, 0, _left_at_load(draft, content, settings))
 
 
@@ -72,7 +75,7 @@ def _tidy(model: onnx.ModelProto) -> bytes:
     return content
 
 
-def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> dict[str, int]:
+def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[str]:
     """Load a model; return the operators that the provider did not take."""
     recording = settings._replace(session={**settings.session, RECORD: "1"})
     try:
@@ -88,4 +91,4 @@ def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> dict[str,
             is_taken = True
     if not is_taken:
         raise draft.refused(f"the execution provider {settings.ep} takes no operator")
-    return {name: left.count(name) for name in left}
+    return Counter(left)

@@ -108,13 +108,15 @@ class OnnxFormat(DelegateFormat):
             super().write(program, path, options)
             return
         beside = path.with_name(f"{path.name}.data")
+        parts = list[bytes]()
         offset = 0
         for initializer in model.graph.initializer:
             if initializer.name in weights:
-                length = len(weights[initializer.name])
-                _point_to(initializer, beside.name, offset, length)
-                offset += length
-        write_whole(beside, b"".join(weights.values()))
+                data = weights[initializer.name]
+                _point_to(initializer, beside.name, offset, len(data))
+                parts.append(data)
+                offset += len(data)
+        write_whole(beside, b"".join(parts))
         write_whole(path, model.SerializeToString(deterministic=True))
 
     @classmethod

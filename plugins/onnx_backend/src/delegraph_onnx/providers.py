@@ -8,7 +8,6 @@ part of some builds of ONNX Runtime.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -127,11 +126,3 @@ def _available() -> list[str]:
     """Return the names of providers in this build of ONNX Runtime that compute."""
     # Azure's sends calls to a server
     return [name for name in ort.get_available_providers() if "Azure" not in name]
-
-
-def count_by_operator(nodes: Iterable[Any]) -> dict[str, int]:
-    """Return how many of ``nodes`` there are of each operator."""
-    counts = dict[str, int]()
-    for node in nodes:
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
