@@ -723,6 +723,7 @@ class Registry:
         """Add a backend to this registry: its class, its BackendSpec, or an object with
         hook implementations.
 
+        For an object with hooks, only ``name`` is read, the name of the plugin.
         ``partitioner`` and ``runtime``: classes, or ``"module:Name"``. For a backend
         without options, ``partitioner`` may also be an instance. ``name``: by default
         the class's name in lower case. The result removes the backend again, at the end

@@ -133,7 +133,7 @@ class Lowered(NamedTuple):
 def export_programs(
     sources: Mapping[str, Source], journal: Journal
 ) -> dict[str, ExportedProgram]:
-    """Export each method of ``sources``; programs of the caller are checked."""
+    """Return the exported program of each method of ``sources``."""
     programs: dict[str, ExportedProgram] = {}
     with journal.step("export"):
         for method, source in sources.items():
@@ -161,8 +161,8 @@ def lower_exported(
                 folds_constants=settings.has_report,
                 whole=settings.whole,
             )
-            turns = [later.partitioners for later in settings.turns[k:]]
-            plans = planner.plan(programs, turns, settings.registry)
+            this_and_later = [other.partitioners for other in settings.turns[k:]]
+            plans = planner.plan(programs, this_and_later, settings.registry)
             journal.notes += planner.notes
         with journal.step("extract"):
             work = [
