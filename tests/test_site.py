@@ -52,6 +52,13 @@ def test_every_link_leads_to_a_page_or_a_file(site):
     assert site.broken == []
 
 
+def test_the_site_reads_the_sources_of_each_documented_package(hooks):
+    configuration = (ROOT / "mkdocs.yml").read_text()
+    paths = re.search(r"paths: \[(.*)\]", configuration).group(1).split(", ")
+
+    assert set(hooks.PACKAGES.values()) <= set(paths)
+
+
 def test_every_page_is_in_the_navigation_once(site):
     assert sorted(places(site.nav)) == sorted(site.pages)
 
