@@ -11,9 +11,9 @@ from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
-    WrappingPartitioner,
     tag_constant_data,
 )
+from delegraph_engines import WrappingPartitioner
 from delegraph_executorch.edge import DontPartition, get_delegated_payload
 from torch import nn
 

@@ -91,6 +91,8 @@ PACKAGES = {
     "delegraph_analysis.drawing": "plugins/analysis/src",
     "delegraph_devkit": "plugins/devkit/src",
     "delegraph_engines": "plugins/engines/src",
+    "delegraph_engines.flatbuffer": "plugins/engines/src",
+    "delegraph_engines.flatbuffer_builder": "plugins/engines/src",
     "delegraph_executorch.edge": "plugins/executorch_backend/src",
     "delegraph_tosa": "plugins/tosa_backend/src",
     "delegraph_dynamo": "plugins/dynamo/src",

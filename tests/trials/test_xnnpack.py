@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 
 from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
 

@@ -18,9 +18,9 @@ from delegraph.errors import CODES, InputError, PluginBroken, PluginFailed
 from delegraph.partitioner import (
     CapabilityPartitioner,
     Partitioner,
-    WrappingPartitioner,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_engines import WrappingPartitioner
 
 from ..conftest import EchoBackend, EchoRuntime
 

@@ -26,11 +26,11 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
     Reason,
-    WrappingPartitioner,
     tag_constant_data,
     tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_engines import WrappingPartitioner
 from delegraph_executorch.edge import extract_partition, to_backend
 from delegraph_workers import Compiler
 from torch import nn

@@ -14,8 +14,8 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
 from delegraph.io.blob import join
-from delegraph.partitioner import WrappingPartitioner
 from delegraph.runtime import BackendRuntime
+from delegraph_engines import WrappingPartitioner
 from delegraph_tosa.plugin import OPTIONS
 from torch import nn
 

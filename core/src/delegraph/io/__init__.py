@@ -1,3 +1,1 @@
-"""Bytes and files, also for plugins: blobs, whole files, flatbuffers, the memory of
-tensors, text made printable.
-"""
+"""Bytes and files, also for plugins: blobs, whole files, paths, printable text."""

@@ -10,7 +10,6 @@ from .contract import (
     Support,
 )
 from .tagging import tag_constant_data, tag_mutated_buffer
-from .wrapping import WrappingPartitioner
 
 __all__ = [
     "CapabilityPartitioner",
@@ -22,7 +21,6 @@ __all__ = [
     "Refusal",
     "Support",
     "WhyNot",
-    "WrappingPartitioner",
     "tag_constant_data",
     "tag_mutated_buffer",
 ]

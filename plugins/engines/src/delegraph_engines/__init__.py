@@ -1,24 +1,59 @@
-"""Code that plugins for engines share: signatures, sealed files, support, kernels."""
+"""Code that plugins for engines share: signatures, sealed files, flatbuffers, support."""
 
-from .kernels import Kernel, computed_by
-from .numbered_calls import NumberedCalls, calls_in
-from .processors import saturates
-from .properties import read_properties
-from .sealed import seal, unseal
-from .signature import Signature
-from .support import why_subgraph
-from .trial_compilation import TrialCompilation
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .kernels import Kernel, computed_by
+    from .numbered_calls import NumberedCalls, calls_in
+    from .processors import saturates
+    from .properties import read_properties
+    from .quiet import quietly
+    from .sealed import seal, unseal
+    from .signature import Signature
+    from .support import why_subgraph
+    from .trial_compilation import TrialCompilation
+    from .wrapping_partitioner import WrappingPartitioner
 
 __all__ = [
     "Kernel",
     "NumberedCalls",
     "Signature",
     "TrialCompilation",
+    "WrappingPartitioner",
     "calls_in",
     "computed_by",
+    "quietly",
     "read_properties",
     "saturates",
     "seal",
     "unseal",
     "why_subgraph",
 ]
+
+_HOME = {
+    "Kernel": "kernels",
+    "NumberedCalls": "numbered_calls",
+    "Signature": "signature",
+    "TrialCompilation": "trial_compilation",
+    "WrappingPartitioner": "wrapping_partitioner",
+    "calls_in": "numbered_calls",
+    "computed_by": "kernels",
+    "quietly": "quiet",
+    "read_properties": "properties",
+    "saturates": "processors",
+    "seal": "sealed",
+    "unseal": "sealed",
+    "why_subgraph": "support",
+}
+"""Public name -> its module. Readers of files need no torch, so names are lazy."""
+
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -8,7 +8,7 @@ import shlex
 import delegraph
 from delegraph.backend import CompileSpec
 from delegraph.errors import OptionError
-from delegraph.partitioner import WrappingPartitioner
+from delegraph_engines import WrappingPartitioner
 
 from .hardware import TARGETS
 from .vela import tosa_version

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from delegraph.errors import NoRuntime
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 
 QUANTIZED_KERNELS = "libexecutorch_kernels_quantized"
 HINT = 'pip install "delegraph-executorch[runtime]"'

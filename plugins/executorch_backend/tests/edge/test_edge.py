@@ -11,8 +11,8 @@ from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
-    WrappingPartitioner,
 )
+from delegraph_engines import WrappingPartitioner
 from delegraph_executorch.edge import (
     EdgeCompileConfig,
     EdgeProgramManager,

@@ -21,7 +21,7 @@ from delegraph.errors import (
     OptionError,
     PluginUnavailable,
 )
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 from delegraph_programs import TRACING, to_core, user_inputs, written_targets
 from delegraph_programs.decompose.decomposition_tables import RECURRENT
 from delegraph_programs.distinct_inputs import distinct_inputs

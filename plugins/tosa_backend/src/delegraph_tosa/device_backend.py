@@ -11,7 +11,7 @@ from typing import Any
 import delegraph
 from delegraph.backend import to_specs
 from delegraph.errors import OptionError, Unsupported
-from delegraph.partitioner import WrappingPartitioner
+from delegraph_engines import WrappingPartitioner
 
 from .spec import TosaSpec
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from delegraph.io.flatbuffer_builder import Builder, Field
+from delegraph_engines.flatbuffer_builder import Builder, Field
 from delegraph_tosa.ir.types import DType
 from delegraph_tosa.serialize.schema import CODES, IDENTIFIER
 

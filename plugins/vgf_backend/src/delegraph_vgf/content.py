@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import Buffer, Table
+from delegraph_engines.flatbuffer import Buffer, Table
 
 if TYPE_CHECKING:
     from delegraph_engines import Signature

@@ -13,7 +13,7 @@ from delegraph.backend import (
     PreprocessResult,
 )
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 from torch.export import ExportedProgram
 
 from ..wheel import version_of

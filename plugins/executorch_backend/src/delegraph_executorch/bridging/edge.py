@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 from delegraph_programs import (
     argument_of,
     build_program,

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError, Unsupported
-from delegraph.io.quiet import quietly
 from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
@@ -20,7 +19,7 @@ from delegraph.partitioner import (
     tag_constant_data,
     tag_mutated_buffer,
 )
-from delegraph_engines import why_subgraph
+from delegraph_engines import quietly, why_subgraph
 from delegraph_programs import constant_placeholders, placeholders, written_values
 from torch._ops import OpOverload
 from torch.export import ExportedProgram

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delegraph.io.flatbuffer import Table, root
 from delegraph_engines import Kernel, computed_by
+from delegraph_engines.flatbuffer import Table, root
 
 NANOSECOND = 1e-9
 _NODES = (

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime
-from delegraph.io.quiet import quietly
 from delegraph.runtime import (
     BackendRuntime,
     BlobHeader,
@@ -25,6 +24,7 @@ from delegraph.runtime import (
     ProfiledDelegate,
     Spent,
 )
+from delegraph_engines import quietly
 
 from ..emit.kernel_calls import CODES
 from ..program import pte_tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 
 from . import bridge
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 from torch.fx import Node
 
 from . import bridge

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 from torch.fx import Node
 
 with quietly():

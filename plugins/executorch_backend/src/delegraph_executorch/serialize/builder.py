@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from delegraph.io import flatbuffer_builder
+from delegraph_engines import flatbuffer_builder
 
 from ..program.schema import (
     SCALARS,

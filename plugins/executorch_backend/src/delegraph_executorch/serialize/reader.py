@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from delegraph.io.flatbuffer import root
+from delegraph_engines.flatbuffer import root
 
 from ..program import flat_tensor, pte_tables
 from ..program.flat_tensor import FlatTensor

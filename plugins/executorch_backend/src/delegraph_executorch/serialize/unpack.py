@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import Table
+from delegraph_engines.flatbuffer import Table
 
 from ..program.schema import (
     Either,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import root
+from delegraph_engines.flatbuffer import root
 
 BACKEND_ID = "XnnpackBackend"
 HEADER = struct.Struct("<4s4sHIIIQ")

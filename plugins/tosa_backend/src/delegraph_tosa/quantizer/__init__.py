@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delegraph.errors import PluginUnavailable
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 
 try:
     with quietly():

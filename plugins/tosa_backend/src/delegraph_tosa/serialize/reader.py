@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import Table, root
+from delegraph_engines.flatbuffer import Table, root
 
 from ..ir.graph import Graph, Operator
 from ..spec import TosaSpec, required, required_target

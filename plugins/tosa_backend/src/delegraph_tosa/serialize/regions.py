@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any, cast
 
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import Table
+from delegraph_engines.flatbuffer import Table
 
 from ..ir.graph import Constant, Graph, Illegal, Operator, Value
 from ..ir.operators import OPERATORS, VARIABLE

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
-from delegraph.io.flatbuffer_builder import Builder, Field
+from delegraph_engines.flatbuffer_builder import Builder, Field
 
 from ..ir.dynamic_sizes import LARGEST_SIZE
 from ..ir.graph import Folded, Graph, Illegal, Operator, Value

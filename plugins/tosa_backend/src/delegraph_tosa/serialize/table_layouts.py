@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from delegraph.io.flatbuffer_builder import Field
+from delegraph_engines.flatbuffer_builder import Field
 
 from ..ir.types import BLOCK_SCALED, DType
 from .schema import CODES, STORED, WRITTEN_AS, OperatorField, ShapeField, TensorField

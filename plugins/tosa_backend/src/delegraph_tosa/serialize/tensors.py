@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from delegraph.io.flatbuffer import Table
+from delegraph_engines.flatbuffer import Table
 
 from ..ir.graph import Array, Constant, Illegal, Literal, Scaled
 from ..ir.types import (

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from delegraph.io.flatbuffer import Table
+from delegraph_engines.flatbuffer import Table
 
 from ...ir.graph import Constant, Illegal, Literal, Value
 from ...ir.operators import CONV2D, OPERATORS, RESHAPE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delegraph.errors import Unsupported
-from delegraph.io.flatbuffer_builder import Field
+from delegraph_engines.flatbuffer_builder import Field
 
 from ...ir.graph import Folded, Graph, Illegal, Operator, Value
 from ...ir.operators import CAST

@@ -6,8 +6,8 @@ import math
 import struct
 
 import pytest
-from delegraph.io.flatbuffer import root
-from delegraph.io.flatbuffer_builder import Builder, Field
+from delegraph_engines.flatbuffer import root
+from delegraph_engines.flatbuffer_builder import Builder, Field
 
 EXTREMES = {
     "bool": (0, 1),

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ..errors import FormatError
+from delegraph.errors import FormatError
 
 __all__ = ["Buffer", "Table", "root"]
 

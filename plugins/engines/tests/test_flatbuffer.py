@@ -10,7 +10,7 @@ import struct
 import flatbuffers
 import pytest
 from delegraph.errors import FormatError
-from delegraph.io.flatbuffer import Table, root
+from delegraph_engines.flatbuffer import Table, root
 
 
 def file(children: int = 2) -> bytearray:

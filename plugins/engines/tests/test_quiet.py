@@ -10,7 +10,7 @@ import warnings
 from contextlib import ExitStack
 
 import pytest
-from delegraph.io.quiet import quietly
+from delegraph_engines import quietly
 
 
 @pytest.fixture

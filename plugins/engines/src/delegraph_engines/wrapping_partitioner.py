@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..backend import CompileSpec
-from ..errors import OptionError
-from .capability import WhyNot
-from .contract import DelegationSpec, Partitioner, PartitionResult
-from .validate import check_result
+from delegraph.backend import CompileSpec
+from delegraph.errors import OptionError
+from delegraph.partitioner import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    WhyNot,
+)
+from delegraph.partitioner.validate import check_result
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
