@@ -13,10 +13,8 @@ from delegraph.backend import (
     CompileSpec,
     DelegateMappingBuilder,
     PreprocessResult,
-    from_specs,
-    to_specs,
 )
-from delegraph.errors import ContractViolation, DelegraphError, OptionError
+from delegraph.errors import ContractViolation, DelegraphError
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner
 
 
@@ -194,24 +192,3 @@ def test_partitions_name_their_method_and_tag(registry):
         ("encode", "Asking_1"),
     ]
     assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
-
-
-def test_settings_go_into_compile_specs_and_back():
-    specs = [*to_specs("acme_", {"flags": "-ä"}), CompileSpec("tosa_spec", b"x")]
-    assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == (
-        {"flags": "-ä", "cpu": "any"},
-        specs[1:],
-    )
-    wrong = [
-        [CompileSpec("acme_x", b"")],
-        specs[:1] * 2,
-        [CompileSpec("acme_cpu", b"\xff")],
-    ]
-    for given in wrong:
-        with pytest.raises(OptionError):
-            from_specs(given, "acme_", {"flags": "", "cpu": "any"})
-    with pytest.raises(OptionError, match="tosa_spec"):
-        from_specs(specs, "acme_", {"flags": ""}, only=True)
-    for text in ("\0", "\udcff"):
-        with pytest.raises(OptionError, match="'flags'"):
-            to_specs("acme_", {"flags": text})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .errors import ContractViolation, OptionError
+from .errors import ContractViolation
 from .io.blob import Blob
 from .named_data import DataEntry, NamedDataStore, NamedDataStoreOutput, TensorLayout
 
@@ -27,8 +27,6 @@ __all__ = [
     "NamedDataStoreOutput",
     "PreprocessResult",
     "TensorLayout",
-    "from_specs",
-    "to_specs",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,64 +40,6 @@ class CompileSpec:
 
     key: str
     value: bytes
-
-
-def to_specs(prefix: str, settings: Mapping[str, str]) -> list[CompileSpec]:
-    """Settings of a backend that are text, as compile specs: the key is ``prefix`` and
-    the setting's name.
-
-    Raises OptionError for text that no process can be given: with a NUL, or with bytes
-    that are not UTF-8.
-    """
-    for name, text in settings.items():
-        if any(
-            character == "\0" or "\ud800" <= character <= "\udfff" for character in text
-        ):
-            raise OptionError(
-                "option-invalid",
-                f"option {name!r} has a character that is none: {text!r:.80}",
-            )
-    return [
-        CompileSpec(prefix + name, text.encode()) for name, text in settings.items()
-    ]
-
-
-def from_specs(
-    compile_specs: Sequence[CompileSpec],
-    prefix: str,
-    defaults: Mapping[str, str],
-    *,
-    only: bool = False,
-) -> tuple[dict[str, str], list[CompileSpec]]:
-    """The settings that ``to_specs`` made compile specs of, and those compile specs
-    whose keys begin otherwise.
-
-    ``defaults``: name -> text of each setting that there is. Raises OptionError for
-    another setting, and for one that is given twice or is no text: a compile spec may
-    come from a file. ``only``: also if there are other compile specs.
-    """
-    own = [spec for spec in compile_specs if spec.key.startswith(prefix)]
-    given = {
-        spec.key.removeprefix(prefix): spec.value.decode(errors="surrogateescape")
-        for spec in own
-    }
-    if unknown := given.keys() - defaults.keys():
-        raise OptionError(
-            "option-invalid", f"there is no compile spec {prefix}{min(unknown):.40}"
-        )
-    if len(given) < len(own):
-        raise OptionError(
-            "option-invalid",
-            f"a compile spec is given twice: {', '.join(spec.key for spec in own)}",
-        )
-    others = [spec for spec in compile_specs if spec not in own]
-    if only and others:
-        raise OptionError(
-            "option-invalid",
-            f"there is no compile spec {others[0].key:.40}, which nobody would read",
-        )
-    to_specs(prefix, given)  # the same checks
-    return {**defaults, **given}, others
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,33 +80,6 @@ class Compatibility:
             raise ValueError(
                 f"a verdict is one of {get_args(Verdict)}, with a reason; not {self!r}"
             )
-
-    @classmethod
-    def by_release(
-        cls, compiled_by: str, here: str, reads_older: bool
-    ) -> Compatibility | None:
-        """The verdict by two releases, such as ``openvino 2026.4.1``, of which the
-        first two numbers count.
-
-        ``compiled_by``: the blob's fingerprint; ``here``: the release on this host.
-        "runs" if they are the same or, if the engine promises to read what older
-        releases wrote (``reads_older``), if the blob's is older. None if one of them is
-        no such text, or they name different compilers.
-        """
-        theirs, ours = (
-            re.match(r"(.{1,80}) (\d{1,6})\.(\d{1,6})", text)
-            for text in (compiled_by, here)
-        )
-        if theirs is None or ours is None or theirs[1] != ours[1]:
-            return None
-        numbers, own = (
-            [int(release[2]), int(release[3])] for release in (theirs, ours)
-        )
-        runs = numbers == own or (reads_older and numbers < own)
-        return cls(
-            "runs" if runs else "rebuild",
-            f"compiled by {theirs.group()}, and {ours.group()} is here",
-        )
 
 
 class Delegate(Protocol):

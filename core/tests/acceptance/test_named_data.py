@@ -12,7 +12,12 @@ from delegraph.backend import (
     TensorLayout,
 )
 from delegraph.errors import ContractViolation, NamedDataError, NamedDataTypeError
-from delegraph_executorch.edge import merged_named_data, to_backend, to_edge
+from delegraph_executorch.edge import (
+    externalize_pte_data,
+    merged_named_data,
+    to_backend,
+    to_edge,
+)
 
 from . import backends
 from .backends import aten, export, taking
@@ -246,7 +251,7 @@ def test_external_files_of_a_limited_size():
     ]
     stores = [filled(*order)[0] for order in (entries, entries[::-1])]
     for store in stores:
-        store.externalize_pte_data(8, "weights")
+        externalize_pte_data(store.get_named_data_store_output(), 8, "weights")
     first, second = (s.get_named_data_store_output() for s in stores)
     assert [sorted(shard) for shard in first.external_data.values()] == [
         ["a", "b", "d"],
@@ -263,9 +268,9 @@ def test_external_files_of_a_limited_size():
 @pytest.mark.parametrize(("limit", "prefix"), [(0, "w"), (-1, "w"), (8, ""), (3, "w")])
 def test_external_files_that_cannot_be(limit, prefix):
     """NamedDataStore: nothing is moved if not all can be."""
-    store, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
+    _, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
     with pytest.raises(NamedDataError):
-        store.externalize_pte_data(limit, prefix)
+        externalize_pte_data(out, limit, prefix)
     assert list(out.pte_data) == ["a", "b"] and not out.external_data
 
 

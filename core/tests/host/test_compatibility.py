@@ -242,21 +242,3 @@ def test_what_a_runtime_cannot_read_it_cannot_run(saved, kind):
     HalvingRuntime.answer = kind("option-invalid", "no such setting")
     answer = delegraph.load(path, registry=registry).compatible()
     assert answer.verdict == "cannot" and "no such setting" in str(answer)
-
-
-VERDICTS = {
-    "acme 2.4.1": ("runs", "runs"),
-    "acme 2.3": ("runs", "rebuild"),
-    "acme 3.0": ("rebuild", "rebuild"),
-    "x 2.4": (None, None),
-    "": (None, None),
-}
-
-
-@pytest.mark.parametrize("compiled_by", VERDICTS)
-def test_a_verdict_by_release(compiled_by):
-    verdicts = [
-        Compatibility.by_release(compiled_by, "acme 2.4.9", reads_older=o)
-        for o in (True, False)
-    ]
-    assert [v and v.verdict for v in verdicts] == [*VERDICTS[compiled_by]]

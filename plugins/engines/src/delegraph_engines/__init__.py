@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .kernels import Kernel, computed_by
+    from .named_weights import add_by_content, expect_data
     from .numbered_calls import NumberedCalls, calls_in
     from .processors import saturates
     from .properties import read_properties
     from .quiet import quietly
+    from .releases import compare_releases
     from .sealed import seal, unseal
     from .signature import Signature
     from .support import why_subgraph
+    from .text_settings import from_specs, to_specs
     from .trial_compilation import TrialCompilation
     from .wrapping_partitioner import WrappingPartitioner
 
@@ -23,12 +26,17 @@ __all__ = [
     "Signature",
     "TrialCompilation",
     "WrappingPartitioner",
+    "add_by_content",
     "calls_in",
+    "compare_releases",
     "computed_by",
+    "expect_data",
+    "from_specs",
     "quietly",
     "read_properties",
     "saturates",
     "seal",
+    "to_specs",
     "unseal",
     "why_subgraph",
 ]
@@ -39,12 +47,17 @@ _HOME = {
     "Signature": "signature",
     "TrialCompilation": "trial_compilation",
     "WrappingPartitioner": "wrapping_partitioner",
+    "add_by_content": "named_weights",
     "calls_in": "numbered_calls",
+    "compare_releases": "releases",
     "computed_by": "kernels",
+    "expect_data": "named_weights",
+    "from_specs": "text_settings",
     "quietly": "quiet",
     "read_properties": "properties",
     "saturates": "processors",
     "seal": "sealed",
+    "to_specs": "text_settings",
     "unseal": "sealed",
     "why_subgraph": "support",
 }

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import delegraph
 import delegraph_tosa
-from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, from_specs
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import Unsupported
 from delegraph.formats import join
-from delegraph_engines import Signature
+from delegraph_engines import Signature, from_specs
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 

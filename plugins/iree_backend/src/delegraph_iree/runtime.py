@@ -16,7 +16,7 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
-from delegraph_engines import Signature
+from delegraph_engines import Signature, compare_releases
 
 from .backend import MARK
 from .for_iree import OUT_OF_RANGE
@@ -81,7 +81,7 @@ class IREERuntime(BackendRuntime):
             why = f"{device!r:.40} is no driver of IREE; use {', '.join(drivers)}"
             return Compatibility("cannot", why)
         here = f"iree-base-compiler {version('iree-base-runtime')}"
-        return Compatibility.by_release(header.fingerprint, here, reads_older=False)
+        return compare_releases(header.fingerprint, here, reads_older=False)
 
 
 @cache

@@ -148,7 +148,7 @@ class OnnxFormat(DelegateFormat):
         cls, path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
         """``forward``, which takes inputs in order or by name, and returns a tuple."""
-        from delegraph.backend import to_specs
+        from delegraph_engines import to_specs
 
         from .settings import PREFIX
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 from delegraph.backend import NamedDataStore
+from delegraph_engines import add_by_content
 from onnxruntime import OrtValue
 
 from .session import WEIGHT, ort_value
@@ -36,7 +37,7 @@ def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
         if constant is None or constant.nbytes < SMALLEST:
             continue
         tensor = tensor_of(constant)
-        key = store.add_by_content(WEIGHT, tensor, alignment=64)
+        key = add_by_content(store, WEIGHT, tensor, alignment=64)
         dtype = str(tensor.dtype).removeprefix("torch.")
         value = ort_value(tensor)
         weights.append(Weight(name, key, dtype, list(tensor.shape), value))

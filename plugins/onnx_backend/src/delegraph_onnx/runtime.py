@@ -13,7 +13,7 @@ from delegraph.runtime import (
     Delegate,
     ProfiledDelegate,
 )
-from delegraph_engines import Signature
+from delegraph_engines import Signature, compare_releases
 
 from .profiler import Profiled
 from .providers import why_absent
@@ -63,4 +63,4 @@ class OnnxRuntime(BackendRuntime):
         if why := why_absent(device or read_settings(compile_specs).ep):
             return Compatibility("cannot", why)
         here = f"onnxruntime {ort.__version__}"
-        return Compatibility.by_release(header.fingerprint, here, reads_older=True)
+        return compare_releases(header.fingerprint, here, reads_older=True)

@@ -11,8 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from delegraph.errors import DelegraphError, FormatError
-from delegraph.named_data import expect_data
-from delegraph_engines import Signature
+from delegraph_engines import Signature, expect_data
 from onnxruntime import OrtValue
 
 from .providers import make_options

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delegraph.backend import CompileSpec, from_specs
+from delegraph.backend import CompileSpec
 from delegraph.errors import OptionError
-from delegraph_engines import read_properties
+from delegraph_engines import from_specs, read_properties
 
 PREFIX = "onnx_"
 """The beginning of the keys of compile specs; an option's name follows."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from delegraph.backend import to_specs
 from delegraph.errors import OptionError
 from delegraph.partitioner import CapabilityPartitioner, Reason
-from delegraph_engines import TrialCompilation, why_subgraph
+from delegraph_engines import TrialCompilation, to_specs, why_subgraph
 from delegraph_programs import bound_arguments, is_random
 from torch.export import ExportedProgram
 from torch.fx import Node

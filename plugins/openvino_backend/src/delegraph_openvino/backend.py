@@ -20,7 +20,7 @@ from delegraph.backend import (
     NamedDataStore,
     PreprocessResult,
 )
-from delegraph_engines import Signature, calls_in
+from delegraph_engines import Signature, add_by_content, calls_in
 from torch.export import ExportedProgram
 
 from .frontend import DTYPES, Draft, reason_of
@@ -108,7 +108,7 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
         shape = node.output(0).get_shape()
         # tied weights share memory, perhaps in several types and shapes
         in_type = tensor.reshape(-1).view(getattr(torch, DTYPES[kind]))
-        key = store.add_by_content(WEIGHT, in_type.reshape(list(shape)), alignment=64)
+        key = add_by_content(store, WEIGHT, in_type.reshape(list(shape)), alignment=64)
         if key not in parameters:
             parameters[key] = ov.opset13.parameter(shape, kind, name=key)
         node.output(0).replace(parameters[key].output(0))

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import openvino as ov
 import torch
-from delegraph.backend import CompileSpec, from_specs
+from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, NoRuntime, OptionError
-from delegraph.named_data import expect_data
 from delegraph.runtime import (
     BackendRuntime,
     BlobHeader,
@@ -27,7 +26,10 @@ from delegraph_engines import (
     Kernel,
     Signature,
     calls_in,
+    compare_releases,
     computed_by,
+    expect_data,
+    from_specs,
     read_properties,
     saturates,
 )
@@ -231,7 +233,7 @@ class OpenVINORuntime(BackendRuntime):
         why = why_absent(device or settings_of(compile_specs)["device"])
         if why is not None:
             return Compatibility("cannot", why)
-        return Compatibility.by_release(
+        return compare_releases(
             header.fingerprint, f"openvino {ov.get_version()}", reads_older=True
         )
 

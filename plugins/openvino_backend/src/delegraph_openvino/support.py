@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from delegraph.backend import to_specs
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
-from delegraph_engines import TrialCompilation
+from delegraph_engines import TrialCompilation, to_specs
 from delegraph_programs import bound_arguments
 from delegraph_programs.interpolation_scales import why_factor_undecided
 from torch import Tensor

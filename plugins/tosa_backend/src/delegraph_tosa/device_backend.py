@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
-from delegraph.backend import to_specs
 from delegraph.errors import OptionError, Unsupported
-from delegraph_engines import WrappingPartitioner
+from delegraph_engines import WrappingPartitioner, to_specs
 
 from .spec import TosaSpec
 

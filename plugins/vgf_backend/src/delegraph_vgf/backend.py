@@ -10,16 +10,10 @@ from pathlib import Path
 import delegraph
 import delegraph_tosa
 import model_converter
-from delegraph.backend import (
-    BackendDetails,
-    Blob,
-    CompileSpec,
-    PreprocessResult,
-    from_specs,
-)
+from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult
 from delegraph.errors import Unsupported
 from delegraph.formats import write_whole
-from delegraph_engines import Signature
+from delegraph_engines import Signature, from_specs
 from torch.export import ExportedProgram
 
 # registers the target suffix that the compile specs have

@@ -23,6 +23,7 @@ from delegraph.errors import InputError
 from delegraph.partitioner import Partitioner
 from torch.export import ExportedProgram
 
+from .external_files import externalize_pte_data
 from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
@@ -63,6 +64,7 @@ __all__ = [
     "PatternPartitioner",
     "delegate_calls",
     "delegate_map",
+    "externalize_pte_data",
     "extract_partition",
     "format_delegated_graph",
     "get_delegated_payload",

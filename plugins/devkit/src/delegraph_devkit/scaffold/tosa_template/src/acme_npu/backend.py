@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import delegraph
-from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult, from_specs
+from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult
 from delegraph.formats import write_whole
-from delegraph_engines import seal
+from delegraph_engines import from_specs, seal
 from torch.export import ExportedProgram
 
 from .instructions import WORD

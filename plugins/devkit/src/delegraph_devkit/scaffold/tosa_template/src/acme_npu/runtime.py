@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import delegraph
-from delegraph.backend import CompileSpec, from_specs
+from delegraph.backend import CompileSpec
 from delegraph.runtime import BackendRuntime, Delegate
-from delegraph_engines import unseal
+from delegraph_engines import from_specs, unseal
 
 from .backend import MARK
 from .instructions import WORD
