@@ -100,3 +100,19 @@ def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
     assert given == (
         [recorded, (3, 1)] if any_strides else [recorded] * 2
     ) and recorded != (3, 1)
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x, index):
+        return x[index]  # the user's line
+
+
+def test_a_failing_operator_notes_the_users_line():
+    lowered = delegraph.lower(
+        Chosen().eval(), (torch.eye(3), torch.tensor([0])), backends=[]
+    )
+    with pytest.raises(IndexError) as raised:
+        lowered(torch.eye(3), torch.tensor([5]))
+    [note] = raised.value.__notes__
+    assert note.startswith("in aten.index.Tensor at ")
+    assert "return x[index]" in note

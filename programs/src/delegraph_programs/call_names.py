@@ -38,7 +38,7 @@ aten = torch.ops.aten
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it
 #   in each call, and program files keep it.
 # - ``INDEXED``: a partitioner's mark on a value that has indices. ``call_spec`` checks
-#   inputs of the program. ``host/graph_code.py`` checks values that the host computes
+#   inputs of the program. ``host/graph_function.py`` checks values that the host computes
 #   for delegates.
 # In addition, ``graph_module.meta`` of a partition's program has "method" and
 # "partition" for the backend (engine/extract.py).

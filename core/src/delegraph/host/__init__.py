@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .compatibility import ProgramCompatibility
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
-    from .graph_code import eager_target, is_observable
+    from .graph_function import eager_target, is_observable
     from .statistics import TOLERANCES, OutputStatistics, compare, finite
     from .verify import Verification, call_of_model
 
@@ -36,7 +36,7 @@ _NAMES = {
     "compatibility": "ProgramCompatibility",
     "executor": "run_in_eager",
     "files": "FileFormat LoadedProgram",
-    "graph_code": "eager_target is_observable",
+    "graph_function": "eager_target is_observable",
     "statistics": "TOLERANCES OutputStatistics compare finite",
     "verify": "Verification call_of_model",
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +45,7 @@ from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible
-from .graph_code import GraphCode
+from .graph_function import Graph, GraphFunction
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -116,41 +116,31 @@ class StoredDelegate:
         return self.data
 
 
-class DelegateHook(Protocol):
-    """How a delegate is loaded and called. Observers have other hooks than ``Plain``."""
-
-    def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """Return the function of ``runtime`` that loads the blob."""
-
-    def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function of inputs that returns outputs only; ``run``: the loaded
-        blob.
-        """
-
-    def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Copy results that the next call of the runtime may overwrite."""
-
-
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Wraps a function of a plugin, so that its errors name the plugin and the work in the
 first argument.
 """
 
 
-class Plain:
-    """Loads a blob by ``load``, and calls it as it is."""
+class DelegateHook:
+    """How a delegate is loaded and called. Observers have other hooks."""
 
     def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """Return the function of ``runtime`` that loads the blob."""
         return runtime.load
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
+        """Return a function of inputs that returns outputs only; ``run``: the loaded
+        blob.
+        """
         return run
 
     def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Copy results that the next call of the runtime may overwrite."""
         return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
 
 
-_PLAIN = Plain()
+_PLAIN = DelegateHook()
 
 
 class LoadedDelegate:
@@ -395,12 +385,11 @@ def uncompiled(function: Function) -> Function:
 
 
 class Method:
-    """A method's program, calling convention and code, shared by all of its instances.
+    """A method's program, calling convention and graph, shared by all of its instances.
 
     ``written``: positions of inputs that the program writes. ``copied``: (position of
     an output, position of the input that it is copied to). ``stored``: (position of an
-    output, name of the buffer whose new value it is). Code is generated when it is
-    first needed.
+    output, name of the buffer that gets it as its new value).
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -426,18 +415,6 @@ class Method:
         )
 
     @cached_property
-    def code(self) -> GraphCode:
-        """The program as a function of the written buffers and the user's inputs."""
-        return self._generate(watched=False)
-
-    @cached_property
-    def watched_code(self) -> GraphCode:
-        """The same function, which also passes each value that it computes to a
-        ``Watch``.
-        """
-        return self._generate(watched=True)
-
-    @cached_property
     def parameters(self) -> list[Node]:
         """The placeholders that the code takes, in order: the written buffers, then the
         user's inputs.
@@ -448,21 +425,19 @@ class Method:
             *self.inputs,
         ]
 
-    def _generate(self, watched: bool) -> GraphCode:
-        """Generate the code; ``watched`` code passes its values to a ``Watch``."""
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph as a function of the written buffers and the user's inputs."""
         module = self.program.graph_module
         parameters = self.parameters
-        passed = set(parameters)
         constants = {
-            n: constant_tensor(self.program, s)
-            for n, s in placeholders(self.program)
-            if n not in passed
+            node: constant_tensor(self.program, spec)
+            for node, spec in placeholders(self.program)
+            if node not in parameters
         }
         # the placeholders of written buffers
         state = parameters[: len(parameters) - len(self.inputs)]
-        return GraphCode(
-            module, parameters, constants, result_layouts(module, state), watched
-        )
+        return Graph(module, parameters, constants, result_layouts(module, state))
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
@@ -609,7 +584,7 @@ class Executable:
 
     def _function(self) -> Callable[..., Any]:
         """The program's code, bound to its delegates."""
-        return self._method.code.function(self._bind)
+        return GraphFunction(self._method.graph, self._bind)
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         """The function that runs calls of ``module``."""
@@ -657,7 +632,7 @@ class WatchedExecutable(Executable):
         self._hook_of = hook_of
 
     def _function(self) -> Callable[..., Any]:
-        run = self._method.watched_code.function(self._bind, self._observer)
+        run = GraphFunction(self._method.graph, self._bind, self._observer)
 
         def watched(*values: Any) -> Any:
             """One call, from ``begin`` to ``end``."""
@@ -708,8 +683,9 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
     """A subgraph as a function in which delegates run their original operators."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    return GraphCode(module, inputs, {}, {}).function(
-        lambda delegate: Executable(delegate.original_module)
+    return GraphFunction(
+        Graph(module, inputs, {}, {}),
+        lambda delegate: Executable(delegate.original_module),
     )
 
 

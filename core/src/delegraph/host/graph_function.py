@@ -1,0 +1,274 @@
+"""Makes a Python function of the graph of a program. Calls of it share no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from delegraph_programs import operator_name, source_of
+from delegraph_programs.call_arguments import outside
+from delegraph_programs.call_names import INDEXED
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.required_strides import Layout, arrange, subgraph_layouts
+from delegraph_programs.traced_sizes import check_rank, squeeze_breaks_rank
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from ..delegates.lowered_module import LoweredBackendModule
+from ..errors import DelegraphError, InputError
+from ..runtime import Observer
+
+RESHAPE = torch.ops.aten.reshape.default
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+"""Run as ``reshape``: torch recorded them for certain strides, and values at run time
+may have others.
+"""
+OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
+"""Operators that call their subgraphs with plain tensors, so that values inside can be
+seen; others vectorize them.
+"""
+Function = Callable[..., Any]
+BindDelegate = Callable[[LoweredBackendModule], Function]
+
+
+def eager_target(node: Node) -> Any:
+    """Return the function that computes ``node`` as eager PyTorch did, for values with
+    any strides.
+
+    This is the node's own operator, except for a view. A view becomes a ``reshape``,
+    which copies if the strides allow no view.
+    """
+    return RESHAPE if node.target in VIEWS else node.target
+
+
+def is_observable(owner: Node) -> bool:
+    """Return whether an ``Observer`` can see the values in the subgraph that ``owner``
+    fetches.
+    """
+    return all(
+        getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users
+    )
+
+
+class _Step(NamedTuple):
+    """One call of a graph.
+
+    ``args`` and ``kwargs`` contain nodes in place of values. ``layout``: the layout
+    that the result gets; None leaves it as it is. ``unused``: the nodes that no later
+    step needs.
+    """
+
+    node: Node
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    layout: Layout | None
+    unused: list[Node]
+
+
+class Graph(NamedTuple):
+    """A graph that several functions may execute.
+
+    ``parameters``: the placeholders that a call passes, in order. ``constants``:
+    placeholder -> value, for all others. ``layouts``: node -> the layout that its value
+    gets as soon as it is computed.
+    """
+
+    module: GraphModule
+    parameters: Sequence[Node]
+    constants: Mapping[Node, Any]
+    layouts: Mapping[Node, Layout]
+    is_subgraph: bool = False
+
+
+class GraphFunction:
+    """A function of a graph's parameters that returns its outputs.
+
+    Threads may call it at the same time. ``bind`` returns the function that runs a
+    delegate. ``observer`` gets the value of each call.
+    """
+
+    def __init__(
+        self, graph: Graph, bind: BindDelegate, observer: Observer | None = None
+    ) -> None:
+        """Prepare the calls of the graph and of its subgraphs."""
+        self._graph = graph
+        self._bind = bind
+        self._observer = observer
+        self._constants = dict(graph.constants)
+        self._steps: list[_Step] = []
+        unused_after = _last_uses(graph.module.graph)
+        for node in graph.module.graph.nodes:
+            if node.op == "get_attr":
+                self._constants[node] = self._fetch(node)
+            elif node.op == "call_function":
+                function, args = self._function_of(node)
+                step = _Step(
+                    node,
+                    function,
+                    self._with_constants(args),
+                    self._with_constants(dict(node.kwargs)),
+                    graph.layouts.get(node),
+                    unused_after[node],
+                )
+                self._steps.append(step)
+            elif node.op == "output":
+                self._output = self._with_constants(node.args[0])
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Execute the calls in order. Values are deleted after their last use, so that
+        a call holds no more memory than eager.
+        """
+        values = dict(zip(self._graph.parameters, inputs, strict=True))
+        observer = self._observer
+        try:
+            for node, function, args, kwargs, layout, unused in self._steps:
+                value = function(
+                    *map_arg(args, values.__getitem__),
+                    **(map_arg(kwargs, values.__getitem__) if kwargs else {}),
+                )
+                if layout is not None:
+                    value = arrange(value, layout)
+                values[node] = value
+                if observer is not None:
+                    observer.see(node, value)
+                del value
+                for other in unused:
+                    values.pop(other, None)
+        except Exception as error:
+            if not isinstance(error, DelegraphError):
+                source = source_of(node)
+                error.add_note(f"in {node.target} at {source or 'an unknown line'}")
+            raise
+        return map_arg(self._output, values.__getitem__)
+
+    def _fetch(self, node: Node) -> Any:
+        """Return the object that a ``get_attr`` node fetches; for a delegate or a
+        subgraph, the function that runs it.
+        """
+        value: Any = self._graph.module
+        # the target is a path of attributes, such as ``body.lowered_0``
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, LoweredBackendModule):
+            return self._bind(value)
+        if not isinstance(value, GraphModule):
+            return value
+        inputs = [n for n in value.graph.nodes if n.op == "placeholder"]
+        layouts = subgraph_layouts(node, value, self._graph.layouts)
+        observer = self._observer if is_observable(node) else None
+        subgraph = Graph(value, inputs, {}, layouts, is_subgraph=True)
+        run = GraphFunction(subgraph, self._bind, observer)
+        if observer is None:
+            return run
+        return _observed(run, observer, node, value)
+
+    def _with_constants(self, value: Any) -> Any:
+        """Return ``value`` with constants in place of their nodes."""
+        return map_arg(value, lambda node: self._constants.get(node, node))
+
+    def _function_of(self, node: Node) -> tuple[Function, tuple[Any, ...]]:
+        """Return the function that computes ``node``, and its arguments.
+
+        The function checks a squeeze if its rank matters, and indices that the host
+        computes for a delegate.
+        """
+        if node.target is CALL_DELEGATE:
+            delegate, *inputs = node.args
+            assert isinstance(delegate, Node)
+            return _arranging(self._constants[delegate], inputs), tuple(inputs)
+        target = eager_target(node)
+        if _narrows(node):
+            return _checking_indices(target, node), node.args
+        if squeeze_breaks_rank(node, self._graph.is_subgraph):
+            return lambda *a, **k: check_rank(target(*a, **k), node), node.args
+        return target, node.args
+
+
+def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
+    """Return node -> the nodes that no later node uses, itself included."""
+    used_later: set[Node] = set()
+    uses: dict[Node, list[Node]] = {}
+    for node in reversed(graph.nodes):
+        values = {node, *node.all_input_nodes}
+        uses[node] = list(values - used_later)
+        used_later |= values
+    return uses
+
+
+def _arranging(run: Function, inputs: Sequence[Any]) -> Function:
+    """Return ``run``, the function of a delegate, with inputs in the layouts that its
+    backend saw.
+    """
+    layouts = [
+        Layout.of(node.meta.get("val")) if isinstance(node, Node) else None
+        for node in inputs
+    ]
+    # a runtime may take inputs of any strides
+    arrange_input = getattr(run, "arrange", arrange)
+
+    def call(*values: Any) -> Any:
+        arranged = (
+            value if layout is None else arrange_input(value, layout)
+            for value, layout in zip(values, layouts, strict=True)
+        )
+        return run(*arranged)
+
+    return call
+
+
+def _observed(
+    run: Function, observer: Observer, owner: Node, module: GraphModule
+) -> Function:
+    """Return ``run``, the function of the subgraph ``module``, with calls of ``enter``
+    and ``leave`` of ``observer`` around it.
+
+    ``owner``: the node that fetches the subgraph.
+    """
+
+    def call(*inputs: Any) -> Any:
+        """Call the subgraph. ``leave`` is called even if that fails."""
+        observer.enter(owner, module, inputs)
+        try:
+            return run(*inputs)
+        finally:
+            observer.leave()
+
+    return call
+
+
+def _narrows(node: Node) -> bool:
+    """Return whether ``node`` is a cast at a border of indices in int64 that the host
+    computed.
+
+    ``call_spec`` checks those that are inputs of the program.
+    """
+    if "boundary" not in node.meta or node.meta["val"].dtype is not torch.int32:
+        return False
+    operand = node.all_input_nodes[0]
+    if operand.op != "call_function" or INDEXED not in operand.meta:
+        return False
+    return operand.meta["val"].dtype is torch.int64
+
+
+def _checking_indices(target: Function, node: Node) -> Function:
+    """Return ``target``, the function of the cast ``node``, with a check of its operand.
+
+    The function raises InputError if an index is out of range.
+    """
+    operand = node.all_input_nodes[0]
+    low, high = operand.meta[INDEXED]
+
+    def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+        found = outside(value, low, high)
+        if found is not None:
+            text = (
+                f"an index is out of range: {operand.name}, a result of"
+                f" {operator_name(operand)}, has an element {found}; {low} to {high}"
+                " are in range"
+            )
+            raise InputError("input-invalid", text, operand, source_of(operand))
+        return target(value, *args, **kwargs)
+
+    return call
