@@ -1,15 +1,16 @@
-"""Latency and compile time of large models: OpenVINO through delegraph and by its own
-API, XNNPACK beside ExecuTorch's.
+"""Latency and compile time of large models: OpenVINO and ONNX Runtime through delegraph
+and by their own APIs, XNNPACK in comparison with ExecuTorch's.
 
-    python benchmarks/latency.py [openvino|xnnpack ...] [--model NAME ...] [--seconds
-        10]
+    python benchmarks/latency.py [openvino|xnnpack|onnx ...] [--model NAME ...]
+        [--seconds 10]
 
 From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`,
 `Core.compile_model` with float32, and `openvino.serialize`, since delegraph stores the
 IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with `XnnpackPartitioner`,
-and `to_executorch`; both `.pte` files run in its runtime. Compiling is CPU seconds, in
+and `to_executorch`; both `.pte` files run in its runtime. ONNX Runtime's own: the
+file of `torch.onnx.export`, in an `InferenceSession`. Compiling is CPU seconds, in
 a process that has compiled another model; "engine" is what of delegraph's is spent in
-OpenVINO or ExecuTorch, "tracer" what is spent in torch's tracer of decompositions and
+OpenVINO, ExecuTorch, or torch.onnx and ONNX Runtime, "tracer" what is spent in torch's tracer of decompositions and
 its table of them, which both of the others run as well, over the whole program.
 
 Then both are called in turns in one process, on one thread, in pairs: the ratio is the
@@ -38,7 +39,7 @@ import publishing
 import torch
 from torch.utils import _pytree as pytree
 
-MODELS = ("MobileNetV2", "ResNet-50", "BERT-base", "ViT-B/16")
+MODELS = ("MobileNetV2", "ResNet-18", "ResNet-50", "BERT-base", "ViT-B/16")
 HEADER = (
     *(
         "model",
@@ -66,11 +67,11 @@ def main() -> None:
         parser, lambda engine, rest: lambda: _row(engine, *rest.split(":"))
     )
     rows = []
-    for engine in arguments.engines or ("openvino", "xnnpack"):
+    for engine in arguments.engines or ("openvino", "xnnpack", "onnx"):
         for name in arguments.model or MODELS:
             row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
             rows.append(publishing.told([name, engine, *row["cells"]]))  # type: ignore[misc]
-    packages = ["torch", "openvino", "executorch"]
+    packages = ["torch", "openvino", "executorch", "onnxscript", "onnxruntime"]
     publishing.report(
         arguments, "latency", packages, publishing.Table(HEADER, rows, keys=2)
     )
@@ -82,6 +83,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
     ours, theirs = {
         "openvino": (_openvino, _own_openvino),
         "xnnpack": (_xnnpack, _own_xnnpack),
+        "onnx": (_onnx, _own_onnx),
     }[engine]
     with torch.no_grad():
         for model in ("throw-away", name):
@@ -182,6 +184,28 @@ def _in_executorch(content: bytes, args: tuple[Any, ...]) -> Call:
     return lambda: (program, method.execute(flat))
 
 
+def _onnx(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    lowered = delegraph.lower(
+        program, backends=["onnx"], options={"onnx": {"threads": 1}}
+    )
+    return lambda: lambda: lowered(*args)
+
+
+def _own_onnx(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        torch.onnx.export(program, dynamo=True, verbose=False).save(path)  # type: ignore[union-attr]
+        session = onnxruntime.InferenceSession(path, options)
+    names = [value.name for value in session.get_inputs()]
+    feeds = dict(zip(names, (arg.numpy() for arg in args), strict=True))
+    return lambda: lambda: session.run(None, feeds)
+
+
 PLACES = {
     "openvino": (
         ("delegraph_openvino.frontend", "FrontEnd.convert"),
@@ -192,6 +216,14 @@ PLACES = {
         ("delegraph_executorch.bridging.xnnpack", "TheirPartitioner.partition"),
         ("delegraph_executorch.bridging.xnnpack", "TheirBackend.preprocess"),
         ("executorch.exir.program._program", "_generate_edge_program"),
+    ),
+    "onnx": (
+        ("torch.onnx._internal.exporter._core", "_exported_program_to_onnx_program"),
+        ("delegraph_onnx.exporter", "registry"),
+        ("delegraph_onnx.exporter", "dispatch"),
+        ("delegraph_onnx.exporter", "_simplify"),
+        ("delegraph_onnx.session", "make_session"),
+        ("delegraph_onnx.backend", "make_session"),
     ),
     "iree": (("delegraph_tosa", "run_compiler"),),
 }

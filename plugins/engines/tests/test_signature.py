@@ -63,6 +63,21 @@ def test_arguments_become_arrays_in_c_order(signature):
     )
 
 
+def test_arguments_become_tensors_in_c_order():
+    types = [["float32", [-1, 4]], ["bfloat16", [2]], ["int", []], ["float", []]]
+    signature = Signature.from_json([types, []])
+    negative = torch._neg_view(torch.arange(8.0).reshape(4, 2)).t()
+    short = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    matrix, same, whole, real = signature.tensors([negative, short, 3, 0.1])
+    assert matrix.is_contiguous() and not matrix.is_neg()
+    assert torch.equal(matrix, negative)
+    assert same.data_ptr() == short.data_ptr()
+    assert (whole.dtype, real.dtype) == (torch.int64, torch.float64)
+    assert (whole.item(), real.item()) == (3, 0.1)
+    with pytest.raises(InputError, match="input 2 .* is True"):
+        signature.tensors([negative, short, True, 0.1])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

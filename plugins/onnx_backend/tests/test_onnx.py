@@ -245,6 +245,52 @@ def test_a_damaged_blob_is_an_error():
         OnnxRuntime.load(bytes(blob), [], {})
 
 
+def test_results_share_no_memory_with_inputs_weights_or_later_results():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+
+        def forward(self, x):
+            return x.clone(), x.view(-1), self.weight * 1, x + 1
+
+    for dynamic in (None, ({0: torch.export.Dim("rows")},)):
+        x = torch.randn(2, 3)
+        lowered = check_whole(Model(), x, error=0, dynamic_shapes=dynamic)
+        first = lowered(x)
+        expected = [result.clone() for result in first]
+        for result in first[:3]:
+            result.fill_(7)
+        assert not (x == 7).any()
+        for result, value in zip(lowered(x), expected, strict=True):
+            assert torch.equal(result, value)
+        lowered(x * 2)
+        assert torch.equal(first[3], expected[3])
+
+
+def test_inputs_of_any_layout_are_taken():
+    lowered = lower(lambda x: x.exp(), torch.zeros(2, 3))
+    delegate = OnnxRuntime.load(bytes(lowered.delegates[0].blob), [], {})
+    x = torch.randn(2, 3)
+    layouts = [
+        x.t().contiguous().t(),
+        torch.randn(2, 6)[:, ::2],
+        torch._neg_view(x),
+        x.clone().requires_grad_(),
+        x[:1].expand(2, 3),
+    ]
+    for given in layouts:
+        torch.testing.assert_close(delegate(given)[0], given.detach().exp())
+
+
+def test_tensors_without_elements_cross_the_border():
+    lowered = lower(lambda x: (x * 2, x.sum(0), x.t()), torch.zeros(0, 3))
+    assert lowered.delegates
+    doubled, total, turned = lowered(torch.zeros(0, 3))
+    assert doubled.shape == (0, 3) and turned.shape == (3, 0)
+    assert total.tolist() == [0, 0, 0]
+
+
 # --- int8 ---------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ Runtimes need it for engines that do not check the memory that they get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,6 +18,7 @@ import torch
 from delegraph.errors import FormatError, InputError
 from delegraph.runtime import Border
 from delegraph_programs import output_values, user_inputs
+from delegraph_programs.call_arguments import TensorCheck
 from delegraph_programs.exported_program import MUTATIONS
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -36,6 +37,8 @@ None is a dtype that torch does not have, or an unknown shape.
 """
 NUMBERS: dict[str, type] = {"int": int, "float": float}
 """Types of numbers. They are no dtypes: the names of torch.int and torch.float differ."""
+NUMBER_DTYPES = {"int": torch.int64, "float": torch.float64}
+"""Types of numbers -> the dtypes of tensors that hold them."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,44 @@ class Signature:
         return wrong_input or _why_mismatch("returns", list(outputs), self.outputs)
 
     @cached_property
+    def _checks(self) -> list[Callable[[Any], bool]]:
+        """One check for each input."""
+        return [_check_of(*wanted) for wanted in self.inputs]
+
+    def _expect_fit(self, args: Sequence[Any]) -> None:
+        """Raise InputError unless ``args`` have the types of the inputs."""
+        if len(args) != len(self.inputs):
+            text = (
+                f"the delegate takes {len(self.inputs)} inputs; {len(args)} were given"
+            )
+            raise InputError("input-invalid", text)
+        for position, fits in enumerate(self._checks):
+            if not fits(args[position]):
+                dtype, shape = self.inputs[position]
+                text = (
+                    f"input {position} of the delegate is {_describe(args[position])};"
+                    f" it was compiled for {dtype} {shape}"
+                )
+                raise InputError("input-invalid", text)
+
+    def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the arguments of a call as dense tensors in C order.
+
+        They share the memory of the arguments if possible. A number is a tensor of
+        int64 or float64. Raises InputError for an argument of another type.
+        """
+        self._expect_fit(args)
+        tensors = []
+        for arg in args:
+            if not isinstance(arg, torch.Tensor):
+                arg = torch.tensor(arg, dtype=NUMBER_DTYPES[type(arg).__name__])
+            elif arg.is_neg():
+                # torch only marked the elements as negated
+                arg = arg.detach().resolve_neg()
+            tensors.append(arg.contiguous())
+        return tensors
+
+    @cached_property
     def _int64_positions(self) -> list[int]:
         dtypes = [dtype for dtype, _ in self.inputs]
         return [k for k, dtype in enumerate(dtypes) if dtype in ("int64", "int")]
@@ -126,18 +167,7 @@ class Signature:
         engine computes with. Raises InputError for an argument of another type, and for
         integers that do not fit these bits.
         """
-        if len(args) != len(self.inputs):
-            text = (
-                f"the delegate takes {len(self.inputs)} inputs; {len(args)} were given"
-            )
-            raise InputError("input-invalid", text)
-        for position, (arg, wanted) in enumerate(zip(args, self.inputs, strict=True)):
-            if not _fits(arg, *wanted):
-                text = (
-                    f"input {position} of the delegate is {_describe(arg)}; it was"
-                    f" compiled for {wanted[0]} {wanted[1]}"
-                )
-                raise InputError("input-invalid", text)
+        self._expect_fit(args)
         arrays = [
             _array_of(arg) if isinstance(arg, torch.Tensor) else np.asarray(arg)
             for arg in args
@@ -230,26 +260,15 @@ def _checked_type(dtype: Any, shape: Any) -> Type:
     return dtype, tuple(shape)
 
 
-def _fits(arg: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether ``arg`` is a number of the type, or a CPU tensor of type and
-    shape.
+def _check_of(dtype: str, shape: tuple[int, ...]) -> Callable[[Any], bool]:
+    """Return a function that checks an argument.
 
-    The tensor must be dense, with memory of its own.
+    It is a number of the type, or a dense tensor on the CPU of type and shape.
     """
     if dtype in NUMBERS:
-        return type(arg) is NUMBERS[dtype]
-    if not isinstance(arg, torch.Tensor):
-        return False
-    # a subclass with a __torch_dispatch__ of its own may hold no memory at all
-    if type(arg).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return False
-    if arg.dtype is not getattr(torch, dtype) or arg.device.type != "cpu":
-        return False
-    if arg.layout is not torch.strided or arg.is_nested or arg.dim() != len(shape):
-        return False
-    return all(
-        wanted in (-1, size) for size, wanted in zip(arg.shape, shape, strict=True)
-    )
+        return lambda arg: type(arg) is NUMBERS[dtype]
+    sizes = [None if size == -1 else size for size in shape]
+    return TensorCheck(getattr(torch, dtype), sizes, "cpu").fits
 
 
 def _why_mismatch(
