@@ -9,7 +9,7 @@ one that sends the partition to another process.
 
 from __future__ import annotations
 
-from .discovery.registry import InstalledBackend
+from .discovery.records import InstalledBackend
 from .engine.compile import calls_of, compile_here, compiles_jointly, fingerprint_of
 from .engine.contract_checks import check_result
 from .engine.session import Compiled, Compiler, Refused, Request, Session

@@ -326,3 +326,37 @@ def test_the_line_of_a_light_module_that_fails_is_its_own(site):
     with pytest.warns(delegraph.DelegraphWarning, match="acme-light"):
         [record] = [r for r in Registry().plugins() if r.distribution == "acme-light"]
     assert f"({site.folder / 'acme_light.py'}:2)" in record.error
+
+
+TWO_CLASSES = """
+from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+
+class Foo: pass
+class FooPartitioner: pass
+
+@hookimpl
+def delegraph_{kind}s():
+    return [{declaration}]
+"""
+
+
+def test_a_class_belongs_to_the_plugin_with_its_exact_name(site):
+    """Two distributions share a module; one declares Foo, the other FooPartitioner."""
+    for distribution, kind, declaration in (
+        ("vendor-a", "backend", "BackendSpec('foo', 'shared:Foo', 'Foo', 1)"),
+        (
+            "vendor-b",
+            "partitioner",
+            "PartitionerSpec('f', 'foo', 'shared:FooPartitioner')",
+        ),
+    ):
+        source = TWO_CLASSES.format(kind=kind, declaration=declaration)
+        site.plugin(distribution, source)
+    (site.folder / "shared.py").write_text(
+        "class Foo: pass\nclass FooPartitioner: pass\n"
+    )
+    import shared
+
+    registry = Registry()
+    assert registry.owner(shared.Foo).distribution == "vendor-a"
+    assert registry.owner(shared.FooPartitioner).distribution == "vendor-b"

@@ -56,14 +56,14 @@ def test_foreign_distributions_with_damaged_files_are_not_listed(site):
     }
     for name, entry_points in foreign.items():
         install(site, name, entry_points)
-    listed = {record.distribution for record in discover().records}
+    listed = {record.distribution for record in discover()}
     assert listed.isdisjoint(foreign)
 
 
 def test_metadata_is_not_read(site):
     site.plugin("wordy", "")
     (site.folder / "wordy-1.0.dist-info" / "METADATA").write_bytes(b"\xff" * 1000)
-    (record,) = (r for r in discover().records if r.distribution == "wordy")
+    (record,) = (r for r in discover() if r.distribution == "wordy")
     assert (record.version, record.status) == ("1.0", Status.OK)
 
 

@@ -24,7 +24,7 @@ from delegraph.errors import (
     PluginUnavailable,
 )
 from delegraph.partitioner import Partitioner
-from delegraph.plugin import BackendSpec, OptionSpec, ReportSpec
+from delegraph.plugin import BackendSpec, OptionSpec, ReportSpec, hookimpl
 from delegraph.runtime import BackendRuntime
 
 
@@ -72,15 +72,17 @@ def test_a_backend_is_found_by_all_of_its_names(site):
         "some.vendor/NpuBackend",
     ):
         assert registry.get_backend(name) is found
-    assert registry.producer("npu") == ("some-vendor", "1.0")
-    assert registry.full_name("NpuBackend") == "some-vendor/npu"
+    assert registry.entry("npu").producer == ("some-vendor", "1.0")
+    assert registry.entry("NpuBackend").full_name == "some-vendor/npu"
 
 
 def test_backends_are_sorted_and_described(site):
     site.backend("zebra", "z", summary="last")
     site.backend("ape", "a", summary="first")
     rows = [b for b in Registry().backends() if b.distribution in ("zebra", "ape")]
-    assert [(b.name, b.summary, b.status, b.version, b.has_runtime) for b in rows] == [
+    assert [
+        (b.name, b.spec.summary, b.status, b.version, b.has_runtime) for b in rows
+    ] == [
         ("a", "first", Status.OK, "1.0", False),
         ("z", "last", Status.OK, "1.0", False),
     ]
@@ -171,7 +173,7 @@ def test_two_providers_of_a_name(site):
         registry.spec,
         registry.get_partitioner,
         registry.runtime_for,
-        registry.producer,
+        registry.entry,
     ):
         for name in ("npu", "NpuBackend"):
             with pytest.raises(
@@ -250,6 +252,21 @@ def test_lowering_for_one_of_two_providers_of_a_name(site):
             backends=["vendor-a/npu", "vendor-b/npu"],
             registry=registry,
         )
+
+
+def test_a_preferred_backend_hides_others_of_its_name(site):
+    for module in ("vendor_a", "vendor_b"):
+        site.plugin(module.replace("_", "-"), PARTITIONED.replace("MODULE", module))
+    site.backend("vendor-c", "other")
+    chosen = Registry().preferring(["vendor-b/npu"])
+    found = [b for b in chosen.backends() if b.distribution.startswith("vendor-")]
+    assert [(b.full_name, b.status) for b in found] == [
+        ("vendor-b/npu", Status.OK),
+        ("vendor-c/other", Status.OK),
+    ]
+    assert chosen.get_backend("npu").__module__ == "vendor_b"
+    assert type(chosen.get_partitioner("npu")).__module__ == "vendor_b"
+    assert {r.distribution: r.status for r in chosen.plugins()}["vendor-b"] is Status.OK
 
 
 def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):
@@ -355,7 +372,7 @@ def test_registering_a_class(hermetic):
         assert hermetic.get_backend("Chip") is Chip
         assert hermetic.get_backend("in-process/chip") is Chip
         assert hermetic.runtime_for("Chip") is ChipRuntime
-        assert hermetic.producer("chip") == ("in-process", "")
+        assert hermetic.entry("chip").producer == ("in-process", "")
         assert hermetic.get_partitioner("chip", fast=True).spec == {
             "level": 2,
             "fast": True,
@@ -384,6 +401,28 @@ def test_registering_a_spec_and_a_ready_partitioner(hermetic):
 def test_registering_what_declares_nothing(hermetic, what):
     with pytest.raises(PluginBroken, match="declares nothing"):
         hermetic.register(what)
+
+
+class ChipHooks:
+    """An object with hooks that declares Chip."""
+
+    @hookimpl
+    def delegraph_backends(self):
+        return [BackendSpec("hooked", f"{__name__}:Chip", "Chip", 1)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"partitioner": ChipPartitioner}, {"runtime": ChipRuntime}, {"options": OPTIONS}],
+)
+def test_an_object_with_hooks_takes_no_other_arguments(hermetic, given):
+    with pytest.raises(
+        PluginBroken, match=f"an object with hooks declares its own {next(iter(given))}"
+    ):
+        hermetic.register(ChipHooks(), **given)
+    assert hermetic.backends() == []
+    hermetic.register(ChipHooks(), name="chips")
+    assert [b.name for b in hermetic.backends()] == ["hooked"]
 
 
 def test_registrations_stack_and_unregister_in_any_order_and_twice(hermetic):
@@ -493,21 +532,6 @@ def test_a_light_module_must_not_use_the_registry(site):
 def test_no_plugin_reads_the_file(hermetic):
     with pytest.raises(FormatNotFound, match="there is no file format for 'x.bin'"):
         hermetic.get_format("x.bin")
-
-
-def test_notes_name_declarations_for_backends_that_are_not_there(site):
-    site.plugin(
-        "simulator",
-        """
-        from delegraph.plugin import RuntimeSpec, hookimpl
-        @hookimpl
-        def delegraph_runtimes(): return [RuntimeSpec("absent", "collections:OrderedDict")]
-        """,
-    )
-    assert (
-        "simulator 1.0 declares a runtime of 'absent', which is not installed"
-        in Registry().notes()
-    )
 
 
 def test_importing_and_listing_import_neither_torch_nor_numpy():

@@ -192,7 +192,7 @@ def test_files_record_producers_and_source_lines(
     _lower(registry, ["compiler-demo"]).save(path, stack_traces=True)
     facts = PteFormat.inspect(path)
     [made] = {delegate.producer for delegate in facts.methods[0].delegates}
-    assert made == " ".join(filter(None, registry.producer("compiler-demo")))
+    assert made == " ".join(filter(None, registry.entry("compiler-demo").producer))
     assert f"delegate 0: BackendWithCompilerDemo of {made}, " in str(facts)
     lines = facts.methods[0].text.splitlines()
     assert (

@@ -105,7 +105,7 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
     names = getattr(parsed_args, "backend", None) or _backend_names()
     for info in default_registry().backends():
         if info.name in ([names] if isinstance(names, str) else names):
-            for option in info.options:
+            for option in info.spec.options:
                 values = (
                     ("true", "false")
                     if option.type is bool

@@ -103,7 +103,7 @@ def _table_of_backends(
                 i.name,
                 str(i.status),
                 f"{i.distribution} {i.version}".strip(),
-                i.error or i.summary,
+                i.error or i.spec.summary,
             ]
             for i in infos
         ]
@@ -119,20 +119,26 @@ def _describe_backend(info: BackendInfo) -> str:
     facts = [
         ["from", f"{info.distribution} {info.version}".strip()],
         ["location", info.location],
-        ["backend id", f"{info.backend_id} ({info.target}), plugin API {info.api}"],
+        [
+            "backend id",
+            f"{info.backend_id} ({info.spec.target}), plugin API {info.spec.api}",
+        ],
         ["partitioners", ", ".join(info.partitioners) or "none"],
         ["runtime", "on this host" if info.has_runtime else "none on this host"],
         ["formats", ", ".join(info.formats) or "none"],
         *([["problem", info.error], ["what to do", info.hint]] if info.error else []),
-        ["options", "" if info.options else "none"],
+        ["options", "" if info.spec.options else "none"],
     ]
-    options = table([_describe_option(o) for o in info.options]).splitlines()
+    options = table([_describe_option(o) for o in info.spec.options]).splitlines()
     lines = [
         *("  " + line for line in table(facts).splitlines()),
         *("    " + line for line in options),
     ]
     return "\n".join(
-        [printable(f"{info.name}  [{info.status}]  {info.summary}".rstrip()), *lines]
+        [
+            printable(f"{info.name}  [{info.status}]  {info.spec.summary}".rstrip()),
+            *lines,
+        ]
     )
 
 
@@ -151,12 +157,26 @@ def _describe_option(option: OptionSpec) -> list[str]:
 
 
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
-    options = [vars(o) for o in info.options]
+    spec = info.spec
     return {
-        **vars(info),
+        "name": info.name,
+        "backend_id": info.backend_id,
+        "distribution": info.distribution,
+        "version": info.version,
+        "location": info.location,
         "status": info.status.value,
+        "error": info.error,
+        "hint": info.hint,
+        "summary": spec.summary,
+        "api": spec.api,
+        "target": spec.target,
+        "options": [vars(option) for option in spec.options],
+        "formats": info.formats,
+        "partitioners": info.partitioners,
+        "has_runtime": info.has_runtime,
+        "has_quantizer": info.has_quantizer,
+        "is_default": spec.default,
         "full_name": info.full_name,
-        "options": options,
     }
 
 

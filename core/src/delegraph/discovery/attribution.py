@@ -93,14 +93,14 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> Any:
-        """The plugin's class or function. Of a wrapper of delegraph's own, the class of
-        the object inside.
+        """The plugin's class or function; for a wrapper, that of the object inside.
+
+        A class whose objects wrap others has ``wraps = "NAME"``, the attribute with the
+        object inside. A subclass of it is no wrapper: its errors are its own.
         """
         plugin = self.plugin
-        while type(plugin).__module__.startswith("delegraph.") and hasattr(
-            plugin, "inner"
-        ):
-            plugin = plugin.inner
+        while "wraps" in vars(type(plugin)):
+            plugin = getattr(plugin, plugin.wraps)
         return plugin if isinstance(plugin, type | FunctionType) else type(plugin)
 
     def __enter__(self) -> None:

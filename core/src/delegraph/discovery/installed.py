@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import NamedTuple
 
 import pluggy
 
@@ -22,15 +21,7 @@ from .loading import exits_raise, find, hangs_shown, import_installed, installed
 from .records import ALLOW, DENY, Fault, PluginRecord, Status, canonical
 
 
-class Discovery(NamedTuple):
-    """The loaded plugins. ``notes``: remarks that concern no single plugin."""
-
-    manager: pluggy.PluginManager
-    records: tuple[PluginRecord, ...]
-    notes: tuple[str, ...]
-
-
-def discover(refused: Mapping[str, Fault] | None = None) -> Discovery:
+def discover(refused: Mapping[str, Fault] | None = None) -> list[PluginRecord]:
     """Load the light modules of all plugins that the environment allows. Faults of
     plugins are recorded, not raised.
 
@@ -47,7 +38,7 @@ def discover(refused: Mapping[str, Fault] | None = None) -> Discovery:
         elif entry is not None:
             record = load_plugin(manager, entry, record)
         records.append(record)
-    return Discovery(manager, tuple(records), tuple(_unknown_names(records)))
+    return records
 
 
 def find_plugins() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
@@ -160,7 +151,7 @@ def _file_of(entry: EntryPoint) -> str | None:
 # --- allowed plugins ------------------------------------------------------------------
 
 
-def _names_in(variable: str) -> list[str]:
+def names_in(variable: str) -> list[str]:
     """Return the names in an environment variable, in normalized form: of
     distributions, of entry points, or ``distribution/entry point``.
     """
@@ -168,7 +159,8 @@ def _names_in(variable: str) -> list[str]:
     return [canonical(name.strip()) for name in names if name.strip()]
 
 
-def _is_named(record: PluginRecord, names: Sequence[str]) -> bool:
+def is_named(record: PluginRecord, names: Sequence[str]) -> bool:
+    """Return whether one of ``names`` means the plugin."""
     return not {
         record.distribution,
         canonical(record.name),
@@ -180,26 +172,18 @@ def _disabled(record: PluginRecord) -> Fault | None:
     """Return the fault of a plugin that the environment variables disable; None if it
     may be loaded. A plugin in both variables is disabled.
     """
-    if _is_named(record, _names_in(DENY)):
+    if is_named(record, names_in(DENY)):
         return Fault(
             Status.DISABLED, f"{DENY} names it", f"take it out of {DENY} to use it"
         )
-    allowed = _names_in(ALLOW)
-    if allowed and not _is_named(record, allowed):
+    allowed = names_in(ALLOW)
+    if allowed and not is_named(record, allowed):
         return Fault(
             Status.DISABLED,
             f"{ALLOW} is set and does not name it",
             f"add it to {ALLOW} to use it",
         )
     return None
-
-
-def _unknown_names(records: Sequence[PluginRecord]) -> Iterator[str]:
-    """A remark for each name in the variables that no plugin has."""
-    for variable in (ALLOW, DENY):
-        for name in _names_in(variable):
-            if not any(_is_named(record, [name]) for record in records):
-                yield f"{variable} names {name!r}, which is not installed"
 
 
 # --- loading one ----------------------------------------------------------------------

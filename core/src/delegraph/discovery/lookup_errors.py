@@ -71,10 +71,9 @@ def needs_modules(
 
 def conflict(title: str, declared: Sequence[Declared[Any]]) -> PluginConflict:
     """Return the error for several plugins that declare one name; ``title`` has it."""
-    records = [record for _, record in declared]
-    full_names = [f"{record.distribution}/{spec.key}" for spec, record in declared]
-    addresses = [record.address for record in records]
-    return _conflict(title, records, full_names, addresses)
+    names = [f"{record.distribution}/{spec.key}" for spec, record in declared]
+    addresses = [record.address for _, record in declared]
+    return _conflict(title, names, addresses)
 
 
 def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
@@ -84,14 +83,11 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
     the faults of the others.
     """
     usable = [entry for entry in entries if entry.fault is None]
-    records = [entry.record for entry in entries]
-    full_names = [repr(entry.full_name) for entry in usable or entries]
-    # a backend in another environment has a place of its own
-    addresses = [
-        f"{entry.record.owner} ({entry.spec.location or entry.record.location})"
-        for entry in entries
-    ]
-    error = _conflict(f"a backend {name!r}", records, full_names, addresses)
+    error = _conflict(
+        f"a backend {name!r}",
+        [repr(entry.full_name) for entry in usable or entries],
+        [f"{entry.record.owner} ({entry.location})" for entry in entries],
+    )
     text = error.message
     hint = error.hint or ""
     for entry in entries:
@@ -103,20 +99,16 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
 
 
 def _conflict(
-    title: str,
-    records: Sequence[PluginRecord],
-    full_names: Iterable[str],
-    addresses: Iterable[str],
+    title: str, full_names: Sequence[str], addresses: Sequence[str]
 ) -> PluginConflict:
-    """Return the error for several plugins that offer one thing. The hint suggests
-    ``full_names``.
+    """Return the error for several plugins at ``addresses`` that offer one thing. The
+    hint suggests ``full_names``.
     """
     names = " or ".join(sorted({*full_names}))
     return PluginConflict(
         "plugin-conflict",
-        f"{len(records)} plugins offer {title}: {' and '.join(sorted(addresses))}",
-        hint=f"ask for {names}, or set {DENY} to one of them, such as"
-        f" {records[0].distribution}",
+        f"{len(addresses)} plugins offer {title}: {' and '.join(sorted(addresses))}",
+        hint=f"ask for {names}, or set {DENY} to one of the distributions",
     )
 
 
@@ -169,12 +161,14 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
     error says how to install it. Otherwise the error suggests the closest name.
     """
     entries = [BackendEntry(s, r) for r in records for s in r.backends]
-    for spec, record in entries:
-        if spec.target.rpartition(":")[2] == name:
+    for entry in entries:
+        target = entry.spec.target
+        if target.rpartition(":")[2] == name:
+            owner = entry.record.owner
             return PluginBroken(
                 "plugin-broken",
-                f"backend {spec.target!r} of {record.owner} {spec.wrong_id(name)}",
-                hint=f"for the authors of {record.distribution}",
+                f"backend {target!r} of {owner} {entry.spec.wrong_id(name)}",
+                hint=f"for the authors of {owner}",
             )
     for record in records:
         names = (record.name, record.full_name, record.distribution)

@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..plugin import BackendSpec, Declaration, OptionSpec
+from ..plugin import BackendSpec, Declaration
+
+if TYPE_CHECKING:
+    from ..backend import BackendDetails
 
 ALLOW = "DELEGRAPH_PLUGINS"
 DENY = "DELEGRAPH_DISABLE_PLUGINS"
@@ -115,7 +118,8 @@ Declared = tuple[D, PluginRecord]
 """A declaration, and the record of its plugin."""
 
 
-class BackendEntry(NamedTuple):
+@dataclass(frozen=True)
+class BackendEntry:
     """A declared backend and the record of its plugin."""
 
     spec: BackendSpec
@@ -145,39 +149,81 @@ class BackendEntry(NamedTuple):
         """
         return {*self.names, *(f"{self.record.distribution}/{n}" for n in self.names)}
 
+    @property
+    def producer(self) -> tuple[str, str]:
+        """(distribution, version) that have the backend."""
+        return self.spec.origin or (self.record.distribution, self.record.version)
+
+    @property
+    def location(self) -> str:
+        """The environment or the file that has the backend, for listings and errors."""
+        return self.spec.location or self.record.location
+
 
 @dataclass(frozen=True)
-class BackendInfo:
-    """One row of ``delegraph.backends()``. ``error`` and ``hint`` are "" if the backend
-    can be used.
+class InstalledBackend(BackendEntry):
+    """A backend that can be used: its declaration, its plugin, and its imported class."""
+
+    kind: type[BackendDetails]
+
+    def owner(self, kind: type) -> PluginRecord:
+        """Return the record, for errors of the backend's class
+        (``attribution.Owners``).
+        """
+        return self.record
+
+
+@dataclass(frozen=True)
+class BackendInfo(BackendEntry):
+    """One row of ``delegraph.backends()``.
+
+    ``conflict``: the fault of a name that another backend has, too; None without one.
+    ``formats``: suffixes of files. ``partitioners``: names.
     """
 
-    name: str
-    backend_id: str
-    distribution: str
-    version: str
-    location: str
-    status: Status
-    error: str
-    hint: str
-    summary: str
-    api: int
-    target: str
-    options: tuple[OptionSpec, ...]
+    conflict: Fault | None
     formats: tuple[str, ...]
     partitioners: tuple[str, ...]
     has_runtime: bool
     has_quantizer: bool
-    is_default: bool
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def backend_id(self) -> str:
+        return self.spec.backend_id
+
+    @property
+    def distribution(self) -> str:
+        return self.record.distribution
+
+    @property
+    def version(self) -> str:
+        return self.record.version
+
+    @property
+    def status(self) -> Status:
+        return self._reason.status
+
+    @property
+    def error(self) -> str:
+        """Why the backend cannot be used; "" if it can."""
+        return self._reason.error
+
+    @property
+    def hint(self) -> str:
+        """The way out of the error; "" without an error."""
+        return self._reason.hint
 
     @property
     def usable(self) -> bool:
         return self.status is Status.OK
 
     @property
-    def full_name(self) -> str:
-        """``distribution/name``, which is never ambiguous between distributions."""
-        return f"{self.distribution}/{self.name}"
+    def _reason(self) -> Fault:
+        return self.conflict or self.fault or Fault(Status.OK, "")
 
 
 def canonical(distribution: str) -> str:

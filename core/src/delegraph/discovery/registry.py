@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ from .records import (
     D,
     Declared,
     Fault,
+    InstalledBackend,
     PluginRecord,
     Status,
     key_of,
@@ -77,31 +79,6 @@ _DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
 """The owner of the declarations of delegraph itself."""
 _reading = threading.local()
 _warned: set[str] = set()
-
-
-class InstalledBackend(NamedTuple):
-    """A backend that can be used: its class, its declaration, and the plugin's record.
-
-    ``record`` has the distribution that declares the backend, with its version.
-    """
-
-    kind: type[BackendDetails]
-    spec: BackendSpec
-    record: PluginRecord
-
-    @property
-    def full_name(self) -> str:
-        """``distribution/name``, which is never ambiguous between distributions."""
-        return f"{self.record.distribution}/{self.spec.name}"
-
-    @property
-    def producer(self) -> tuple[str, str]:
-        """(distribution, version) that have the backend."""
-        return self.spec.origin or (self.record.distribution, self.record.version)
-
-    def owner(self, kind: type) -> PluginRecord:
-        """The record, for errors of the backend's class (``attribution.Owners``)."""
-        return self.record
 
 
 class DefaultBackends(NamedTuple):
@@ -125,13 +102,11 @@ class Registry:
         """Read no plugin yet."""
         self._discovers = discover
         self._is_read = not discover
-        self._manager = plugin_manager()
         self._records: list[PluginRecord] = []
-        self._notes: tuple[str, ...] = ()
         # (kind, distribution, target) -> the imported object
         self._targets: dict[tuple[str, str, str], Any] = {}
-        # name or id -> the backend that it means, see ``preferring``
-        self._preferred: dict[str, BackendEntry] = {}
+        # see ``preferring``
+        self._preferred: list[BackendEntry] = []
         self._lock = threading.Lock()
 
     # --- reading the plugins
@@ -162,11 +137,9 @@ class Registry:
             # another thread may have read the plugins meanwhile: its result stays
             if self._is_read:
                 return
-            self._manager = found.manager
-            self._records += found.records
-            self._notes = found.notes
+            self._records += found
             self._is_read = True
-        _warn(found.records)
+        _warn(found)
 
     def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
         """The installed plugins that this registry loads. Imports nothing."""
@@ -200,23 +173,6 @@ class Registry:
             records.append(record)
         return records
 
-    def notes(self) -> list[str]:
-        """Remarks that concern no single plugin: unknown names in the environment
-        variables, and declarations for backends that are not installed.
-        """
-        known = {key for entry in self._entries() for key in entry.keys}
-        notes = list(self._notes)
-        for record in self._plugins():
-            for spec in record.declarations:
-                if isinstance(spec, BackendSpec) or spec.alone:
-                    continue
-                if key_of(spec.key) not in known:
-                    notes.append(
-                        f"{record.owner} declares a {spec.title}, which is not"
-                        " installed"
-                    )
-        return notes
-
     def declared(self, kind: type[D]) -> list[Declared[D]]:
         """All declarations of a kind by plugins, each with the plugin's record, sorted
         by name.
@@ -233,41 +189,33 @@ class Registry:
                     yield spec, record
 
     def _entries(self) -> list[BackendEntry]:
-        """All declared backends."""
-        return [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
+        """All declared backends, without those that a preferred one hides."""
+        entries = [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
+        taken = {name for entry in self._preferred for name in entry.names}
+        return [
+            entry
+            for entry in entries
+            if entry in self._preferred or taken.isdisjoint(entry.names)
+        ]
 
     def _info(
         self, entry: BackendEntry, entries: Sequence[BackendEntry]
     ) -> BackendInfo:
         """The row of ``backends()`` for a backend; ``entries``: all of them."""
-        spec = entry.spec
-        record = entry.record
-        fault = _conflict_fault(entry, entries) or entry.fault or Fault(Status.OK, "")
+        formats = [
+            spec.suffix
+            for spec, record in self.declared(FormatSpec)
+            if record.distribution == entry.record.distribution
+        ]
+        partitioners = self._of_backend(PartitionerSpec, entry)
         return BackendInfo(
-            name=spec.name,
-            backend_id=spec.backend_id,
-            distribution=record.distribution,
-            version=record.version,
-            location=spec.location or record.location,
-            status=fault.status,
-            error=fault.error,
-            hint=fault.hint,
-            summary=spec.summary,
-            api=spec.api,
-            target=spec.target,
-            options=spec.options,
-            formats=tuple(
-                form.suffix
-                for form, owner in self.declared(FormatSpec)
-                if owner.distribution == record.distribution
-            ),
-            partitioners=tuple(
-                partitioner.name
-                for partitioner, _ in self._of_backend(PartitionerSpec, entry)
-            ),
+            entry.spec,
+            entry.record,
+            conflict=_conflict_fault(entry, entries),
+            formats=tuple(formats),
+            partitioners=tuple(spec.name for spec, _ in partitioners),
             has_runtime=bool(self._of_backend(RuntimeSpec, entry)),
             has_quantizer=bool(self._of_backend(QuantizerSpec, entry)),
-            is_default=spec.default,
         )
 
     # --- backends by name
@@ -276,7 +224,7 @@ class Registry:
         """The declaration of the backend ``name``. Raises BackendNotFound or
         PluginConflict.
         """
-        return self._find(name).spec
+        return self.entry(name).spec
 
     def installed(self, name: str) -> InstalledBackend:
         """The backend ``name``: its imported class with its declaration. Raises the errors
@@ -284,7 +232,7 @@ class Registry:
         """
         entry = self._usable(name)
         kind: type[BackendDetails] = self._resolve(entry.spec, entry.record)
-        return InstalledBackend(kind, entry.spec, entry.record)
+        return InstalledBackend(entry.spec, entry.record, kind)
 
     def get_backend(self, name: str) -> type[BackendDetails]:
         """The class of the backend ``name``, imported. Another backend is never chosen
@@ -294,17 +242,6 @@ class Registry:
         PluginBroken.
         """
         return self.installed(name).kind
-
-    def full_name(self, name: str) -> str:
-        """``distribution/name`` of the backend ``name``. Raises the errors of ``spec``."""
-        return self._find(name).full_name
-
-    def producer(self, name: str) -> tuple[str, str]:
-        """(distribution, version) that have the backend ``name``. Raises the errors
-        of ``spec``.
-        """
-        spec, record = self._find(name)
-        return spec.origin or (record.distribution, record.version)
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
         """Construct the default partitioner of the backend ``name``, or the partitioner
@@ -343,10 +280,12 @@ class Registry:
         Raises the errors of ``_usable``, and PluginBroken if the backend has no
         partitioner, or several without exactly one default.
         """
-        if all(key_of(name) not in entry.keys for entry in self._entries()):
-            for spec, record in self._of_kind(PartitionerSpec):
-                if spec.name == name:
-                    return self._usable(spec.backend), spec, record
+        entries = self._entries()
+        if all(key_of(name) not in entry.keys for entry in entries):
+            for entry in entries:
+                for spec, record in self._of_backend(PartitionerSpec, entry):
+                    if spec.name == name:
+                        return self._usable(entry.full_name), spec, record
         entry = self._usable(name)
         declared = self._of_backend(PartitionerSpec, entry)
         candidates = [pair for pair in declared if pair[0].default] or declared
@@ -399,7 +338,7 @@ class Registry:
         here runs them.
         """
         try:
-            declared = self._only(RuntimeSpec, self._find(name))
+            declared = self._only(RuntimeSpec, self.entry(name))
         except DelegraphError:
             return ""
         return "" if declared is None else declared[0].native
@@ -458,7 +397,7 @@ class Registry:
         suitable = [info for info in usable if suits(info)] or usable
         candidates = suitable
         if len(suitable) > 1:
-            candidates = [info for info in suitable if info.is_default]
+            candidates = [info for info in suitable if info.spec.default]
         if len(candidates) != 1:
             several = ", ".join(info.name for info in candidates or suitable)
             raise OptionError(
@@ -478,40 +417,39 @@ class Registry:
 
     def preferring(self, names: Iterable[str]) -> Registry:
         """Return a registry of the same plugins in which the backends that ``names``
-        has as ``distribution/name`` win over others of the same name.
+        has as ``distribution/name`` hide others of the same name or id.
 
         Programs store bare backend ids, and two distributions may have backends of the
         same id: in the result, that id means the backend in ``names``. Bare names in
         ``names`` have no effect. Raises PluginConflict if two backends in ``names``
         have the same name or id.
         """
-        preferred: dict[str, BackendEntry] = {}
-        for entry in (self._find(name) for name in names if "/" in name):
+        preferred = [self.entry(name) for name in names if "/" in name]
+        if not preferred:
+            return self
+        by_key: dict[str, BackendEntry] = {}
+        for entry in preferred:
             for key in entry.names:
-                other = preferred.setdefault(key, entry)
-                if other is not entry:
+                other = by_key.setdefault(key, entry)
+                if other != entry:
                     raise PluginConflict(
                         "plugin-conflict",
                         f"{other.full_name} and {entry.full_name} are both {key!r},"
                         " which is the name that a program stores",
                         hint="lower for one of them at a time",
                     )
-        if not preferred:
-            return self
         # it shares the list of records, and the imported objects
         view = copy.copy(self)
         view._preferred = preferred
         return view
 
-    def _find(self, name: str) -> BackendEntry:
-        """The backend called ``name``, whether it can be used or not.
+    def entry(self, name: str) -> BackendEntry:
+        """Return the backend called ``name``, whether it can be used or not.
 
         Raises PluginConflict if several have that name; if none has it,
         BackendNotFound, or the error for a plugin of that name that cannot be used.
         """
         key = key_of(name)
-        if key in self._preferred:
-            return self._preferred[key]
         entries = [entry for entry in self._entries() if key in entry.keys]
         if len(entries) > 1:
             raise backend_conflict(name, entries)
@@ -520,10 +458,10 @@ class Registry:
         return entries[0]
 
     def _usable(self, name: str) -> BackendEntry:
-        """As ``_find``, but raises PluginIncompatible or PluginUnavailable if the
+        """As ``entry``, but raises PluginIncompatible or PluginUnavailable if the
         backend cannot be used.
         """
-        entry = self._find(name)
+        entry = self.entry(name)
         if entry.fault is not None:
             raise unusable(entry.record, entry.fault)
         return entry
@@ -687,18 +625,16 @@ class Registry:
         in its top-level package; None if there is neither.
         """
         package = kind.__module__.partition(".")[0]
-        # targets are "package.module:Name": the class itself, then any module of the
-        # package, then the package
-        for start in (
-            f"{kind.__module__}:{kind.__qualname__}",
-            f"{package}.",
-            f"{package}:",
-        ):
-            owners = [
-                record
-                for record in self._plugins()
-                if any(d.target.startswith(start) for d in record.declarations)
-            ]
+        target = f"{kind.__module__}:{kind.__qualname__}"
+        declaring = []
+        same_package = []
+        for record in self._plugins():
+            targets = [declaration.target for declaration in record.declarations]
+            if target in targets:
+                declaring.append(record)
+            if any(re.split("[.:]", other)[0] == package for other in targets):
+                same_package.append(record)
+        for owners in (declaring, same_package):
             if len({record.distribution for record in owners}) == 1:
                 return owners[0]
         return None
@@ -723,12 +659,12 @@ class Registry:
         """Add a backend to this registry: its class, its BackendSpec, or an object with
         hook implementations.
 
-        For an object with hooks, only ``name`` is read, the name of the plugin.
+        An object with hooks takes only ``name``, the name of the plugin.
         ``partitioner`` and ``runtime``: classes, or ``"module:Name"``. For a backend
         without options, ``partitioner`` may also be an instance. ``name``: by default
         the class's name in lower case. The result removes the backend again, at the end
         of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if the
-        name is taken, PluginBroken for an object of the wrong kind.
+        name is taken, PluginBroken for an object of the wrong kind, or with arguments that it does not take.
         """
         self.read()
         if isinstance(spec_or_class, (type, BackendSpec)):
@@ -736,6 +672,15 @@ class Registry:
                 spec_or_class, partitioner, runtime, name, tuple(options)
             )
         else:
+            given = {"partitioner": partitioner, "runtime": runtime, "options": options}
+            for argument, value in given.items():
+                if value:
+                    raise PluginBroken(
+                        "plugin-broken",
+                        f"an object with hooks declares its own {argument}, and"
+                        f" {argument}= is given as well",
+                        hint=f"leave {argument}= out, or register the backend's class",
+                    )
             record = self._read_object(spec_or_class, name or "plugin")
         with self._lock:
             for spec in record.backends:

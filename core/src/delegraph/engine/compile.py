@@ -17,7 +17,8 @@ from torch.fx import Node
 
 from ..backend import BackendDetails, CompileSpec, check_called_on_class
 from ..discovery.attribution import AtWork
-from ..discovery.registry import InstalledBackend, Registry
+from ..discovery.records import InstalledBackend
+from ..discovery.registry import Registry
 from ..errors import ContractViolation, DelegraphError, Unsupported
 from ..partitioner import Partitioner, PartitionResult
 from .contract_checks import (

@@ -72,6 +72,8 @@ def reason_of(error: BaseException) -> Reason:
 class GuardedSupport:
     """A support check that refuses calls about which ``inner`` raises an exception."""
 
+    wraps = "inner"
+
     def __init__(self, inner: Support) -> None:
         self.inner = inner
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 from torch.export import ExportedProgram
 
 from ..backend import CompileSpec, PreprocessResult
-from ..discovery.registry import InstalledBackend, Registry
+from ..discovery.records import InstalledBackend
+from ..discovery.registry import Registry
 from ..errors import DelegraphError, Unsupported
 from ..partitioner import Partitioner, PartitionResult
 from .failures import HINT, text_of

@@ -217,7 +217,10 @@ class ConfiguredBackend:
             return Answer(function(self, *args, lambda text: None))
 
     def _recipe(self) -> Recipe:
-        if self.register is None and self.registry.producer(self.name)[0] == IN_PROCESS:
+        if (
+            self.register is None
+            and self.registry.entry(self.name).producer[0] == IN_PROCESS
+        ):
             raise CheckSkipped(f"backend {self.name!r} exists in this process only")
         functions = {"register": self.register, "example": self.example}
         fields = {name: getattr(self, name) for name in _FIELDS} | {

@@ -153,6 +153,22 @@ def test_commands_of_one_name_are_noted_with_their_owners(site):
     )
 
 
+def test_declarations_for_absent_backends_are_noted(site, monkeypatch):
+    site.plugin(
+        "simulator",
+        """
+        from delegraph.plugin import RuntimeSpec, hookimpl
+        @hookimpl
+        def delegraph_runtimes(): return [RuntimeSpec("absent", "collections:OrderedDict")]
+        """,
+    )
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "simulator,tipo")
+    assert examine(Registry()).notes == (
+        "DELEGRAPH_PLUGINS names 'tipo', which is not installed",
+        "simulator 1.0 declares a runtime of 'absent', which is not installed",
+    )
+
+
 def test_the_lines_that_lead_to_a_heavy_import_are_shown(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")

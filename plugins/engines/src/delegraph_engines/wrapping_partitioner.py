@@ -33,6 +33,8 @@ class WrappingPartitioner(Partitioner):
     refused it. Raises OptionError if ``inner`` is no partitioner.
     """
 
+    wraps = "inner"
+
     def __init__(
         self,
         inner: Partitioner,

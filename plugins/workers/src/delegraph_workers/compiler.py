@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -229,7 +230,7 @@ class Session:
         if not self._compiler.isolates_all:
             isolated = [n for n in isolated if self._registry.spec(n).isolated]
         if isolated:
-            names = [self._registry.full_name(name) for name in isolated]
+            names = [self._registry.entry(name).full_name for name in isolated]
             self._started().prepare(names)
 
     def _sent(self, request: Request) -> Request:
@@ -241,7 +242,7 @@ class Session:
             made = self._started().stand_in(
                 backend.kind, backend.full_name, backend.producer
             )
-            self._stand_ins[backend.full_name] = backend._replace(kind=made)
+            self._stand_ins[backend.full_name] = replace(backend, kind=made)
         return request._replace(backend=self._stand_ins[backend.full_name])
 
     def _started(self) -> Workers:

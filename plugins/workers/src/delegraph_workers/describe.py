@@ -44,15 +44,15 @@ def describe(name: str) -> dict[str, Any]:
             list(o.choices),
             o.help,
         ]
-        for o in info.options
+        for o in info.spec.options
     ]
     return {
         "protocol": PROTOCOL,
         "workers": metadata.version("delegraph-workers"),
         "name": info.full_name,
         "backend_id": info.backend_id,
-        "api": info.api,
-        "summary": info.summary,
+        "api": info.spec.api,
+        "summary": info.spec.summary,
         "distribution": info.distribution,
         "version": info.version,
         "options": options,

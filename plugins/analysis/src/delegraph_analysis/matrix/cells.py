@@ -237,7 +237,7 @@ def versions_of(
     }
     for name in backends:
         try:
-            distribution = registry.producer(name)[0]
+            distribution = registry.entry(name).producer[0]
         except DelegraphError:  # broken: its row says so
             continue
         wanted |= {distribution, *registry.spec(name).composes}

@@ -30,7 +30,7 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
     """Reading the plugin's declarations imports no torch, no numpy and nothing else
     that takes long.
     """
-    distribution, _ = backend.registry.producer(backend.name)
+    distribution, _ = backend.registry.entry(backend.name).producer
     if distribution == IN_PROCESS:
         raise CheckSkipped(
             "the backend was registered in this process; there is no light module to"

@@ -4,12 +4,19 @@ is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from delegraph.discovery.first_party import COMMANDS
-from delegraph.discovery.records import PluginRecord
+from delegraph.discovery.installed import is_named, names_in
+from delegraph.discovery.records import (
+    ALLOW,
+    DENY,
+    BackendEntry,
+    PluginRecord,
+    key_of,
+)
 from delegraph.discovery.registry import Registry, default_registry
-from delegraph.plugin import CommandSpec
+from delegraph.plugin import BackendSpec, CommandSpec
 
 from .probe import SECONDS, probe
 from .report import DoctorReport, build_report
@@ -32,8 +39,38 @@ def examine(
     }
     registry.read(refused=fatal)
     plugins = registry.plugins()
-    notes = (*registry.notes(), *_same_commands(plugins))
+    notes = (
+        *_unknown_names(plugins),
+        *_absent_backends(plugins),
+        *_same_commands(plugins),
+    )
     return build_report(plugins, notes, probed)
+
+
+def _unknown_names(plugins: Sequence[PluginRecord]) -> Iterator[str]:
+    """A sentence for each name in the environment variables that no plugin has."""
+    for variable in (ALLOW, DENY):
+        for name in names_in(variable):
+            if not any(is_named(record, [name]) for record in plugins):
+                yield f"{variable} names {name!r}, which is not installed"
+
+
+def _absent_backends(plugins: Iterable[PluginRecord]) -> Iterator[str]:
+    """A sentence for each declaration for a backend that is not installed."""
+    known = {
+        key
+        for record in plugins
+        for spec in record.backends
+        for key in BackendEntry(spec, record).keys
+    }
+    for record in plugins:
+        for spec in record.declarations:
+            if isinstance(spec, BackendSpec) or spec.alone:
+                continue
+            if key_of(spec.key) not in known:
+                yield (
+                    f"{record.owner} declares a {spec.title}, which is not installed"
+                )
 
 
 def _same_commands(plugins: Iterable[PluginRecord]) -> Iterator[str]:
