@@ -235,7 +235,13 @@ def reference_page() -> str:
         f"| `{hook}` | `{kind.__name__}` |"
         for hook, kind in plugin.DECLARATION_OF.items()
     ]
-    for kind in [*kinds, plugin.OptionSpec, plugin.FlagSpec]:
+    for kind in [
+        *kinds,
+        plugin.BackendTraits,
+        plugin.RemoteBackendSpec,
+        plugin.OptionSpec,
+        plugin.FlagSpec,
+    ]:
         names = ", ".join(field.name for field in fields(kind))
         lines += ["", f"### {kind.__name__}", "", f"`{kind.__name__}({names})`", ""]
         lines += [(inspect.getdoc(kind) or "").replace("``", "`")]

@@ -38,7 +38,7 @@ sizes: buckets.BucketedProgram = buckets.lower_buckets(model, [x, (x,), {"input"
 named: list[str] = buckets.lower_buckets(model, {"few": x}, backends=["tosa"]).methods
 run: Callable[..., object] = delegraph.load("model.pte", runtime="executorch").method("forward")
 sizes.using(delegraph.load("model.pte")).verify(x).agrees(1e-3)
-shown: str | None = delegraph.backends()[0].summary
+shown: str | None = delegraph.backends()[0].spec.summary
 
 delegraph.lowwer(model, x)  # wrong
 delegraph.lower(model, 5)  # wrong

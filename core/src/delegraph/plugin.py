@@ -19,6 +19,7 @@ __all__ = [
     "API_VERSION",
     "IN_PROCESS",
     "BackendSpec",
+    "BackendTraits",
     "CommandSpec",
     "CompilerSpec",
     "FlagSpec",
@@ -28,6 +29,7 @@ __all__ = [
     "OptionSpec",
     "PartitionerSpec",
     "QuantizerSpec",
+    "RemoteBackendSpec",
     "ReportSpec",
     "RuntimeSpec",
     "hookimpl",
@@ -46,6 +48,16 @@ was written.
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+def _as_tuple(spec: Any, field: str) -> None:
+    """Convert the field of ``spec`` called ``field`` to a tuple. Raises TypeError
+    unless it is a tuple or a list.
+    """
+    value = getattr(spec, field)
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
+    object.__setattr__(spec, field, tuple(value))
 
 
 @dataclass(frozen=True)
@@ -226,36 +238,55 @@ class BySuffix(Declaration):
 
 
 @dataclass(frozen=True)
+class BackendTraits:
+    """Properties of a backend that few backends have, for ``BackendSpec.traits``.
+
+    ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower``
+    always runs it in another one. This needs ``delegraph-workers``.
+
+    ``checksum=False``: the runtime may not notice changed bytes of a blob.
+    ``known_differences``: operators that differ from eager on NaN, infinity or integers
+    at the ends of their range, as ``(("aten.gelu.default", "of infinity is NaN"),)``.
+    Spaces separate several operators of one text. ``delegraph check`` uses both.
+
+    ``composes``: distributions that influence the compiled blob, besides the backend's
+    own, delegraph and torch. A cached result is used only with the same versions of
+    these. ``independent_of``: ``("torch", "delegraph")`` or one of them, if the blob
+    depends only on the program's graph and the backend's own code. A cached result is
+    then used with other versions of these, too.
+    """
+
+    isolated: bool = False
+    checksum: bool = True
+    known_differences: tuple[tuple[str, str], ...] = ()
+    composes: tuple[str, ...] = ()
+    independent_of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Convert lists to tuples. Raises TypeError for other values."""
+        for field in ("known_differences", "composes", "independent_of"):
+            _as_tuple(self, field)
+        if not {*self.independent_of} <= {"torch", "delegraph"}:
+            raise TypeError(
+                'independent_of has "torch", "delegraph" or both, not'
+                f" {self.independent_of!r}"
+            )
+        for pair in self.known_differences:
+            if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
+                raise TypeError(f"a known difference is (operator, text), not {pair!r}")
+
+
+@dataclass(frozen=True)
 class BackendSpec(Declaration):
     """A backend; ``target`` is its class.
 
     ``name``: short name. ``backend_id``: name of the class, which program files store.
     ``api``: version of the plugin API for which it was written.
 
-    ``checksum=False``: the runtime may not notice changed bytes of a blob.
-    ``known_differences``: where results differ from eager's on NaN, infinity or
-    integers at the ends of their range, as ``(("aten.gelu.default", "of infinity is
-    NaN"),)``; a text may be of several operators, with spaces between them. ``delegraph
-    check`` uses both.
-
-    ``composes``: distributions that influence the compiled blob, besides the backend's
-    own, delegraph and torch. A cached result is used only if their versions are the
-    same. ``independent_of``: ``("torch", "delegraph")`` or one of them, if the blob
-    depends on nothing but the program's graph and the backend's own code: a cached
-    result is then used with other versions of these, too.
-
     ``default=True``: use this backend if several are installed and the user names none.
     If several of these are declared as default, the user has to choose.
 
-    ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower``
-    always runs it in another one. This needs ``delegraph-workers``.
-
-    ``origin``: (distribution, version) that has the backend, if that is installed in
-    another environment and this distribution stands for it. Reports and files name it.
-    The class then has ``installed()``, which returns what is installed there as a JSON
-    value, for the keys of caches. ``location``: where that environment is, and what
-    names it; listings and errors quote it. ``unusable``: why the environment cannot be
-    used; "" if it can.
+    ``traits``: properties that few backends have.
     """
 
     noun = "backend"
@@ -270,55 +301,16 @@ class BackendSpec(Declaration):
     requires: tuple[str, ...] = ()
     install_hint: str = ""
     options: tuple[OptionSpec, ...] = ()
-    checksum: bool = True
-    known_differences: tuple[tuple[str, str], ...] = ()
     default: bool = False
-    composes: tuple[str, ...] = ()
-    isolated: bool = False
-    independent_of: tuple[str, ...] = ()
-    origin: tuple[str, str] | None = None
-    location: str = ""
-    unusable: str = ""
+    traits: BackendTraits = BackendTraits()
 
     def __post_init__(self) -> None:
-        """As ``Declaration.__post_init__``, and check the types of fields that only a
-        backend has.
-        """
+        """As ``Declaration.__post_init__``, and check the type of ``api``."""
         super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(
                 f"BackendSpec {self.name!r}: api is an int, not {self.api!r}"
             )
-        if not all(isinstance(name, str) for name in self.composes):
-            raise TypeError(
-                f"BackendSpec {self.name!r}: composes is a tuple of distributions, not"
-                f" {self.composes!r}"
-            )
-        if not {*self.independent_of} <= {"torch", "delegraph"}:
-            text = (
-                'independent_of has "torch", "delegraph" or both, not'
-                f" {self.independent_of!r}"
-            )
-            raise TypeError(f"BackendSpec {self.name!r}: {text}")
-        if self.origin is not None and [type(part) for part in self.origin] != [
-            str,
-            str,
-        ]:
-            raise TypeError(
-                f"BackendSpec {self.name!r}: origin is (distribution, version), not"
-                f" {self.origin!r}"
-            )
-        if type(self.isolated) is not bool:
-            raise TypeError(
-                f"BackendSpec {self.name!r}: isolated is True or False, not"
-                f" {self.isolated!r}"
-            )
-        for pair in self.known_differences:
-            if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
-                raise TypeError(
-                    f"BackendSpec {self.name!r}: a known difference is (operator,"
-                    f" text), not {pair!r}"
-                )
 
     @property
     def key(self) -> str:
@@ -339,6 +331,23 @@ class BackendSpec(Declaration):
             f"is called {class_name}, and backend_id says {self.backend_id!r}; the"
             " class's name is the backend id"
         )
+
+
+@dataclass(frozen=True)
+class RemoteBackendSpec(BackendSpec):
+    """A backend that is installed in another environment.
+
+    ``target`` is a class that passes calls on. It has ``installed()``, which returns a
+    JSON value that describes the installed code, for the keys of caches.
+
+    ``origin``: (distribution, version) that have the backend; reports and files name
+    it. ``location``: the environment, and the setting that names it; listings and
+    errors quote it. ``unusable``: why the environment cannot be used; "" if it can.
+    """
+
+    origin: tuple[str, str] | None = None
+    location: str = ""
+    unusable: str = ""
 
 
 @dataclass(frozen=True)
@@ -528,16 +537,6 @@ _FORMS = {
 """Field of a declaration -> (pattern that its value must match, description of such
 values for errors).
 """
-
-
-def _as_tuple(spec: Any, field: str) -> None:
-    """Convert the field of ``spec`` called ``field`` to a tuple. Raises TypeError
-    unless it is a tuple or a list.
-    """
-    value = getattr(spec, field)
-    if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
-    object.__setattr__(spec, field, tuple(value))
 
 
 class Hooks(Protocol):

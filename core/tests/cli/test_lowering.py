@@ -248,7 +248,7 @@ def test_without_a_named_backend(model, tmp_path, capsys):
     report says which.
     """
     usable = [b for b in delegraph.backends() if b.usable]
-    clear = len(usable) == 1 or sum(b.is_default for b in usable) == 1
+    clear = len(usable) == 1 or sum(b.spec.default for b in usable) == 1
     assert run(capsys, "lower", model)[0] == (0 if clear else 2)
     assert (
         as_data(capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1")[

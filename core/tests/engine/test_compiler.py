@@ -23,7 +23,13 @@ from delegraph.errors import (
     UsageError,
 )
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, CompilerSpec, FlagSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    BackendTraits,
+    CompilerSpec,
+    FlagSpec,
+    hookimpl,
+)
 from delegraph_executorch.edge import to_backend
 
 
@@ -195,7 +201,13 @@ def test_a_cache_without_a_compiler_that_keeps_results_is_a_note(
 def isolated():
     made = Registry(discover=False)
     made.register(
-        BackendSpec("text", f"{__name__}:TextBackend", "TextBackend", 1, isolated=True)
+        BackendSpec(
+            "text",
+            f"{__name__}:TextBackend",
+            "TextBackend",
+            1,
+            traits=BackendTraits(isolated=True),
+        )
     )
     return made
 

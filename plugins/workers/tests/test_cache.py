@@ -11,7 +11,7 @@ import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, OptionError, WriteError
 from delegraph.io.blob import join
-from delegraph.plugin import BackendSpec
+from delegraph.plugin import BackendSpec, BackendTraits
 from delegraph.runtime import BackendRuntime
 from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers import Cache, Compiler, installed
@@ -156,7 +156,11 @@ def test_entries_depend_on_versions_unless_the_backend_opts_out(
     target = f"{__name__}:CountingBackend"
     registry.register(
         BackendSpec(
-            "counting", target, "CountingBackend", 1, independent_of=independent
+            "counting",
+            target,
+            "CountingBackend",
+            1,
+            traits=BackendTraits(independent_of=independent),
         )
     )
     CountingBackend.calls.clear()

@@ -271,12 +271,12 @@ def test_listing_names_the_environment_and_imports_nothing(registry, settings):
     second = known["second"]
     assert (
         one.usable
-        and one.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
+        and one.spec.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
     )
     assert (
         second.backend_id == "TwoBackend"
         and second.has_runtime
-        and second.options[0].choices == ("well", "crash")
+        and second.spec.options[0].choices == ("well", "crash")
     )
     assert one.has_quantizer and one.formats == (".one", ".two")
     assert (

@@ -23,6 +23,7 @@ from ..plugin import (
     Hooks,
     OptionSpec,
     PartitionerSpec,
+    RemoteBackendSpec,
     RuntimeSpec,
 )
 from .attribution import working
@@ -182,7 +183,7 @@ def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
             f" delegraph has plugin API {API_VERSION}",
             f"upgrade {outdated}",
         )
-    if spec.unusable:
+    if isinstance(spec, RemoteBackendSpec) and spec.unusable:
         return Fault(Status.UNAVAILABLE, spec.unusable, spec.install_hint)
     absent = missing(spec.requires)
     if absent:

@@ -17,7 +17,7 @@ from ..errors import (
     PluginUnavailable,
     UsageError,
 )
-from ..plugin import BackendSpec, BySuffix, Declaration
+from ..plugin import BackendSpec, BySuffix, Declaration, RemoteBackendSpec
 from .explanations import nearest, suggestion
 from .first_party import Provider, names_of_backends, provider_of
 from .records import (
@@ -93,7 +93,7 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
     for entry in entries:
         if entry.fault is not None:
             text += f"; {entry.full_name} cannot be used: {entry.fault.error}"
-        if entry.spec.location and entry.spec.install_hint:
+        if isinstance(entry.spec, RemoteBackendSpec):
             hint += f"; or {entry.spec.install_hint}"
     return PluginConflict(error.code, text, hint=hint)
 

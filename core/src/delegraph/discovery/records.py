@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..plugin import BackendSpec, Declaration
+from ..plugin import BackendSpec, Declaration, RemoteBackendSpec
 
 if TYPE_CHECKING:
     from ..backend import BackendDetails
@@ -152,12 +152,16 @@ class BackendEntry:
     @property
     def producer(self) -> tuple[str, str]:
         """(distribution, version) that have the backend."""
-        return self.spec.origin or (self.record.distribution, self.record.version)
+        if isinstance(self.spec, RemoteBackendSpec) and self.spec.origin:
+            return self.spec.origin
+        return self.record.distribution, self.record.version
 
     @property
     def location(self) -> str:
         """The environment or the file that has the backend, for listings and errors."""
-        return self.spec.location or self.record.location
+        if isinstance(self.spec, RemoteBackendSpec):
+            return self.spec.location
+        return self.record.location
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ class _SerialSession:
 
     def __enter__(self) -> _SerialSession:
         """Start the default compiler now if a backend is isolated: that takes time."""
-        if any(self._registry.spec(name).isolated for name in self._backends):
+        if any(self._registry.spec(name).traits.isolated for name in self._backends):
             self._begin_default()
         return self
 
@@ -280,7 +280,7 @@ class _SerialSession:
 
     def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
         if self._default is None:
-            if not any(request.backend.spec.isolated for request in requests):
+            if not any(request.backend.spec.traits.isolated for request in requests):
                 return compile_here(requests)
             self._begin_default()
         assert self._default is not None

@@ -397,7 +397,7 @@ def _declared_difference(
     Only for programs with special values.
     """
     declared = (
-        backend.registry.spec(backend.name).known_differences
+        backend.registry.spec(backend.name).traits.known_differences
         if one.program.special
         else ()
     )

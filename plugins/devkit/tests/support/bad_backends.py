@@ -25,7 +25,7 @@ from delegraph.backend import (
 )
 from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, OptionSpec
+from delegraph.plugin import BackendSpec, BackendTraits, OptionSpec
 from delegraph.runtime import BackendRuntime, Compatibility
 from delegraph_programs import constant_tensor, placeholders, user_inputs
 from torch.fx import Node
@@ -905,7 +905,11 @@ def register_excused(registry):
     """Loses NaN, and declares it."""
     known = (("aten.relu.default", "loses NaN"),)
     spec = BackendSpec(
-        "good", f"{__name__}:GoodBackend", "GoodBackend", api=1, known_differences=known
+        "good",
+        f"{__name__}:GoodBackend",
+        "GoodBackend",
+        api=1,
+        traits=BackendTraits(known_differences=known),
     )
     return registry.register(spec, partitioner=GoodPartitioner, runtime=LosesNaN)
 

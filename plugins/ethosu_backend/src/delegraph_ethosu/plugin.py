@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     OptionSpec,
     PartitionerSpec,
     QuantizerSpec,
@@ -88,9 +89,11 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("ethosu.vela",),
             install_hint=INSTALL,
             options=OPTIONS,
-            checksum=False,
-            known_differences=KNOWN_DIFFERENCES,
-            composes=("delegraph-tosa",),
+            traits=BackendTraits(
+                checksum=False,
+                known_differences=KNOWN_DIFFERENCES,
+                composes=("delegraph-tosa",),
+            ),
         )
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
@@ -35,7 +36,7 @@ def delegraph_backends() -> list[BackendSpec]:
                     help="make one delegate for each operator",
                 ),
             ),
-            composes=NEEDS,
+            traits=BackendTraits(composes=NEEDS),
         ),
         BackendSpec(
             name="vulkan",

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
@@ -64,7 +65,9 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=NEEDS,
             install_hint=INSTALL,
             options=options,
-            known_differences=((ON_NAN, "of NaN is another on ONNX Runtime's CPU"),),
+            traits=BackendTraits(
+                known_differences=((ON_NAN, "of NaN is another on ONNX Runtime's CPU"),)
+            ),
         )
     ]
 

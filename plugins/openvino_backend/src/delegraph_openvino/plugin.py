@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     OptionSpec,
     PartitionerSpec,
     QuantizerSpec,
@@ -30,6 +31,12 @@ ON_SUBNORMAL = (
     "aten.div.Tensor aten.div.Tensor_mode aten.exp.default aten.sigmoid.default"
 )
 """Operators that take a subnormal divisor or result for 0 on OpenVINO's CPU."""
+
+
+KNOWN_DIFFERENCES = (
+    (ON_NAN, "of NaN or infinity differs on OpenVINO's CPU"),
+    (ON_SUBNORMAL, "takes subnormal numbers for 0 on OpenVINO's CPU"),
+)
 
 
 @hookimpl
@@ -62,10 +69,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("openvino",),
             install_hint="pip install openvino==2026.4.1",
             options=options,
-            known_differences=(
-                (ON_NAN, "of NaN or infinity differs on OpenVINO's CPU"),
-                (ON_SUBNORMAL, "takes subnormal numbers for 0 on OpenVINO's CPU"),
-            ),
+            traits=BackendTraits(known_differences=KNOWN_DIFFERENCES),
         )
     ]
 

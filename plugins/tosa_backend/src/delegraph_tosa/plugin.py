@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
@@ -84,7 +85,7 @@ def delegraph_backends() -> list[BackendSpec]:
                 "TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA"
             ),
             options=OPTIONS,
-            known_differences=KNOWN_DIFFERENCES,
+            traits=BackendTraits(known_differences=KNOWN_DIFFERENCES),
             default=True,
         )
     ]

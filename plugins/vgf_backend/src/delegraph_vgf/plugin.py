@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delegraph.plugin import (
     BackendSpec,
+    BackendTraits,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
@@ -41,8 +42,9 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("model_converter",),
             install_hint=INSTALL,
             options=OPTIONS,
-            known_differences=KNOWN_DIFFERENCES,
-            composes=("delegraph-tosa",),
+            traits=BackendTraits(
+                known_differences=KNOWN_DIFFERENCES, composes=("delegraph-tosa",)
+            ),
         )
     ]
 

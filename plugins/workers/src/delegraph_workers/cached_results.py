@@ -27,6 +27,7 @@ from delegraph.compiler import (
     compiles_jointly,
     fingerprint_of,
 )
+from delegraph.plugin import RemoteBackendSpec
 from delegraph.reports import pluralize
 from torch.export import ExportedProgram
 
@@ -334,10 +335,11 @@ def _key_of(request: Request, form: Form, fingerprint: str) -> str:
     """The key of a compiled partition: a hash of all that its result may depend on."""
     spec = request.backend.spec
     kind: Any = request.backend.kind
-    if spec.origin:  # the class says what is installed in the backend's environment
+    # the class describes the code that is installed in the backend's environment
+    if isinstance(spec, RemoteBackendSpec):
         code = kind.installed()
     else:
-        code = code_of(kind, spec.composes, spec.independent_of)
+        code = code_of(kind, spec.traits.composes, spec.traits.independent_of)
     settings = [(c.key, c.value.hex()) for c in request.compile_specs]
     names = form.names if kind.keeps_names else None
     producer = request.backend.producer

@@ -228,7 +228,7 @@ class Session:
         """Start the processes that the backends of the lowering need."""
         isolated = self._backends
         if not self._compiler.isolates_all:
-            isolated = [n for n in isolated if self._registry.spec(n).isolated]
+            isolated = [n for n in isolated if self._registry.spec(n).traits.isolated]
         if isolated:
             names = [self._registry.entry(name).full_name for name in isolated]
             self._started().prepare(names)
@@ -236,7 +236,7 @@ class Session:
     def _sent(self, request: Request) -> Request:
         """``request`` with a stand-in for its backend if that compiles elsewhere."""
         backend = request.backend
-        if not self._compiler.isolates_all and not backend.spec.isolated:
+        if not self._compiler.isolates_all and not backend.spec.traits.isolated:
             return request
         if backend.full_name not in self._stand_ins:
             made = self._started().stand_in(

@@ -17,6 +17,7 @@ from delegraph.plugin import (
     OptionSpec,
     PartitionerSpec,
     QuantizerSpec,
+    RemoteBackendSpec,
     RuntimeSpec,
     hookimpl,
 )
@@ -201,7 +202,7 @@ def identifier(name: str) -> str:
     return "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in name)
 
 
-def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
+def _spec(name: str, setting: Setting, told: dict[str, Any]) -> RemoteBackendSpec:
     """The declaration of a backend; one whose environment cannot be used says why."""
     path = path_of_settings()
     table = f"[backends.{name}]"
@@ -215,7 +216,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
         )
         hint = f"mend that environment, or {way_out}"
         backend_id = f"Backend_{identifier(name)}"
-        return BackendSpec(
+        return RemoteBackendSpec(
             name,
             home,
             backend_id,
@@ -228,7 +229,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
         OptionSpec(n, KINDS[kind], default, tuple(c), text)
         for n, kind, default, c, text in told["options"]
     )
-    return BackendSpec(
+    return RemoteBackendSpec(
         name,
         home,
         told["backend_id"],

@@ -148,13 +148,13 @@ def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     specs.
     """
     backend = delegraph.get_backend(header["backend"])
-    declared = delegraph.default_registry().spec(header["backend"])
+    traits = delegraph.default_registry().spec(header["backend"]).traits
     return {
         "fingerprint": (
             None if header["specs"] is None else backend.fingerprint(_specs(header))
         ),
         "keeps_names": backend.keeps_names,
-        "installed": code_of(backend, declared.composes, declared.independent_of),
+        "installed": code_of(backend, traits.composes, traits.independent_of),
     }, []
 
 

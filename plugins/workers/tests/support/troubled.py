@@ -11,7 +11,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import Unsupported
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+from delegraph.plugin import BackendSpec, BackendTraits, PartitionerSpec, hookimpl
 
 aten = torch.ops.aten
 
@@ -110,14 +110,13 @@ for _name, (_operator, _way) in WAYS.items():
 
 @hookimpl
 def delegraph_backends():
-    asks = {"isolated": True}
     return [
         BackendSpec(
             n,
             f"troubled:{n.title()}Backend",
             f"{n.title()}Backend",
             1,
-            **(asks if n == "leaving" else {}),
+            traits=BackendTraits(isolated=n == "leaving"),
         )
         for n in WAYS
     ]

@@ -240,7 +240,7 @@ def versions_of(
             distribution = registry.entry(name).producer[0]
         except DelegraphError:  # broken: its row says so
             continue
-        wanted |= {distribution, *registry.spec(name).composes}
+        wanted |= {distribution, *registry.spec(name).traits.composes}
     wanted |= {
         name for distribution in tuple(wanted) for name in _required(distribution)
     }

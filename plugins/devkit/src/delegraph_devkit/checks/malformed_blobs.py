@@ -154,7 +154,7 @@ def _try_copies(
         for a in module.inputs
     ]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    checksum = backend.registry.spec(backend.name).checksum
+    checksum = backend.registry.spec(backend.name).traits.checksum
     for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
         if number >= fewest and time.monotonic() > deadline:
             break

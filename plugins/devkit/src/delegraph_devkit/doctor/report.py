@@ -13,7 +13,7 @@ from typing import Any
 
 from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.io.escape import printable
-from delegraph.plugin import DECLARATION_OF, BackendSpec
+from delegraph.plugin import DECLARATION_OF, BackendSpec, RemoteBackendSpec
 
 from .probe import ProbeResult, target_faults
 
@@ -181,7 +181,7 @@ def _row(
         environments={
             d.key: d.location
             for d in record.declarations
-            if isinstance(d, BackendSpec) and d.location
+            if isinstance(d, RemoteBackendSpec)
         },
         problems=problems,
         warnings=tuple(dict.fromkeys(warnings)),

@@ -5,7 +5,7 @@ A ``target`` is imported when it is first used.
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, BackendTraits, PartitionerSpec, RuntimeSpec, hookimpl
 from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 
 
@@ -18,8 +18,10 @@ def delegraph_backends() -> list[BackendSpec]:
             target="acme_npu.backend:AcmeNpuBackend",
             api=1,  # the version of delegraph.plugin that this module was written for
             summary="Linear layers on acme-npu, by way of TOSA",
-            composes=("delegraph-tosa",),  # results depend on its version too
-            known_differences=KNOWN_DIFFERENCES,
+            traits=BackendTraits(
+                composes=("delegraph-tosa",),  # results depend on its version too
+                known_differences=KNOWN_DIFFERENCES,
+            ),
             # Settings for users go here: options=(OptionSpec("clock", int, default=100, help="in MHz"),).
             # The partitioner gets their values as keyword arguments.
         )
