@@ -9,6 +9,8 @@ import torch.ao.quantization.fx._decomposed  # the operators quantized_decompose
 from delegraph.errors import FormatError, InputError, OptionError
 from delegraph_onnx.settings import check_settings
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -289,6 +291,114 @@ def test_tensors_without_elements_cross_the_border():
     doubled, total, turned = lowered(torch.zeros(0, 3))
     assert doubled.shape == (0, 3) and turned.shape == (3, 0)
     assert total.tolist() == [0, 0, 0]
+
+
+# --- control flow -------------------------------------------------------------------
+
+
+def branch(model, x):
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    positive = lambda x: (model.layer(x) + weights, x + 1, x + 1)
+    negative = lambda x: (x.sin(), (x > 0) + x, torch.ones(4, 3))
+    return torch.cond(x.sum() > 0, positive, negative, (x,))
+
+
+def branch_in_a_loop(model, x):
+    def body(step, x):
+        x = torch.cond(step > 2, lambda x: model.layer(x), lambda x: x.cos(), (x,))
+        return step + 1, x
+
+    return while_loop(lambda step, x: step < 5, body, (torch.tensor(0), x))
+
+
+def loop_without_iterations(model, x):
+    return while_loop(
+        lambda step, x: step < 0,
+        lambda step, x: (step + 1, x * 2),
+        (torch.tensor(0), x),
+    )
+
+
+def exchange(model, x):
+    def body(step, x, y):
+        return step + 1, y.clone(), x.clone()
+
+    state = (torch.tensor(0), x, x * 2)
+    return while_loop(lambda step, x, y: step < 3, body, state)
+
+
+def sums(model, x):
+    return scan(lambda total, x: (total + x, (total * x).sin()), torch.zeros(3), x)
+
+
+def sums_backward(model, x):
+    def body(total, x):
+        return total * 0.5 + x, total + x
+
+    return scan(body, torch.zeros(3), x, reverse=True)
+
+
+class Controlled(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        branch,
+        branch_in_a_loop,
+        loop_without_iterations,
+        exchange,
+        sums,
+        sums_backward,
+    ],
+)
+def test_branches_and_loops_are_delegated_whole(function):
+    x = torch.randn(4, 3).abs()
+    lowered = check_whole(Controlled(function), x, error=1e-6)
+    assert lowered.verify(-x).relative_error < 1e-6
+
+
+@pytest.mark.parametrize("function", [branch_in_a_loop, sums])
+def test_sizes_of_loops_may_vary(function):
+    rows = ({0: torch.export.Dim("rows", min=2)},)
+    model = Controlled(function)
+    lowered = check_whole(model, torch.randn(4, 3), dynamic_shapes=(rows[0],))
+    assert lowered.verify(torch.randn(7, 3)).relative_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (torch.rand_like, "aten.rand_like.default in its body: it draws random"),
+        (lambda x: torch.linalg.pinv(x), "in its body: torch.onnx has no rule"),
+    ],
+)
+def test_a_branch_that_onnx_cannot_compute_stays_on_the_host(function, reason):
+    x = torch.randn(3, 3)
+    lowered = lower(
+        lambda x: torch.cond(x.sum() > 0, function, lambda x: x + 1, (x,)), x
+    )
+    assert reason in str(lowered.report)
+
+
+def test_equal_calls_with_other_bodies_are_tried_apart():
+    double = lambda x: x * 2
+    x = torch.randn(3, 3)
+
+    def both(x):
+        first = torch.cond(x.sum() > 0, double, lambda x: x + 1, (x,))
+        return torch.cond(first.sum() > 0, double, torch.rand_like, (first,))
+
+    lowered = lower(both, x)
+    assert lowered.report.delegates
+    assert "cond" in {r.operator for r in lowered.report.refusals}
 
 
 # --- int8 ---------------------------------------------------------------------------

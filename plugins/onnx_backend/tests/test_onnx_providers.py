@@ -87,6 +87,19 @@ def test_a_partition_of_which_a_provider_takes_nothing_is_refused():
     assert "takes no operator" in str(lowered.report)
 
 
+@needs_qnn
+def test_bodies_of_branches_are_compiled_for_a_provider():
+    class Branch(nn.Module):
+        def forward(self, x):
+            positive = lambda x: torch.relu(x) @ x
+            return torch.cond(x.sum() > 0, positive, lambda x: x * 2, (x,))
+
+    x = torch.rand(4, 4)
+    lowered = lower(Branch(), x)
+    assert lowered.delegates and "cond runs subgraphs" in str(lowered.report)
+    assert lowered.verify(x).relative_error < 1e-2
+
+
 def test_a_provider_that_is_not_installed_is_an_error():
     with pytest.raises(OptionError, match="onnxruntime_ep_nonesuch"):
         lower(Net(), torch.randn(1, 3, 16, 16), ep="nonesuch")

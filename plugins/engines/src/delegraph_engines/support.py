@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule
 
 if TYPE_CHECKING:
     from torch.fx import Node
+
+
+def body_of(operand: Node) -> GraphModule | None:
+    """Return the branch or loop body that ``operand`` fetches; None for a value."""
+    if operand.op != "get_attr":
+        return None
+    root: Any = operand.graph.owning_module
+    fetched = getattr(root, str(operand.target), None)
+    return fetched if isinstance(fetched, GraphModule) else None
 
 
 def why_subgraph(node: Node, engine: str) -> str | None:

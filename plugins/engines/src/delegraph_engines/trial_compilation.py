@@ -22,11 +22,14 @@ from delegraph_programs import (
     flat_call,
     placeholder_of,
 )
+from delegraph_programs.subgraphs import graphs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
+
+from .support import body_of
 
 REMEMBERED = 10_000
 """The number of results that are kept: calls repeat, and each takes milliseconds."""
@@ -162,14 +165,22 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     Its outputs are the used results.
     """
     graph = Graph()
+    root = torch.nn.Module()
     operands: list[Node] = []
     results: list[Node] = []
     calls = list(nodes)
     copies_of_call: list[dict[Node, Node]] = []
     for node in calls:
-        copies = {n: placeholder_of(graph, n) for n in node.all_input_nodes}
-        operands += copies.values()
+        copies = {}
+        for operand in node.all_input_nodes:
+            if body_of(operand) is None:
+                copies[operand] = placeholder_of(graph, operand)
+                operands.append(copies[operand])
         copies_of_call.append(copies)
+    for node, copies in zip(calls, copies_of_call, strict=True):
+        for operand in node.all_input_nodes:
+            if (body := body_of(operand)) is not None:
+                copies[operand] = _fetch(root, graph, operand, body)
     for node, copies in zip(calls, copies_of_call, strict=True):
         copies[node] = copy_node(graph, node, copies.__getitem__)
         if isinstance(node.meta.get("val"), (tuple, list)):
@@ -186,9 +197,15 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
         state_dict={}, constants={}, range_constraints={}, _guards_code=[]
     )
     call = flat_call(len(operands), len(results))
-    return build_program(
-        torch.nn.Module(), graph, inputs, outputs, like, call, check=False
-    )
+    return build_program(root, graph, inputs, outputs, like, call, check=False)
+
+
+def _fetch(root: torch.nn.Module, graph: Graph, node: Node, body: GraphModule) -> Node:
+    """Append a copy of ``node``, which fetches ``body``, to a graph of ``root``."""
+    copy = copy_node(graph, node, lambda operand: operand)
+    copy.target = f"body_{len(list(root.children()))}"
+    root.add_module(copy.target, body)
+    return copy
 
 
 def _used(node: Node) -> list[Node]:
@@ -198,12 +215,25 @@ def _used(node: Node) -> list[Node]:
 def _key_of(node: Node) -> str:
     """Return a text that is equal for calls with the same result of a trial."""
     operands = {
-        operand: f"%{k} {_types(operand)}"
+        operand: f"%{k} {_text_of_body(operand) or _types(operand)}"
         for k, operand in enumerate(node.all_input_nodes)
     }
     arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
     used = [user.args[1] for user in _used(node)]
     return f"{node.target} {arguments} {used} {_types(node)}"
+
+
+def _text_of_body(operand: Node) -> str | None:
+    """Return the calls and types of a branch or loop body; None for a value."""
+    body = body_of(operand)
+    if body is None:
+        return None
+    lines = []
+    for graph in graphs(body):
+        for node in graph.nodes:
+            lines.append(f"{node.name} = {node.target} {node.args} {node.kwargs}")
+            lines.append(_types(node))
+    return "\n".join(lines)
 
 
 def _types(node: Node) -> str:

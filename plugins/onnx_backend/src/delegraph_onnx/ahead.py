@@ -64,7 +64,7 @@ def _tidy(model: onnx.ModelProto) -> bytes:
     """Return a compiled model that older readers accept as well.
 
     ONNX Runtime writes the newest version of the format, and all operator sets that it
-    knows. A model has no branches or loops: the plugin refuses them.
+    knows. A compiled model has no branches or loops: the plugin refuses them here.
     """
     used = {node.domain for node in model.graph.node}
     kept = [opset for opset in model.opset_import if opset.domain in {*used, ""}]

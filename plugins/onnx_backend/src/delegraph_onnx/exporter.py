@@ -9,6 +9,7 @@ are those that use private names of torch.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
@@ -20,10 +21,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+import torch
 from delegraph_engines import NumberedCalls, Signature
+from delegraph_programs.subgraphs import all_nodes, graphs, subgraphs_of
 from onnxscript import optimizer, version_converter
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.onnx._internal.exporter import _core
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -65,24 +68,54 @@ class Draft(NumberedCalls):
         return model
 
     def _convert(self, program: ExportedProgram) -> ir.Model:
-        numbers = {node: number for number, node in enumerate(self.calls)}
+        _own_bodies(program.graph_module)
+        numbers = self._numbers()
         try:
-            insert_casts(program.graph)
+            for graph in graphs(program.graph_module):
+                insert_casts(graph)
             exported = _core._exported_program_to_onnx_program(
                 program, registry=registry()
             )
         except Exception as error:  # the exporter raises errors of any kind
             number = _failed_call(error, numbers)
             raise self.refused(_reason_of(error), f"n{number}/") from error
-        for node in ir.traversal.RecursiveGraphIterator(exported.model.graph):
-            source = node.meta.get("node")
-            while source is not None and source not in numbers:
-                # torch has added a cast of an operand of the call
-                source = next(iter(source.users), None)
-            node.name = f"n{numbers[source]}/" if source is not None else ""
-            node.meta.clear()
         model: ir.Model = exported.model
+        # branches and loop bodies are functions until they are inlined
+        parts: list[Any] = [model.graph, *model.functions.values()]
+        for part in parts:
+            for node in ir.traversal.RecursiveGraphIterator(part):
+                source = node.meta.get("node")
+                while source is not None and source not in numbers:
+                    # torch has added a cast of an operand of the call
+                    source = next(iter(source.users), None)
+                node.name = f"n{numbers[source]}/" if source is not None else ""
+                node.meta.clear()
         return model
+
+    def _numbers(self) -> dict[Node, int]:
+        """Return the number of each call. Calls in a body have that of the outer call."""
+        numbers = {}
+        for number, call in enumerate(self.calls):
+            numbers[call] = number
+            for body in subgraphs_of(call):
+                numbers |= dict.fromkeys(all_nodes(body), number)
+        return numbers
+
+
+def _own_bodies(module: GraphModule) -> None:
+    """Replace branches and loop bodies by copies: the host's program shares them.
+
+    The exporter takes tensors in them from the metadata of nodes.
+    """
+    for name, body in list(module.named_children()):
+        if isinstance(body, GraphModule):
+            own = copy.deepcopy(body)
+            setattr(module, name, own)
+            for node in own.graph.find_nodes(op="get_attr"):
+                fetched = getattr(own, node.target)
+                if isinstance(fetched, torch.Tensor):
+                    node.meta["val"] = fetched
+            _own_bodies(own)
 
 
 @cache
@@ -157,6 +190,12 @@ def _simplify(model: ir.Model) -> ir.Model:
     onnxscript's rules for fusing operators are left out. ONNX Runtime has such rules of
     its own, and those of onnxscript keep the last model in memory.
     """
+    parts: list[Any] = [model, *model.functions.values()]
+    for part in parts:
+        # a body in a body has another version than its model, which no inliner accepts
+        for domain in part.opset_imports:
+            if domain.startswith("pkg."):
+                part.opset_imports[domain] = 1
     version_converter.convert_version(model, OPSET, fallback=True)
     common.InlinePass()(model)
     optimizer.fold_constants(model, output_size_limit=LARGEST_FOLDED)

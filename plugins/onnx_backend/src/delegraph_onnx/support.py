@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from operator import getitem
+
 import torch
 from delegraph.errors import OptionError
 from delegraph.partitioner import CapabilityPartitioner, Reason
 from delegraph_engines import TrialCompilation, to_specs, why_subgraph
 from delegraph_programs import bound_arguments, is_random
+from delegraph_programs.subgraphs import subgraphs_of
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -70,23 +73,36 @@ class OnnxPartitioner(CapabilityPartitioner):
         if (why := why_absent(ep)) is not None:
             hint = f"pip install onnxruntime-{ep}, or onnxruntime-ep-{ep}"
             raise OptionError("option-invalid", why, hint=hint)
-        super().__init__(
-            TRIALS.after(why_not), "OnnxBackend", to_specs(PREFIX, settings)
-        )
+        check = why_not if ep == "cpu" else why_not_ahead
+        super().__init__(TRIALS.after(check), "OnnxBackend", to_specs(PREFIX, settings))
 
 
 def why_not(node: Node) -> str | None:
     """Return a reason that needs no trial; None if exporter and runtime decide."""
-    if (why := why_subgraph(node, "ONNX Runtime's plugin")) is not None:
-        return why
     if is_random(node):
         return "it draws random numbers, which are the host's"
     for value in (*node.all_input_nodes, node):
+        # a branch, a loop body, or a tensor of one
+        if value.op == "get_attr":
+            continue
         if (why := _why_no_value(value)) is not None:
             return why
     if not has_rule(node):
         return NO_RULE
+    for body in subgraphs_of(node):
+        for inner in body.graph.nodes:
+            is_call = inner.op == "call_function" and inner.target is not getitem
+            if is_call and (why := why_not(inner)) is not None:
+                return f"{inner.target} in its body: {why}"
     return _why_computed_otherwise(node)
+
+
+def why_not_ahead(node: Node) -> str | None:
+    """Return a reason as ``why_not`` does, for models that are compiled ahead.
+
+    ONNX Runtime's ModelCompiler loses constants that a branch reads.
+    """
+    return why_subgraph(node, "its compiler for execution providers") or why_not(node)
 
 
 def _why_computed_otherwise(node: Node) -> str | None:
@@ -118,7 +134,7 @@ def _why_no_value(node: Node) -> str | None:
                     f"{node.name} is {val.dtype}, which ONNX Runtime does not compute"
                 )
                 return Reason(text, cause=str(val.dtype), of=node)
-            if free_unbacked_symbols(val):
+            if free_unbacked_symbols(list(val.shape)):
                 return f"the size of {node.name} depends on values of tensors"
         elif not isinstance(val, (torch.SymInt, int)) or isinstance(val, bool):
             kind = "None" if val is None else f"a {type(val).__name__}"
