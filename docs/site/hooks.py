@@ -85,7 +85,7 @@ PACKAGES = {
     "delegraph": "core/src",
     **{
         f"delegraph.{name}": "core/src"
-        for name in ("command", "delegates", "engine", "host", "partitioner")
+        for name in ("command", "delegates", "engine", "host", "partitioner", "report")
     },
     "delegraph_analysis": "plugins/analysis/src",
     "delegraph_analysis.drawing": "plugins/analysis/src",
@@ -108,7 +108,6 @@ FLAT = (
     "formats",
     "named_data",
     "plugin",
-    "reports",
     "runtime",
 )
 """Public modules of the core."""

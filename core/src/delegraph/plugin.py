@@ -429,11 +429,11 @@ class FormatSpec(BySuffix):
 @dataclass(frozen=True)
 class ReportSpec(BySuffix):
     """A report format for a suffix (``".html"``); ``target`` is a subclass of
-    ``delegraph.reports.ReportFormat``.
+    ``delegraph.report.ReportFormat``.
     """
 
     noun = "report format"
-    base = "delegraph.reports:ReportFormat"
+    base = "delegraph.report:ReportFormat"
 
     suffix: str
     target: str

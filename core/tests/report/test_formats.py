@@ -16,7 +16,7 @@ from delegraph.errors import (
     UsageError,
 )
 from delegraph.plugin import ModelSpec, ReportSpec, hookimpl
-from delegraph.reports import LoweringResult, ReportFormat, write_report
+from delegraph.report import LoweringResult, ReportFormat, write_report
 
 from ..conftest import EchoBackend, EchoRuntime
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):
     with pytest.raises(FormatNotFound, match="there is no report format for 'r.doc'"):
         write_report(result, "r.doc", registry)
     with pytest.raises(
-        PluginBroken, match=r"no subclass of delegraph.reports.ReportFormat"
+        PluginBroken, match=r"no subclass of delegraph.report.ReportFormat"
     ):
         write_report(result, tmp_path / "r.no", registry)
     with pytest.raises(PluginFailed, match="ZeroDivisionError: no rows"):

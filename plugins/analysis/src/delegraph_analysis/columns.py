@@ -20,14 +20,14 @@ import delegraph
 from delegraph import LoweredProgram
 from delegraph.errors import InputError
 from delegraph.formats import defines
+from delegraph.host import Verification
 from delegraph.io.atomic_write import write_whole
-from delegraph.reports import (
+from delegraph.report import (
     NOT_TAGGED,
     DelegateRow,
     LoweringResult,
     Report,
     ReportFormat,
-    Verification,
     format_seconds,
     format_size,
     host_calls,

@@ -16,7 +16,7 @@ from delegraph.compiler import Compiler
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph.host import FileFormat, Verification, call_of_model
 from delegraph.io.escape import printable, table
-from delegraph.reports import Report, format_seconds, format_size, left_operators
+from delegraph.report import Report, format_seconds, format_size, left_operators
 from delegraph_programs import TRACING, all_nodes, operator_name
 from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram

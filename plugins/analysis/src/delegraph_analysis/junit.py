@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delegraph.reports import LoweringResult, ReportFormat
+from delegraph.report import LoweringResult, ReportFormat
 
 from .junit_xml import Case, junit_xml
 

@@ -14,7 +14,7 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, PluginFailed, Unsupported
 from delegraph.partitioner import Partitioner, PartitionResult
-from delegraph.reports import host_calls
+from delegraph.report import host_calls
 from delegraph_programs.call_names import INDEXED, WITHIN
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -99,7 +99,7 @@ class Generate:
         prompt = args.prompt_tokens or tokenizer.encode(args.prompt).ids
         with progress(f"generating {args.max_new_tokens} tokens"):
             import delegraph
-            from delegraph.reports import format_seconds, pluralize
+            from delegraph.report import format_seconds, pluralize
 
             from .generation import generate
 

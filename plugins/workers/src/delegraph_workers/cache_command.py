@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.command import Outcome
 from delegraph.errors import FormatError, UsageError, WriteError
-from delegraph.reports import format_size, pluralize
+from delegraph.report import format_size, pluralize
 
 from .entry_bytes import unpacked
 

@@ -28,7 +28,7 @@ from delegraph.compiler import (
     fingerprint_of,
 )
 from delegraph.plugin import RemoteBackendSpec
-from delegraph.reports import pluralize
+from delegraph.report import pluralize
 from torch.export import ExportedProgram
 
 from .cache import Cache, Store

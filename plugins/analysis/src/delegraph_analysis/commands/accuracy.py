@@ -72,7 +72,7 @@ class AccuracyOfOperators:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        from delegraph.reports import (
+        from delegraph.report import (
             LoweringResult,
             expect_report_formats,
             write_report,

@@ -113,7 +113,7 @@ def _saved_program(text: str) -> FileFormat | None:
 
 def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
     """All methods of a model, which is lowered for that; writes the reports."""
-    from delegraph.reports import LoweringResult, expect_report_formats, write_report
+    from delegraph.report import LoweringResult, expect_report_formats, write_report
 
     if args.input:
         raise UsageError(

@@ -32,7 +32,7 @@ def prepare(torch: Any) -> None:
     None of them starts a thread.
     """
     import delegraph
-    import delegraph.reports
+    import delegraph.report
     import numpy  # noqa: F401
 
     from .. import comparison  # noqa: F401
@@ -385,7 +385,7 @@ class _Cell:
 
         It has times, so it differs each time.
         """
-        from delegraph.reports import LoweringResult, verification_content
+        from delegraph.report import LoweringResult, verification_content
 
         from ..page.report_page import PageReport
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
-from delegraph.reports import (
+from delegraph.report import (
     NOT_TAGGED,
     Cause,
     DelegateRow,
@@ -38,7 +38,7 @@ from .heat import Errors, Heat, Times
 from .labels import Labels, stem
 
 if TYPE_CHECKING:
-    from delegraph.reports import Report
+    from delegraph.report import Report
 
 _LISTED = 6
 """Kinds of operators that the box of a delegate lists."""

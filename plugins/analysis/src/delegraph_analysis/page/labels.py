@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from delegraph.reports import Notation
+from delegraph.report import Notation
 from delegraph_programs import operator_name, source_of
 from torch.fx import Node
 

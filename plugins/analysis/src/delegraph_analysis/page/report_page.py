@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from delegraph.errors import InputError
 from delegraph.host import OutputStatistics, Verification
-from delegraph.reports import (
+from delegraph.report import (
     SCHEMA,
     Cause,
     DelegateRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from delegraph.reports import Fact
+from delegraph.report import Fact
 
 from ..drawing import text
 

@@ -21,7 +21,7 @@ from delegraph.formats import join, write_files, write_whole
 from delegraph.host import FileFormat
 from delegraph.io.paths import as_path
 from delegraph.partitioner import Partitioner
-from delegraph.reports import left_operators
+from delegraph.report import left_operators
 from delegraph_programs import TRACING, all_nodes
 from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
