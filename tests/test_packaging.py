@@ -19,6 +19,7 @@ DISTRIBUTIONS = (
     *(
         "core",
         "plugins/analysis",
+        "plugins/coreai_backend",
         "plugins/demo_backend",
         "plugins/devkit",
         "plugins/dynamo",

@@ -45,6 +45,7 @@ WHOLE = {
     "docs/language-models.md": "guide/language-models.md",
     "docs/ethos-u.md": "guide/ethos-u.md",
     "docs/snapdragon.md": "guide/snapdragon.md",
+    "docs/coreai.md": "guide/coreai.md",
     "docs/op-support.md": "reference/operators.md",
     "docs/tosa-legality.md": "reference/tosa-types.md",
     "docs/tosa-rules.md": "reference/tosa-rules.md",
@@ -200,6 +201,7 @@ def made() -> Site:
                 {"Language models": "guide/language-models.md"},
                 {"On a device with an Ethos-U": "guide/ethos-u.md"},
                 {"From a model to a Snapdragon": "guide/snapdragon.md"},
+                {"From a model to an iPhone": "guide/coreai.md"},
             ]
         },
         {"Recipes": guides["Recipes"]},

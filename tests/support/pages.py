@@ -27,6 +27,7 @@ DISTRIBUTIONS += [
     "plugins/analysis",
     "plugins/engines",
     "plugins/onnx_backend",
+    "plugins/coreai_backend",
     "plugins/openvino_backend",
     "plugins/quantize",
     "plugins/workers",

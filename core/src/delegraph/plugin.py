@@ -413,6 +413,8 @@ class FormatSpec(BySuffix):
     ``delegraph.formats.ProgramFormat``.
 
     ``runtimes``: names of the runtimes that the format's ``load_in`` accepts.
+    ``folder``: a file of the format is a folder, as packages of macOS are; ``write``
+    makes it.
     """
 
     noun = "file format"
@@ -424,6 +426,7 @@ class FormatSpec(BySuffix):
     requires: tuple[str, ...] = ()
     install_hint: str = ""
     runtimes: tuple[str, ...] = ()
+    folder: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..discovery.registry import default_registry
 from ..errors import DelegraphError, InternalError, UsageError
 from ..io.atomic_write import expect_writable
 from ..io.escape import printable
+from ..plugin import FormatSpec
 from . import terminal
 
 
@@ -136,7 +138,12 @@ def _plain(value: Any) -> Any:
 
 
 def expect_file(path: Path) -> None:
-    """Raise UsageError unless ``path`` is a regular file that can be read."""
+    """Raise UsageError unless ``path`` is a regular file that can be read.
+
+    For a format whose files are folders, it may be a folder.
+    """
+    if _is_package(path):
+        return
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UsageError("usage-invalid", f"{path} is no regular file")
@@ -158,7 +165,8 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     # file -> why nothing else may be written to it
     taken = {_file_identity(path): "is read" for path in read}
     for path in written:
-        expect_writable(path)
+        # a folder that is replaced is renamed, which its parent has to permit
+        expect_writable(path.parent / ".new" if _is_package(path) else path)
         file = _file_identity(path)
         # streams take several contents
         if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):
@@ -166,6 +174,16 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
                 "usage-invalid", f"{path} {taken[file]}; write to another file"
             )
         taken[file] = "is given for two files"
+
+
+def _is_package(path: Path) -> bool:
+    """Whether ``path`` is a folder, and files of its format are folders."""
+    if not path.is_dir():
+        return False
+    try:
+        return default_registry().find(FormatSpec, os.fspath(path)).folder
+    except DelegraphError:
+        return False
 
 
 def _file_identity(path: Path) -> object:

@@ -152,7 +152,9 @@ class FileFormat:
         self.path = as_path(path)
         self.registry = registry
         self.kind: type[ProgramFormat] = registry.get_format(self.path)
-        self.suffix = registry.find(FormatSpec, os.fspath(self.path)).suffix
+        spec = registry.find(FormatSpec, os.fspath(self.path))
+        self.suffix = spec.suffix
+        self.is_folder = spec.folder
 
     def defines(self, ability: str) -> bool:
         """Whether the format defines the method ``ability`` of ``ProgramFormat``."""
@@ -227,7 +229,8 @@ class FileFormat:
         """
         if self.defines("write"):
             self.write(program, self.path, options)
-            return self.path.stat().st_size
+            written = self.path.rglob("*") if self.is_folder else [self.path]
+            return sum(file.stat().st_size for file in written)
         contents = self.contents(program, options)
         write_files(contents, self.path)
         return len(contents[""])
@@ -275,7 +278,10 @@ class FileFormat:
         # a file that is missing is the user's mistake, and not an error of the plugin
         # that reads it
         try:
-            self.path.open("rb").close()
+            if self.is_folder:
+                os.listdir(self.path)
+            else:
+                self.path.open("rb").close()
         except OSError as e:
             raise InputError(
                 "input-invalid", f"cannot read {self.path}: {e.strerror or e}"

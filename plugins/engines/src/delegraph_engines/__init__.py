@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .indices import mark_indices
     from .kernels import Kernel, computed_by
     from .named_weights import add_by_content, expect_data
     from .numbered_calls import NumberedCalls, calls_in
@@ -32,6 +33,7 @@ __all__ = [
     "computed_by",
     "expect_data",
     "from_specs",
+    "mark_indices",
     "quietly",
     "read_properties",
     "saturates",
@@ -53,6 +55,7 @@ _HOME = {
     "computed_by": "kernels",
     "expect_data": "named_weights",
     "from_specs": "text_settings",
+    "mark_indices": "indices",
     "quietly": "quiet",
     "read_properties": "properties",
     "saturates": "processors",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
-from delegraph_engines import TrialCompilation, to_specs
+from delegraph_engines import TrialCompilation, mark_indices, to_specs
 from delegraph_programs import bound_arguments
 from delegraph_programs.interpolation_scales import why_factor_undecided
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from .core_calls import CORE_CALLS
 from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
-from .indices import mark_indices
 from .runtime import PREFIX, properties_of
 from .value_check import ValueCheck, dequantized_parts, is_dequantized
 

@@ -1,7 +1,6 @@
-"""Marks inputs that are indices with their valid ranges.
+"""Marks values that are indices with their valid ranges.
 
-For an index out of range, OpenVINO reads zeros or other rows, and eager raises an
-error.
+For an index out of range, engines read zeros or other rows, and eager raises an error.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from delegraph_programs import bound_arguments, user_inputs
+from delegraph_programs import bound_arguments
 from delegraph_programs.call_names import INDEXED
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -42,18 +41,17 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
 def mark_indices(program: ExportedProgram) -> None:
-    """Mark inputs of indices with the range that eager accepts.
+    """Mark indices with the range that eager accepts.
 
-    Each call of the lowered program is checked. Indices that the program computes, and
-    axes of dynamic size, are not checked.
+    Inputs are checked at each call of the lowered program. An index that the host
+    computes is checked if it crosses the border of a delegate in another type.
+    Axes of dynamic size are not checked.
     """
-    inputs = set(user_inputs(program))
     for node in program.graph.nodes:
         for index in _indices_of(node):
             source = _source(index.node)
-            if source in inputs:
-                low, high = source.meta.get(INDEXED, [index.low, index.high])
-                source.meta[INDEXED] = [max(index.low, low), min(index.high, high)]
+            low, high = source.meta.get(INDEXED, [index.low, index.high])
+            source.meta[INDEXED] = [max(index.low, low), min(index.high, high)]
 
 
 class _Index(NamedTuple):

@@ -1,0 +1,139 @@
+"""Convert partitions to Core AI programs with Apple's converter, ``coreai_torch``.
+
+``TorchConverter.to_coreai`` prints, shows progress and does not name the call that it
+fails at. So ``_Converter`` calls the same steps itself. This module alone uses private
+names of coreai_torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from coreai.authoring import AIProgram, Module
+from delegraph_engines import NumberedCalls, Signature
+from delegraph_programs import output_node, output_values, user_inputs
+from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
+from torch.fx import Node
+
+with warnings.catch_warnings():
+    # it takes a local version of torch, 2.13.0+cpu, for one that it does not know
+    warnings.simplefilter("ignore")
+    from coreai_torch import TorchConverter
+    from coreai_torch._aten_to_core import _aten_to_core_resolver
+
+from .border_types import keep_floats
+from .corrections import RULES
+from .names import MAIN
+
+
+class Draft(NumberedCalls):
+    """A partition and its Core AI program.
+
+    Inputs are named ``x0``, ``x1``, ..., outputs ``y0``, ``y1``, ....
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        """Convert ``program``. Raises Unsupported with the reason, at the call."""
+        super().__init__()
+        self.signature = Signature.of(program)
+        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        numbers = {node: number for number, node in enumerate(self.calls)}
+        keep_floats(program)
+        _separate_outputs(program)
+        _sizes_as_tensors(program)
+        converter = _Converter()
+        try:
+            self.program = converter.convert(program)
+        except Exception as error:  # the converter raises errors of any kind
+            number = numbers.get(converter.node, 0)
+            reason = _reason_of(error)
+            raise self.refused(reason, f"n{number}/") from error
+
+
+class _Converter(TorchConverter):  # type: ignore[misc]
+    """Apple's converter without its output. ``node``: the call that it converts."""
+
+    def __init__(self) -> None:
+        super().__init__(mode=TorchConverter.Mode.RELEASE)
+        self.node: Any = None
+        self._user_defined_torch_lowering.update(RULES)
+
+    def convert(self, program: ExportedProgram) -> AIProgram:
+        """Return the Core AI program."""
+        with self.context:
+            module = Module.create()
+            with (
+                module,
+                self._debug_info_recorder.record_module(module._mlir_module),
+            ):
+                self._init_conversion_state()
+                self._progress_bar = _NoProgress()
+                self.exported_program = program
+                inputs = range(len(user_inputs(program)))
+                outputs = range(len(output_values(program)))
+                self.user_input_names = [f"x{place}" for place in inputs]
+                self.user_output_names = [f"y{place}" for place in outputs]
+                self._get_graph_op(MAIN, primary_entrypoint=True)
+        return AIProgram(module)
+
+    def _get_operation(self, node: Node) -> Any:
+        self.node = node
+        return super()._get_operation(node)
+
+
+class _NoProgress:
+    """Takes the place of the converter's progress bar."""
+
+    @staticmethod
+    def track(items: Iterable[Any], **_: Any) -> Iterable[Any]:
+        """Return ``items``."""
+        return items
+
+
+def has_rule(node: Node) -> bool:
+    """Whether the converter has a rule for the operator of ``node``."""
+    target: Any = node.target
+    name = target.__name__
+    namespace = getattr(target, "namespace", "aten")
+    if namespace == "aten":
+        return name in _aten_to_core_resolver or f"aten::{name}" in RULES
+    return f"{namespace}::{name}" in RULES
+
+
+def _separate_outputs(program: ExportedProgram) -> None:
+    """Give each output a value of its own: the converter knows outputs by node."""
+    graph = program.graph
+    output = output_node(graph)
+    seen = set[Node]()
+    results = []
+    for spec, value in zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    ):
+        if value in seen or value.op == "placeholder":
+            with graph.inserting_before(output):
+                copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copy.meta["val"] = value.meta["val"]
+            spec.arg = TensorArgument(copy.name)
+            value = copy
+        seen.add(value)
+        results.append(value)
+    output.args = (tuple(results),)
+
+
+def _sizes_as_tensors(program: ExportedProgram) -> None:
+    """Make inputs that are sizes tensors of one int32, the converter's form of sizes."""
+    for node in user_inputs(program):
+        if isinstance(node.meta["val"], torch.SymInt):
+            node.meta["val"] = torch.empty(1, dtype=torch.int32, device="meta")
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the line of an error of the converter that has the cause."""
+    text = str(error).strip().partition("\n")[0]
+    kind = type(error).__name__
+    reason = f"coreai-torch does not convert it: {kind}"
+    return f"{reason}: {text:.200}" if text else reason

@@ -1,0 +1,134 @@
+"""Rules that take the place of coreai_torch's, and rules that it lacks.
+
+The converter calls a rule with its values by node name, the call, and its location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coreai._compiler.dialects import coreai as op
+from coreai_torch._utils import get_operand, get_output_element_type_from_node
+
+Values = Mapping[str, Any]
+
+
+def floor(values: Values, node: Any, loc: Any) -> Any:
+    """x // 1, which is NaN for an infinity: that stays as it is."""
+    x = get_operand(values, node, 0)
+    return _unless_infinite(x, _floor(x))
+
+
+def ceil(values: Values, node: Any, loc: Any) -> Any:
+    """-floor(-x)."""
+    x = get_operand(values, node, 0)
+    return _unless_infinite(x, _negate(_floor(_negate(x))))
+
+
+def trunc(values: Values, node: Any, loc: Any) -> Any:
+    """The floor of |x|, with the sign of x."""
+    x = get_operand(values, node, 0)
+    size = _floor(op.abs_(x))
+    is_negative = op.broadcasting_greater(_like(0, x), x)
+    return _unless_infinite(x, op.broadcasting_where(is_negative, _negate(size), size))
+
+
+def log1p(values: Values, node: Any, loc: Any) -> Any:
+    """log(1 + x), exact where 1 + x has lost digits of x (Kahan's formula)."""
+    x = get_operand(values, node, 0)
+    one = _like(1, x)
+    shifted = op.broadcasting_add(x, one)
+    step = op.broadcasting_sub(shifted, one)
+    # where nothing is added, and where the sum is infinite, the quotient is NaN
+    is_plain = op.broadcasting_or(
+        op.broadcasting_equal(step, _like(0, x)),
+        op.broadcasting_equal(shifted, _like(float("inf"), x)),
+    )
+    divisor = op.broadcasting_where(is_plain, one, step)
+    scaled = op.broadcasting_mul(op.log(shifted), op.broadcasting_divide(x, divisor))
+    return op.broadcasting_where(is_plain, x, scaled)
+
+
+def expm1(values: Values, node: Any, loc: Any) -> Any:
+    """exp(x) - 1, exact where exp(x) has lost digits of x."""
+    # tanh has all digits near 0: exp(x) - 1 = tanh(x / 2) * (exp(x) + 1)
+    x = get_operand(values, node, 0)
+    one = _like(1, x)
+    raised = op.exp(x)
+    half = op.tanh(op.broadcasting_mul(x, _like(0.5, x)))
+    is_small = op.broadcasting_greater(one, op.abs_(x))
+    near = op.broadcasting_mul(half, op.broadcasting_add(raised, one))
+    return op.broadcasting_where(is_small, near, op.broadcasting_sub(raised, one))
+
+
+def add(values: Values, node: Any, loc: Any) -> Any:
+    """x + alpha * y."""
+    x, y = _cast_operands(values, node)
+    return op.broadcasting_add(x, _scaled(y, node))
+
+
+def sub(values: Values, node: Any, loc: Any) -> Any:
+    """x - alpha * y."""
+    x, y = _cast_operands(values, node)
+    return op.broadcasting_sub(x, _scaled(y, node))
+
+
+def convert(values: Values, node: Any, loc: Any) -> Any:
+    """The operand in the type of the result: there is one device."""
+    return op.cast(
+        get_operand(values, node, 0), get_output_element_type_from_node(node)
+    )
+
+
+def _cast_operands(values: Values, node: Any) -> tuple[Any, Any]:
+    """Return the operands in the type of the result."""
+    if not hasattr(node.meta["val"], "dtype"):  # sizes
+        return get_operand(values, node, 0), get_operand(values, node, 1)
+    kind = get_output_element_type_from_node(node)
+    x = op.cast(get_operand(values, node, 0), kind)
+    y = op.cast(get_operand(values, node, 1), kind)
+    return x, y
+
+
+def _scaled(y: Any, node: Any) -> Any:
+    alpha = node.kwargs.get("alpha", 1)
+    return y if alpha == 1 else op.broadcasting_mul(y, _like(alpha, y))
+
+
+def _floor(x: Any) -> Any:
+    return op.broadcasting_floor_divide(x, _like(1, x))
+
+
+def _negate(x: Any) -> Any:
+    return op.broadcasting_mul(x, _like(-1, x))
+
+
+def _like(number: float, x: Any) -> Any:
+    """Return a constant of the type of ``x``."""
+    return op.constant(number, dtype=x.type.element_type)
+
+
+def _is_infinite(x: Any) -> Any:
+    return op.broadcasting_equal(op.abs_(x), _like(float("inf"), x))
+
+
+def _unless_infinite(x: Any, result: Any) -> Any:
+    """Return ``x`` where it is infinite, and ``result`` elsewhere."""
+    return op.broadcasting_where(_is_infinite(x), x, result)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "aten::floor.default": floor,
+    "aten::ceil.default": ceil,
+    "aten::trunc.default": trunc,
+    "aten::log1p.default": log1p,
+    "aten::expm1.default": expm1,
+    "aten::add.Tensor": add,
+    "aten::sub.Tensor": sub,
+    "aten::to.device": convert,
+    "aten::to.other": convert,
+    "aten::to.dtype_layout": convert,
+    "aten::type_as.default": convert,
+}
+"""Operator -> the rule for it."""

@@ -1,0 +1,8 @@
+"""Names and types that compiler and runtime share. Imports nothing heavy."""
+
+MARK = b"delegraph-coreai-1"
+"""The end of each blob, which holds the bytecode of a Core AI program."""
+MAIN = "main"
+"""The name of the one function of a program."""
+NARROW = {"int64": "int32", "int": "int32"}
+"""Types of delegates -> those in which Core AI computes them."""

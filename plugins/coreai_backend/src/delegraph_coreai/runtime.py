@@ -1,0 +1,45 @@
+"""``CoreAIRuntime``: runs blobs with Core AI's runtime on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from delegraph.backend import CompileSpec
+from delegraph.errors import FormatError
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph_engines import Signature, compare_releases
+
+from .model import Loaded, load_function
+from .names import MAIN, MARK
+
+Specs = Sequence[CompileSpec]
+NamedData = Mapping[str, bytes]
+
+
+class CoreAIRuntime(BackendRuntime):
+    """Compiles Core AI programs for this host. Several threads may call a delegate."""
+
+    thread_safe = True
+    any_strides = True
+
+    @staticmethod
+    def load(
+        processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
+    ) -> Delegate:
+        """Raises FormatError for a damaged blob."""
+        bytecode, signature, facts = Signature.unseal(processed_bytes, MARK)
+        name = facts.get("function", MAIN)
+        if not isinstance(name, str):
+            raise FormatError(
+                "format-invalid", f"the name of a function is a text, not {name!r:.40}"
+            )
+        return Loaded(load_function(bytecode, name), signature)
+
+    @staticmethod
+    def compatible(
+        header: BlobHeader, compile_specs: Specs, device: str | None = None
+    ) -> Compatibility | None:
+        """By the release: Core AI reads programs of older releases."""
+        here = f"coreai-torch {version('coreai-torch')}"
+        return compare_releases(header.fingerprint, here, reads_older=True)

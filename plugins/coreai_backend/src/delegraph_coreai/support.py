@@ -1,0 +1,190 @@
+"""The support check: calls that Apple's converter and compiler take."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    PartitionResult,
+    Reason,
+    Support,
+)
+from delegraph_engines import TrialCompilation, mark_indices, why_subgraph
+from delegraph_programs import bound_arguments, is_random
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from .border_types import BORDER, MOVES, mark_borders, operator_stem
+from .converter import Draft, has_rule
+from .integer_ranges import Ranges, integer_values, ranges_of
+from .model import compile_for_host
+
+TYPES = frozenset(
+    {
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    }
+)
+"""Types of tensors that cross the border of a delegate, or lie inside."""
+NO_RULE = "coreai-torch has no rule for this operator"
+_INDEX_AT = {
+    "embedding": 1,
+    "gather": 2,
+    "index_select": 2,
+    "index": 1,
+    "index_put": 1,
+    "scatter": 2,
+}
+"""Operator -> the position of its argument with indices."""
+
+
+def compile_alone(program: ExportedProgram) -> None:
+    """Convert and compile a program of few calls. Raises Unsupported if that fails."""
+    draft = Draft(program)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            compile_for_host(draft.program._module._mlir_module, Path(folder))
+        except RuntimeError as error:
+            text = str(error).strip().replace("\n", " ")
+            raise draft.refused(f"Core AI: {text:.300}") from error
+
+
+TRIALS = TrialCompilation(compile_alone)
+"""The answers of converter and compiler: some milliseconds for a call."""
+
+
+class CoreAIPartitioner(CapabilityPartitioner):
+    """Gives Core AI the calls that it computes. It has no options."""
+
+    def __init__(self) -> None:
+        self._check = _Check()
+        super().__init__(_Checked(self._check), "CoreAIBackend")
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Partition the program. Values in int64 cross the borders in int32."""
+        mark_indices(exported_program)
+        ranges = ranges_of(exported_program)
+        borders = mark_borders(exported_program, lambda node: ranges[node].fits())
+        result = super().partition(exported_program)
+        result.boundary_types = borders
+        return result
+
+
+class _Check:
+    """A ``why_not`` without trials, which knows the ranges of integers."""
+
+    def __init__(self) -> None:
+        self.ranges = Ranges()
+
+    def __call__(self, node: Node) -> str | None:
+        """Return a reason that needs no trial; None if the converter decides."""
+        if (why := why_subgraph(node, "Core AI's plugin")) is not None:
+            return why
+        if is_random(node):
+            return "it draws random numbers, which are the host's"
+        for value in (*node.all_input_nodes, node):
+            if (why := _why_no_value(value)) is not None:
+                return why
+        if not has_rule(node):
+            return NO_RULE
+        return self._why_no_integers(node) or _why_computed_otherwise(node)
+
+    def _why_no_integers(self, node: Node) -> str | None:
+        """Return a reason if integers do not fit 32 bits."""
+        name = operator_stem(node)
+        indices: list[Any] = []
+        if name in _INDEX_AT:
+            indices = pytree.tree_leaves(node.args[_INDEX_AT[name]])
+        for value in (*node.all_input_nodes, node):
+            if torch.int64 not in integer_values(value) or value in indices:
+                continue
+            if not isinstance(value.meta["val"], torch.Tensor):
+                continue
+            found = self.ranges[value]
+            is_made = value is node and name not in MOVES
+            if not found.fits() and (is_made or BORDER not in value.meta):
+                text = (
+                    f"{value.name} is int64 and may have elements from {found.low} to"
+                    f" {found.high}; Core AI computes integers in 32 bits"
+                )
+                return Reason(text, cause="int64", of=value, unless=torch.int32)
+        for number in _literals(node):
+            if not -(2**31) <= number < 2**31:
+                if number == 2**63 - 1 and name.startswith("slice"):
+                    continue
+                return f"Core AI computes in 32 bits, which {number} exceeds"
+        return None
+
+
+class _Checked(Support):
+    """The support check: first without trials, then with them."""
+
+    def __init__(self, check: _Check) -> None:
+        self._check = check
+        self._trials = TRIALS.after(check)
+
+    def begin(self, exported_program: ExportedProgram) -> None:
+        self._check.ranges = ranges_of(exported_program)
+        self._trials.begin(exported_program)
+
+    def why_not(self, node: Node) -> str | None:
+        return self._trials.why_not(node)
+
+    def is_constant(self, node: Node) -> bool:
+        return self._trials.is_constant(node)
+
+    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        return {}
+
+
+def _why_computed_otherwise(node: Node) -> str | None:
+    """Return a reason if the converter makes something else of a call."""
+    if getattr(node.target, "namespace", "") != "aten":
+        return None
+    given = bound_arguments(node)
+    name = str(node.target).split(".")[1]
+    if name.startswith("avg_pool"):
+        if given["ceil_mode"]:
+            return "coreai-torch ignores ceil_mode of averages"
+        if any(given["padding"]) and not given["count_include_pad"]:
+            return "coreai-torch ignores count_include_pad=False"
+    return None
+
+
+def _why_no_value(node: Node) -> str | None:
+    """Return a reason if Core AI has no value like one of those of ``node``."""
+    for val in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(val, torch.Tensor):
+            if val.dtype not in TYPES:
+                text = f"{node.name} is {val.dtype}, which Core AI does not compute"
+                if val.dtype is torch.float64:
+                    return Reason(
+                        text, cause=str(val.dtype), of=node, unless=torch.float32
+                    )
+                return Reason(text, cause=str(val.dtype), of=node)
+            if free_unbacked_symbols(val):
+                return f"the size of {node.name} depends on values of tensors"
+        elif not isinstance(val, (torch.SymInt, int)) or isinstance(val, bool):
+            kind = "None" if val is None else f"a {type(val).__name__}"
+            return f"{node.name} is {kind}; delegates take tensors and sizes"
+    return None
+
+
+def _literals(node: Node) -> list[int]:
+    """Return the integers among the arguments of a call, and in lists there."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return [leaf for leaf in leaves if type(leaf) is int]

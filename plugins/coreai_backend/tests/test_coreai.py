@@ -1,0 +1,230 @@
+"""The backend against eager PyTorch: numbers, types, sizes, refusals, threads."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError
+from torch import nn
+
+pytest.importorskip("coreai_torch")
+from delegraph_coreai.runtime import CoreAIRuntime
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def lower(model, *args, **kwargs):
+    module = model if isinstance(model, nn.Module) else Function(model)
+    return delegraph.lower(module.eval(), args, backends=["coreai"], **kwargs)
+
+
+def check_whole(model, *args, error=1e-5, **kwargs):
+    """Lower a model to one delegate that computes what eager computes."""
+    lowered = lower(model, *args, **kwargs)
+    assert len(lowered.delegates) == 1 and lowered.host_operators == 0, lowered.report
+    assert lowered.verify(*args).relative_error <= error
+    return lowered
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image):
+        return self.head(torch.relu(self.norm(self.conv(image))).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """Ids select rows, a mask is read as floats and as truth values."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.position = nn.Embedding(12, 4)
+
+    def forward(self, ids, mask):
+        places = (ids != 1).to(torch.int64).cumsum(1) * (ids != 1) + 1
+        rows = self.table(ids) + self.position(places)
+        biases = (1.0 - mask[:, None, :].to(torch.float32)) * -1e9
+        return rows, biases, mask.to(torch.bool), ids + 1, ids.argmax(1)
+
+
+def test_a_network_is_one_delegate():
+    check_whole(Small(), torch.randn(2, 3, 16, 16))
+
+
+def test_a_recurrent_layer_is_one_delegate():
+    check_whole(nn.LSTM(4, 6, bidirectional=True), torch.randn(7, 3, 4))
+
+
+def test_sizes_may_vary():
+    dim = torch.export.Dim("batch")
+    lowered = check_whole(
+        Small(), torch.randn(2, 3, 16, 16), dynamic_shapes=({0: dim},)
+    )
+    assert lowered.verify(torch.randn(5, 3, 16, 16)).relative_error < 1e-5
+
+
+def test_a_size_is_an_input_and_an_output():
+    function = lambda x, y: (x * y.shape[0], y.shape[0] + 1)
+    dims = ((None, {0: torch.export.Dim.DYNAMIC}),)
+    lowered = lower(function, torch.ones(3), torch.ones(4), dynamic_shapes=dims)
+    assert lowered(torch.ones(3), torch.ones(6))[1] == 7
+    assert lowered(torch.ones(3), torch.ones(6))[0].tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int32, torch.bfloat16])
+def test_types_cross_the_border(dtype):
+    x = torch.tensor([[1, 2, 3], [250, 5, 6]]).to(dtype)
+    check_whole(lambda x: x + x * 2, x, error=0)
+
+
+def test_a_network_in_float16_is_one_delegate():
+    check_whole(Small().half(), torch.randn(2, 3, 16, 16).half(), error=2e-3)
+
+
+def test_a_token_model_is_one_delegate():
+    ids = torch.tensor([[1, 2, 9]])
+    mask = torch.tensor([[1, 0, 2**40]])
+    lowered = check_whole(Tokens(), ids, mask)
+    with pytest.raises(InputError, match="0 to 9 are in range"):
+        lowered(torch.tensor([[1, 2, 2**32]]), mask)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 1,
+        lambda x: x * x,
+        lambda x: x > 2**33,
+        lambda x: x.sum().to(torch.bool),
+        lambda x: (x + x).to(torch.float32),
+        lambda x: x.to(torch.float64).to(torch.int64),
+    ],
+)
+def test_integers_beyond_32_bits_stay_on_the_host(function):
+    x = torch.tensor([2**40, -(2**62), 2**63 - 1, 3])
+    lowered = lower(function, x)
+    assert not lowered.delegates or lowered.verify(x).relative_error == 0
+    assert torch.equal(lowered(x), function(x))
+
+
+def test_inputs_weights_and_repeated_values_may_be_results():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            y = x.exp()
+            return x.clone(), y, y, self.weight * 1, self.weight
+
+    check_whole(Model(), torch.randn(3))
+
+
+def test_more_than_ten_inputs_and_outputs_keep_their_order():
+    inputs = tuple(torch.randn(2) for _ in range(12))
+    check_whole(lambda *xs: tuple(x + k for k, x in enumerate(xs)), *inputs, error=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.log1p, torch.expm1, torch.floor, torch.ceil, torch.trunc],
+)
+def test_small_numbers_and_infinities_keep_their_digits(function):
+    inf = float("inf")
+    x = torch.tensor([1e-9, -1e-9, 1e-4, 0.3, -0.5, 3.5, -7.5, 40.0, 0.0, inf, -inf])
+    lowered = check_whole(function, x)
+    torch.testing.assert_close(
+        lowered(x), function(x), rtol=2e-6, atol=0, equal_nan=True
+    )
+
+
+def test_alpha_scales_the_second_operand():
+    x = torch.randn(3)
+    y = torch.tensor([1, 2, 3], dtype=torch.int32)
+    function = lambda x, y: (torch.add(x, y, alpha=3), torch.sub(y, y, alpha=2))
+    check_whole(function, x, y, error=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (torch.linalg.inv, "has no rule"),
+        (torch.nonzero, "depends on values"),
+        (lambda x: torch.rand_like(x) + x, "random"),
+        (lambda x: x.to(torch.float64).exp(), "float64"),
+        (
+            lambda x: nn.functional.avg_pool2d(
+                x[None], 2, padding=1, count_include_pad=False
+            ),
+            "count_include_pad",
+        ),
+    ],
+)
+def test_a_refusal_has_a_reason(function, reason):
+    report = str(lower(function, torch.randn(4, 4)).report)
+    assert reason in report
+
+
+def test_the_rest_of_a_program_stays_delegated():
+    lowered = lower(lambda x: torch.linalg.inv(x.exp()) + 1, torch.randn(3, 3))
+    assert len(lowered.delegates) == 2 and lowered.host_operators == 1
+
+
+def test_threads_and_event_loops_call_a_delegate():
+    lowered = check_whole(Small(), torch.randn(2, 3, 16, 16))
+    inputs = [torch.randn(2, 3, 16, 16) for _ in range(16)]
+    expected = [lowered(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for one, other in zip(pool.map(lowered, inputs), expected, strict=True):
+            assert torch.equal(one, other)
+
+    async def in_a_notebook():
+        return lowered(inputs[0])
+
+    assert torch.equal(asyncio.run(in_a_notebook()), expected[0])
+
+
+def test_inputs_with_any_strides_are_taken():
+    lowered = check_whole(lambda x: x.exp() + 1, torch.randn(3, 4))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(lowered(x.t()), x.t().exp() + 1)
+
+
+def test_equal_programs_have_equal_blobs():
+    torch.manual_seed(0)
+    model = Small().eval()
+    blobs = [
+        bytes(lower(model, torch.ones(1, 3, 8, 8)).delegates[0].blob) for _ in "ab"
+    ]
+    assert blobs[0] == blobs[1]
+    assert __file__.encode() not in blobs[0]
+
+
+def test_wrong_arguments_are_errors():
+    blob = bytes(lower(lambda x: x.exp(), torch.ones(2, 3)).delegates[0].blob)
+    delegate = CoreAIRuntime.load(blob, [], {})
+    for wrong in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.int64)):
+        with pytest.raises(InputError):
+            delegate(wrong)
+
+
+def test_a_damaged_blob_is_an_error():
+    delegate = lower(Small(), torch.ones(1, 3, 8, 8)).delegates[0]
+    blob = bytearray(bytes(delegate.blob))
+    blob[100] ^= 1
+    with pytest.raises(FormatError):
+        CoreAIRuntime.load(bytes(blob), [], {})
