@@ -41,22 +41,20 @@ class Tosa(Operators):
     def _in_other_types(self, operator: Operator, why: str) -> Value:
         """Compute an operator in another way if the target refuses it for ``why``.
 
-        On a target of TOSA 0.80, ``older.instead`` may have a replacement, and
-        ``device_substitutes.instead`` on one that names a device. Otherwise the base class tries
-        other types.
+        On a target of TOSA 0.80, ``older_substitutes.instead`` may have a replacement, and
+        ``device_substitutes.instead`` on one that names a device. Otherwise the base class
+        tries other types.
         """
+        substitute = None
         if self.spec.version < (1, 0):
-            from .older_substitutes import instead
+            from . import older_substitutes
 
-            if (computed_otherwise := instead(self, operator)) is not None:
-                return computed_otherwise
-        if (
-            self.spec.devices
-            and (computed_otherwise := device_substitutes.instead(self, operator))
-            is not None
-        ):
-            return computed_otherwise
-        return super()._in_other_types(operator, why)
+            substitute = older_substitutes.instead(self, operator)
+        if substitute is None and self.spec.devices:
+            substitute = device_substitutes.instead(self, operator)
+        if substitute is None:
+            return super()._in_other_types(operator, why)
+        return substitute
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """Return a tensor filled with ``number``.
@@ -68,30 +66,34 @@ class Tosa(Operators):
         if not waits(number):
             return super().constant(number, dtype, shape)
         # one element [1], reshaped to [1,..,1] and repeated to ``shape``
-        element = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
-        return self.tile(
-            self.reshape(self.cast(element, dtype), (1,) * len(shape)), shape
-        )
+        computed_dtype = DType.FP32 if dtype in FLOATS else DType.INT32
+        element = self.cast(computed(self, number, computed_dtype), dtype)
+        return self.tile(self.reshape(element, (1,) * len(shape)), shape)
 
     def numbers(self, count: int, dtype: DType) -> Value:
-        """0, 1, .., count - 1 as a tensor [count].
+        """Return 0, 1, .., count - 1 as a tensor [count].
 
         If ``count`` is known at run time only, the result is a slice of a constant that
         is as long as ``count`` can be. If this constant would have more than
         MOST_NUMBERS elements, the result is computed from rows of ROW numbers.
         """
-        longest = min(size_range(count)[1], LARGEST_SIZE)
+        _, most = size_range(count)
+        longest = min(most, LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
-            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW];
-            # reshaped, then cut to ``count``
-            rows = -(-count // ROW)
-            starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
-            with self.proven((0, longest - 1)):
-                numbers = self.add(self.mul(starts, ROW), self.numbers(ROW, dtype))
-                return self.slice(self.reshape(numbers, (rows * ROW,)), (0,), (count,))
+            return self._computed_numbers(count, longest, dtype)
         key = ("numbers", longest, dtype)
         if key not in self._constants:
-            self._constants[key] = literal(
-                np.arange(longest), dtype, ARRAY_DTYPES[dtype]
-            )
+            numbers = np.arange(longest)
+            self._constants[key] = literal(numbers, dtype, ARRAY_DTYPES[dtype])
         return self.slice(self._constants[key], (0,), (count,))
+
+    def _computed_numbers(self, count: int, longest: int, dtype: DType) -> Value:
+        """Return ``numbers``, computed from rows; ``count`` is at most ``longest``."""
+        # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW];
+        # reshaped, then cut to ``count``
+        rows = -(-count // ROW)
+        row_numbers = self.reshape(self.numbers(rows, dtype), (rows, 1))
+        with self.proven((0, longest - 1)):
+            starts = self.mul(row_numbers, ROW)
+            table = self.add(starts, self.numbers(ROW, dtype))
+            return self.slice(self.reshape(table, (rows * ROW,)), (0,), (count,))

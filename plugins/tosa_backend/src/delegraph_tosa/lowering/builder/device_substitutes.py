@@ -22,28 +22,30 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
     None without a replacement.
     """
-    dtype = operator.outputs[0].dtype
-    if isinstance(operator, tosa.SELECT) and dtype in (
-        DType.INT8,
-        DType.INT16,
-        DType.INT32,
-    ):
-        result = _selected(t, operator, *operator.inputs)
-    elif dtype is not DType.INT32:
-        return None
-    elif isinstance(operator, tosa.ARITHMETIC_RIGHT_SHIFT):
-        result = _rounded_down(t, operator)
-    elif isinstance(operator, tosa.BITWISE_AND):
-        result = _low_bits(t, operator)
-    elif isinstance(operator, tosa.REDUCE_MAX):
-        result = _by_halves(t, operator, t.maximum)
-    elif isinstance(operator, tosa.REDUCE_MIN):
-        result = _by_halves(t, operator, t.minimum)
-    else:
-        return None
+    result = _substitute(t, operator)
     if result is not None:
         result.range = operator.outputs[0].range
     return result
+
+
+def _substitute(t: Operators, operator: Operator) -> Value | None:
+    """As ``instead``, but the range of the result may be wider."""
+    dtype = operator.outputs[0].dtype
+    if isinstance(operator, tosa.SELECT):
+        if dtype in (DType.INT8, DType.INT16, DType.INT32):
+            return _selected(t, operator)
+        return None
+    if dtype is not DType.INT32:
+        return None
+    if isinstance(operator, tosa.ARITHMETIC_RIGHT_SHIFT):
+        return _rounded_down(t, operator)
+    if isinstance(operator, tosa.BITWISE_AND):
+        return _low_bits(t, operator)
+    if isinstance(operator, tosa.REDUCE_MAX):
+        return _by_halves(t, operator, t.maximum)
+    if isinstance(operator, tosa.REDUCE_MIN):
+        return _by_halves(t, operator, t.minimum)
+    return None
 
 
 def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | None:
@@ -54,18 +56,16 @@ def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | N
     """
     x, amount = shift.inputs
     bits = _number(amount)
-    if (
-        shift.round
-        or bits is None
-        or not 0 < bits < 32
-        or not t.takes(type(shift), (x, amount), round=True)
-    ):
+    if shift.round or bits is None or not 0 < bits < 32:
+        return None
+    if not t.takes(type(shift), (x, amount), round=True):
         return None
     half = 1 << bits >> 1
     # numbers below ``least`` would overflow; they are rounded down to the same number as
     # ``least`` itself
     least = INT32[0] + half
-    raised = x if range_of(x)[0] >= least else t.maximum(x, least)
+    smallest, _ = range_of(x)
+    raised = x if smallest >= least else t.maximum(x, least)
     return t.emit(type(shift), (t.sub(raised, half), amount), round=True)
 
 
@@ -79,7 +79,8 @@ def _low_bits(t: Operators, masked: Operator) -> Value | None:
     if number is None or number < 0 or number & (number + 1):
         return None
     bits = number.bit_length()
-    return t.sub(x, t.left_shift(t.right_shift(x, bits), bits))
+    high = t.right_shift(x, bits)
+    return t.sub(x, t.left_shift(high, bits))
 
 
 def _by_halves(
@@ -93,32 +94,34 @@ def _by_halves(
     """
     x = reduction.inputs[0]
     axis = reduction.axis
-    if is_dynamic(x.shape[axis]):
+    count = x.shape[axis]
+    if is_dynamic(count):
         return None
-    while (count := x.shape[axis]) > 1:
+    while count > 1:
         half = math.ceil(count / 2)
-        size = [half if a == axis else n for a, n in enumerate(x.shape)]
-        starts = (
-            [start if a == axis else 0 for a in range(x.rank)]
-            for start in (0, count - half)
-        )
-        x = larger(*(t.slice(x, start, size) for start in starts))
+        size = list(x.shape)
+        size[axis] = half
+        start_of_second = [0] * x.rank
+        start_of_second[axis] = count - half
+        first = t.slice(x, [0] * x.rank, size)
+        second = t.slice(x, start_of_second, size)
+        x = larger(first, second)
+        count = half
     return x
 
 
-def _selected(
-    t: Operators, selection: Operator, condition: Value, on_true: Value, on_false: Value
-) -> Value | None:
+def _selected(t: Operators, selection: Operator) -> Value | None:
     """Return a SELECT with a constant condition, such as a causal mask.
 
     None for others.
     """
+    condition, on_true, on_false = selection.inputs
     if condition.constant is None:
         return None
     if on_true.dtype is not DType.INT32:
-        wide = t.select(
-            condition, t.cast(on_true, DType.INT32), t.cast(on_false, DType.INT32)
-        )
+        wide_true = t.cast(on_true, DType.INT32)
+        wide_false = t.cast(on_false, DType.INT32)
+        wide = t.select(condition, wide_true, wide_false)
         wide.range = selection.outputs[0].range
         return t.cast(wide, on_true.dtype)
     bound = _number(on_false)
@@ -129,8 +132,10 @@ def _selected(
         return t.minimum(on_true, t.select(condition, INT32[1], on_false))
     if bound is not None and bound >= high:
         return t.maximum(on_true, t.select(condition, INT32[0], on_false))
-    chosen = t.cast(condition, DType.INT32)
-    return t.add(t.mul(on_true, chosen), t.mul(on_false, t.sub(1, chosen)))
+    is_chosen = t.cast(condition, DType.INT32)
+    chosen_true = t.mul(on_true, is_chosen)
+    chosen_false = t.mul(on_false, t.sub(1, is_chosen))
+    return t.add(chosen_true, chosen_false)
 
 
 def _number(constant: Value) -> int | None:
@@ -138,5 +143,9 @@ def _number(constant: Value) -> int | None:
 
     None for other values.
     """
-    array = constant.constant.array if isinstance(constant.constant, Literal) else None
-    return int(array.item()) if array is not None and array.size == 1 else None
+    if not isinstance(constant.constant, Literal):
+        return None
+    array = constant.constant.array
+    if array.size != 1:
+        return None
+    return int(array.item())

@@ -24,8 +24,9 @@ def halves(t: Operators, y: Value) -> tuple[Value, Value]:
     y = t.clamp(y, -LARGEST, LARGEST)
     # Dekker: with p = (2^12 + 1) y, p - (p - y) is y rounded to 12 bits
     p = t.mul(y, 4097)
-    upper = t.sub(p, t.sub(p, y))
-    upper = t.select(t.greater(t.abs(y), 2.0**110), y, upper)
+    rounded = t.sub(p, t.sub(p, y))
+    would_overflow = t.greater(t.abs(y), 2.0**110)
+    upper = t.select(would_overflow, y, rounded)
     return upper, t.sub(y, upper)
 
 
@@ -42,8 +43,9 @@ def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value
     # exact, the largest comes first
     high, low = halves(t, estimate)
     upper, lower = halves(t, y)
-    remainder = t.sub(x, t.mul(high, upper))
-    remainder = t.sub(remainder, t.mul(high, lower))
-    remainder = t.sub(remainder, t.mul(low, upper))
-    remainder = t.sub(remainder, t.mul(low, lower))
-    return t.add(estimate, t.mul(remainder, t.reciprocal(y)))
+    remainder = x
+    for left, right in ((high, upper), (high, lower), (low, upper), (low, lower)):
+        product = t.mul(left, right)
+        remainder = t.sub(remainder, product)
+    correction = t.mul(remainder, t.reciprocal(y))
+    return t.add(estimate, correction)

@@ -121,16 +121,18 @@ class Emitter:
         would be too large for the file, the operator is emitted instead.
         """
         key = (cls, *inputs, repr(attributes))
-        if key not in self._constants:
-            operator, types = self._inferred(cls, inputs, attributes)
-            if _bytes(types) > max(self.folded_bytes, _bytes([v.type for v in inputs])):
-                return self._appended(operator, types)
-            operator.outputs = tuple(
-                [Value(type, Folded(operator, i)) for i, type in enumerate(types)]
-            )
-            _bound_results(operator)
-            self._constants[key] = operator.outputs[0]
-        return self._constants[key]
+        if key in self._constants:
+            return self._constants[key]
+        operator, types = self._inferred(cls, inputs, attributes)
+        bytes_of_inputs = _bytes([value.type for value in inputs])
+        if _bytes(types) > max(self.folded_bytes, bytes_of_inputs):
+            return self._appended(operator, types)
+        operator.outputs = tuple(
+            [Value(type, Folded(operator, i)) for i, type in enumerate(types)]
+        )
+        _bound_results(operator)
+        self._constants[key] = operator.outputs[0]
+        return operator.outputs[0]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
         """Emit ``operator`` and return its first result.
@@ -267,13 +269,11 @@ class Emitter:
         # by its text: 0.0 and -0.0 are equal numbers, and NaN differs from itself
         key = (repr(number), dtype, shape)
         if key not in self._constants:
-            self._constants[key] = Value(
-                Type(shape, dtype), Literal(_filled(number, dtype, shape))
-            )
+            elements = Literal(_filled(number, dtype, shape))
+            self._constants[key] = Value(Type(shape, dtype), elements)
         if dtype in SHORT_FLOATS and not math.isnan(number):
-            self.rounded_number |= number != float(
-                torch.tensor(number, dtype=TORCH_DTYPES[dtype])
-            )
+            rounded = float(torch.tensor(number, dtype=TORCH_DTYPES[dtype]))
+            self.rounded_number |= number != rounded
         return self._constants[key]
 
 
@@ -325,12 +325,12 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
     """
     # for bf16 and fp8, ARRAY_DTYPES has the type of their bits, which
     # ``stored_numbers`` makes of numbers
-    array_dtype = (
-        None if dtype is DType.BF16 or dtype in FLOAT8 else ARRAY_DTYPES[dtype]
-    )
+    holds_bits = dtype is DType.BF16 or dtype in FLOAT8
+    array_dtype = None if holds_bits else ARRAY_DTYPES[dtype]
     try:
         with np.errstate(over="ignore"):
-            return stored_numbers(np.full(shape, number, array_dtype), dtype)
+            numbers = np.full(shape, number, array_dtype)
+            return stored_numbers(numbers, dtype)
     except (OverflowError, ValueError) as error:
         raise refused(_too_large(number, dtype)) from error
 

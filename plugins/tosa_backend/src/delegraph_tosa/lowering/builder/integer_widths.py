@@ -21,8 +21,14 @@ from .emitter import Emitter
 
 SMALL = DType.INT8, DType.INT16
 IN_32_BITS = (
-    *(tosa.ABS, tosa.ADD, tosa.SUB, tosa.MAXIMUM, tosa.MINIMUM),
-    *(tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL),
+    tosa.ABS,
+    tosa.ADD,
+    tosa.SUB,
+    tosa.MAXIMUM,
+    tosa.MINIMUM,
+    tosa.EQUAL,
+    tosa.GREATER,
+    tosa.GREATER_EQUAL,
 )
 """Operators that TOSA has on int32 and not on smaller integers."""
 
@@ -48,7 +54,8 @@ class IntegerWidths(Emitter):
 
         Raises Unsupported if the target has the operator in no other type.
         """
-        if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
+        values = (*operator.inputs, *operator.outputs)
+        if any([value.dtype is DType.INT64 for value in values]):
             return self._appended_narrow(operator)
         if "INT" not in self.spec.profiles and runs_as_floats(operator):
             return self._appended_as_floats(operator)
@@ -68,15 +75,13 @@ class IntegerWidths(Emitter):
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
             attributes["dtype"] = DType.INT32
-        narrow = type(wide)(
-            [self.narrowed(v) for v in wide.inputs], self.source, **attributes
-        )
+        inputs = [self.narrowed(value) for value in wide.inputs]
+        narrow = type(wide)(inputs, self.source, **attributes)
         if result.dtype is not DType.INT64:
             return self._appended(narrow, (result.type,))
         self._expect_32_bits(result, f"TOSA {wide.name}: its int64 result")
-        return self.widened(
-            self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range
-        )
+        narrow_result = self._appended(narrow, (Type(result.shape, DType.INT32),))
+        return self.widened(narrow_result, result.range)
 
     def narrowed(self, value: Value) -> Value:
         """Return the int32 tensor with the elements of an int64 ``value``.
@@ -88,22 +93,24 @@ class IntegerWidths(Emitter):
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
-            self._expect_32_bits(
-                value,
-                f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip(),
-            )
-            if value.constant is not None or self.has_int64:
-                narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
-            else:
-                # every computed int64 is in the map, so this one is an input of the
-                # graph, which is int32 there
-                narrow = Value(Type(value.shape, DType.INT32), name=value.name)
-            narrow.range = value.range
-            self._narrow[value] = narrow
+            self._narrow[value] = self._new_narrow(value)
         narrow = self._narrow[value]
         if narrow.constant is None:
             # uses may have proven a smaller range of the int64 since
             narrow.range = meet(range_of(narrow), range_of(value))
+        return narrow
+
+    def _new_narrow(self, value: Value) -> Value:
+        """Return an int32 tensor for an int64 ``value`` that has none yet."""
+        kind = "constant" if value.constant else "value"
+        self._expect_32_bits(value, f"the int64 {kind} {value.name}".rstrip())
+        if value.constant is not None or self.has_int64:
+            narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
+        else:
+            # every computed int64 is in the map, so this one is an input of the
+            # graph, which is int32 there
+            narrow = Value(Type(value.shape, DType.INT32), name=value.name)
+        narrow.range = value.range
         return narrow
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
@@ -131,11 +138,9 @@ class IntegerWidths(Emitter):
 
     def held_type(self, type: Type) -> Type:
         """Return the type that ``held`` returns for a value of ``type``."""
-        return (
-            type._replace(dtype=DType.INT32)
-            if type.dtype is DType.INT64 and not self.has_int64
-            else type
-        )
+        if type.dtype is not DType.INT64 or self.has_int64:
+            return type
+        return type._replace(dtype=DType.INT32)
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
         """Return the value of ``type`` that rules see for a tensor of the graph.
@@ -144,7 +149,9 @@ class IntegerWidths(Emitter):
         integers, and of ``held`` too; None is the range of the type of ``held``.
         """
         held.range = range
-        return held if held.type == type else self.widened(held, range)
+        if held.type == type:
+            return held
+        return self.widened(held, range)
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
         """Raise Unsupported unless the elements of ``value`` fit into int32.
@@ -152,12 +159,10 @@ class IntegerWidths(Emitter):
         ``what`` names it.
         """
         low, high = range_of(value)
-        if not inside((low, high), INT32):
-            raise refused(
-                int64_result(
-                    f"{what} may be from {low} to {high}, which does not fit into 32 bits"
-                )
-            )
+        if inside((low, high), INT32):
+            return
+        why = f"{what} may be from {low} to {high}, which does not fit into 32 bits"
+        raise refused(int64_result(why))
 
     # ---- int8 and int16 that are computed as int32
 
@@ -169,11 +174,9 @@ class IntegerWidths(Emitter):
         (result,) = small.outputs
         wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
         y = self.emit(type(small), wide, **small.attribute_values())
-        return (
-            y
-            if result.dtype is DType.BOOL
-            else self.emit(tosa.CAST, (y,), dtype=result.dtype)
-        )
+        if result.dtype is DType.BOOL:
+            return y
+        return self.emit(tosa.CAST, (y,), dtype=result.dtype)
 
     # ---- int32 that is computed as fp32 on a target without PRO-INT (see
     # ``as_floats``)
@@ -188,29 +191,34 @@ class IntegerWidths(Emitter):
         # the indices of GATHER and SCATTER stay int32; for other operators this is None
         index = INDICES.get(type(operator))
         inputs = [
-            v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)
+            value if position == index else self._as_fp32(value)
+            for position, value in enumerate(operator.inputs)
         ]
-        # a CAST that comes here is between BOOL and int32. TOSA 1.0 has no CAST between
-        # BOOL and fp32, so EQUAL or SELECT replaces it
-        if type(operator) is not tosa.CAST:
-            y = self.emit(
-                type(operator), inputs, fold=False, **operator.attribute_values()
-            )
-        elif result.dtype is DType.BOOL:
-            zero = self.constant(0, DType.FP32, (1,) * result.rank)
-            y = self.emit(tosa.LOGICAL_NOT, (self.emit(tosa.EQUAL, (inputs[0], zero)),))
+        if isinstance(operator, tosa.CAST):
+            y = self._cast_of_bool(inputs[0], result)
         else:
-            one, zero = (
-                self.constant(number, DType.FP32, (1,) * result.rank)
-                for number in (1, 0)
-            )
-            y = self.emit(tosa.SELECT, (inputs[0], one, zero))
+            attributes = operator.attribute_values()
+            y = self.emit(type(operator), inputs, fold=False, **attributes)
         if result.dtype is not DType.INT32:
             return y
         integers = self.emit(tosa.CAST, (y,), dtype=result.dtype)
         integers.range = result.range
         self._floats[integers] = y
         return integers
+
+    def _cast_of_bool(self, x: Value, result: Value) -> Value:
+        """Return a CAST between BOOL and int32, with fp32 in place of int32.
+
+        TOSA 1.0 has no CAST between BOOL and fp32: EQUAL or SELECT replaces it.
+        """
+        ones_shape = (1,) * result.rank
+        if result.dtype is DType.BOOL:
+            zero = self.constant(0, DType.FP32, ones_shape)
+            is_zero = self.emit(tosa.EQUAL, (x, zero))
+            return self.emit(tosa.LOGICAL_NOT, (is_zero,))
+        one = self.constant(1, DType.FP32, ones_shape)
+        zero = self.constant(0, DType.FP32, ones_shape)
+        return self.emit(tosa.SELECT, (x, one, zero))
 
     def _as_fp32(self, value: Value) -> Value:
         """Return an int32 as fp32, which holds its elements exactly.

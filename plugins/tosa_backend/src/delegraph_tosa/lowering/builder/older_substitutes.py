@@ -33,14 +33,15 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
     Returns None without a replacement.
     """
-    if isinstance(operator, tosa.SIN | tosa.COS):
-        return _wave(t, operator.inputs[0], isinstance(operator, tosa.COS))
-    if isinstance(operator, Convolution) and operator.outputs[0].dtype in SHORT_FLOATS:
+    dtype = operator.outputs[0].dtype
+    if isinstance(operator, tosa.SIN):
+        return _wave(t, operator.inputs[0], is_cosine=False)
+    if isinstance(operator, tosa.COS):
+        return _wave(t, operator.inputs[0], is_cosine=True)
+    if isinstance(operator, Convolution) and dtype in SHORT_FLOATS:
         return _rounded_sum(t, operator)
-    if (
-        operator.outputs[0].dtype in FLOATS
-        and operator.attribute_values().get("nan_mode") is NanMode.IGNORE
-    ):
+    nan_mode = operator.attribute_values().get("nan_mode")
+    if nan_mode is NanMode.IGNORE and dtype in FLOATS:
         return _without_nan(t, operator)
     return None
 
@@ -53,12 +54,8 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
     """
     x, weight, bias, *zero_points = convolution.inputs
     inputs = (x, weight, t.cast(bias, DType.FP32), *zero_points)
-    wide = t.emit(
-        type(convolution),
-        inputs,
-        fold=False,
-        **convolution.attribute_values() | {"acc_type": DType.FP32},
-    )
+    attributes = convolution.attribute_values() | {"acc_type": DType.FP32}
+    wide = t.emit(type(convolution), inputs, fold=False, **attributes)
     return t.cast(wide, convolution.outputs[0].dtype)
 
 
@@ -71,21 +68,22 @@ def _without_nan(t: Operators, operator: Operator) -> Value | None:
     """
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
-        # only NaN does not equal itself
-        return t.clamp(
-            t.select(t.equal(x, x), x, operator.min_val),
-            operator.min_val,
-            operator.max_val,
-        )
+        numbers = t.select(_is_number(t, x), x, operator.min_val)
+        return t.clamp(numbers, operator.min_val, operator.max_val)
     if not isinstance(operator, tosa.MAXIMUM | tosa.MINIMUM):
         return None
     left, right = operator.inputs
     extreme = t.emit(type(operator), (left, right), nan_mode=NanMode.PROPAGATE)
     # where ``left`` is NaN, the result is ``right``; where only ``right`` is NaN, it is
     # ``left``
-    return t.select(
-        t.equal(left, left), t.select(t.equal(right, right), extreme, left), right
-    )
+    left_is_number = _is_number(t, left)
+    extreme_or_left = t.select(_is_number(t, right), extreme, left)
+    return t.select(left_is_number, extreme_or_left, right)
+
+
+def _is_number(t: Operators, x: Value) -> Value:
+    """Return whether each element is not NaN: only NaN does not equal itself."""
+    return t.equal(x, x)
 
 
 def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
@@ -96,9 +94,11 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     is 0.03 at a million. Infinity gives NaN.
     """
     if x.dtype in SHORT_FLOATS:
-        return t.cast(_wave(t, t.cast(x, DType.FP32), is_cosine), x.dtype)
+        wave = _wave(t, t.cast(x, DType.FP32), is_cosine)
+        return t.cast(wave, x.dtype)
     # x / (pi / 2), rounded to the nearest whole number
-    quarters = t.floor(t.add(t.mul(x, 0.6366197723675814), 0.5))
+    turns = t.mul(x, 0.6366197723675814)
+    quarters = t.floor(t.add(turns, 0.5))
     rest = x
     for part in HALF_PI:
         rest = t.sub(rest, t.mul(quarters, part))
@@ -109,16 +109,40 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     if is_cosine:
         quarters = t.add(quarters, 1)
     # with k = quarters: is_odd is k % 2, is_negated is k // 2 % 2
-    halves = t.floor(t.mul(quarters, 0.5))
-    is_odd = t.greater(t.sub(quarters, t.mul(halves, 2)), 0.5)
-    is_negated = t.greater(t.sub(halves, t.mul(t.floor(t.mul(halves, 0.5)), 2)), 0.5)
+    halves = _half_rounded_down(t, quarters)
+    is_odd = _is_odd(t, quarters, halves)
+    is_negated = _is_odd(t, halves, _half_rounded_down(t, halves))
     square = t.mul(rest, rest)
-    sine = t.add(rest, t.mul(t.mul(rest, square), polynomial(t, square, SIN)))
-    cosine = t.add(
-        t.sub(1, t.mul(square, 0.5)),
-        t.mul(t.mul(square, square), polynomial(t, square, COS)),
-    )
+    sine = _sine(t, rest, square)
+    cosine = _cosine(t, square)
     y = t.select(is_odd, cosine, sine)
     y = t.select(is_negated, t.negate(y), y)
+    if is_cosine:
+        return y
     # sin(-0.0) is -0.0
-    return y if is_cosine else t.select(t.greater(t.abs(x), 0), y, x)
+    is_not_zero = t.greater(t.abs(x), 0)
+    return t.select(is_not_zero, y, x)
+
+
+def _half_rounded_down(t: Operators, whole: Value) -> Value:
+    """Return whole numbers divided by 2, rounded down."""
+    return t.floor(t.mul(whole, 0.5))
+
+
+def _is_odd(t: Operators, whole: Value, half: Value) -> Value:
+    """Return whether whole numbers are odd; ``half`` is ``_half_rounded_down``."""
+    remainder = t.sub(whole, t.mul(half, 2))
+    return t.greater(remainder, 0.5)
+
+
+def _sine(t: Operators, x: Value, square: Value) -> Value:
+    """Return sin(x) for |x| <= pi / 4 (see ``SIN``)."""
+    cube = t.mul(x, square)
+    return t.add(x, t.mul(cube, polynomial(t, square, SIN)))
+
+
+def _cosine(t: Operators, square: Value) -> Value:
+    """Return cos(x) for |x| <= pi / 4, from the square of x (see ``COS``)."""
+    parabola = t.sub(1, t.mul(square, 0.5))
+    fourth_power = t.mul(square, square)
+    return t.add(parabola, t.mul(fourth_power, polynomial(t, square, COS)))

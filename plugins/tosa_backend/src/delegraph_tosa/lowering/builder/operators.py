@@ -71,9 +71,10 @@ class Operators(IntegerWidths, Regions):
 
     def ranked(self, x: Value, rank: int) -> Value:
         """Return ``x`` with leading axes of size 1, so that it has ``rank`` axes."""
-        return (
-            x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
-        )
+        if x.rank == rank:
+            return x
+        leading = (1,) * (rank - x.rank)
+        return self.reshape(x, leading + x.shape)
 
     def _binary(
         self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any
@@ -137,51 +138,45 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TANH, (x,))
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """Return each element clamped to ``low`` ..
+        """Return each element clamped to ``low`` to ``high``; NaN stays NaN.
 
-        ``high``, which may be infinite; NaN stays NaN.
+        The limits may be infinite.
         """
         if waits(low) or waits(high):
             # a limit known at run time only cannot be an attribute of CLAMP
-            return self.minimum(self.maximum(x, low), high)
-        return self.emit(
-            tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE
-        )
+            raised = self.maximum(x, low)
+            return self.minimum(raised, high)
+        nan_mode = NanMode.PROPAGATE
+        return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=nan_mode)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's CAST, which rounds a float to the nearest integer.
+        """Emit TOSA's CAST, which rounds a float to the nearest integer.
 
         ``promotion.converted`` truncates as torch does.
         """
-        if (
-            x.constant is None
-            and {x.dtype, dtype} == {DType.INT32, DType.INT64}
-            and not self.has_int64
-        ):
-            # on this target both are the same int32 of the graph, so no operator is
-            # needed
+        if self._are_one_type(x, dtype):
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
-        if (
-            x.dtype is DType.INT64
-            and self.has_int64
-            and dtype in (DType.INT8, DType.INT16)
-        ):
+        if x.dtype is dtype:
+            return x
+        is_small = dtype in (DType.INT8, DType.INT16)
+        if is_small and x.dtype is DType.INT64 and self.has_int64:
             # TOSA has no CAST from int64 to these: two steps keep the same low bits
             x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)
-        if (
-            x.dtype is DType.INT32
-            and dtype in (DType.INT8, DType.INT16)
-            and self._rescales(x, dtype)
-        ):
-            return self.rescale(
-                x,
-                self.constant(1 << 30, DType.INT32),
-                self.constant(30, DType.INT8),
-                0,
-                0,
-                dtype,
-            )
-        return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
+        if is_small and x.dtype is DType.INT32 and self._rescales(x, dtype):
+            one = self.constant(1 << 30, DType.INT32)
+            shift = self.constant(30, DType.INT8)
+            return self.rescale(x, one, shift, before=0, after=0, dtype=dtype)
+        return self.emit(tosa.CAST, (x,), dtype=dtype)
+
+    def _are_one_type(self, x: Value, dtype: DType) -> bool:
+        """Return whether x and ``dtype`` are int32 and int64, and the same in the graph.
+
+        Without int64, the graph has an int32 for both. So a cast takes no operator.
+        Constants have both types.
+        """
+        if self.has_int64 or x.constant is not None:
+            return False
+        return {x.dtype, dtype} == {DType.INT32, DType.INT64}
 
     def _rescales(self, x: Value, dtype: DType) -> bool:
         """Return whether a RESCALE by 1 replaces the CAST of x to ``dtype``.
@@ -189,8 +184,9 @@ class Operators(IntegerWidths, Regions):
         The target has no CAST, and x is in range. RESCALE saturates where CAST keeps
         the low bits. Ethos-U55 has no CAST from int32.
         """
-        in_range = x.constant is None and inside(range_of(x), range_of_type(dtype))
-        return in_range and not self.takes(tosa.CAST, (x,), dtype=dtype)
+        if x.constant is not None or not inside(range_of(x), range_of_type(dtype)):
+            return False
+        return not self.takes(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
         """x int8, entries int8 [256] -> int8.
@@ -217,16 +213,11 @@ class Operators(IntegerWidths, Regions):
         ``shift`` (int8) are [1], or [C] with a number for each of C elements of the
         last axis.
         """
-        operands = (
-            x,
-            multiplier,
-            shift,
-            self.constant(before, x.dtype),
-            self.constant(after, dtype),
-        )
+        zero_before = self.constant(before, x.dtype)
+        zero_after = self.constant(after, dtype)
         return self.emit(
             tosa.RESCALE,
-            operands,
+            (x, multiplier, shift, zero_before, zero_after),
             scale32=multiplier.dtype is DType.INT32,
             rounding_mode=RoundingMode.SINGLE_ROUND,
             per_channel=multiplier.shape != (1,),
@@ -248,9 +239,9 @@ class Operators(IntegerWidths, Regions):
 
         Other types take a shift of 0 only.
         """
-        return self.emit(
-            tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8))
-        )
+        factors = self._pair(left, right)
+        bits = self.constant(shift, DType.INT8)
+        return self.emit(tosa.MUL, (*factors, bits))
 
     def pow(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.POW, left, right)
@@ -321,9 +312,8 @@ class Operators(IntegerWidths, Regions):
         """
         on_true, on_false = self._pair(on_true, on_false)
         rank = max(condition.rank, on_true.rank)
-        return self.emit(
-            tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)]
-        )
+        operands = [self.ranked(v, rank) for v in (condition, on_true, on_false)]
+        return self.emit(tosa.SELECT, operands)
 
     # ---- reductions: the axis keeps size 1
 
@@ -355,11 +345,9 @@ class Operators(IntegerWidths, Regions):
     # ---- data layout; calls that change nothing emit no operator
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        return (
-            x
-            if x.type.shape == tuple(shape)
-            else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
-        )
+        if x.type.shape == tuple(shape):
+            return x
+        return self.emit(tosa.RESHAPE, (x, self.shape(shape)))
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
         """Axis i of the result is axis ``perms[i]`` of ``x``."""
@@ -367,14 +355,12 @@ class Operators(IntegerWidths, Regions):
         # operand by both permutations
         folded = x.constant
         if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
-            return self.transpose(
-                folded.operator.input1, [folded.operator.perms[p] for p in perms]
-            )
-        return (
-            x
-            if list(perms) == list(range(x.rank))
-            else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
-        )
+            first = folded.operator.perms
+            both = [first[axis] for axis in perms]
+            return self.transpose(folded.operator.input1, both)
+        if list(perms) == list(range(x.rank)):
+            return x
+        return self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
         """Return ``size`` elements of ``x`` along each axis, beginning at ``start``."""
@@ -385,29 +371,26 @@ class Operators(IntegerWidths, Regions):
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
         """Return ``x`` repeated ``multiples[axis]`` times along each axis."""
-        return (
-            x
-            if set(multiples) <= {1}
-            else self.emit(tosa.TILE, (x, self.shape(multiples)))
-        )
+        if set(multiples) <= {1}:
+            return x
+        return self.emit(tosa.TILE, (x, self.shape(multiples)))
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
         """Return x padded with ``number``, a Python number or a constant [1].
 
-        ``padding`` is a flat list: before and after of the first axis, of the second
-        axis, ..
+        ``padding`` is a flat list: before and after for each axis in turn.
         """
         if set(padding) <= {0}:
             return x
-        filling = (
-            number if isinstance(number, Value) else self.constant(number, x.dtype)
-        )
+        filling = number
+        if not isinstance(filling, Value):
+            filling = self.constant(filling, x.dtype)
         return self.emit(tosa.PAD, (x, self.shape(padding), filling))
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        return (
-            values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
-        )
+        if len(values) == 1:
+            return values[0]
+        return self.emit(tosa.CONCAT, values, axis=axis)
 
     def reverse(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REVERSE, (x,), axis=axis)
@@ -454,9 +437,8 @@ class Operators(IntegerWidths, Regions):
 
         Accumulated in fp32.
         """
-        return self._convolution(
-            tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation
-        )
+        cls = tosa.DEPTHWISE_CONV2D
+        return self._convolution(cls, x, weight, bias, pad, stride, dilation)
 
     def conv3d(
         self,
@@ -536,7 +518,8 @@ class Operators(IntegerWidths, Regions):
         Accumulated in fp32.
         """
         operands = (left, right, *self.zeros(left, right))
-        return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
+        sums = self.emit(tosa.MATMUL, operands, dtype=DType.FP32)
+        return self.cast(sums, left.dtype)
 
     def resize(
         self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode

@@ -28,22 +28,25 @@ def computed(t: Operators, number: Number, dtype: DType) -> Value:
         return _size_as_number(t, number, dtype)
     if not isinstance(number, Formula):
         return t.constant(number, dtype)
-    result: Value = _FUNCTIONS[number.function](t, number.left, number.right)
+    function = _FUNCTIONS[number.function]
+    result: Value = function(t, number.left, number.right)
     if dtype is DType.FP32:
         return result
-    return t.cast(
-        t.select(t.greater_equal(result, 0), t.floor(result), t.ceil(result)), dtype
-    )
+    is_positive = t.greater_equal(result, 0)
+    down = t.floor(result)
+    up = t.ceil(result)
+    return t.cast(t.select(is_positive, down, up), dtype)
 
 
 def truth(t: Operators, relation: Relation) -> Value:
     """Return ``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
-    compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
-    left, right = (
-        computed(t, size, DType.INT32) for size in (relation.left, relation.right)
-    )
-    result = compare(left, right)
-    return t.logical_not(result) if relation.not_ else result
+    comparisons = {">": t.greater, ">=": t.greater_equal, "==": t.equal}
+    left = computed(t, relation.left, DType.INT32)
+    right = computed(t, relation.right, DType.INT32)
+    result = comparisons[relation.function](left, right)
+    if relation.not_:
+        return t.logical_not(result)
+    return result
 
 
 def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
@@ -66,9 +69,11 @@ def _ones(t: Operators, count: int, dtype: DType) -> Value:
     TOSA has no empty tensors. So if ``count`` may be 0, one more is summed, and 1 is
     subtracted.
     """
-    extra = 1 if _may_be_zero(count) else 0
-    total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + extra,)), 0)
-    return t.sub(total, 1) if extra else total
+    one = t.constant(1, dtype)
+    if not _may_be_zero(count):
+        return t.reduce_sum(t.tile(one, (count,)), axis=0)
+    total = t.reduce_sum(t.tile(one, (count + 1,)), axis=0)
+    return t.sub(total, 1)
 
 
 def _may_be_zero(product: int) -> bool:
@@ -79,9 +84,10 @@ def _may_be_zero(product: int) -> bool:
     """
     if not isinstance(product, Size):
         return False
-    return not all(
-        isinstance(factor, Symbol) for monomial in product.terms for factor in monomial
-    )
+    for monomial in product.terms:
+        if not all(isinstance(factor, Symbol) for factor in monomial):
+            return True
+    return False
 
 
 def _as_fp32(t: Operators, number: Number) -> Value:
@@ -96,28 +102,34 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
     """
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
-    # RECIPROCAL returns 1 / right
     if left == 1:
         return inverse
     dividend = _as_fp32(t, left)
-    return rounded_quotient(t, dividend, divisor, t.mul(dividend, inverse))
+    estimate = t.mul(dividend, inverse)
+    return rounded_quotient(t, dividend, divisor, estimate)
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
-    """base ** exponent.
+    """Return base ** exponent.
 
     An exponent of 0.5 or -0.5 is computed by RSQRT, which is more exact than POW.
     """
-    if exponent in (0.5, -0.5):
-        root = t.rsqrt(_as_fp32(t, base))
-        return root if exponent < 0 else t.reciprocal(root)
+    if exponent == -0.5:
+        return t.rsqrt(_as_fp32(t, base))
+    if exponent == 0.5:
+        return t.reciprocal(t.rsqrt(_as_fp32(t, base)))
     return t.pow(_as_fp32(t, base), _as_fp32(t, exponent))
 
 
-_FUNCTIONS = {
-    "+": lambda t, left, right: t.add(_as_fp32(t, left), _as_fp32(t, right)),
-    "*": lambda t, left, right: t.mul(_as_fp32(t, left), _as_fp32(t, right)),
-    "/": _quotient,
-    "**": _power,
-}
+def _sum(t: Operators, left: Number, right: Number) -> Value:
+    """Return left + right."""
+    return t.add(_as_fp32(t, left), _as_fp32(t, right))
+
+
+def _product(t: Operators, left: Number, right: Number) -> Value:
+    """Return left * right."""
+    return t.mul(_as_fp32(t, left), _as_fp32(t, right))
+
+
+_FUNCTIONS = {"+": _sum, "*": _product, "/": _quotient, "**": _power}
 """The functions of a ``Formula``, on its two operands."""

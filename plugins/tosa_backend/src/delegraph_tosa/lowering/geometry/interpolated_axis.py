@@ -21,12 +21,14 @@ class Axis(NamedTuple):
     scale: float | None = None
 
     def step(self, corners: bool = False) -> np.float32:
-        """Input elements per output element.
+        """Return input elements per output element.
 
         ``corners``: whether the centres of the outermost elements coincide.
         """
         if corners:
-            return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
+            if self.out <= 1:
+                return f32(0)
+            return f32(self.size - 1) / f32(self.out - 1)
         if self.scale is not None and self.scale > 0:
             return f32(1 / self.scale)
         return f32(self.size) / f32(self.out)
@@ -35,4 +37,7 @@ class Axis(NamedTuple):
         """Return fp32 [out]: the centres of output elements, in input positions."""
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
-        return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)
+        if corners:
+            return outputs * step
+        half = f32(0.5)
+        return (outputs + half) * step - half

@@ -39,7 +39,7 @@ def pair(numbers: int | Sequence[int]) -> Pair:
     """
     if isinstance(numbers, int):
         return numbers, numbers
-    return (numbers[0], numbers[-1])
+    return numbers[0], numbers[-1]
 
 
 def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -49,7 +49,9 @@ def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
     """
     if isinstance(argument, int):
         return (argument,) * count
-    return tuple(argument) if len(argument) == count else (argument[0],) * count
+    if len(argument) == count:
+        return tuple(argument)
+    return (argument[0],) * count
 
 
 def axis_of(dim: int, rank: int) -> int:
@@ -58,7 +60,9 @@ def axis_of(dim: int, rank: int) -> int:
     Negative dims count from the end. 0 for a tensor without axes, for which torch
     accepts the dims 0 and -1.
     """
-    return dim % rank if rank else 0
+    if rank == 0:
+        return 0
+    return dim % rank
 
 
 def batched(t: Tosa, x: Value, rank: int) -> Value:
@@ -66,7 +70,9 @@ def batched(t: Tosa, x: Value, rank: int) -> Value:
 
     torch allows operands without a batch.
     """
-    return t.ranked(x, rank) if x.rank == rank - 1 else x
+    if x.rank != rank - 1:
+        return x
+    return t.ranked(x, rank)
 
 
 def unbatched(t: Tosa, y: Value, x: Value) -> Value:

@@ -27,26 +27,34 @@ def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
         " lowered",
     )
     if x.dtype is DType.BOOL:  # GATHER takes numbers only
-        return t.cast(picked(t, t.cast(x, DType.INT8), axis, places), DType.BOOL)
-    before = math.prod(x.shape[:axis])
-    after = math.prod(x.shape[axis + 1 :])
+        numbers = t.cast(x, DType.INT8)
+        return t.cast(picked(t, numbers, axis, places), DType.BOOL)
+    sizes_before = x.shape[:axis]
+    sizes_after = x.shape[axis + 1 :]
+    before = math.prod(sizes_before)
+    after = math.prod(sizes_after)
+    size = x.shape[axis]
     # GATHER reads rows [1,N,C] along the middle axis: ``axis`` becomes the middle one,
     # all others the last one
-    rows = t.transpose(t.reshape(x, (before, x.shape[axis], after)), (1, 0, 2))
-    index = t.literal(places.reshape(1, -1).astype(np.int32), DType.INT32)
-    selected = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), index)
-    y = t.transpose(t.reshape(selected, (places.size, before, after)), (1, 0, 2))
-    return t.reshape(y, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
+    axis_first = t.transpose(t.reshape(x, (before, size, after)), (1, 0, 2))
+    flat = places.reshape(1, -1).astype(np.int32)
+    index = t.literal(flat, DType.INT32)
+    rows = t.reshape(axis_first, (1, size, before * after))
+    selected = t.reshape(t.gather(rows, index), (places.size, before, after))
+    y = t.transpose(selected, (1, 0, 2))
+    return t.reshape(y, (*sizes_before, *places.shape, *sizes_after))
 
 
 def rearranged(t: Tosa, x: Value, positions: Any) -> Value:
     """x [*S], numpy ``positions`` [*P], flat indices into x -> [*P]"""
-    return picked(t, t.reshape(x, (math.prod(x.shape),)), 0, positions)
+    flat = t.reshape(x, (math.prod(x.shape),))
+    return picked(t, flat, 0, positions)
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """numpy 0, 1, 2, .. in ``shape``.
+    """Return numpy's 0, 1, 2, .. in ``shape``.
 
     After numpy has moved them, ``rearranged`` moves a tensor in the same way.
     """
-    return np.arange(math.prod(shape)).reshape(shape)
+    count = math.prod(shape)
+    return np.arange(count).reshape(shape)

@@ -48,14 +48,24 @@ class Window(NamedTuple):
         count = -(-room // self.stride) + 1
         # as in torch, a window of ceil_mode has to begin inside of the input or of the
         # padding before it
-        return count - 1 if (count - 1) * self.stride >= size + self.before else count
+        last = count - 1
+        if last * self.stride >= size + self.before:
+            return last
+        return count
+
+    def start_of_last(self, size: int) -> int:
+        """Return the position in the input at which the last window begins.
+
+        A negative one lies in the padding before the input.
+        """
+        return (self.count(size) - 1) * self.stride - self.before
 
     def trailing(self, size: int) -> int:
         """Return the padding after ``size`` elements that completes the last window.
 
         A negative number counts trailing elements that are in no window.
         """
-        return (self.count(size) - 1) * self.stride + self.reach - size - self.before
+        return self.start_of_last(size) + self.reach - size
 
 
 def windows(
@@ -71,10 +81,8 @@ def windows(
     None is 1 for every axis.
     """
     dilation = (1,) * len(kernel) if dilation is None else dilation
-    return [
-        Window(k, s, p, p, d, ceil)
-        for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)
-    ]
+    axes = zip(kernel, stride, padding, dilation, strict=True)
+    return [Window(k, s, p, p, d, ceil) for k, s, p, d in axes]
 
 
 def exact(
@@ -90,27 +98,36 @@ def exact(
     """
     x, axes = _pad_dynamic_trailing(t, x, axes, fill)
     size = list(x.shape)
-    pad = []
+    pad: list[int] = []
     for axis, window in enumerate(axes, start=1):
-        # a window that begins behind the input has padding only; a start known at run
-        # time only is compared just for ceil_mode, which may make such a window
-        start_of_last = (
-            window.count(x.shape[axis]) - 1
-        ) * window.stride - window.before
-        has_elements = (
-            is_dynamic(start_of_last) and not window.ceil
-        ) or start_of_last < x.shape[axis]
         t.require(
-            has_elements,
+            _has_elements(window, x.shape[axis]),
             "ceil_mode makes a window of padding only, for which TOSA has no value",
         )
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
             x = _pad_ceil_windows(t, x, axis, trailing, fill)
-        # a positive ``trailing`` is padding, a negative one cuts elements off the input
-        pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
-        size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
+        if is_dynamic(trailing):
+            pad += [window.before, 0]
+            size[axis] += trailing
+        else:
+            # a positive ``trailing`` is padding, a negative one cuts elements off the
+            # input
+            pad += [window.before, max(trailing, 0)]
+            size[axis] += min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)
+
+
+def _has_elements(window: Window, size: int) -> bool:
+    """Return whether the last window has elements of an axis of ``size`` elements.
+
+    A window that begins behind the input has padding only. A start known at run time
+    only is compared just for ceil_mode, which may make such a window.
+    """
+    start = window.start_of_last(size)
+    if is_dynamic(start) and not window.ceil:
+        return True
+    return start < size
 
 
 def _pad_dynamic_trailing(
@@ -163,13 +180,14 @@ def framed(
     """
     # cut first: (-1, 2) on an axis of 5 leaves the elements from 1 on, 4 of them, and
     # then adds 2
-    start = [largest(-before, 0) for before, _ in frame]
-    size = [
-        n + smallest(before, 0) + smallest(after, 0)
-        for n, (before, after) in zip(x.shape, frame, strict=True)
-    ]
-    padding = [largest(n, 0) for before_and_after in frame for n in before_and_after]
-    return t.pad(t.slice(x, start, size), padding, number)
+    starts: list[int] = []
+    sizes: list[int] = []
+    padding: list[int] = []
+    for size, (before, after) in zip(x.shape, frame, strict=True):
+        starts.append(largest(-before, 0))
+        sizes.append(size + smallest(before, 0) + smallest(after, 0))
+        padding += [largest(before, 0), largest(after, 0)]
+    return t.pad(t.slice(x, starts, sizes), padding, number)
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
@@ -177,16 +195,15 @@ def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
     size = x.shape[axis]
     if step == 1 or size == 1:
         return x
-    before = math.prod(x.shape[:axis])
-    after = math.prod(x.shape[axis + 1 :])
+    sizes_before = x.shape[:axis]
+    sizes_after = x.shape[axis + 1 :]
+    before = math.prod(sizes_before)
+    after = math.prod(sizes_after)
     # [.,N,1,.] is padded with zeros to [.,N,step,.], reshaped to [.,N*step,.], and cut
     # after the last element
-    padded = t.pad(
-        t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0)
-    )
-    y = t.slice(
-        t.reshape(padded, (before, size * step, after)),
-        (0, 0, 0),
-        (before, (size - 1) * step + 1, after),
-    )
-    return t.reshape(y, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))
+    elements = t.reshape(x, (before, size, 1, after))
+    padded = t.pad(elements, (0, 0, 0, 0, 0, step - 1, 0, 0))
+    with_trailing = t.reshape(padded, (before, size * step, after))
+    count = (size - 1) * step + 1
+    y = t.slice(with_trailing, (0, 0, 0), (before, count, after))
+    return t.reshape(y, (*sizes_before, count, *sizes_after))

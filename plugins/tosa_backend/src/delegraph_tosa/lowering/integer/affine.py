@@ -17,6 +17,8 @@ from .sums import centred
 
 GAIN = 28
 """Fraction bits of a constant factor."""
+_LEAST = 1e-30
+"""A magnitude that avoids a scale of 0 if all constants are 0."""
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
@@ -25,6 +27,14 @@ def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scal
     No bias is None. Raises Unsupported if ``by`` or ``bias`` is no constant.
     """
     return affine(t, _with_all_bits(t, x), by.shape, by, bias)
+
+
+def _largest_magnitude(constant: Value | None, default: float) -> float:
+    """Return the largest absolute value in a constant; ``default`` for None."""
+    if constant is None:
+        return default
+    largest: float = np.abs(real_elements(constant)).max()
+    return largest
 
 
 def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
@@ -40,19 +50,25 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
         The larger factor gets GAIN bits. It is computed when the file is written and
         the slopes are read.
         """
-        return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
+        largest = np.abs(real_elements(slopes)).max()
+        return float(max(largest, 1.0)) / 2.0**GAIN
 
-    one, slope = (
-        _constant_in_steps(s, v, gain)
-        for s, v in (((1,) * len(shape), None), (shape, slopes))
-    )
-    factors = t.select(t.greater(y.q, 0), one, slope)
-    step = Value(
-        Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32))
-    )
-    return Scaled(
-        t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,))
-    )
+    one = _constant_in_steps((1,) * len(shape), None, gain)
+    slope = _constant_in_steps(shape, slopes, gain)
+    is_positive = t.greater(y.q, 0)
+    factors = t.select(is_positive, one, slope)
+    products = t.mul(y.q, factors, shift=GAIN)
+    step = _deferred_number(gain)
+    return Scaled(products, Scale(y.scale.factor * 2.0**GAIN, (step,)))
+
+
+def _deferred_number(load: Callable[[], float]) -> Value:
+    """fp32 [1]: the result of ``load``, which runs when the file is written."""
+
+    def load_array() -> Array:
+        return np.array([load()], np.float32)
+
+    return Value(Type((1,), DType.FP32), Deferred(load_array))
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
@@ -82,24 +98,22 @@ def affine(
             "its weight or bias is computed at run time",
         )
 
-    def gain() -> Array:
-        """fp32 [1]: the step of the integer weight, computed when the file is made."""
-        factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
-        offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
-        # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale
-        # of 0 if all constants are 0
-        largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
-        return np.array([largest / 2.0**GAIN], np.float32)
+    def gain() -> float:
+        """Return the step of the integer weight, computed when the file is made."""
+        most = _largest_magnitude(weight, default=1.0)
+        # the bias has at most 29 bits in the scale of the product
+        most_of_bias = _largest_magnitude(bias, default=0.0)
+        most = max(most, most_of_bias / (y.scale.factor * 2.0**29), _LEAST)
+        # rounded to fp32, as the file stores it
+        return float(np.float32(most / 2.0**GAIN))
 
-    step = Value(Type((1,), DType.FP32), Deferred(gain))
-    factors = _constant_in_steps(shape, weight, lambda: gain().item())
+    step = _deferred_number(gain)
+    factors = _constant_in_steps(shape, weight, gain)
     result = t.mul(y.q, factors, shift=GAIN)
     scale = y.scale.over(2.0**-GAIN)
     if bias is not None:
-        result = t.add(
-            result,
-            _constant_in_steps(shape, bias, lambda: gain().item() * scale.factor),
-        )
+        offsets = _constant_in_steps(shape, bias, lambda: gain() * scale.factor)
+        result = t.add(result, offsets)
     return Scaled(result, Scale(scale.factor, (step,)))
 
 
@@ -113,11 +127,19 @@ def _constant_in_steps(
 
     def load() -> Array:
         """Return the elements in steps, read when the file is written."""
-        elements = np.ones(math.prod(shape)) if value is None else real_elements(value)
-        steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
-        return steps
+        elements = _elements_or_ones(value, math.prod(shape))
+        steps = np.rint(elements / step())
+        integers: Array = steps.astype(np.int32)
+        return integers.reshape(shape)
 
-    return deferred(Type(shape, DType.INT32), load, 2**29)
+    return deferred(Type(shape, DType.INT32), load, most=2**29)
+
+
+def _elements_or_ones(constant: Value | None, count: int) -> Array:
+    """Return the real numbers of a constant; ``count`` ones for None."""
+    if constant is None:
+        return np.ones(count)
+    return real_elements(constant)
 
 
 def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> Lazy:
@@ -132,31 +154,28 @@ def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> L
 
     def steps() -> Array:
         """fp32 [C]: the steps of the integer weights. No bias has more than 29 bits."""
-        factors = np.ones(count) if weight is None else np.abs(real_elements(weight))
+        factors = np.abs(_elements_or_ones(weight, count))
         offsets = np.zeros(count) if bias is None else np.abs(real_elements(bias))
         # a weight far below all others becomes 0: ratios of a RESCALE have a limit
-        least = max(factors.max(), offsets.max(), 1e-30) / 2.0**30
-        return np.maximum(
-            factors / 127, np.maximum(offsets / (step * 2.0**29), least)
-        ).astype(np.float32)
+        least = max(factors.max(), offsets.max(), _LEAST) / 2.0**30
+        of_bias = np.maximum(offsets / (step * 2.0**29), least)
+        return np.maximum(factors / 127, of_bias).astype(np.float32)
 
     def kernels() -> Array:
         """Return the integer weights [1,1,C,1]."""
-        factors = np.ones(count) if weight is None else real_elements(weight)
-        integers: Array = (
-            np.rint(factors / steps()).astype(np.int8).reshape(1, 1, count, 1)
-        )
-        return integers
+        factors = _elements_or_ones(weight, count)
+        integers: Array = np.rint(factors / steps()).astype(np.int8)
+        return integers.reshape(1, 1, count, 1)
 
     scale = Scale(step, (Value(Type((count,), DType.FP32), Deferred(steps)),))
-    kernel = deferred(Type((1, 1, count, 1), DType.INT8), kernels, 127)
+    kernel = deferred(Type((1, 1, count, 1), DType.INT8), kernels, most=127)
     in_sums = bias_in_steps(t, bias, scale, DType.INT48)
-    builder = Accumulating(t, DType.INT48, 0, 0, bias=in_sums)
-    rows = t.reshape(y.q, (1, math.prod(y.shape[:-1]), 1, count))
+    builder = Accumulating(t, DType.INT48, left=0, right=0, bias=in_sums)
+    positions = math.prod(y.shape[:-1])
+    rows = t.reshape(y.q, (1, positions, 1, count))
     offset = builder.no_bias(rows) if in_sums is None else in_sums
-    sums = builder.depthwise_conv2d(rows, kernel, offset, (0, 0, 0, 0), (1, 1), (1, 1))
-    return Moved(
-        Scaled(sums, scale.times(builder.unit), axis=3),
-        lambda t, x: t.reshape(x, y.shape),
-        y.shape,
+    sums = builder.depthwise_conv2d(
+        rows, kernel, offset, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1)
     )
+    weighed = Scaled(sums, scale.times(builder.unit), axis=3)
+    return Moved(weighed, lambda t, x: t.reshape(x, y.shape), y.shape)

@@ -38,40 +38,43 @@ def _is_table(*operands: Any) -> bool:
     Lazy operands have to be functions of the same quantized value; all others have to
     be single numbers.
     """
-    tensors = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
-    if not all(v.constant is not None and set(v.shape) <= {1} for v in tensors):
-        return False
-    # None: not of single elements
-    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]
+    functions = []
+    for operand in operands:
+        if isinstance(operand, Lazy):
+            functions.append(operand.pointwise())
+        elif isinstance(operand, Value):
+            has_one_element = set(operand.shape) <= {1}
+            if operand.constant is None or not has_one_element:
+                return False
     first = functions[0]
-    return first is not None and all(
-        f is not None and f.source.is_like(first.source) for f in functions
-    )
+    if first is None:  # not of single elements
+        return False
+    return all(f is not None and f.source.is_like(first.source) for f in functions)
 
 
 def _is_constant(value: Any) -> bool:
     """Return whether an operand is a number or a constant that is not quantized."""
-    return not isinstance(value, Lazy) and (
-        not isinstance(value, Value) or value.constant is not None
-    )
+    if isinstance(value, Lazy):
+        return False
+    return not isinstance(value, Value) or value.constant is not None
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar, on=Lazy)
 def add(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
-    return _sum(t, self, other, alpha, 1)
+    return _sum(t, self, other, alpha, sign=1)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, on=Lazy)
 def sub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
-    return _sum(t, self, other, alpha, -1)
+    return _sum(t, self, other, alpha, sign=-1)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar, on=Lazy)
 def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
     """[*S], [*S] -> [*S]"""
-    return _sum(t, other, self, alpha, -1)
+    return _sum(t, other, self, alpha, sign=-1)
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
@@ -88,11 +91,11 @@ def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
     if isinstance(left, Lazy) and _has_no_common_scale(t, right):
         return _shifted_by(t, left, _operand_times(t, right, sign))
     if isinstance(right, Lazy) and _has_no_common_scale(t, left):
-        return _shifted_by(
-            t, right if sign > 0 else times(t, right, -1), _operand_times(t, left, 1)
-        )
+        signed = right if sign > 0 else times(t, right, -1)
+        return _shifted_by(t, signed, left)
     (x, y), step = aligned(t, [addend(t, left), addend(t, right)])
-    return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
+    result = t.add(x, y) if sign > 0 else t.sub(x, y)
+    return Scaled(result, Scale(step))
 
 
 def _has_no_common_scale(t: Tosa, value: Any) -> bool:
@@ -101,21 +104,19 @@ def _has_no_common_scale(t: Tosa, value: Any) -> bool:
     A mask has numbers below ``HIDES``, such as -inf, for which the common scale would
     be too coarse.
     """
+    if not isinstance(value, Lazy):
+        return True
     # a mask has a larger absolute value with the numbers below HIDES than without them
-    return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
+    return value.reach(t) > value.reach(t, HIDES)
 
 
 def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
     """Return x + by as a lazy value, added when the scale of the result is known."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
     # a trial run of the float rule gives the shape of the result
-    return Shifted(
-        x,
-        number,
-        lowering_of(aten.add.Tensor)(
-            trial(), Value(x.type), Value(number.type), 1
-        ).shape,
-    )
+    float_rule = lowering_of(aten.add.Tensor)
+    tried = float_rule(trial(), Value(x.type), Value(number.type), 1)
+    return Shifted(x, number, tried.shape)
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
@@ -136,7 +137,9 @@ def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
 @lowers(aten.neg.default, aten.negative.default, on=Lazy)
 def neg(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]"""
-    return NotImplemented if _is_table(self) else times(t, self, -1)
+    if _is_table(self):
+        return NotImplemented
+    return times(t, self, -1)
 
 
 @lowers(aten.abs.default, aten.absolute.default, on=Lazy)
@@ -194,17 +197,18 @@ def _single_number(constant: Value) -> float | None:
 @lowers(aten.hardsigmoid.default, on=Lazy)
 def hardsigmoid(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]; a TABLE of int8, computed operators of int16"""
-    return _gate(t, self) if _is_int16(self) else NotImplemented
+    if not _is_int16(self):
+        return NotImplemented
+    return _gate(t, self)
 
 
 @lowers(aten.hardswish.default, on=Lazy)
 def hardswish(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]; a TABLE of int8, computed operators of int16"""
-    return (
-        _product(t, addend(t, self), _gate(t, self))
-        if _is_int16(self)
-        else NotImplemented
-    )
+    if not _is_int16(self):
+        return NotImplemented
+    x = addend(t, self)
+    return _product(t, x, _gate(t, self))
 
 
 def _is_int16(x: Lazy) -> bool:
@@ -222,9 +226,11 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
     """
     x = addend(t, self)
     # both terms, x and 3, have at most BITS - 1 bits
-    step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
+    largest = max(x.size * x.scale.factor, 3.0)
+    step = largest / 2.0 ** (BITS - 1)
     three = round(3 / step)
-    gate = limit(t, t.add(centred(t, x, step), three), 0, 2 * three)
+    raised = t.add(centred(t, x, step), three)
+    gate = limit(t, raised, 0, 2 * three)
     return Scaled(gate, Scale(step / 6))
 
 
@@ -234,16 +240,16 @@ def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
     If a product may have more than BITS bits, its ``lost`` low bits are rounded off.
     """
     scale = left.scale.times(right.scale)
-    # MUL of int8 or int16 returns int32
-    if (
-        left.zero_point == right.zero_point == 0
-        and left.q.dtype is right.q.dtype
-        and left.is_small
-    ):
+    are_centred = left.zero_point == 0 and right.zero_point == 0
+    if are_centred and left.is_small and left.q.dtype is right.q.dtype:
+        # MUL of int8 or int16 returns int32
         return Scaled(t.mul(left.q, right.q), scale)
-    x, y = [centred(t, p, p.scale.factor) for p in (left, right)]
-    lost = max(0, (left.size * right.size).bit_length() - BITS)
-    return Scaled(t.mul(x, y, shift=lost), scale.times(Scale(2.0**lost)))
+    x = centred(t, left, left.scale.factor)
+    y = centred(t, right, right.scale.factor)
+    bits = (left.size * right.size).bit_length()
+    lost = max(0, bits - BITS)
+    product = t.mul(x, y, shift=lost)
+    return Scaled(product, scale.times(Scale(2.0**lost)))
 
 
 @lowers(
@@ -261,10 +267,9 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
         return times(t, self, 1 / other)
     if _is_constant(other):
         return multiplied(t, addend(t, self), t.reciprocal(other))
-    shape = lowering_of(aten.div.Tensor)(
-        trial(), Value(self.type), Value(other.type)
-    ).shape
-    return Quotient(addend(t, self), addend(t, other), shape)
+    float_rule = lowering_of(aten.div.Tensor)
+    tried = float_rule(trial(), Value(self.type), Value(other.type))
+    return Quotient(addend(t, self), addend(t, other), tried.shape)
 
 
 def _register_comparison(packet: Any) -> None:
@@ -274,8 +279,10 @@ def _register_comparison(packet: Any) -> None:
         """[*S], [*S] -> bool [*S]"""
         if _is_table(self, other):
             return NotImplemented
-        integers, _ = aligned(t, [_comparable(t, v) for v in (self, other)])
-        return lowering_of(packet.Tensor)(t, *integers)
+        operands = [_comparable(t, self), _comparable(t, other)]
+        integers, _ = aligned(t, operands)
+        float_rule = lowering_of(packet.Tensor)
+        return float_rule(t, *integers)
 
     lowers(packet.Tensor, packet.Scalar, on=Lazy)(compared)
 
@@ -289,10 +296,9 @@ def _comparable(t: Tosa, value: Any) -> Scaled:
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
-    return Scaled(
-        t.constant((value > 0) - (value < 0), DType.INT32, ()),
-        Scale(math.fabs(value) or 1.0),
-    )
+    sign = (value > 0) - (value < 0)
+    magnitude = math.fabs(value) or 1.0
+    return Scaled(t.constant(sign, DType.INT32, ()), Scale(magnitude))
 
 
 for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
@@ -307,12 +313,14 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
 
         Smaller integers are compared as int32, and cast back.
         """
+        dtype = pair[0].dtype
         left, right = (
             v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair
         )
-        return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
+        chosen = t.maximum(left, right) if larger else t.minimum(left, right)
+        return t.cast(chosen, dtype)
 
-    def chosen(t: Tosa, self: Any, other: Any) -> Any:
+    def rule(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> [*S]; a constant is quantized with the result.
 
         Quantized values are brought to one scale.
@@ -320,15 +328,12 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
         if _is_table(self, other):
             return NotImplemented
         if _is_constant(self) or _is_constant(other):
-            return Joined(
-                [self, other],
-                choose,
-                choose(trial(), [Value(self.type), Value(other.type)]).shape,
-            )
+            tried = choose(trial(), [Value(self.type), Value(other.type)])
+            return Joined([self, other], choose, tried.shape)
         pair, step = aligned(t, [addend(t, self), addend(t, other)])
         return Scaled(choose(t, pair), Scale(step))
 
-    lowers(*overloads, on=Lazy)(chosen)
+    lowers(*overloads, on=Lazy)(rule)
 
 
 _register_choice(aten.maximum.default, aten.max.other, larger=True)
@@ -341,12 +346,16 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     limits = [limit for limit in (min, max) if limit is not None]
     if _is_table(self, *limits):
         return NotImplemented
-    x = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
-    t.require(
-        x is not NotImplemented,
-        "one of its limits depends on the limited tensor, the other does not",
-    )
-    return x if max is None else lowering_of(aten.minimum.default, Lazy)(t, x, max)
+    x: Any = self
+    if min is not None:
+        x = lowering_of(aten.maximum.default, Lazy)(t, x, min)
+        t.require(
+            x is not NotImplemented,
+            "one of its limits depends on the limited tensor, the other does not",
+        )
+    if max is not None:
+        x = lowering_of(aten.minimum.default, Lazy)(t, x, max)
+    return x
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList, on=Lazy)
@@ -359,7 +368,8 @@ def sum(
 ) -> Lazy:
     """[*S] -> [*S']"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
-    return summed(t, self, dim, keepdim)[0]
+    total, _ = summed(t, self, dim, keepdim)
+    return total
 
 
 FACTORS = 8
@@ -382,12 +392,15 @@ def prod_dim(
         not is_dynamic(count) and count <= FACTORS,
         f"a product of more than {FACTORS} elements",
     )
-    # factor k is [*A,1,*B], the elements at position k of the axis
-    size = [1 if a == axis else n for a, n in enumerate(x.shape)]
-    starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(count)]
-    factors = [
-        Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts
-    ]
+    # a factor is [*A,1,*B], the elements at one position of the axis
+    size = list(x.shape)
+    size[axis] = 1
+    factors = []
+    for position in range(count):
+        start = [0] * x.rank
+        start[axis] = position
+        elements = t.slice(x.q, start, size)
+        factors.append(Scaled(elements, x.scale, x.zero_point))
     y = reduce(partial(_product, t), factors)
     shape = size if keepdim else [*size[:axis], *size[axis + 1 :]]
     return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
@@ -407,13 +420,15 @@ def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
     Unsupported if ``count`` is known at run time only and elements would keep fewer
     than KEPT bits.
     """
-    lost = max(0, (size * greatest(count)).bit_length() - bits)
-    fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
-    t.require(
-        fine,
-        f"it sums up to {greatest(count)} elements, too many for 32 bits;"
-        " torch.export.Dim takes a max",
-    )
+    most = greatest(count)
+    lost = max(0, (size * most).bit_length() - bits)
+    kept = size.bit_length() - lost
+    if lost and is_dynamic(count):
+        t.require(
+            kept >= KEPT,
+            f"it sums up to {most} elements, too many for 32 bits;"
+            " torch.export.Dim takes a max",
+        )
     return lost
 
 
@@ -423,11 +438,7 @@ def summed(
     """x [*S] -> the sum over ``dim`` [*S'], and the number of elements in each sum."""
     terms = addend(t, x)
     count = math.prod([terms.shape[a] for a in axes_of(dim, terms.rank)])
-    lost = lost_in_sum(t, terms.size, count, 31)
+    lost = lost_in_sum(t, terms.size, count, bits=31)
     step = terms.scale.factor * 2.0**lost
-    return (
-        Scaled(
-            reduced(t, centred(t, terms, step), t.reduce_sum, dim, keepdim), Scale(step)
-        ),
-        count,
-    )
+    total = reduced(t, centred(t, terms, step), t.reduce_sum, dim, keepdim)
+    return Scaled(total, Scale(step)), count

@@ -96,39 +96,40 @@ def scaled_dot_product_attention(
     q = operand(t, query, "the query")
     k = operand(t, key, "the key")
     v = operand(t, value, "the value")
+    dtype = q.q.dtype
     t.require(
-        q.q.dtype is k.q.dtype is v.q.dtype,
+        dtype is k.q.dtype is v.q.dtype,
         "its operands are quantized to different types",
     )
-    keys, values = (repeated(t, x.q, q.q) if enable_gqa else x.q for x in (k, v))
-    builder = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
+    if enable_gqa:
+        k = Scaled(repeated(t, k.q, q.q), k.scale, k.zero_point)
+        v = Scaled(repeated(t, v.q, q.q), v.scale, v.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.require(factor > 0, f"a scale of {factor} is not positive")
-    # query @ key.T as integers; ``factor`` only changes their scale
-    products = batched_product(builder, q.q, transposed(t, keys))
-    scores = Scaled(
-        products, q.scale.times(k.scale).times(builder.unit).over(1 / factor)
-    )
-    widths = WIDTHS[q.q.dtype]
+    scores = _scores(t, q, k, factor)
     count = greatest(scores.shape[-1])
-    bits = widths.of_weights(t, count)
+    bits = WIDTHS[dtype].of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
-    if q.q.dtype is DType.INT8 and takes_int16_softmax(t, scores, scores.rank - 1):
+    if dtype is DType.INT8 and takes_int16_softmax(t, scores, scores.rank - 1):
         # these passes leave hidden keys out themselves, and rescale scores by shifts
         # that -2**30 does not fit
-        lowest = max(range_of(scores.q)[0], HIDDEN)
-        return _short(
-            t, *_masked(t, scores, mask, lowest), Scaled(values, v.scale, v.zero_point)
-        )
-    weights = _weights(t, *_masked(t, scores, mask), bits)
-    if q.q.dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
-        return _in_one_product(t, weights, bits, Scaled(values, v.scale, v.zero_point))
-    # weights are not divided by their sum yet: the result is (weights @ values) / total
-    y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
-    total = t.reduce_sum(weights, weights.rank - 1)
-    return _divided_by_sums(
-        t, y, total, v.scale, widths.value, widths.lost(bits, count)
-    )
+        lowest, _ = range_of(scores.q)
+        masked, seen = _masked(t, scores, mask, hidden=max(lowest, HIDDEN))
+        return _short(t, masked, seen, v)
+    masked, seen = _masked(t, scores, mask)
+    weights = _weights(t, masked, seen, bits)
+    if dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
+        return _in_one_product(t, weights, bits, v)
+    return _in_two_products(t, weights, bits, count, v)
+
+
+def _scores(t: Tosa, query: Scaled, key: Scaled, factor: float) -> Scaled:
+    """Return query @ key.T * factor as integers; the factor only changes their scale."""
+    sums = WIDE[query.q.dtype]
+    builder = Accumulating(t, sums, query.zero_point, key.zero_point)
+    products = batched_product(builder, query.q, transposed(t, key.q))
+    scale = query.scale.times(key.scale).times(builder.unit)
+    return Scaled(products, scale.over(1 / factor))
 
 
 def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
@@ -138,12 +139,12 @@ def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
     """
     fine = STEP / 2**FINER
     wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
-    shares = rescale(
-        t, int16_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16
-    )
+    wide_shares = int16_shares(t, wide, scores.rank - 1, seen)
+    shares = rescale(t, wide_shares, 2.0**-SHARE, 0, DType.INT16)
     shares.range = (0, 2**SHARE - 1)
-    v = rescale(t, Scaled(values.q, Scale(1.0), values.zero_point), 1.0, 0, DType.INT16)
-    builder = Accumulating(t, DType.INT48, 0, 0)
+    unscaled = Scaled(values.q, Scale(1.0), values.zero_point)
+    v = rescale(t, unscaled, 1.0, 0, DType.INT16)
+    builder = Accumulating(t, DType.INT48, left=0, right=0)
     y = batched_product(builder, shares, v)
     return Scaled(y, values.scale.times(builder.unit).over(2.0**SHARE))
 
@@ -160,9 +161,8 @@ def _masked(
         return scores, None
     if mask.dtype is DType.BOOL:
         return Scaled(t.select(mask, scores.q, hidden), scores.scale), mask
-    return logits(t, Shifted(scores, mask, scores.shape)), _above_minus_infinity(
-        t, mask
-    )
+    masked = logits(t, Shifted(scores, mask, scores.shape))
+    return masked, _above_minus_infinity(t, mask)
 
 
 def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
@@ -180,7 +180,9 @@ def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
     if isinstance(mask, Moved):
         above = _above_minus_infinity(t, mask.of)
         return None if above is None else mask.move(t, above)
-    return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
+    if isinstance(mask, Lazy):
+        return None
+    return t.greater(mask, -math.inf)
 
 
 def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
@@ -189,11 +191,26 @@ def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
     The weight of a key is 0 where ``seen``, bool [*B,L,S], is false for it; a ``seen``
     of None hides no key.
     """
-    distance = Scaled(
-        t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale
-    )
+    largest = t.reduce_max(scores.q, scores.rank - 1)
+    distance = Scaled(t.sub(scores.q, largest), scores.scale)
     weights = exp_of(t, distance, bits)
-    return weights if seen is None else t.select(seen, weights, 0)
+    if seen is None:
+        return weights
+    return t.select(seen, weights, 0)
+
+
+def _in_two_products(
+    t: Tosa, weights: Value, bits: int, count: int, values: Scaled
+) -> Lazy:
+    """Return (weights @ values) / total, where the weights of a row sum up to total.
+
+    The weights have ``bits`` bits; ``count`` of them are in a row.
+    """
+    widths = WIDTHS[values.q.dtype]
+    lost = widths.lost(bits, count)
+    y = _weighted_values(t, weights, values.q, values.zero_point, lost)
+    total = t.reduce_sum(weights, weights.rank - 1)
+    return _divided_by_sums(t, y, total, values.scale, widths.value, lost)
 
 
 def _weighted_values(
@@ -204,22 +221,24 @@ def _weighted_values(
     This is weights @ (values - zero_point). The result is the sum of two products, one
     with the high bits of the weights, one with the low bits.
     """
-    # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER -
-    # 1) - 1
-    high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
+    # weights = high * 2**LOWER + low, where low is from -half to half - 1
+    half = 1 << (LOWER - 1)
+    high = t.right_shift(t.add(weights, half), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
-    low.range = -1 << (LOWER - 1), (1 << (LOWER - 1)) - 1
-    sums = [
-        batched_product(
-            Weighing(t, values, zero_point, lost_of_part),
-            t.cast(part, values.dtype),
-            values,
-        )
-        for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
-    ]
+    low.range = -half, half - 1
+
+    def product(part: Value, lost_of_part: int) -> Value:
+        """Return one of the products, in steps of 2**lost_of_part."""
+        builder = Weighing(t, values, zero_point, lost_of_part)
+        short = t.cast(part, values.dtype)
+        return batched_product(builder, short, values)
+
+    high_sums = product(high, max(lost - LOWER, 0))
+    low_sums = product(low, lost)
     # of the LOWER bits by which the high sums are shifted above the low ones, the high sums
     # have not lost LOWER - lost
-    return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
+    shifted = t.left_shift(high_sums, max(LOWER - lost, 0))
+    return t.add(shifted, low_sums)
 
 
 def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
@@ -229,12 +248,11 @@ def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
     """
     coarse = Scaled(weights, Scale(2.0 ** (8 - bits)))
     q = rescale(t, coarse, 1.0, -128, DType.INT8)
-    builder = Accumulating(t, DType.INT32, -128, values.zero_point)
+    builder = Accumulating(t, DType.INT32, left=-128, right=values.zero_point)
     y = batched_product(builder, q, values.q)
-    total = t.reduce_sum(
-        rescale(t, Scaled(q, Scale(1.0), -128), 1.0, 0, DType.INT32), q.rank - 1
-    )
-    return _divided_by_sums(t, y, total, values.scale, 8, 0)
+    from_zero = rescale(t, Scaled(q, Scale(1.0), -128), 1.0, 0, DType.INT32)
+    total = t.reduce_sum(from_zero, q.rank - 1)
+    return _divided_by_sums(t, y, total, values.scale, bits=8, lost=0)
 
 
 class Weighing(Accumulating):
@@ -256,11 +274,9 @@ class Weighing(Accumulating):
 
         The other arguments are not needed for this.
         """
-        return (
-            sums
-            if sums.dtype is DType.INT32
-            else self._rescaled(sums, Scale(2.0**-self._lost))
-        )
+        if sums.dtype is DType.INT32:
+            return sums
+        return self._rescaled(sums, Scale(2.0**-self._lost))
 
 
 def _divided_by_sums(
@@ -274,7 +290,7 @@ def _divided_by_sums(
     ``bits``, so that the product fits.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
-    shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
-    return Scaled(
-        t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits))
-    )
+    shift = t.sub(inverse.shift, bits - lost)
+    shifted = t.left_shift(y, t.maximum(shift, 0))
+    quotient = t.mul(shifted, inverse.mantissa, shift=31)
+    return Scaled(quotient, scale.over(2.0 ** (FRACTION - bits)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,7 @@ class Averaged(Lazy):
         They are computed by AVG_POOL2D if the quantization stays, by sums of windows if
         these have the same size, else by a product with a matrix (see the module).
         """
-        before = (self.of.scale, self.of.zero_point, self.of.q.dtype)
-        after = (Scale(to.scale), to.zero_point, to.dtype)
-        if before == after and self.windows.are_averages:
+        if self.of.is_in(to) and self.windows.are_averages:
             # both zero points of the AVG_POOL2D are the one of ``to``
             builder = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
             return limit(t, self.average(builder, self.of.q), to.low, to.high)
@@ -84,52 +82,56 @@ class Averaged(Lazy):
 
         So they represent averages.
         """
-        is_of_images = self.of.rank == 4 and self.windows.kernels == [self.of.shape[2:]]
-        if is_of_images and (total := sums_of_images(t, self.of)) is not None:
-            average = Scaled(total.q, total.scale.over(math.prod(self.of.shape[2:])))
-            return average.moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
+        image = self.of.shape[2:]
+        if self.of.rank == 4 and self.windows.kernels == [image]:
+            total = sums_of_images(t, self.of)
+            if total is not None:
+                average = Scaled(total.q, total.scale.over(math.prod(image)))
+                return average.moved(t, self._reshaped, self.shape)
         builder = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(builder, self.of.q)
-        return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
+        scale = self.of.scale.times(builder.unit)
+        return Scaled(sums, scale.over(builder.count))
+
+    def _reshaped(self, t: Tosa, v: Value) -> Value:
+        """Return ``v`` in the shape of the averages."""
+        return t.reshape(v, self.shape)
 
     def _columns(self, t: Tosa) -> Lazy:
-        """Computes averages of any windows by a product with a constant matrix.
+        """Compute averages of any windows by a product with a constant matrix.
 
         The sums of window w have their own scale: the share of one element in the
         average, 1 / its number of elements.
         """
         x = self.of.q
-        dtype = self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
-        lead = x.shape[:-axes]
+        images = math.prod(x.shape[:-axes])
         size = x.shape[-axes:]
         elements = math.prod(size)
         windows = math.prod(self.shape[-axes:])
-        are_known = not is_dynamic(elements) and not is_dynamic(windows)
-        t.require(are_known, "where its windows lie is known at run time only")
-        why = f"{windows} windows in {elements} elements are too large a matrix"
-        t.require(elements * windows <= MOST_ENTRIES, why)
+        t.require(
+            not is_dynamic(elements) and not is_dynamic(windows),
+            "where its windows lie is known at run time only",
+        )
+        t.require(
+            elements * windows <= MOST_ENTRIES,
+            f"{windows} windows in {elements} elements are too large a matrix",
+        )
         # three things that equal pools share; ``shares()`` computes when the file is
         # written, once for both constants
         key = (self.pool, repr(self.settings), size)
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(size)))
         ones = t.once(
-            ("ones", dtype, *key),
-            lambda: _ones_where_shared(shares, (1, elements, windows), dtype),
+            ("ones", x.dtype, *key),
+            lambda: _ones_where_shared(shares, (1, elements, windows), x.dtype),
         )
-        share = t.once(
-            ("share", *key),
-            lambda: Value(
-                Type((windows,), DType.FP32), Deferred(lambda: shares().max(0))
-            ),
-        )
-        builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
-        # [1, lead, windows]
-        sums = builder.matmul(t.reshape(x, (1, math.prod(lead), elements)), ones)
+        share = t.once(("share", *key), lambda: _share_of_one(shares, windows))
+        builder = Accumulating(t, WIDE[x.dtype], left=self.of.zero_point, right=0)
+        rows = t.reshape(x, (1, images, elements))
+        # [1, images, windows]
+        sums = builder.matmul(rows, ones)
         scale = self.of.scale.times(builder.unit).times(Scale(1.0, (share,)))
-        return Scaled(sums, scale, axis=2).moved(
-            t, lambda t, v: t.reshape(v, self.shape), self.shape
-        )
+        return Scaled(sums, scale, axis=2).moved(t, self._reshaped, self.shape)
 
     def _shares(self, size: Shape) -> Array:
         """Return the share of each element in each average: [elements, windows].
@@ -138,10 +140,9 @@ class Averaged(Lazy):
         element e and 0 elsewhere.
         """
         elements = math.prod(size)
-        units = literal(
-            np.eye(elements).reshape(elements, 1, *size), DType.FP32, np.float32
-        )
-        return materialize(self.average(trial(), units)).reshape(elements, -1)
+        inputs = np.eye(elements).reshape(elements, 1, *size)
+        averages = self.average(trial(), literal(inputs, DType.FP32, np.float32))
+        return materialize(averages).reshape(elements, -1)
 
     def real(self, t: Tosa) -> Value:
         """Return the averages of the real numbers of ``of``, by the float rule."""
@@ -163,6 +164,14 @@ def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
     matrix = Value(Type(shape, dtype), Deferred(ones))
     matrix.range = (0, 1)
     return matrix
+
+
+def _share_of_one(shares: Any, windows: int) -> Value:
+    """fp32 [windows]: the share of one element of each window in its average.
+
+    ``shares`` is that of ``_ones_where_shared``.
+    """
+    return Value(Type((windows,), DType.FP32), Deferred(lambda: shares().max(0)))
 
 
 class Windows(Tosa):
@@ -220,13 +229,14 @@ class Summing(Accumulating):
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         """Return the sum of each window, in place of its average."""
         self.count = math.prod(kernel)
-        shape = (*kernel, x.shape[3], 1)
+        channels = x.shape[3]
+        shape = (*kernel, channels, 1)
         ones = self.once(
-            ("ones", kernel, x.shape[3]),
+            ("ones", kernel, channels),
             lambda: literal(np.ones(shape), DType.INT8, np.int8),
         )
-        operands = (x, ones, self.no_bias(x), pad, stride, (1, 1))
-        return self.depthwise_conv2d(*operands)
+        no_bias = self.no_bias(x)
+        return self.depthwise_conv2d(x, ones, no_bias, pad, stride, dilation=(1, 1))
 
 
 def _register_averages(*overloads: Any) -> None:
@@ -237,21 +247,21 @@ def _register_averages(*overloads: Any) -> None:
     elements.
     """
     for overload in overloads:
+        lowers(overload, on=Lazy)(partial(_averaged, overload))
 
-        def averaged(t: Tosa, self: Lazy, *settings: Any, of: Any = overload) -> Lazy:
-            """[N,C,*S] -> [N,C,*S']"""
-            axes = 3 if "3d" in str(of) else 2
-            sizes = self.shape[-axes:] if "adaptive" in str(of) else ()
-            # the output size of an adaptive pool
-            if any(map(is_dynamic, sizes)) and set(settings[0]) == {1}:
-                return mean(t, self, None, list(range(-axes, 0)), True)
-            t.require(
-                not any(map(is_dynamic, sizes)),
-                "its windows depend on a size that is known at run time only",
-            )
-            return Averaged(operand(t, self, "its input"), of, settings)
 
-        lowers(overload, on=Lazy)(averaged)
+def _averaged(overload: Any, t: Tosa, self: Lazy, *settings: Any) -> Lazy:
+    """[N,C,*S] -> [N,C,*S'], by an average pool"""
+    axes = 3 if "3d" in str(overload) else 2
+    if "adaptive" in str(overload) and any(map(is_dynamic, self.shape[-axes:])):
+        output_size = settings[0]
+        t.require(
+            set(output_size) == {1},
+            "its windows depend on a size that is known at run time only",
+        )
+        all_axes = list(range(-axes, 0))
+        return mean(t, self, None, all_axes, keepdim=True)
+    return Averaged(operand(t, self, "its input"), overload, settings)
 
 
 _register_averages(
@@ -272,23 +282,34 @@ def mean(
     with a scale divided by N
     """
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
-    if (
-        self.rank == 4
-        and axes_of(dim, 4) == [2, 3]
-        and not any(map(is_dynamic, self.shape[2:]))
-    ):
-        window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)
-        pooled = Averaged(
-            operand(t, self, "its input"), aten.avg_pool2d.default, window
-        )
-        return (
-            pooled
-            if keepdim
-            else pooled.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
-        )
+    if _is_of_images(self, dim):
+        return _mean_of_images(t, self, keepdim)
     total, count = summed(t, self, dim, keepdim)
     # a number of elements that is known at run time only cannot be part of the scale
     if is_dynamic(count):
         divisor = t.reshape(computed(t, count, DType.INT32), (1,) * total.rank)
         return Quotient(total, Scaled(divisor, Scale(1.0)), total.shape)
     return Scaled(total.q, total.scale.over(count))
+
+
+def _is_of_images(x: Lazy, dim: Sequence[int] | None) -> bool:
+    """Return whether ``dim`` are height and width of x [N,C,H,W], and are known."""
+    if x.rank != 4 or axes_of(dim, 4) != [2, 3]:
+        return False
+    return not any(map(is_dynamic, x.shape[2:]))
+
+
+def _mean_of_images(t: Tosa, x: Lazy, keepdim: bool) -> Lazy:
+    """[N,C,H,W] -> [N,C], or [N,C,1,1] with ``keepdim``; one window for each image"""
+    size = x.shape[2:]
+    padding = (0, 0)
+    ceil_mode = False
+    count_include_pad = True
+    divisor = None
+    settings = (size, size, padding, ceil_mode, count_include_pad, divisor)
+    image = operand(t, x, "its input")
+    pooled = Averaged(image, aten.avg_pool2d.default, settings)
+    if keepdim:
+        return pooled
+    shape = x.shape[:2]
+    return pooled.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), shape)

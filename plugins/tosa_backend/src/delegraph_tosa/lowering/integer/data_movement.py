@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -60,15 +60,15 @@ def _overloads() -> list[Any]:
 
     The element-wise max and min of two tensors are left out.
     """
-    packets = [getattr(aten, name) for name in MOVES]
-    overloads = [
-        getattr(packet, name) for packet in packets for name in packet.overloads()
-    ]
-    return [
-        one
-        for one in overloads
-        if has_rule(one) and one not in (aten.max.other, aten.min.other)
-    ]
+    of_two_tensors = (aten.max.other, aten.min.other)
+    overloads: list[Any] = []
+    for move in MOVES:
+        packet = getattr(aten, move)
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            if has_rule(overload) and overload not in of_two_tensors:
+                overloads.append(overload)
+    return overloads
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
@@ -77,21 +77,38 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
 
     def move(t: Tosa, v: Value) -> Any:
         """Return the rule for floats, applied to ``v`` in place of x."""
-        return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
+        float_rule = lowering_of(overload)
+        return float_rule(t, *[v if a is x else a for a in arguments])
 
-    # three cases are special: a table with a scale for each row, a weight with scales
-    # of channels, and a value that no quantize has made integers of yet
-    if isinstance(x, Scaled) and x.axis == 0 and overload is aten.embedding.default:
+    if not isinstance(x, Scaled):
+        # no quantize has made integers of it yet
+        return _moved_once_quantized(t, x, move)
+    if x.axis == 0 and overload is aten.embedding.default:
         return _rows_of_table(t, x, move)
-    if isinstance(x, Scaled) and x.axis is not None and x.constant is not None:
+    if x.axis is not None and x.constant is not None:
         return _moved_weight(t, x, overload, move, arguments[1:])
-    if isinstance(x, Scaled) and x.is_small:
-        results = move(t, x.q)
-        wrap = partial(_in_scale_of, x)
-        return (
-            tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
-        )
-    return _moved_once_quantized(t, x, move)
+    if not x.is_small:
+        return _moved_once_quantized(t, x, move)
+    wrap = partial(_in_scale_of, x)
+    return _map_results(wrap, move(t, x.q))
+
+
+def _map_results(function: Callable[[Any], Any], results: Any) -> Any:
+    """Apply ``function`` to the result of a rule, or to each of several results."""
+    if isinstance(results, tuple):
+        return tuple(map(function, results))
+    return function(results)
+
+
+REVERSES_AXES = (aten.t.default, aten.t_copy.default, aten.numpy_T.default)
+
+
+SWAPS_AXES = (
+    aten.transpose.int,
+    aten.transpose_copy.int,
+    aten.swapaxes.default,
+    aten.swapdims.default,
+)
 
 
 def _moved_weight(
@@ -103,14 +120,9 @@ def _moved_weight(
     the tensor. Raises Unsupported for operators that do not transpose.
     """
     axes = list(range(x.rank))
-    if overload in (aten.t.default, aten.t_copy.default, aten.numpy_T.default):
+    if overload in REVERSES_AXES:
         axes.reverse()
-    elif overload in (
-        aten.transpose.int,
-        aten.transpose_copy.int,
-        aten.swapaxes.default,
-        aten.swapdims.default,
-    ):
+    elif overload in SWAPS_AXES:
         first, second = settings
         axes[first], axes[second] = axes[second], axes[first]
     else:
@@ -120,7 +132,8 @@ def _moved_weight(
         )
         axes = [axis % x.rank for axis in settings[0]]
     assert x.axis is not None
-    return Scaled(move(t, x.q), x.scale, x.zero_point, axes.index(x.axis))
+    integers = move(t, x.q)
+    return Scaled(integers, x.scale, x.zero_point, axis=axes.index(x.axis))
 
 
 ROW_BITS = 22
@@ -138,25 +151,27 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
         "its rows have scales of their own, which is lowered for int8 only",
     )
 
-    def load() -> Array:
+    def load_shares() -> Array:
         """int32 [K,1]: each row's scale relative to the largest.
 
         It has ROW_BITS fraction bits.
         """
         scales = x.scale.elements()
-        shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(
-            np.int32
-        )
-        return shares.reshape(-1, 1)
+        shares = np.rint(scales / scales.max() * (1 << ROW_BITS))
+        integers: Array = shares.astype(np.int32)
+        return integers.reshape(-1, 1)
 
-    shares = Value(Type((x.shape[0], 1), DType.INT32), Deferred(load))
+    def load_largest() -> Array:
+        """fp32 [1]: the largest scale of a row."""
+        return np.array([x.scale.elements().max()], np.float32)
+
+    shares = Value(Type((x.shape[0], 1), DType.INT32), Deferred(load_shares))
     shares.range = (0, 1 << ROW_BITS)
-    largest = Value(
-        Type((1,), DType.FP32),
-        Deferred(lambda: np.array([x.scale.elements().max()], np.float32)),
-    )
-    centred = t.sub(t.cast(move(t, x.q), DType.INT32), x.zero_point)
-    return Scaled(t.mul(centred, move(t, shares)), Scale(2.0**-ROW_BITS, (largest,)))
+    largest = Value(Type((1,), DType.FP32), Deferred(load_largest))
+    rows = t.cast(move(t, x.q), DType.INT32)
+    centred = t.sub(rows, x.zero_point)
+    products = t.mul(centred, move(t, shares))
+    return Scaled(products, Scale(2.0**-ROW_BITS, (largest,)))
 
 
 def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
@@ -165,9 +180,9 @@ def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
     If ``q`` has another type than the integers of x, it holds positions (as of max) and
     is returned as it is. None, a result that is not lowered, stays None.
     """
-    return (
-        q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
-    )
+    if q is None or q.dtype is not x.q.dtype:
+        return q
+    return Scaled(q, x.scale, x.zero_point)
 
 
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
@@ -181,18 +196,15 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
         return x.moved(t, move, _shape_of_elements(t, x, results))
-    if "FP" not in t.spec.profiles:
-        results = [r if r is None or r.dtype is x.dtype else None for r in results]
+    has_floats = "FP" in t.spec.profiles
     moved: list[Lazy | None] = []
-    for k, result in enumerate(results):
-        if result is None:
+    for position, result in enumerate(results):
+        is_lowered = result is not None and (has_floats or result.dtype is x.dtype)
+        if not is_lowered:
             moved.append(None)
-        else:
-            moved.append(
-                x.moved(
-                    t, partial(_result_at, move, k), _shape_of_elements(t, x, result)
-                )
-            )
+            continue
+        shape = _shape_of_elements(t, x, result)
+        moved.append(x.moved(t, partial(_result_at, move, position), shape))
     return tuple(moved)
 
 
@@ -220,24 +232,19 @@ def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
 
     The int8 integers have the same order.
     """
-    results = lowering_of(overload)(
-        t, *[a.q if isinstance(a, Bytes) else a for a in arguments]
-    )
+    float_rule = lowering_of(overload)
+    results = float_rule(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
 
     def wrapped(result: Value | None) -> Value | None:
         """Return a result of int8 as uint8.
 
         Positions, and results that are not lowered (None), stay as they are.
         """
-        return (
-            Bytes(result)
-            if result is not None and result.dtype is DType.INT8
-            else result
-        )
+        if result is None or result.dtype is not DType.INT8:
+            return result
+        return Bytes(result)
 
-    return (
-        tuple(map(wrapped, results)) if isinstance(results, tuple) else wrapped(results)
-    )
+    return _map_results(wrapped, results)
 
 
 for overload in _overloads():
@@ -248,17 +255,19 @@ for overload in _overloads():
 @lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, on=Lazy)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], .. -> [*A,sum of N,*B]"""
-    return _joined(
-        t, tensors, lambda t, parts: lowering_of(aten.cat.default)(t, parts, dim)
-    )
+    return _joined(t, tensors, partial(_joined_along, aten.cat.default, dim))
 
 
 @lowers(aten.stack.default, on=Lazy)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,*B], .. -> [*A,N,*B]"""
-    return _joined(
-        t, tensors, lambda t, parts: lowering_of(aten.stack.default)(t, parts, dim)
-    )
+    return _joined(t, tensors, partial(_joined_along, aten.stack.default, dim))
+
+
+def _joined_along(overload: Any, dim: int, t: Tosa, parts: list[Value]) -> Value:
+    """Return the float rule of cat or stack, applied to ``parts``."""
+    result: Value = lowering_of(overload)(t, parts, dim)
+    return result
 
 
 def _joined(
@@ -269,24 +278,22 @@ def _joined(
     Integers of equal quantization are joined at once.
     """
     first = tensors[0]
-    if (
-        isinstance(first, Scaled)
-        and first.is_small
-        and all(_has_quantization_of(v, first) for v in tensors)
-    ):
-        parts = [v.q for v in tensors if isinstance(v, Scaled)]
-        return Scaled(join(t, parts), first.scale, first.zero_point)
-    return Joined(tensors, join, join(trial(), [Value(v.type) for v in tensors]).shape)
+    if isinstance(first, Scaled) and first.is_small:
+        parts = [v.q for v in tensors if _has_quantization_of(v, first)]
+        if len(parts) == len(tensors):
+            return Scaled(join(t, parts), first.scale, first.zero_point)
+    tried = join(trial(), [Value(v.type) for v in tensors])
+    return Joined(tensors, join, tried.shape)
 
 
-def _has_quantization_of(value: Value, first: Scaled) -> bool:
+def _has_quantization_of(value: Value, first: Scaled) -> TypeGuard[Scaled]:
     """Return whether ``value`` has the scale, zero point and type of ``first``."""
-    quantization = isinstance(value, Scaled) and (
-        value.scale,
-        value.zero_point,
-        value.q.dtype,
+    return (
+        isinstance(value, Scaled)
+        and value.scale == first.scale
+        and value.zero_point == first.zero_point
+        and value.q.dtype == first.q.dtype
     )
-    return quantization == (first.scale, first.zero_point, first.q.dtype)
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
@@ -296,21 +303,21 @@ def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     """
     # the operands that are quantized: lazy values are fp32 to torch; indices and masks
     # are not
-    positions = [
-        k
-        for k, a in enumerate(arguments)
-        if isinstance(a, Value) and a.dtype is DType.FP32
-    ]
+    operands = {
+        position: argument
+        for position, argument in enumerate(arguments)
+        if isinstance(argument, Value) and argument.dtype is DType.FP32
+    }
 
     def join(t: Tosa, parts: list[Value]) -> Value:
-        """Apply the float rule with ``parts`` for the operands at ``positions``."""
-        replaced = dict(zip(positions, parts, strict=True))
-        result: Value = lowering_of(overload)(
-            t, *[replaced.get(k, a) for k, a in enumerate(arguments)]
-        )
+        """Apply the float rule with ``parts`` in place of ``operands``."""
+        replaced = list(arguments)
+        for position, part in zip(operands, parts, strict=True):
+            replaced[position] = part
+        result: Value = lowering_of(overload)(t, *replaced)
         return result
 
-    return _joined(t, [arguments[k] for k in positions], join)
+    return _joined(t, list(operands.values()), join)
 
 
 for overload in WRITES:
@@ -323,21 +330,23 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
     """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole
     number of steps of self
     """
-    function = lowering_of(aten.constant_pad_nd.default)
+    float_rule = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
         # the filling as an integer of self
         number = value / self.scale.factor + self.zero_point
         if math.isfinite(number) and number == round(number):
-            return Scaled(
-                function(t, self.q, pad, round(number)), self.scale, self.zero_point
-            )
-    result = function(trial(), Value(self.type), pad, 0.0)
+            padded = float_rule(t, self.q, pad, round(number))
+            return Scaled(padded, self.scale, self.zero_point)
+
+    def join(t: Tosa, parts: Sequence[Value]) -> Value:
+        """Pad the first part with the second."""
+        elements, filling = parts
+        result: Value = float_rule(t, elements, pad, filling)
+        return result
+
+    tried = float_rule(trial(), Value(self.type), pad, 0.0)
     filling = t.constant(value, self.dtype)
-    return Joined(
-        [self, filling],
-        lambda t, parts: function(t, parts[0], pad, parts[1]),
-        result.shape,
-    )
+    return Joined([self, filling], join, tried.shape)
 
 
 @lowers(aten.pad.default, on=Lazy)
@@ -355,37 +364,34 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
     parts = [
-        v if isinstance(v, Value) else t.constant(v, DType.FP32, ())
-        for v in (self, other)
+        part if isinstance(part, Value) else t.constant(part, DType.FP32, ())
+        for part in (self, other)
     ]
+
+    def join(t: Tosa, parts: Sequence[Value]) -> Value:
+        """Select from the two parts, with leading axes of size 1 up to one rank."""
+        rank = max(part.rank for part in parts)
+        on_true, on_false = [t.ranked(part, rank) for part in parts]
+        return t.select(condition, on_true, on_false)
+
     # the float rule, on values of the same types, computes the shape of the result
-    result = lowering_of(aten.where.self)(
-        trial(), Value(condition.type), *[Value(v.type) for v in parts]
-    )
-    return Joined(
-        parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), result.shape
-    )
-
-
-def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
-    """Return all parts with leading axes of size 1 up to the largest rank."""
-    rank = max(part.rank for part in parts)
-    return [t.ranked(part, rank) for part in parts]
+    float_rule = lowering_of(aten.where.self)
+    alternatives = [Value(part.type) for part in parts]
+    tried = float_rule(trial(), Value(condition.type), *alternatives)
+    return Joined(parts, join, tried.shape)
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor, on=Lazy)
 def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return where(
-        t, mask, value if isinstance(value, Value) else t.like(value, self), self
-    )
+    filling = value if isinstance(value, Value) else t.like(value, self)
+    return where(t, mask, filling, self)
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
     """[*B,N,M] -> [*B,N,M]; SELECT by a mask, the triangle of a tensor of true"""
-    mask = lowering_of(overload)(
-        t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal
-    )
+    all_true = t.constant(True, DType.BOOL, self.shape[-2:])
+    mask = lowering_of(overload)(t, all_true, diagonal)
     return where(t, mask, self, t.like(0.0, self))
 
 

@@ -49,14 +49,17 @@ class Quotient(Lazy):
         ratio = self.left.scale.factor / self.right.scale.factor / to.scale
         steps = _quotient_of_magnitudes(t, t.abs(n), t.abs(d), ratio)
         # n ^ d is negative where the signs differ
-        signed = t.select(t.greater(0, t.bitwise_xor(n, d)), t.sub(0, steps), steps)
-        return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
+        is_negative = t.greater(0, t.bitwise_xor(n, d))
+        signed = t.select(is_negative, t.sub(0, steps), steps)
+        shifted = t.add(signed, to.zero_point)
+        return t.cast(limit(t, shifted, to.low, to.high), to.dtype)
 
     def real(self, t: Tosa) -> Value:
         """Return left / right of the real numbers, computed in floats."""
-        result: Value = lowering_of(torch.ops.aten.div.Tensor)(
-            t, self.left.real(t), self.right.real(t)
-        )
+        float_rule = lowering_of(torch.ops.aten.div.Tensor)
+        left = self.left.real(t)
+        right = self.right.real(t)
+        result: Value = float_rule(t, left, right)
         return result
 
 
@@ -70,17 +73,19 @@ def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     a = t.sub(t.clz(n), 1)
     inverse = reciprocal(t, t.maximum(d, 1))
     fraction, e = math.frexp(ratio)
-    product = t.mul(t.left_shift(n, a), inverse.mantissa, shift=31)
+    shifted = t.left_shift(n, a)
+    product = t.mul(shifted, inverse.mantissa, shift=31)
     # minus 0.5, so that a fraction next to 1 does not become 2**31, which is no int32
     product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
     # the product is n / d * ratio with this many fraction bits
     fraction_bits = t.add(t.sub(a, inverse.shift), 29 - e)
     # at least 29 - MOST, so that the result has at most MOST bits; n / 0 gets the
     # fewest, to be the largest number
-    fraction_bits = t.select(
-        t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(fraction_bits, 29 - MOST), 31)
-    )
+    fewest = 29 - MOST
+    is_infinite = t.equal(d, 0)
+    in_range = t.minimum(t.maximum(fraction_bits, fewest), 31)
+    fraction_bits = t.select(is_infinite, fewest, in_range)
     # add half of the last bit that remains, then drop the fraction bits
-    return t.right_shift(
-        t.add(product, t.left_shift(1, t.sub(fraction_bits, 1))), fraction_bits
-    )
+    half = t.left_shift(1, t.sub(fraction_bits, 1))
+    rounded = t.add(product, half)
+    return t.right_shift(rounded, fraction_bits)

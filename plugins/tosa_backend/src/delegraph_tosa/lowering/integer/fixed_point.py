@@ -48,10 +48,12 @@ def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
     # y, in Q29, is near 1 / m: it begins on the line 48/17 - 32/17 * m
-    y = t.sub(_in_q29(48 / 17), t.mul(m, _in_q29(32 / 17), shift=31))
+    slope = t.mul(m, _in_q29(32 / 17), shift=31)
+    y = t.sub(_in_q29(48 / 17), slope)
     # Newton: y = y * (2 - m * y)
     for _ in range(iterations):
-        correction = t.sub(_in_q29(2), t.mul(m, y, shift=31))
+        product = t.mul(m, y, shift=31)
+        correction = t.sub(_in_q29(2), product)
         y = t.mul(y, correction, shift=FRACTION)
     return Normalized(y, shift)
 
@@ -63,16 +65,20 @@ def inverse_root(t: Tosa, x: Value) -> Normalized:
     """
     # x is shifted by an even number of bits, 2 * shift, until its highest bit is bit 29
     # or 30. Read as Q31, that is a number m with 1/4 <= m < 1
-    shift = t.right_shift(t.sub(t.clz(x), 1), 1)
-    m = t.left_shift(x, t.left_shift(shift, 1))
+    free_bits = t.sub(t.clz(x), 1)
+    shift = t.right_shift(free_bits, 1)
+    even_shift = t.left_shift(shift, 1)
+    m = t.left_shift(x, even_shift)
     # y, in Q29, is near 1 / sqrt(m): it begins on a line, which is less exact than that
     # of ``reciprocal``
-    y = t.sub(_in_q29(2.2), t.mul(m, _in_q29(1.24), shift=31))
+    slope = t.mul(m, _in_q29(1.24), shift=31)
+    y = t.sub(_in_q29(2.2), slope)
     # Newton, one iteration more: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in
     # place of 31 halves
     for _ in range(ITERATIONS + 1):
         square = t.mul(y, y, shift=FRACTION)
-        correction = t.sub(_in_q29(1.5), t.mul(m, square, shift=32))
+        half = t.mul(m, square, shift=32)
+        correction = t.sub(_in_q29(1.5), half)
         y = t.mul(y, correction, shift=FRACTION)
     return Normalized(y, shift)
 
@@ -84,9 +90,9 @@ def _in_q29(number: float) -> int:
 
 def exp_table(step: float, bits: int) -> Entries:
     """Return exp(step * d) for d from -255 to 0, with 1 as ``exp_one(bits)``."""
-    entries: Entries = np.rint(
-        np.exp(step * np.arange(-255, 1)) * exp_one(bits)
-    ).astype(np.int64)
+    distances = np.arange(-255, 1)
+    exponentials = np.exp(step * distances) * exp_one(bits)
+    entries: Entries = np.rint(exponentials).astype(np.int64)
     return entries
 
 
@@ -123,17 +129,23 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     """
     # below -LEAST the result is 0: the integers of x are clamped there, to have few
     # bits
-    q = t.maximum(x.q, -min(math.floor(LEAST / x.scale.factor), 2**30))
+    farthest = min(math.floor(LEAST / x.scale.factor), 2**30)
+    q = t.maximum(x.q, -farthest)
     # 16 * x with BETWEEN fraction bits: k, from -255 to 0, and f
     steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
     steps = t.maximum(steps, -255 << BETWEEN)
     steps.range = -255 << BETWEEN, 0
-    index = t.cast(t.add(t.right_shift(steps, BETWEEN), 127), DType.INT8)
+    k = t.right_shift(steps, BETWEEN)
+    # the index of k in a table of 256 entries: -255 is -128
+    index = t.cast(t.add(k, 127), DType.INT8)
     # the fraction of a step of 1/16 (4 bits) as Q29
-    f = t.left_shift(t.bitwise_and(steps, (1 << BETWEEN) - 1), FRACTION - BETWEEN - 4)
+    fraction = t.bitwise_and(steps, (1 << BETWEEN) - 1)
+    f = t.left_shift(fraction, FRACTION - BETWEEN - 4)
+    # the cubic by Horner's scheme
     series: Value | int = _in_q29(_CUBIC[3])
     for coefficient in _CUBIC[2::-1]:
-        series = t.add(t.mul(f, series, shift=FRACTION), _in_q29(coefficient))
+        product = t.mul(f, series, shift=FRACTION)
+        series = t.add(product, _in_q29(coefficient))
     entries = exp_table(1 / PLACES, bits)
     # k = -255 is x <= -LEAST, where the result is 0
     entries[0] = 0
@@ -165,17 +177,17 @@ def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     # c / 2**31 for each entry; m - c is then the lower 23 bits minus half of their
     # range
     middles = (np.arange(256) + 128.5) / 256
-    from_middle = t.sub(t.bitwise_and(m, (1 << 23) - 1), 1 << 22)
-    f = t.mul(
-        from_middle,
-        looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)),
-        shift=22,
-    )
+    lower = t.bitwise_and(m, (1 << 23) - 1)
+    from_middle = t.sub(lower, 1 << 22)
+    reciprocals = np.rint(2**22 / middles).astype(np.int64)
+    f = t.mul(from_middle, looked_up(t, index, reciprocals), shift=22)
     # f is Q31, and a shift of 32 in place of 31 halves f**2
-    series = t.right_shift(t.sub(f, t.mul(f, f, shift=32)), 31 - LOG_FRACTION)
-    log_of_power = t.mul(t.sub(31, shift), _LN2)
-    logs = np.rint((np.log(middles) - math.log(one)) * 2**LOG_FRACTION).astype(np.int64)
-    return Scaled(
-        t.add(t.add(log_of_power, looked_up(t, index, logs)), series),
-        Scale(2.0**-LOG_FRACTION),
-    )
+    half_square = t.mul(f, f, shift=32)
+    log_of_fraction = t.right_shift(t.sub(f, half_square), 31 - LOG_FRACTION)
+    power = t.sub(31, shift)
+    log_of_power = t.mul(power, _LN2)
+    logs = (np.log(middles) - math.log(one)) * 2**LOG_FRACTION
+    entries = np.rint(logs).astype(np.int64)
+    result = t.add(log_of_power, looked_up(t, index, entries))
+    result = t.add(result, log_of_fraction)
+    return Scaled(result, Scale(2.0**-LOG_FRACTION))

@@ -40,43 +40,38 @@ def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
     sums, as int16. That is exact up to 4,096 pixels; of more, low bits are rounded off,
     less than a hundredth of a step of the average.
     """
-    if (
-        x.q.dtype is not DType.INT8
-        or not DEVICES & t.spec.devices
-        or any(map(is_dynamic, x.shape))
-    ):
+    if x.q.dtype is not DType.INT8 or not DEVICES & t.spec.devices:
+        return None
+    if any(map(is_dynamic, x.shape)):
         return None
     batch, channels, *size = x.shape
     lanes = next((lanes for lanes in LANES if channels % lanes == 0), None)
-    first, *others = _heights(math.prod(size))
-    if (
-        lanes is None
-        or first > TALLEST
-        or (others and "int16" not in t.spec.extensions)
-    ):
+    heights = _heights(math.prod(size))
+    if lanes is None or heights[0] > TALLEST:
         return None
-    x = Scaled(t.transpose(x.q, (0, 2, 3, 1)), x.scale, x.zero_point)
-    sums = _summed(t, x, (batch, first, math.prod(others) * channels // lanes, lanes))
-    for number, height in enumerate(others, 1):
-        narrow = _in_16_bits(t, sums)
-        sums = _summed(
-            t,
-            narrow,
-            (batch, height, math.prod(others[number:]) * channels // lanes, lanes),
-        )
+    if len(heights) > 1 and "int16" not in t.spec.extensions:
+        return None
+    sums = Scaled(t.transpose(x.q, (0, 2, 3, 1)), x.scale, x.zero_point)
+    rows = math.prod(size)
+    for height in heights:
+        if sums.q.dtype is DType.INT32:  # the results of a kernel before
+            sums = _in_16_bits(t, sums)
+        rows //= height
+        sums = _summed(t, sums, (batch, height, rows * channels // lanes, lanes))
     return sums
 
 
 def _heights(pixels: int) -> list[int]:
     """Return the heights of kernels that together sum so many pixels, few of them.
 
-    A prime may be too large for one.
+    They descend. A prime may be too large for one.
     """
+    if pixels <= 1:
+        return [1]
     heights: list[int] = []
-    while pixels > 1 or not heights:
-        height = next(
-            (height for height in range(TALLEST, 1, -1) if pixels % height == 0), pixels
-        )
+    while pixels > 1:
+        divisors = (n for n in range(TALLEST, 1, -1) if pixels % n == 0)
+        height = next(divisors, pixels)
         heights.append(height)
         pixels //= height
     return sorted(heights, reverse=True)
@@ -88,18 +83,22 @@ def _summed(t: Tosa, x: Scaled, shape: Shape) -> Scaled:
     The rows have the ``shape`` [N,H,W,C].
     """
     rows = t.reshape(x.q, shape)
-    builder = Accumulating(t, WIDE[x.q.dtype], x.zero_point, 0)
-    kernel = shape[1], 1, shape[3], 1
+    _, height, _, channels = shape
+    kernel = (height, 1, channels, 1)
     ones = t.once(
         ("ones", kernel), lambda: literal(np.ones(kernel), DType.INT8, np.int8)
     )
+    builder = Accumulating(t, WIDE[x.q.dtype], left=x.zero_point, right=0)
+    no_bias = builder.no_bias(rows)
     sums = builder.depthwise_conv2d(
-        rows, ones, builder.no_bias(rows), (0, 0, 0, 0), (1, 1), (1, 1)
+        rows, ones, no_bias, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1)
     )
     return Scaled(sums, x.scale.times(builder.unit))
 
 
 def _in_16_bits(t: Tosa, sums: Scaled) -> Scaled:
-    """Sums as int16, divided by the power of two that this takes."""
-    scale = sums.scale.times(Scale(2.0 ** max(0, sums.size.bit_length() - SPARE)))
-    return Scaled(rescale(t, sums, scale.factor, 0, DType.INT16), scale)
+    """Return sums as int16, divided by the power of two that this takes."""
+    lost = max(0, sums.size.bit_length() - SPARE)
+    scale = sums.scale.times(Scale(2.0**lost))
+    integers = rescale(t, sums, scale.factor, 0, DType.INT16)
+    return Scaled(integers, scale)

@@ -49,7 +49,8 @@ class Normalized(NamedTuple):
 
     def computed(self, t: Tosa) -> Scaled:
         """Return the result as int32."""
-        shifted = t.left_shift(self.c, t.add(self.inverse.shift, self.left))
+        shift = t.add(self.inverse.shift, self.left)
+        shifted = t.left_shift(self.c, shift)
         y = t.mul(shifted, self.inverse.mantissa, shift=FRACTION)
         y.range = (-1 << 30, 1 << 30) if self.is_bounded else None
         return Scaled(y, self.scale)
@@ -64,8 +65,9 @@ class Normalized(NamedTuple):
         factor = t.left_shift(mantissa, self.inverse.shift)
         y = t.mul(self.c, factor, shift=FRACTION - self.left)
         y.range = -1 << 15, 1 << 15
-        step = self.scale.over(2.0**-COARSE)
-        return Scaled(rescale(t, Scaled(y, step), step.factor, 0, DType.INT16), step)
+        scale = self.scale.over(2.0**-COARSE)
+        short = rescale(t, Scaled(y, scale), scale.factor, 0, DType.INT16)
+        return Scaled(short, scale)
 
 
 def normalized(
@@ -83,28 +85,28 @@ def normalized(
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
-    bits = math.ceil(math.log2(n * (high - low if centre else x.size)))
+    # the largest distance of an element from the mean, or from 0
+    distance = high - low if centre else x.size
+    bits = math.ceil(math.log2(n * distance))
     t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
-    # subtracting the mean removes the zero point too
-    q = (
-        t.cast(x.q, DType.INT32)
-        if centre
-        else t.sub(t.cast(x.q, DType.INT32), x.zero_point)
-    )
+    q = t.cast(x.q, DType.INT32)
+    if not centre:
+        # subtracting the mean would remove the zero point too
+        q = t.sub(q, x.zero_point)
     c = t.mul(q, n)
     if centre:
-        c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
+        c = t.sub(c, reduced(t, q, t.reduce_sum, axes, keepdim=True))
     # the largest sum of squares: half of the elements are at each end of the range
-    most = n**3 * ((high - low) / 2 if centre else x.size) ** 2
+    most_of_one = (high - low) / 2 if centre else x.size
+    most = n**3 * most_of_one**2
     # an even number, so that the root loses a whole number of bits
-    lost = 2 * max(0, math.ceil((math.log2(max(most, 1)) - 29.9) / 2))
+    lost = 2 * _half_of_bits_above(most, 29.9)
     # n**3 * eps in steps of the squares that have lost their low bits
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
-    extra = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
+    extra = _half_of_bits_above(offset, 29)
     squares = t.mul(c, c, shift=min(lost + 2 * extra, 62))
-    total = t.add(
-        reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**extra)
-    )
+    total = reduced(t, squares, t.reduce_sum, axes, keepdim=True)
+    total = t.add(total, round(offset / 4.0**extra))
     inverse = inverse_root(t, t.maximum(total, 1))
     # c is shifted left as far as int32 allows: the root of a sum that lost ``lost``
     # bits has lost // 2 bits less
@@ -117,7 +119,12 @@ def normalized(
     scale = Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra))
     # |c| is at most the root of the sum of squares; 1.3 times that where the squares
     # were rounded. Below 2**30
-    return Normalized(c, inverse, left, scale, not extra)
+    return Normalized(c, inverse, left, scale, is_bounded=not extra)
+
+
+def _half_of_bits_above(number: float, bits: float) -> int:
+    """Return half of the bits that ``number`` has above ``bits``, rounded up."""
+    return max(0, math.ceil((math.log2(max(number, 1)) - bits) / 2))
 
 
 class Weighed(Lazy):
@@ -140,9 +147,8 @@ class Weighed(Lazy):
         Of int8 by a convolution of int16.
         """
         if to.dtype is DType.INT8:
-            return convolved(t, self.of.coarse(t), self.weight, self.bias).integer(
-                t, to
-            )
+            short = self.of.coarse(t)
+            return convolved(t, short, self.weight, self.bias).integer(t, to)
         return self._computed(t).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
@@ -151,13 +157,9 @@ class Weighed(Lazy):
 
     def _computed(self, t: Tosa) -> Scaled:
         """Return the sum by operators of int32."""
-        return affine(
-            t,
-            self.of.computed(t),
-            (1,) * (self.rank - 1) + self.shape[-1:],
-            self.weight,
-            self.bias,
-        )
+        y = self.of.computed(t)
+        shape = (1,) * (self.rank - 1) + self.shape[-1:]
+        return affine(t, y, shape, self.weight, self.bias)
 
 
 def _weighed(
@@ -168,17 +170,25 @@ def _weighed(
     bias: Value | None,
 ) -> Lazy:
     """Return y * weight + bias along the last axes, which have these ``sizes``."""
-    constants = [value for value in (weight, bias) if value is not None]
-    is_short = len(sizes) == 1 and y.is_bounded and not any(map(is_dynamic, y.c.shape))
-    if is_short and DEVICES & t.spec.devices and "int16" in t.spec.extensions:
-        if (
-            constants
-            and y.c.rank > 1
-            and all(value.constant is not None for value in constants)
-        ):
-            return Weighed(y, weight, bias)
+    if _takes_short_norms(t, y, sizes) and _are_constants(weight, bias):
+        return Weighed(y, weight, bias)
     shape = (1,) * (y.c.rank - len(sizes)) + tuple(sizes)
     return affine(t, y.computed(t), shape, weight, bias)
+
+
+def _takes_short_norms(t: Tosa, y: Normalized, sizes: Sequence[int]) -> bool:
+    """Return whether the target is such an NPU, and y can be int16 rows of channels."""
+    if not DEVICES & t.spec.devices or "int16" not in t.spec.extensions:
+        return False
+    if any(map(is_dynamic, y.c.shape)):
+        return False
+    return len(sizes) == 1 and y.c.rank > 1 and y.is_bounded
+
+
+def _are_constants(weight: Value | None, bias: Value | None) -> bool:
+    """Return whether there is a weight or a bias, and neither is computed."""
+    given = [value for value in (weight, bias) if value is not None]
+    return bool(given) and all(value.constant is not None for value in given)
 
 
 @lowers(aten.layer_norm.default, on=Lazy)
@@ -192,7 +202,8 @@ def layer_norm(
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
     axes, _ = last_axes(input, normalized_shape)
-    y = normalized(t, operand(t, input, "its input"), axes, eps, True)
+    x = operand(t, input, "its input")
+    y = normalized(t, x, axes, eps, centre=True)
     return _weighed(t, y, normalized_shape, weight, bias)
 
 
@@ -207,7 +218,8 @@ def rms_norm(
     """input [*S,*N], weight [*N] -> [*S,*N]"""
     axes, _ = last_axes(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-    y = normalized(t, operand(t, input, "its input"), axes, epsilon, False)
+    x = operand(t, input, "its input")
+    y = normalized(t, x, axes, epsilon, centre=False)
     return _weighed(t, y, normalized_shape, weight, None)
 
 
@@ -224,14 +236,12 @@ def group_norm(
     channels of each sample
     """
     x = operand(t, input, "its input")
-    parts = t.reshape(
-        x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
-    )
+    group = math.prod(x.shape[1:]) // num_groups
+    parts = t.reshape(x.q, (x.shape[0], num_groups, group))
     groups = Scaled(parts, x.scale, x.zero_point)
-    y = normalized(t, groups, [2], eps, True).computed(t)
-    return affine(
-        t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias
-    )
+    y = normalized(t, groups, [2], eps, centre=True).computed(t)
+    images = Scaled(t.reshape(y.q, x.shape), y.scale)
+    return affine(t, images, channel_shape(input), weight, bias)
 
 
 @lowers(aten.instance_norm.default, on=Lazy)
@@ -254,9 +264,9 @@ def instance_norm(
         running_mean is None,
         "instance normalization that keeps running statistics is not lowered",
     )
-    y = normalized(
-        t, operand(t, input, "its input"), range(2, input.rank), eps, True
-    ).computed(t)
+    x = operand(t, input, "its input")
+    axes = range(2, input.rank)
+    y = normalized(t, x, axes, eps, centre=True).computed(t)
     return affine(t, y, channel_shape(input), weight, bias)
 
 
@@ -285,10 +295,11 @@ def batch_norm(
             "its weight or statistics are computed at run time",
         )
     weight, bias = (None if v is None else real(t, v) for v in (weight, bias))
-    k, s = factor_and_offset(
-        t, weight, bias, real(t, running_mean), real(t, running_var), eps
-    )
+    mean = real(t, running_mean)
+    variance = real(t, running_var)
+    k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
     shape = channel_shape(input)
-    return multiplied(
-        t, operand(t, input, "its input"), t.reshape(k, shape), t.reshape(s, shape)
-    )
+    x = operand(t, input, "its input")
+    factor = t.reshape(k, shape)
+    offset = t.reshape(s, shape)
+    return multiplied(t, x, factor, offset)

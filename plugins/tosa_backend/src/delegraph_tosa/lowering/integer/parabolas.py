@@ -19,7 +19,14 @@ from ...evaluate import materialize
 from ...ir.graph import Array, Value, literal
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
-from ..lazy.lazy_values import SMALL, Lazy, Pointwise, Scaled, quantized
+from ..lazy.lazy_values import (
+    SMALL,
+    Lazy,
+    Pointwise,
+    Scaled,
+    largest_magnitude,
+    quantized,
+)
 from ..lazy.lookup_tables import EQUAL, INT16_VALUES
 from ..lazy.quantization import Quantization, Scale
 from ..ranges.value_ranges import range_of
@@ -82,21 +89,19 @@ class Curve(Pointwise):
         """
         start, end = range_of(self.source.q)
         count = end - start + 1
-        for bits in PIECES if count <= INT16_VALUES else PIECES + MORE_PIECES:
-            pieces = self._pieces(t, to, max(count.bit_length() - bits, PLACES))
+        has_table = count <= INT16_VALUES
+        for bits in PIECES if has_table else PIECES + MORE_PIECES:
+            width = max(count.bit_length() - bits, PLACES)
+            pieces = self._pieces(t, to, width)
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
         t.require(
-            count <= INT16_VALUES,
-            f"{SUM}, and of that it is no curve that a table comes near to",
+            has_table, f"{SUM}, and of that it is no curve that a table comes near to"
         )
         index = t.sub(self.source.q, start)
-        values = materialize(quantized(t, self.entries(t, range(start, end + 1)), to))
-        return _gathered_columns(
-            t,
-            index,
-            literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]),
-        )[0]
+        results = self.entries(t, range(start, end + 1))
+        integers = materialize(quantized(t, results, to))
+        return _looked_up(t, index, integers, to.dtype)
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
         """Fit parabolas through both ends and the middle of each piece.
@@ -111,38 +116,36 @@ class Curve(Pointwise):
         spacing = min(width - PLACES, _spacing(self.source.q))
         samples = 1 << (width - spacing)
         places = range(start, start + (count << width) + 1, 1 << spacing)
-        least = to.low - to.zero_point
-        highest = to.high - to.zero_point
-        # results beyond the quantization's range are clamped anyway: they need not be
-        # approximated far outside of it
-        margin = highest - least
-        # the function's results at all places, in steps of ``to``
-        steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
-        steps = np.clip(
-            np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf),
-            least - margin,
-            highest + margin,
-        )
+        steps = self._results_in_steps(t, places, to)
         # the samples of each piece [count,samples], and its end, the first sample of
         # the piece after it
         by_piece = steps[:-1].reshape(count, samples)
         ends = steps[samples::samples]
-        first = by_piece[:, 0]
-        middle = by_piece[:, samples // 2]
-        # the parabola with the values first, middle and ends at u = 0, 1/2 and 1
-        c2 = 2 * first - 4 * middle + 2 * ends
-        coefficients = np.stack([first, ends - first - c2, c2], 1)
+        coefficients = _coefficients(by_piece, ends)
         # 1, u and u**2 at the samples of a piece, [3,samples]
-        powers = (np.arange(samples) / samples) ** np.arange(3)[:, None]
-        limits = least, highest
-        distance = np.abs(
-            np.clip(coefficients @ powers, *limits) - np.clip(by_piece, *limits)
-        )
-        return (
-            Pieces(start, width, coefficients)
-            if _is_near_enough(distance, to)
-            else None
-        )
+        exponents = np.arange(3)[:, None]
+        powers = (np.arange(samples) / samples) ** exponents
+        least = to.low - to.zero_point
+        highest = to.high - to.zero_point
+        parabolas = np.clip(coefficients @ powers, least, highest)
+        wanted = np.clip(by_piece, least, highest)
+        if not _is_near_enough(np.abs(parabolas - wanted), to):
+            return None
+        return Pieces(start, width, coefficients)
+
+    def _results_in_steps(self, t: Tosa, places: range, to: Quantization) -> Array:
+        """Return the function's results at the integers ``places``, in steps of ``to``.
+
+        Results beyond the quantization's range are clamped later anyway: they need not be
+        approximated far outside of it, and are clamped here.
+        """
+        steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
+        without_nan = np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf)
+        least = to.low - to.zero_point
+        highest = to.high - to.zero_point
+        margin = highest - least
+        clipped: Array = np.clip(without_nan, least - margin, highest + margin)
+        return clipped
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """Return the largest absolute result for evenly spaced integers.
@@ -150,12 +153,8 @@ class Curve(Pointwise):
         There are up to 2**ALL_PLACES of them. Results below ``least`` do not count.
         """
         start, most = range_of(self.source.q)
-        results = materialize(
-            self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q)))
-        )
-        return float(
-            np.abs(results, out=np.zeros_like(results), where=~(results < least)).max()
-        )
+        places = range(start, most + 1, 1 << _spacing(self.source.q))
+        return largest_magnitude(materialize(self.entries(t, places)), least)
 
     def truth(self, t: Tosa) -> Value:
         """Return the results of a function that returns bools, looked up.
@@ -164,11 +163,21 @@ class Curve(Pointwise):
         """
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
-        values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
-        result = _gathered_columns(
-            t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8)
-        )[0]
-        return t.cast(result, DType.BOOL)
+        values = materialize(self.entries(t, range(start, most + 1)))
+        index = t.sub(self.source.q, start)
+        return t.cast(_looked_up(t, index, values, DType.INT8), DType.BOOL)
+
+
+def _coefficients(samples: Array, ends: Array) -> Array:
+    """Return [count,3], for samples [count,N] and ends [count] of pieces.
+
+    They are those of the parabola with the values of the first sample, the middle one
+    and the end at u = 0, 1/2 and 1.
+    """
+    first = samples[:, 0]
+    middle = samples[:, samples.shape[1] // 2]
+    c2 = 2 * first - 4 * middle + 2 * ends
+    return np.stack([first, ends - first - c2, c2], axis=1)
 
 
 def _spacing(q: Value) -> int:
@@ -189,30 +198,37 @@ def _is_near_enough(distance: Array, to: Quantization) -> bool:
     - 15).
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
-    return bool(
-        distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL
-    )
+    is_near = distance.max() <= step / 4
+    share_of_equal = (distance <= (1 - EQUAL) * step).mean()
+    return bool(is_near and share_of_equal >= EQUAL)
 
 
 def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
     """q int32 [*S] -> integers [*S], by the parabola of each element's piece"""
     # the largest coefficient gets COEFFICIENT bits
-    fraction_bits = COEFFICIENT - math.ceil(
-        math.log2(max(np.abs(pieces.coefficients).max(), 1))
-    )
-    table = np.rint(pieces.coefficients * 2.0**fraction_bits).astype(np.int64)[None]
+    largest = max(np.abs(pieces.coefficients).max(), 1)
+    fraction_bits = COEFFICIENT - math.ceil(math.log2(largest))
+    integers = np.rint(pieces.coefficients * 2.0**fraction_bits).astype(np.int64)
     offset = t.sub(q, pieces.start)
-    c0, c1, c2 = _gathered_columns(
-        t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32)
-    )
+    piece = t.right_shift(offset, pieces.width)
+    table = literal(integers[None], DType.INT32, np.int32)
+    c0, c1, c2 = _gathered_columns(t, piece, table)
     # the position in the piece, with ``width`` fraction bits: the low bits of the
     # offset
     u = t.bitwise_and(offset, (1 << pieces.width) - 1)
-    y = t.add(
-        c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width)
-    )
-    y.range = -(1 << (COEFFICIENT + 1)), 1 << (COEFFICIENT + 1)
+    slope = t.add(c1, t.mul(c2, u, shift=pieces.width))
+    y = t.add(c0, t.mul(slope, u, shift=pieces.width))
+    most = 1 << (COEFFICIENT + 1)
+    y.range = -most, most
     return Scaled(y, Scale(to.scale / 2.0**fraction_bits)).integer(t, to)
+
+
+def _looked_up(t: Tosa, index: Value, entries: Array, dtype: DType) -> Value:
+    """index int32 [*S], entries [K] -> [*S] of ``dtype``: entries[index]"""
+    column = entries.reshape(1, -1, 1)
+    table = literal(column, dtype, ARRAY_DTYPES[dtype])
+    (result,) = _gathered_columns(t, index, table)
+    return result
 
 
 def _gathered_columns(t: Tosa, index: Value, table: Value) -> list[Value]:

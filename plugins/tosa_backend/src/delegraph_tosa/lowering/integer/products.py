@@ -94,9 +94,9 @@ class Accumulating(Tosa):
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
         """Return the zero points of both operands of a product as constants [1]."""
-        return self.constant(self._left, left.dtype), self.constant(
-            self._right, right.dtype
-        )
+        zero_of_left = self.constant(self._left, left.dtype)
+        zero_of_right = self.constant(self._right, right.dtype)
+        return zero_of_left, zero_of_right
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
         """Pad as the base class does, but with the zero point, which means 0.0."""
@@ -112,19 +112,18 @@ class Accumulating(Tosa):
         """As in the base class, with the sums narrowed to int32."""
         # the number of products in each sum: the kernel's size, times the input
         # channels unless it is depthwise
-        terms = math.prod(
-            weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:]
-        )
-        return self._narrow_sums(
-            super()._convolution(cls, x, weight, *settings), terms, x, weight
-        )
+        is_depthwise = cls is tosa.DEPTHWISE_CONV2D
+        terms = math.prod(weight.shape[:2] if is_depthwise else weight.shape[1:])
+        sums = super()._convolution(cls, x, weight, *settings)
+        return self._narrow_sums(sums, terms, x, weight)
 
     def transpose_conv2d(
         self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape
     ) -> Value:
         """As in the base class, with the sums narrowed to int32."""
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
-        return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
+        terms = math.prod(weight.shape[1:])
+        return self._narrow_sums(sums, terms, x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
         """Return the sums of ``terms`` products of ``left`` and ``right`` as int32.
@@ -139,7 +138,8 @@ class Accumulating(Tosa):
             return self._bounded(sums, terms, left, right)
         self.require(self.terms in (None, terms), "its sums have different lengths")
         self.terms = terms
-        bits = math.ceil(math.log2(greatest(terms))) + _bits(left) + _bits(right)
+        bits_of_count = math.ceil(math.log2(greatest(terms)))
+        bits = bits_of_count + _bits(left) + _bits(right)
         self.require(
             bits < 48,
             f"sums of up to {greatest(terms)} products have more than 48 bits",
@@ -149,37 +149,31 @@ class Accumulating(Tosa):
         products = 2.0**bits
         if self._bias is None:
             self.unit = Scale(_unit(products))
-            return self._bounded(
-                self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right
-            )
-        up = _unit_with_bias(self._bias, products, 1)
-        down = _unit_with_bias(self._bias, products, -1)
+            narrow = self._rescaled(sums, Scale(1 / self.unit.factor))
+            return self._bounded(narrow, terms, left, right)
+        up = _unit_with_bias(self._bias, products, exponent=1)
+        down = _unit_with_bias(self._bias, products, exponent=-1)
         self.unit = Scale(1.0, (up,))
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """Return ``sums``.
+        """Set the range of ``sums`` and return them.
 
-        Sets their range to that of sums of ``terms`` products of ``left`` and ``right``
-        to, in ``unit``. The range is not known (None) if there is a bias, or if it
-        exceeds 31 bits.
+        They are sums of ``terms`` products of ``left`` and ``right``, in ``unit``. The
+        range is not known (None) if there is a bias, or if it exceeds 31 bits.
         """
-        most = (
-            greatest(terms)
-            * _largest_distance(left, self._left)
-            * _largest_distance(right, self._right)
-            / self.unit.factor
-        )
-        sums.range = (
-            (-math.ceil(most), math.ceil(most))
-            if most < 1 << 31 and self._bias is None
-            else None
-        )
+        distance_of_left = _largest_distance(left, self._left)
+        distance_of_right = _largest_distance(right, self._right)
+        most = greatest(terms) * distance_of_left * distance_of_right / self.unit.factor
+        sums.range = None
+        if most < 1 << 31 and self._bias is None:
+            sums.range = (-math.ceil(most), math.ceil(most))
         return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
         """Return int48 ``sums`` times ``ratio`` as int32, by a 15-bit RESCALE."""
-        return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
+        multiplier, shift = multipliers(self, ratio, 15)
+        return self.rescale(sums, multiplier, shift, 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
         """Return a bias of 0 in the type of the sums."""
@@ -194,10 +188,10 @@ class Accumulating(Tosa):
 
         The base class would sum in fp32.
         """
-        sums = self.emit(
-            tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums
-        )
-        return self._narrow_sums(sums, left.shape[2], left, right)
+        operands = (left, right, *self.zeros(left, right))
+        sums = self.emit(tosa.MATMUL, operands, dtype=self.sums)
+        terms = left.shape[2]
+        return self._narrow_sums(sums, terms, left, right)
 
 
 def _sums_and_scale(
@@ -218,7 +212,8 @@ def _sums_and_scale(
     steps = bias_in_steps(t, bias, scale, sums)
     kernel = _as_int4(t, weight.q) if _fits_int4(t, x, weight) else weight.q
     builder = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
-    y = lowering_of(overload)(builder, x.q, kernel, steps, *settings)
+    float_rule = lowering_of(overload)
+    y = float_rule(builder, x.q, kernel, steps, *settings)
     return y, scale.times(builder.unit)
 
 
@@ -227,12 +222,11 @@ def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
 
     int4 has no zero point.
     """
-    possible = (
-        "int4" in t.spec.extensions
-        and x.q.dtype is DType.INT8
-        and weight.constant is not None
-    )
-    return possible and weight.zero_point == 0 and inside(range_of(weight.q), INT4)
+    if "int4" not in t.spec.extensions or x.q.dtype is not DType.INT8:
+        return False
+    if weight.constant is None or weight.zero_point != 0:
+        return False
+    return inside(range_of(weight.q), INT4)
 
 
 def _bits(value: Value) -> int:
@@ -254,17 +248,18 @@ def _unit(largest: float) -> float:
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
-def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
-    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed late.
+def _unit_with_bias(bias: Value, products: float, exponent: int) -> Value:
+    """fp32 [1]: ``_unit(products + largest |bias|) ** exponent``, computed late.
 
     It is computed when the file is written.
     """
 
     def load() -> Array:
         """Return the unit, read from the bias when the file is written."""
+        largest_bias = float(np.abs(materialize(bias)).max())
         # |product + bias| is at most the sum of both limits
-        largest = products + float(np.abs(materialize(bias)).max())
-        return np.array([_unit(largest) ** sign], np.float32)
+        unit = _unit(products + largest_bias)
+        return np.array([unit**exponent], np.float32)
 
     return Value(Type((1,), DType.FP32), Deferred(load))
 
@@ -280,7 +275,8 @@ def bias_in_steps(
     if bias is None:
         return None
     t.require(bias.constant is not None, "its bias is computed at run time")
-    most = 2 ** (31 if sums is DType.INT32 else 47) - 1
+    bits = 31 if sums is DType.INT32 else 47
+    most = 2**bits - 1
 
     def load() -> Array:
         """Return the bias as integers.
@@ -320,9 +316,8 @@ def real_elements(value: Value) -> Array:
     """
     if not isinstance(value, Scaled):
         return materialize(value).astype(np.float64)
-    return (
-        materialize(value.q).astype(np.float64) - value.zero_point
-    ) * value.scale.elements()
+    integers = materialize(value.q).astype(np.float64)
+    return (integers - value.zero_point) * value.scale.elements()
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
@@ -331,9 +326,8 @@ def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
     Raises Unsupported if its scales of channels lie along another axis.
     """
     w = operand(t, weight, "its weight")
-    t.require(
-        w.axis in (None, axis), f"its weight has scales along axis {w.axis}, not {axis}"
-    )
+    is_along_axis = w.axis in (None, axis)
+    t.require(is_along_axis, f"its weight has scales along axis {w.axis}, not {axis}")
     return w
 
 
@@ -393,15 +387,15 @@ def _convolution(
 
     A constant bias is part of the operator; any other is added to its sums.
     """
-    # the bias that the operator takes; None if there is none, or if it is computed at
-    # run time
-    folded = bias if bias is None or bias.constant is not None else None
-    y, scale = _sums_and_scale(t, overload, x, weight, folded, *settings)
+    in_operator = bias
+    added = None
+    if bias is not None and bias.constant is None:
+        in_operator = None
+        added = bias
+    y, scale = _sums_and_scale(t, overload, x, weight, in_operator, *settings)
     # the axis of the channels: 1, or 0 for an input without batch axis
     axis = y.rank - (weight.rank - 1)
-    return _with_bias(
-        t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis
-    )
+    return _with_bias(t, Scaled(y, scale, axis=axis), added, axis)
 
 
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
@@ -417,10 +411,12 @@ def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
         "its bias is no part of the sums, because the weight has a scale for each"
         " channel",
     )
-    shape = (*bias.shape, *(1,) * (y.rank - 1 - axis))
+    axes_after = y.rank - 1 - axis
+    shape = (*bias.shape, *(1,) * axes_after)
     if bias.constant is not None:
         load = partial(_real_elements_fp32, bias, shape)
-        return Shifted(y, Value(Type(shape, DType.FP32), Deferred(load)), y.shape)
+        numbers = Value(Type(shape, DType.FP32), Deferred(load))
+        return Shifted(y, numbers, y.shape)
     (sums, steps), step = aligned(t, [addend(t, y), addend(t, bias)])
     return Scaled(t.add(sums, t.reshape(steps, shape)), Scale(step))
 
@@ -432,31 +428,23 @@ def _real_elements_fp32(value: Value, shape: Shape) -> Array:
 
 
 def _register_convolutions(*overloads: Any) -> None:
-    """Register the rules of the convolutions ``overloads``.
-
-    ``of`` binds each rule to its operator.
-    """
+    """Register the rules of the convolutions ``overloads``."""
     for overload in overloads:
+        lowers(overload, on=Lazy)(partial(_convolved, overload))
 
-        def convolved(
-            t: Tosa,
-            input: Value,
-            weight: Value,
-            bias: Value | None,
-            *settings: Any,
-            of: Any = overload,
-        ) -> Lazy:
-            """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
-            return _convolution(
-                t,
-                of,
-                operand(t, input, "its input"),
-                _kernel(t, weight, 0),
-                bias,
-                *settings,
-            )
 
-        lowers(overload, on=Lazy)(convolved)
+def _convolved(
+    overload: Any,
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
+) -> Lazy:
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
+    x = operand(t, input, "its input")
+    kernel = _kernel(t, weight, axis=0)
+    return _convolution(t, overload, x, kernel, bias, *settings)
 
 
 _register_convolutions(
@@ -466,26 +454,21 @@ _register_convolutions(
 
 
 def _register_products(*overloads: Any) -> None:
-    """Register the rules of the matrix products ``overloads``.
-
-    ``of`` binds each rule to its operator.
-    """
+    """Register the rules of the matrix products ``overloads``."""
     for overload in overloads:
+        lowers(overload, on=Lazy)(partial(_multiplied, overload))
 
-        def multiplied(t: Tosa, *matrices: Value, of: Any = overload) -> Lazy:
-            """[*B,L,K], [*B,K,M] -> [*B,L,M].
 
-            The right matrix may have a scale for each column.
-            """
-            left, right = matrices
-            return product(
-                t,
-                of,
-                operand(t, left, "the left matrix"),
-                operand(t, right, "the right matrix"),
-            )
+def _multiplied(overload: Any, t: Tosa, *matrices: Value) -> Lazy:
+    """[*B,L,K], [*B,K,M] -> [*B,L,M].
 
-        lowers(overload, on=Lazy)(multiplied)
+    The right matrix may have a scale for each column.
+    """
+    # their names differ between the operators
+    left, right = matrices
+    left_matrix = operand(t, left, "the left matrix")
+    right_matrix = operand(t, right, "the right matrix")
+    return product(t, overload, left_matrix, right_matrix)
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
@@ -500,11 +483,12 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
         right.axis in (None, columns),
         f"the right matrix has scales along axis {right.axis}, not {columns}",
     )
-    left, right = _widened(t, left, right), _widened(t, right, left)
-    sums = WIDE[left.q.dtype]
-    builder = Accumulating(t, sums, left.zero_point, right.zero_point)
-    y: Value = lowering_of(overload)(builder, left.q, right.q)
-    return Scaled(y, left.scale.times(right.scale).times(builder.unit), axis=y.rank - 1)
+    x = _widened(t, left, other=right)
+    y = _widened(t, right, other=left)
+    builder = Accumulating(t, WIDE[x.q.dtype], x.zero_point, y.zero_point)
+    sums: Value = lowering_of(overload)(builder, x.q, y.q)
+    scale = x.scale.times(y.scale).times(builder.unit)
+    return Scaled(sums, scale, axis=sums.rank - 1)
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
@@ -521,39 +505,38 @@ _register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
 def _register_transposed(*overloads: Any) -> None:
-    """Register the rules of the transposed convolutions ``overloads``.
-
-    ``of`` binds each rule to its operator.
-    """
+    """Register the rules of the transposed convolutions ``overloads``."""
     for overload in overloads:
+        lowers(overload, on=Lazy)(partial(_convolved_transposed, overload))
 
-        def spread(
-            t: Tosa,
-            input: Value,
-            weight: Value,
-            bias: Value | None,
-            *settings: Any,
-            of: Any = overload,
-        ) -> Lazy:
-            """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
-            x = operand(t, input, "its input")
-            w = _kernel(t, weight, 1)
-            groups = settings[3]  # after stride, padding and output_padding
-            # the weight has scales for the channels of one group
-            w = Scaled(w.q, _scale_of_groups(t, w.scale, groups), w.zero_point, w.axis)
-            return _convolution(t, of, x, w, bias, *settings)
 
-        lowers(overload, on=Lazy)(spread)
+def _convolved_transposed(
+    overload: Any,
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
+) -> Lazy:
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
+    x = operand(t, input, "its input")
+    w = _kernel(t, weight, axis=1)
+    groups = settings[3]  # after stride, padding and output_padding
+    # the weight has scales for the channels of one group
+    scale = _scale_of_groups(t, w.scale, groups)
+    kernel = Scaled(w.q, scale, w.zero_point, w.axis)
+    return _convolution(t, overload, x, kernel, bias, *settings)
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
     """Return the scales of all output channels: a group's scales for each group."""
     if scale.channels == 1:
         return scale
-    return Scale(
-        scale.factor,
-        tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]),
-    )
+    tensors = [
+        tensor if tensor.shape == (1,) else t.tile(tensor, (groups,))
+        for tensor in scale.tensors
+    ]
+    return Scale(scale.factor, tuple(tensors))
 
 
 _register_transposed(
@@ -575,8 +558,10 @@ def baddbmm(
     y = times(t, product(t, aten.bmm.default, left, right), alpha)
     if beta == 0:
         return y
-    (sums, added), step = aligned(t, [addend(t, y), addend(t, times(t, self, beta))])
-    return Scaled(t.add(sums, added), Scale(step))
+    products = addend(t, y)
+    added = addend(t, times(t, self, beta))
+    (left_term, right_term), step = aligned(t, [products, added])
+    return Scaled(t.add(left_term, right_term), Scale(step))
 
 
 @lowers(aten.addmm.default, on=Lazy)
@@ -590,16 +575,13 @@ def addmm(
         beta == alpha == 1 and self.shape == mat2.shape[1:],
         "addmm with factors, or of a matrix, is not lowered",
     )
-    weight = Scaled(
-        t.transpose(matrix.q, (1, 0)),
-        matrix.scale,
-        matrix.zero_point,
-        0 if matrix.axis == 1 else None,
-    )
     t.require(
         matrix.axis in (None, 1),
         f"the right matrix has scales along axis {matrix.axis}, not 1",
     )
+    transposed = t.transpose(matrix.q, (1, 0))
+    axis = None if matrix.axis is None else 0
+    weight = Scaled(transposed, matrix.scale, matrix.zero_point, axis)
     return linear(t, x, weight, self)
 
 
@@ -607,17 +589,19 @@ def addmm(
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x = operand(t, input, "its input")
-    w = _weight(t, weight, 0)
+    w = _weight(t, weight, axis=0)
     # CONV2D takes a bias; MATMUL takes none, but for int8 the bias can be added to its
     # int32 sums
-    in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
-    folded = bias if in_sums and (bias is None or bias.constant is not None) else None
+    takes_bias = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
+    in_operator = bias
+    added = None
+    if bias is not None and not (takes_bias and bias.constant is not None):
+        in_operator = None
+        added = bias
     if w.constant is None:  # a MATMUL needs operands of one type
-        x, w = _widened(t, x, w), _widened(t, w, x)
-    y, scale = _sums_and_scale(t, aten.linear.default, x, w, folded)
-    return _with_bias(
-        t,
-        Scaled(y, scale, axis=y.rank - 1),
-        None if folded is bias else bias,
-        y.rank - 1,
-    )
+        wide_x = _widened(t, x, other=w)
+        w = _widened(t, w, other=x)
+        x = wide_x
+    y, scale = _sums_and_scale(t, aten.linear.default, x, w, in_operator)
+    axis = y.rank - 1
+    return _with_bias(t, Scaled(y, scale, axis=axis), added, axis)

@@ -21,9 +21,13 @@ from ..builder import Shape, Tosa
 from ..lazy.lazy_values import BITS, Lazy, Scaled, operand
 from ..lazy.quantization import Scale, multipliers
 from ..registry import lowering_of, lowers
+from ..torch_values.tensor_types import refused
 from .sums import centred
 
 aten = torch.ops.aten
+
+
+_NO_FRACTIONS = "its sizes are no fractions that RESIZE can express"
 
 
 class Resizing(Tosa):
@@ -47,25 +51,23 @@ class Resizing(Tosa):
 
         Sets ``weight``.
         """
-        # bilinear weights add up to scale_y_n * scale_x_n
-        self.weight = scale[0] * scale[2]
+        scale_y_n, _, scale_x_n, _ = scale
+        # bilinear weights add up to this
+        self.weight = scale_y_n * scale_x_n
         y = super().resize(x, scale, offset, border, mode)
         if y.dtype is not DType.INT48:
             return y
         self.require(self.weight < 1 << 15, "sums of int16 that have more than 32 bits")
-        return self.rescale(y, *multipliers(self, Scale(1.0), 15), 0, 0, DType.INT32)
+        multiplier, shift = multipliers(self, Scale(1.0), 15)
+        return self.rescale(y, multiplier, shift, 0, 0, DType.INT32)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
         """Raise Unsupported: only weighted sums multiply."""
-        self.require(False, "its sizes are no fractions that RESIZE can express")
-        # not reached: ``require`` raises
-        return super().mul(left, right, shift)
+        raise refused(_NO_FRACTIONS)
 
     def matmul(self, left: Value, right: Value) -> Value:
         """Raise Unsupported: only weighted sums multiply."""
-        self.require(False, "its sizes are no fractions that RESIZE can express")
-        # not reached: ``require`` raises
-        return super().matmul(left, right)
+        raise refused(_NO_FRACTIONS)
 
 
 class Weighing(Tosa):
@@ -79,8 +81,9 @@ class Weighing(Tosa):
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
         """Return left * right, with the fp32 constant ``right`` as fixed point."""
-        weights = np.rint(materialize(right) * 2.0**WEIGHT).astype(np.int64)
-        return super().mul(left, literal(weights, DType.INT32, np.int32), shift=WEIGHT)
+        steps = np.rint(materialize(right) * 2.0**WEIGHT)
+        weights = literal(steps.astype(np.int64), DType.INT32, np.int32)
+        return super().mul(left, weights, shift=WEIGHT)
 
 
 WEIGHT = 28
@@ -94,7 +97,8 @@ def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> La
     x = operand(t, self, "its input")
     # elements get BITS - ROOM bits, so that the weighted sums have at most BITS
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
-    y: Value = lowering_of(overload)(Weighing(t), centred(t, x, step), *settings)
+    float_rule = lowering_of(overload)
+    y: Value = float_rule(Weighing(t), centred(t, x, step), *settings)
     y.range = -(1 << BITS), 1 << BITS
     return Scaled(y, Scale(step))
 

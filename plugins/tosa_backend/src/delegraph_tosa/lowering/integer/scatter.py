@@ -29,29 +29,31 @@ def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> La
     """
     # the operands with numbers to add: lazy values, and floats, which ``integer``
     # converts
-    positions = [
-        k
-        for k, a in enumerate(arguments)
-        if isinstance(a, Value) and a.dtype is DType.FP32
-    ]
+    operands = {
+        position: argument
+        for position, argument in enumerate(arguments)
+        if isinstance(argument, Value) and argument.dtype is DType.FP32
+    }
     quantized = {
-        k: addend(t, arguments[k]) for k in positions if isinstance(arguments[k], Lazy)
+        position: addend(t, operand)
+        for position, operand in operands.items()
+        if isinstance(operand, Lazy)
     }
-    most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in positions)
+    largest = max(reach(t, operand, -math.inf) for operand in operands.values())
+    most = (count + 1) * largest
     t.require(most < math.inf, "one of its operands has no known limits")
-    step = max(most / 2.0**BITS, aligned(t, list(quantized.values()))[1])
+    _, step_of_operands = aligned(t, list(quantized.values()))
+    step = max(most / 2.0**BITS, step_of_operands)
     common = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
-    parts = {
-        k: (
-            centred(t, quantized[k], step)
-            if k in quantized
-            else integer(t, arguments[k], common)
-        )
-        for k in positions
-    }
-    result: Value = lowering_of(overload)(
-        t, *[parts.get(k, a) for k, a in enumerate(arguments)]
-    )
+    in_steps = list(arguments)
+    for position, operand in operands.items():
+        if position in quantized:
+            in_steps[position] = centred(t, quantized[position], step)
+        else:
+            in_steps[position] = integer(t, operand, common)
+    float_rule = lowering_of(overload)
+    result: Value = float_rule(t, *in_steps)
+    # a sum has one bit more than its terms
     result.range = -(1 << BITS + 1), 1 << BITS + 1
     return Scaled(result, Scale(step))
 
@@ -59,10 +61,9 @@ def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> La
 @lowers(aten.scatter_add.default, on=Lazy)
 def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Lazy:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
+    overload = aten.scatter_add.default
     count = index.shape[dim] if index.rank else 1
-    return _added_at_indices(
-        aten.scatter_add.default, t, self, dim, index, src, count=count
-    )
+    return _added_at_indices(overload, t, self, dim, index, src, count=count)
 
 
 @lowers(aten.index_add.default, on=Lazy)
@@ -70,20 +71,14 @@ def index_add(
     t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float
 ) -> Lazy:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
-    values = (
-        times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
-    )
-    t.require(values is not source or alpha == 1, "its constant source has a factor")
-    return _added_at_indices(
-        aten.index_add.default,
-        t,
-        self,
-        dim,
-        index,
-        values,
-        1,
-        count=math.prod(index.shape),
-    )
+    values = source
+    if alpha != 1:
+        t.require(isinstance(source, Lazy), "its constant source has a factor")
+        values = times(t, source, alpha)
+    overload = aten.index_add.default
+    count = math.prod(index.shape)
+    # ``values`` have their factor: the float rule gets a factor of 1
+    return _added_at_indices(overload, t, self, dim, index, values, 1, count=count)
 
 
 def _put_at_indices(
@@ -92,12 +87,10 @@ def _put_at_indices(
     """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]"""
     if not accumulate:
         return written(overload, t, self, indices, values, accumulate)
-    count = math.prod(
-        np.broadcast_shapes(*[index.shape for index in indices if index is not None])
-    )
-    return _added_at_indices(
-        overload, t, self, indices, values, accumulate, count=count
-    )
+    shapes = [index.shape for index in indices if index is not None]
+    count = math.prod(np.broadcast_shapes(*shapes))
+    arguments = (self, indices, values, accumulate)
+    return _added_at_indices(overload, t, *arguments, count=count)
 
 
 for overload in PUTS:
@@ -112,10 +105,10 @@ def _filled_at_indices(
     The float rule of ``overload``, applied to a tensor of False with the value True,
     gives the mask for a SELECT.
     """
-    named = lowering_of(overload)(
-        t, t.constant(False, DType.BOOL, self.shape), dim, index, True
-    )
-    return where(t, named, value, self)
+    all_false = t.constant(False, DType.BOOL, self.shape)
+    float_rule = lowering_of(overload)
+    mask = float_rule(t, all_false, dim, index, True)
+    return where(t, mask, value, self)
 
 
 for overload in (aten.scatter.value, aten.index_fill.int_Scalar):

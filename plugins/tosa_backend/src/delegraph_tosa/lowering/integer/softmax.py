@@ -32,7 +32,7 @@ from .fixed_point import (
     reciprocal,
 )
 from .softmax_int16 import int16_shares, takes_int16_softmax
-from .sums import HIDES, Shifted, addend, aligned
+from .sums import HIDES, Shifted, addend, aligned, in_steps
 
 aten = torch.ops.aten
 MARGIN = 32.0
@@ -61,18 +61,21 @@ class Softmax(Lazy):
         The exponentials have 15 bits for int8, else 23.
         """
         x = logits(t, self.of)
-        if to.dtype is DType.INT8 and takes_int16_softmax(t, x, self.axis):
+        is_short = to.dtype is DType.INT8
+        if is_short and takes_int16_softmax(t, x, self.axis):
             return int16_shares(t, x, self.axis).integer(t, to)
-        e = exponentials(t, x, self.axis, 15 if to.dtype is DType.INT8 else 23)
-        inverse = reciprocal(t, t.reduce_sum(e, self.axis))
-        shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
+        e = exponentials(t, x, self.axis, bits=15 if is_short else 23)
+        total = t.reduce_sum(e, self.axis)
+        inverse = reciprocal(t, total)
+        shifted = t.left_shift(e, inverse.shift)
+        shares = t.mul(shifted, inverse.mantissa, shift=31)
         return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
         """Return the softmax of the real numbers of ``of``, by the float rule."""
-        result: Value = lowering_of(aten.softmax.int)(
-            t, self.of.real(t), self.axis, None
-        )
+        float_rule = lowering_of(aten.softmax.int)
+        x = self.of.real(t)
+        result: Value = float_rule(t, x, self.axis, None)
         return result
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -102,13 +105,11 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
-    if isinstance(x, Shifted) or x.reach(t) > most:
-        step = (most + MARGIN) / 2.0**BITS
-        return Scaled(
-            x.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)),
-            Scale(step),
-        )
-    return addend(t, x)
+    if not isinstance(x, Shifted) and x.reach(t) <= most:
+        # no element is hidden
+        return addend(t, x)
+    step = (most + MARGIN) / 2.0**BITS
+    return in_steps(t, x, step, most=1 << BITS)
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
@@ -118,13 +119,14 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     """
     bits = min(_bits_in_sum(t, x, axis), bits)
     distance = _distance_from_largest(t, x, axis)
+    if x.q.dtype is not DType.INT8:
+        return exp_of(t, Scaled(distance, x.scale), bits)
     # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first
     # index
-    if x.q.dtype is DType.INT8:
-        with t.proven(range_of_type(DType.INT8)):
-            index = t.add(distance, 127)
-        return looked_up(t, t.cast(index, DType.INT8), exp_table(x.scale.factor, bits))
-    return exp_of(t, Scaled(distance, x.scale), bits)
+    with t.proven(range_of_type(DType.INT8)):
+        index = t.add(distance, 127)
+    table = exp_table(x.scale.factor, bits)
+    return looked_up(t, t.cast(index, DType.INT8), table)
 
 
 def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
@@ -140,7 +142,9 @@ def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
 
 def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
     """Return x minus the largest x along ``axis``, int32"""
-    return t.sub(t.cast(x.q, DType.INT32), t.cast(t.reduce_max(x.q, axis), DType.INT32))
+    elements = t.cast(x.q, DType.INT32)
+    largest = t.reduce_max(x.q, axis)
+    return t.sub(elements, t.cast(largest, DType.INT32))
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
@@ -157,14 +161,13 @@ def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     """Return (d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
     distance = Scaled(_distance_from_largest(t, x, axis), x.scale)
     bits = min(_bits_in_sum(t, x, axis), 23)
-    total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
+    total = t.reduce_sum(exp_of(t, distance, bits), axis)
+    log = logarithm(t, total, exp_one(bits))
     # the largest element is exp(0) = 1, so the sum is from 1 to N, and its logarithm
     # from 0 to log(N)
-    total.q.range = (
-        -1,
-        math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION,
-    )
-    return distance, total
+    bits_of_count = math.ceil(math.log2(greatest(x.shape[axis])) + 1)
+    log.q.range = (-1, bits_of_count << LOG_FRACTION)
+    return distance, log
 
 
 @lowers(aten.softmax.int, aten._softmax.default, on=Lazy)
@@ -200,12 +203,13 @@ def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
     """[*A,N,*B] -> [*A,*B]; the largest element plus ln(sum(exp(x - largest)))"""
     axes = axes_of(dim, self.rank)
     t.require(len(axes) == 1, "a logsumexp over several axes")
+    (axis,) = axes
     x = logits(t, self)
-    _, total = _logarithm_of_sum(t, x, axes[0])
-    largest = Scaled(t.reduce_max(x.q, axes[0]), x.scale, x.zero_point)
-    (left, right), step = aligned(t, [largest, total])
+    _, log = _logarithm_of_sum(t, x, axis)
+    largest = Scaled(t.reduce_max(x.q, axis), x.scale, x.zero_point)
+    (left, right), step = aligned(t, [largest, log])
     sums = t.add(left, right)
-    shape = (
-        sums.shape if keepdim else (*sums.shape[: axes[0]], *sums.shape[axes[0] + 1 :])
-    )
-    return Scaled(t.reshape(sums, shape), Scale(step))
+    if not keepdim:
+        shape = (*sums.shape[:axis], *sums.shape[axis + 1 :])
+        sums = t.reshape(sums, shape)
+    return Scaled(sums, Scale(step))

@@ -43,17 +43,22 @@ SHARE = 15
 """Fraction bits of a share."""
 
 
+LAST = 2**15 - 1
+"""The largest int16: the index of exp(0), and its entry."""
+
+
 def takes_int16_softmax(t: Tosa, x: Scaled, axis: int) -> bool:
     """Return whether the target is such an NPU and the rows are short enough.
 
     The elements of x must also be near enough to 0.
     """
-    fits = (
-        x.reach(t) * 2**FINER / STEP < FAR
-        and not is_dynamic(x.shape[axis])
-        and x.shape[axis] <= COUNT
-    )
-    return fits and bool(DEVICES & t.spec.devices) and "int16" in t.spec.extensions
+    if not DEVICES & t.spec.devices or "int16" not in t.spec.extensions:
+        return False
+    count = x.shape[axis]
+    if is_dynamic(count) or count > COUNT:
+        return False
+    finer_steps: float = x.reach(t) * 2**FINER / STEP
+    return finer_steps < FAR
 
 
 def int16_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Scaled:
@@ -63,17 +68,20 @@ def int16_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Sc
     none. A row of which nothing is seen is 0. Each reader of an operand has a RESCALE
     of its own, because NPUs fuse those with one reader.
     """
-    distance = t.sub(_fine(t, x), _fine(t, _largest(t, x, axis)))
+    elements = _fine(t, x)
+    largest = _fine(t, _largest(t, x, axis))
+    distance = t.sub(elements, largest)
     # the largest element gets the last index
-    raised = t.add(distance, (2**15 - 1) << FINER)
+    raised = t.add(distance, LAST << FINER)
     index = rescale(t, Scaled(raised, Scale(2.0**-FINER)), 1.0, 0, DType.INT16)
-    looked_up = t.table(index, literal(_exponentials(), DType.INT16, np.int16))
+    table = literal(_exponentials(), DType.INT16, np.int16)
+    looked_up = t.table(index, table)
     e = rescale(t, Scaled(looked_up, Scale(1 / PIECE)), 1.0, 0, DType.INT16)
     if seen is not None:
         e = t.select(seen, e, 0)
-    total = t.reduce_sum(rescale(t, Scaled(e, Scale(1.0)), 1.0, 0, DType.INT32), axis)
-    # the largest element alone makes 2**15 - 1, unless nothing of the row is seen
-    inverse = reciprocal(t, t.maximum(total, 2**15 - 1), iterations=2)
+    total = t.reduce_sum(_in_type(t, e, DType.INT32), axis)
+    # the largest element alone makes LAST, unless nothing of the row is seen
+    inverse = reciprocal(t, t.maximum(total, LAST), iterations=2)
     # 2**34 / total = (2**34 << shift) * mantissa / 2**60, where the shift is 16 at
     # most; 4 bits are rounded off
     share = t.right_shift(inverse.mantissa, t.sub(26, inverse.shift))
@@ -93,10 +101,10 @@ def _exponentials() -> Entries:
 
     The last index represents exp(0) = 1.
     """
-    places = (np.arange(-(2**15), 2**15 + 1, PIECE) - (2**15 - 1)) * STEP
-    entries: Entries = np.minimum(
-        np.rint(np.exp(places) * (2**15 - 1)), 2**15 - 1
-    ).astype(np.int64)
+    indices = np.arange(-(2**15), 2**15 + 1, PIECE)
+    exponentials = np.exp((indices - LAST) * STEP)
+    rounded = np.rint(exponentials * LAST)
+    entries: Entries = np.minimum(rounded, LAST).astype(np.int64)
     return entries
 
 
@@ -110,26 +118,29 @@ def _largest(t: Tosa, x: Scaled, axis: int) -> Scaled:
     count = x.shape[axis]
     while count > 1:
         half = math.ceil(count / 2)
-        size = [half if a == axis else n for a, n in enumerate(q.shape)]
-        starts = [
-            [start if a == axis else 0 for a in range(q.rank)]
-            for start in (0, count - half)
-        ]
-        first, second = (_wide(t, t.slice(q, start, size)) for start in starts)
+        # the halves overlap if ``count`` is odd
+        first = _in_type(t, _part(t, q, axis, 0, half), DType.INT32)
+        second = _in_type(t, _part(t, q, axis, count - half, half), DType.INT32)
         larger = t.maximum(first, second)
-        q = (
-            rescale(t, Scaled(larger, Scale(1.0)), 1.0, 0, q.dtype)
-            if q.dtype is DType.INT8
-            else larger
-        )
+        q = _in_type(t, larger, q.dtype)
         count = half
     return Scaled(q, x.scale, x.zero_point)
 
 
-def _wide(t: Tosa, q: Value) -> Value:
-    """q int8 as int32, by a RESCALE that NPUs fuse; int32 as it is."""
-    return (
-        q
-        if q.dtype is DType.INT32
-        else rescale(t, Scaled(q, Scale(1.0)), 1.0, 0, DType.INT32)
-    )
+def _part(t: Tosa, q: Value, axis: int, start: int, count: int) -> Value:
+    """Return ``count`` elements along ``axis`` from ``start`` on."""
+    starts = [0] * q.rank
+    starts[axis] = start
+    sizes = list(q.shape)
+    sizes[axis] = count
+    return t.slice(q, starts, sizes)
+
+
+def _in_type(t: Tosa, q: Value, dtype: DType) -> Value:
+    """Return ``q`` in another integer type, by a RESCALE that NPUs fuse.
+
+    Returns ``q`` itself if it has the type.
+    """
+    if q.dtype is dtype:
+        return q
+    return rescale(t, Scaled(q, Scale(1.0)), 1.0, 0, dtype)

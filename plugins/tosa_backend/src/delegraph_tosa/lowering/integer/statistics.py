@@ -36,8 +36,10 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
     # the scale in which the sum of all N elements has at most 30 bits
-    step = x.scale.factor * 2.0 ** lost_in_sum(t, x.size, count, 30)
-    most = math.ceil(x.size * x.scale.factor / step) * greatest(count)
+    lost = lost_in_sum(t, x.size, count, bits=30)
+    step = x.scale.factor * 2.0**lost
+    most_of_one = math.ceil(x.size * x.scale.factor / step)
+    most = most_of_one * greatest(count)
     sums = scanned(t, centred(t, x, step), dim, t.add, 0)
     sums.range = -most, most
     return Scaled(sums, Scale(step))
@@ -51,9 +53,11 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
     """
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
-    lost = lost_in_sum(t, most, count, 30)
+    lost = lost_in_sum(t, most, count, bits=30)
     t.require(lost < 63, f"squares of {count} such elements have more than 64 bits")
-    total = reduced(t, t.mul(c, c, shift=lost), t.reduce_sum, axes, keepdim)
+    squares = t.mul(c, c, shift=lost)
+    total = reduced(t, squares, t.reduce_sum, axes, keepdim)
+    # one more for the rounding
     total.range = 0, ((most >> lost) + 1) * greatest(count)
     return Scaled(total, Scale(2.0**lost))
 
@@ -66,7 +70,8 @@ def root(t: Tosa, x: Scaled) -> Scaled:
     # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so
     # 13.5 bits remain
     inverse = inverse_root(t, t.maximum(x.q, 1))
-    y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
+    shifted = t.left_shift(x.q, inverse.shift)
+    y = t.mul(shifted, inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
     return Scaled(y, Scale(math.sqrt(x.scale.factor) * 2.0**-13.5))
 
@@ -88,17 +93,16 @@ def _variance(
     )
     t.require(n > correction, f"of {n} elements it is no number")
     low, high = range_of(x.q)
-    t.require(
-        n * (high - low) < 1 << 31, f"a variance of {n} elements has more than 32 bits"
-    )
+    most = n * (high - low)
+    t.require(most < 1 << 31, f"a variance of {n} elements has more than 32 bits")
     q = t.cast(x.q, DType.INT32)
-    c = t.sub(t.mul(q, n), reduced(t, q, t.reduce_sum, axes, True))
-    c.range = -n * (high - low), n * (high - low)
+    multiples = t.mul(q, n)
+    c = t.sub(multiples, reduced(t, q, t.reduce_sum, axes, keepdim=True))
+    c.range = -most, most
     total = sum_of_squares(t, c, axes, keepdim)
     # c is in integers, so the variance of the real numbers has the factor scale**2
-    return Scaled(
-        total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2)
-    )
+    divisor = n**2 * (n - correction) / x.scale.factor**2
+    return Scaled(total.q, total.scale.over(divisor))
 
 
 def _moments(
@@ -110,9 +114,12 @@ def _moments(
     """
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, correction, keepdim)
-    total, count = summed(t, x, [dims] if isinstance(dims, int) else dims, keepdim)
+    axes = [dims] if isinstance(dims, int) else dims
+    total, count = summed(t, x, axes, keepdim)
     mean = Scaled(total.q, total.scale.over(count))
-    return root(t, spread) if rooted else spread, mean
+    if rooted:
+        spread = root(t, spread)
+    return spread, mean
 
 
 def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
@@ -128,21 +135,16 @@ def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
         keepdim: bool = False,
     ) -> Any:
         """[*S] -> [*S'], and with the mean [*S'], [*S']"""
-        both = _moments(
-            t,
-            self,
-            dim,
-            int(unbiased) if correction is None else correction,
-            keepdim,
-            rooted,
-        )
-        return both if with_mean else both[0]
+        if correction is None:
+            correction = int(unbiased)
+        spread, mean = _moments(t, self, dim, correction, keepdim, rooted)
+        return (spread, mean) if with_mean else spread
 
 
-_register_moments(aten.var, False, False)
-_register_moments(aten.std, True, False)
-_register_moments(aten.var_mean, False, True)
-_register_moments(aten.std_mean, True, True)
+_register_moments(aten.var, rooted=False, with_mean=False)
+_register_moments(aten.std, rooted=True, with_mean=False)
+_register_moments(aten.var_mean, rooted=False, with_mean=True)
+_register_moments(aten.std_mean, rooted=True, with_mean=True)
 
 
 @lowers(aten.linalg_vector_norm.default, on=Lazy)
@@ -160,8 +162,11 @@ def linalg_vector_norm(
         total = sum_of_squares(t, c, axes, keepdim)
         # squares of real numbers are scale**2 times those of integers: the scale is
         # divided by scale**-2
-        return root(t, Scaled(total.q, total.scale.over(x.scale.factor**-2)))
-    absolute = Scaled(t.abs(c), x.scale)
+        scale = total.scale.over(x.scale.factor**-2)
+        return root(t, Scaled(total.q, scale))
+    magnitudes = Scaled(t.abs(c), x.scale)
     if ord == 1:
-        return summed(t, absolute, axes, keepdim)[0]
-    return Scaled(reduced(t, absolute.q, t.reduce_max, axes, keepdim), x.scale)
+        total, _ = summed(t, magnitudes, axes, keepdim)
+        return total
+    largest = reduced(t, magnitudes.q, t.reduce_max, axes, keepdim)
+    return Scaled(largest, x.scale)

@@ -36,12 +36,10 @@ def addend(t: Tosa, value: Value) -> Scaled:
     which its largest absolute value has FINE bits. Raises Unsupported for floats, and
     for a lazy value of unknown range.
     """
-    if (
-        isinstance(value, Scaled)
-        and not value.scale.tensors
-        and value.size <= 1 << BITS
-    ):
-        return value
+    if isinstance(value, Scaled):
+        has_one_scale = not value.scale.tensors
+        if has_one_scale and value.size <= 1 << BITS:
+            return value
     if not isinstance(value, Lazy):
         raise refused("one of its operands is a float")
     most = value.reach(t)
@@ -52,9 +50,8 @@ def addend(t: Tosa, value: Value) -> Scaled:
 
 def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scaled:
     """Return ``value`` as int32 with the scale ``step``, clamped to -most .. most."""
-    return Scaled(
-        integer(t, value, Quantization(step, 0, -most, most, DType.INT32)), Scale(step)
-    )
+    quantization = Quantization(step, 0, -most, most, DType.INT32)
+    return Scaled(integer(t, value, quantization), Scale(step))
 
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
@@ -75,7 +72,10 @@ def _common_step(values: Sequence[Scaled]) -> float:
     scales = {x.scale.factor for x in values}
     types = {x.q.dtype for x in values}
     largest = max(scales)
-    up = UP.get(next(iter(types)), 0) if len(types) == 1 else 0
+    up = 0
+    if len(types) == 1:
+        (dtype,) = types
+        up = UP.get(dtype, 0)
     if up and len(scales) == 1:
         return largest
     # the largest possible sum, in steps of ``largest``
@@ -83,12 +83,14 @@ def _common_step(values: Sequence[Scaled]) -> float:
     if up and total * 2.0**up <= 1 << BITS + 1:
         return largest / 2.0**up
     # 1e-9 guards against a log2 that is rounded down
-    return largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
+    bits_of_total = math.ceil(math.log2(max(total, 1)) + 1e-9)
+    return largest / 2.0 ** (BITS - bits_of_total)
 
 
 def centred(t: Tosa, x: Scaled, step: float) -> Value:
     """Return the integers of x as int32 with the scale ``step``, without zero point."""
-    if x.q.dtype is DType.INT32 and (x.scale.factor, x.zero_point) == (step, 0):
+    has_step = x.scale.factor == step and x.zero_point == 0
+    if x.q.dtype is DType.INT32 and has_step:
         return x.q
     return rescale(t, x, step, 0, DType.INT32)
 
@@ -105,7 +107,8 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
     )
     if factor > 0:
         return Scaled(y.q, y.scale.over(1 / factor), y.zero_point, y.axis)
-    return Scaled(t.sub(0, centred(t, y, y.scale.factor)), y.scale.over(-1 / factor))
+    negated = t.sub(0, centred(t, y, y.scale.factor))
+    return Scaled(negated, y.scale.over(-1 / factor))
 
 
 class Shifted(Lazy):
@@ -130,16 +133,18 @@ class Shifted(Lazy):
         ``of`` and the result's range fit together; numbers of ``by`` beyond that are
         clamped. Their sum is rescaled.
         """
-        most = self.of.reach(t) + (
-            self.by.reach(t, HIDES) if isinstance(self.by, Lazy) else 0
-        )
+        most = self.of.reach(t)
+        if isinstance(self.by, Lazy):
+            most += self.by.reach(t, HIDES)
         t.require(most < math.inf, "one of its operands is quantized by nothing before")
         step = to.scale
         if to.dtype is not DType.INT32:
-            step = (
-                most + max(abs(end - to.zero_point) for end in to.range) * to.scale
-            ) / 2.0 ** (BITS - 1)
-        x, by = (in_steps(t, v, step, 1 << 30).q for v in (self.of, self.by))
+            largest_result = (
+                max(abs(end - to.zero_point) for end in to.range) * to.scale
+            )
+            step = (most + largest_result) / 2.0 ** (BITS - 1)
+        x = in_steps(t, self.of, step, most=1 << 30).q
+        by = in_steps(t, self.by, step, most=1 << 30).q
         return Scaled(t.add(x, by), Scale(step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -148,11 +153,10 @@ class Shifted(Lazy):
         Elements below ``least`` do not count. If ``least`` is HIDES, numbers of a mask
         computed at run time are taken to be above it.
         """
-        return self.of.reach(t, least) + (
-            _reach_unless_hiding(t, self.by)
-            if least == HIDES
-            else reach(t, self.by, least)
-        )
+        most = self.of.reach(t, least)
+        if least == HIDES:
+            return most + _reach_unless_hiding(t, self.by)
+        return most + reach(t, self.by, least)
 
     def real(self, t: Tosa) -> Value:
         """Return the sum of the real numbers, computed in floats."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluate import materialize
-from ...ir.graph import Value, literal
+from ...ir.graph import Array, Value, literal
 from ...ir.types import DType, Type
 from ...spec import TosaSpec
 from ..builder import Shape, Tosa
@@ -116,39 +116,42 @@ class Scaled(Lazy):
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """Return the integers in the quantization ``to``, clamped to its limits."""
-        same = (self.scale, self.zero_point, self.q.dtype) == (
-            Scale(to.scale),
-            to.zero_point,
-            to.dtype,
-        )
-        q = self.q if same else rescale(t, self, to.scale, to.zero_point, to.dtype)
+        q = self.q
+        if not self.is_in(to):
+            q = rescale(t, self, to.scale, to.zero_point, to.dtype)
         return limit(t, q, to.low, to.high)
+
+    def is_in(self, to: Quantization) -> bool:
+        """Return whether the integers are those of ``to``, but for its limits."""
+        return (
+            self.scale == Scale(to.scale)
+            and self.zero_point == to.zero_point
+            and self.q.dtype == to.dtype
+        )
 
     def real(self, t: Tosa) -> Value:
         """scale * (q - zero_point), computed in floats."""
-        product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
+        floats = t.cast(self.q, DType.FP32)
+        product = t.sub(floats, float(self.zero_point))
         # scales of channels get an axis of size 1 for each axis after ``axis``, to
         # broadcast
-        inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
+        axes_after = 0 if self.axis is None else self.rank - 1 - self.axis
         for tensor in self.scale.tensors:
-            product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
+            scales = t.reshape(tensor, (*tensor.shape, *(1,) * axes_after))
+            product = t.mul(product, scales)
         # the whole scale is factor * tensors: a factor of 1 needs no MUL
-        return (
-            product
-            if self.scale.factor == 1 and self.scale.tensors
-            else t.mul(product, self.scale.factor)
-        )
+        if self.scale.factor == 1 and self.scale.tensors:
+            return product
+        return t.mul(product, self.scale.factor)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """Return the largest distance from the zero point (``size``), times the scale.
 
         It is inf for scales of channels, and for int32 of unknown range.
         """
-        return (
-            self.size * self.scale.factor
-            if not self.scale.tensors and self.size < 1 << 31
-            else math.inf
-        )
+        if self.scale.tensors or self.size >= 1 << 31:
+            return math.inf
+        return self.size * self.scale.factor
 
     def pointwise(self) -> Pointwise | None:
         """Return the identity function of this value if it ``is_small``, else None."""
@@ -160,17 +163,16 @@ class Scaled(Lazy):
         See the base class for the arguments. Integers wider than 16 bits, such as sums,
         are moved later, when they are quantized.
         """
-        return (
-            Scaled(move(t, self.q), self.scale, self.zero_point)
-            if self.is_small
-            else Moved(self, move, shape)
-        )
+        if not self.is_small:
+            return Moved(self, move, shape)
+        return Scaled(move(t, self.q), self.scale, self.zero_point)
 
     def is_like(self, other: Scaled) -> bool:
         """Return whether both are the same integers in the same quantization."""
-        return self.q is other.q and (self.scale, self.zero_point) == (
-            other.scale,
-            other.zero_point,
+        return (
+            self.q is other.q
+            and self.scale == other.scale
+            and self.zero_point == other.zero_point
         )
 
     @property
@@ -203,10 +205,7 @@ class Clamped(Lazy):
     __slots__ = ("high", "low", "of")
 
     def __init__(self, of: Lazy, low: float, high: float) -> None:
-        """``of`` is clamped to the real numbers ``low`` ..
-
-        ``high``, which may be infinite.
-        """
+        """Clamp ``of`` to the numbers ``low`` to ``high``, which may be infinite."""
         super().__init__(of.shape)
         self.of = of
         self.low = low
@@ -217,17 +216,17 @@ class Clamped(Lazy):
 
         The limits are the integers of ``low`` and ``high``.
         """
+        if to.dtype not in SMALL:
+            # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for
+            # elements of ``of``, which are as large as ``most``: these are clamped in a
+            # coarser scale first
+            most = self.of.reach(t)
+            if to.scale * 2.0**30 < most < math.inf:
+                step = most / 2.0**BITS
+                coarse = Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype)
+                clamped = self.integer(t, coarse)
+                return Scaled(clamped, Scale(step)).integer(t, to)
         low, high = range_of_type(to.dtype)
-        # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for
-        # elements of ``of``, which are as large as ``most``: these are clamped in a
-        # coarser scale first
-        most = self.of.reach(t) if to.dtype not in SMALL else 0
-        if to.scale * 2.0**30 < most < math.inf:
-            step = most / 2.0**BITS
-            coarse = self.integer(
-                t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype)
-            )
-            return Scaled(coarse, Scale(step)).integer(t, to)
         q = self.of.integer(t, to._replace(low=low, high=high))
         return limit(t, q, to.nearest(self.low), to.nearest(self.high))
 
@@ -241,9 +240,10 @@ class Clamped(Lazy):
         Inf if the reach of ``of`` is not known.
         """
         most = self.of.reach(t, least)
-        return (
-            most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
-        )
+        if math.isinf(most):
+            return most
+        farthest_limit = max(abs(self.low), abs(self.high))
+        return min(most, farthest_limit)
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
         """Return the integers of ``of``, clamped, in the quantization of ``of``.
@@ -251,18 +251,25 @@ class Clamped(Lazy):
         Raises Unsupported if a limit lies between two integers of this quantization, so
         that it would be rounded.
         """
-        scale = of.scale.factor
         least, most = range_of_type(of.q.dtype)
-        limits = []
-        for number, end in ((self.low, least), (self.high, most)):
-            # the limit as an integer; beyond the range of the type it has no effect
-            place = end if math.isinf(number) else number / scale + of.zero_point
-            t.require(
-                place == round(place) or not least < place < most,
-                f"the limit {number} is no multiple of {scale}",
-            )
-            limits.append(min(max(round(place), least), most))
-        return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
+        low = self._limit_on_grid(t, of, self.low, beyond=least)
+        high = self._limit_on_grid(t, of, self.high, beyond=most)
+        return Scaled(limit(t, of.q, low, high), of.scale, of.zero_point)
+
+    def _limit_on_grid(self, t: Tosa, of: Scaled, number: float, beyond: int) -> int:
+        """Return a limit as an integer in the quantization of ``of``.
+
+        Beyond the range of the type a limit has no effect: the result is the end of the
+        range then. An infinite limit becomes ``beyond``.
+        """
+        least, most = range_of_type(of.q.dtype)
+        scale = of.scale.factor
+        place = beyond if math.isinf(number) else number / scale + of.zero_point
+        t.require(
+            place == round(place) or not least < place < most,
+            f"the limit {number} is no multiple of {scale}",
+        )
+        return min(max(round(place), least), most)
 
     def pointwise(self) -> Pointwise | None:
         """Return the function of ``of``, clamped.
@@ -315,11 +322,11 @@ class Pointwise(Lazy):
         if q.dtype is DType.INT16:
             return self._of_int16(t, to)
         entries = quantized(t, self.entries(t, BYTES), to)
-        if to.dtype is not DType.INT8:
-            return t.cast(
-                looked_up(t, q, materialize(entries).astype(np.int64)), to.dtype
-            )
-        return limit(t, t.table(q, entries), *to.range)
+        if to.dtype is DType.INT8:
+            return limit(t, t.table(q, entries), *to.range)
+        # a TABLE of int8 has entries of int8 only
+        wide_entries = materialize(entries).astype(np.int64)
+        return t.cast(looked_up(t, q, wide_entries), to.dtype)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
         """Return the results for an int16 source, by TABLEs or by a GATHER.
@@ -330,15 +337,18 @@ class Pointwise(Lazy):
         # the exact results for all integers, and the function, in steps of the result,
         # at the entries and between them
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
-        steps, middles = (
-            materialize(self.entries(t, at)).astype(np.float64) / to.scale
-            for at in (KNOTS, MIDDLES)
-        )
+        steps = self._in_steps(t, KNOTS, to)
+        middles = self._in_steps(t, MIDDLES, to)
         tables = interpolated(steps, middles, wanted, to.zero_point)
         if tables is None:
             return gathered(t, q, wanted, to.dtype)
         sums, step = table_sums(t, q, tables)
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
+
+    def _in_steps(self, t: Tosa, domain: range, to: Quantization) -> Array:
+        """Return the function at the integers ``domain``, in steps of ``to``."""
+        results: Array = materialize(self.entries(t, domain)).astype(np.float64)
+        return results / to.scale
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """Return the largest absolute value among the results for all integers.
@@ -346,10 +356,7 @@ class Pointwise(Lazy):
         Those below ``least`` do not count.
         """
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
-        results = materialize(self.entries(t, domain))
-        return float(
-            np.abs(results, out=np.zeros_like(results), where=~(results < least)).max()
-        )
+        return largest_magnitude(materialize(self.entries(t, domain)), least)
 
     def truth(self, t: Tosa) -> Value:
         """Return the elements as bools, for a function that returns bools.
@@ -358,12 +365,10 @@ class Pointwise(Lazy):
         """
         q = self.source.q
         if q.dtype is DType.INT8:
-            return t.cast(
-                t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL
-            )
-        return t.cast(
-            gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL
-        )
+            entries = t.cast(self.entries(t, BYTES), DType.INT8)
+            return t.cast(t.table(q, entries), DType.BOOL)
+        results = materialize(self.entries(t, SHORTS))
+        return t.cast(gathered(t, q, results, DType.INT8), DType.BOOL)
 
     def entries(self, t: Tosa, domain: range) -> Value:
         """Return a constant [N], fp32 or bool: the function at the integers ``domain``.
@@ -379,12 +384,10 @@ class Pointwise(Lazy):
         # constants are never written
         folding = copy(t)
         folding.folded_bytes = 4 * max(len(domain), len(SHORTS))
-        results = self.function(
-            folding,
-            Scaled(integers, self.source.scale, self.source.zero_point).real(folding),
-        )
-        folded = results.constant is not None and results.shape == integers.shape
-        t.require(folded, "it is no function of each element alone")
+        source = Scaled(integers, self.source.scale, self.source.zero_point)
+        results = self.function(folding, source.real(folding))
+        is_folded = results.constant is not None and results.shape == integers.shape
+        t.require(is_folded, "it is no function of each element alone")
         return results
 
     def real(self, t: Tosa) -> Value:
@@ -397,10 +400,9 @@ class Pointwise(Lazy):
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
         """Return the same function of the moved source; the order is free."""
-        return type(self)(
-            Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point),
-            self.function,
-        )
+        q = move(t, self.source.q)
+        source = Scaled(q, self.source.scale, self.source.zero_point)
+        return type(self)(source, self.function)
 
 
 class Moved(Lazy):
@@ -492,9 +494,9 @@ def _any_target() -> TosaSpec:
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
     """Return whether an argument is, or contains, a lazy value of ``kind``."""
     for argument in arguments:
-        if isinstance(argument, kind) or (
-            isinstance(argument, list) and any_lazy(argument, kind)
-        ):
+        if isinstance(argument, kind):
+            return True
+        if isinstance(argument, list) and any_lazy(argument, kind):
             return True
     return False
 
@@ -531,10 +533,17 @@ def reach(t: Tosa, value: Value, least: float) -> float:
         return value.reach(t, least)
     if value.constant is None:
         return math.inf
-    elements = materialize(value)
-    return float(
-        np.abs(elements, out=np.zeros_like(elements), where=~(elements < least)).max()
-    )
+    return largest_magnitude(materialize(value), least)
+
+
+def largest_magnitude(elements: Array, least: float) -> float:
+    """Return the largest absolute value in ``elements``, without those below ``least``.
+
+    NaN counts. The result is 0 if all elements are below ``least``.
+    """
+    counts = ~(elements < least)
+    magnitudes = np.abs(elements, out=np.zeros_like(elements), where=counts)
+    return float(magnitudes.max())
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
@@ -544,34 +553,39 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
     """
     # the clamp comes before the CAST, which rounds to even: beyond the type, a cast is
     # not defined
-    scaled = t.clamp(
-        t.mul(x, 1 / to.scale),
-        float(to.low - to.zero_point),
-        float(to.high - to.zero_point),
-    )
-    y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
-    q = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
+    least = float(to.low - to.zero_point)
+    most = float(to.high - to.zero_point)
+    steps = t.clamp(t.mul(x, 1 / to.scale), least, most)
+    if to.zero_point == 0:
+        q = t.cast(steps, to.dtype)
+    else:
+        wide = t.cast(steps, DType.INT32)
+        q = t.cast(t.add(wide, to.zero_point), to.dtype)
     if x.constant is not None:
         # PyTorch converts NaN to the integer 0 for any zero point
-        q = t.select(t.equal(x, x), q, 0)
+        is_number = t.equal(x, x)
+        q = t.select(is_number, q, 0)
     q.range = to.range
     return q
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """Return ``q`` clamped to ``low`` ..
+    """Return ``q`` clamped to ``low`` .. ``high``.
 
-    ``high``, or ``q`` itself if its range lies within them.
+    This is ``q`` itself if its range lies within them.
     """
-    if inside(range_of(q), (low, high)):
+    least, most = range_of(q)
+    if inside((least, most), (low, high)):
         return q
     if q.dtype in SMALL:
         limited = t.clamp(q, low, high)
     else:
         # CLAMP takes int8 and int16 only
-        least, most = range_of(q)
-        raised = q if low <= least else t.maximum(q, low)
-        limited = raised if most <= high else t.minimum(raised, high)
+        limited = q
+        if least < low:
+            limited = t.maximum(limited, low)
+        if most > high:
+            limited = t.minimum(limited, high)
     limited.range = (low, high)
     return limited
 
@@ -585,18 +599,17 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
     if x.axis is None or ratio.channels == 1:
-        y = t.rescale(x.q, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
+        multiplier, shift = multipliers(t, ratio, 31)
+        y = t.rescale(x.q, multiplier, shift, x.zero_point, zero_point, dtype)
         if not ratio.tensors:
-            y.range = _rescaled(
-                range_of(x.q), x.zero_point, ratio.factor, zero_point, dtype
-            )
+            before = range_of(x.q)
+            y.range = _rescaled(before, x.zero_point, ratio.factor, zero_point, dtype)
         return y
     # make ``axis`` the last one, rescale, and restore the order
     axis_last = [*[a for a in range(x.rank) if a != x.axis], x.axis]
     transposed = t.transpose(x.q, axis_last)
-    y = t.rescale(
-        transposed, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype
-    )
+    multiplier, shift = multipliers(t, ratio, 31)
+    y = t.rescale(transposed, multiplier, shift, x.zero_point, zero_point, dtype)
     return t.transpose(y, [axis_last.index(a) for a in range(x.rank)])
 
 
@@ -609,8 +622,8 @@ def _rescaled(
     zero points; ``ratio`` is positive.
     """
     low, high = range_of_type(dtype)
-    ends = [(end - before) * ratio + after for end in range]
-    return max(math.floor(ends[0]), low), min(math.ceil(ends[1]), high)
+    least, most = [(end - before) * ratio + after for end in range]
+    return max(math.floor(least), low), min(math.ceil(most), high)
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
@@ -622,15 +635,12 @@ def operand(t: Tosa, value: Value, what: str) -> Scaled:
     """
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value
-    if (
-        isinstance(value, Clamped)
-        and isinstance(value.of, Scaled)
-        and value.of.is_small
-    ):
-        return value.on_grid(t, value.of)
-    why = (
-        "comes from an operator with a result that is not quantized"
-        if isinstance(value, Lazy)
-        else "is not quantized"
-    )
-    raise refused(f"{what} {why}")
+    if isinstance(value, Clamped):
+        of = value.of
+        if isinstance(of, Scaled) and of.is_small:
+            return value.on_grid(t, of)
+    if isinstance(value, Lazy):
+        raise refused(
+            f"{what} comes from an operator with a result that is not quantized"
+        )
+    raise refused(f"{what} is not quantized")

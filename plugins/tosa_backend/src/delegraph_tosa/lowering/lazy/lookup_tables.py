@@ -61,10 +61,10 @@ class Interpolation(NamedTuple):
         if self.bend is not None:
             place = np.arange(PIECE)
             # a parabola that is 0 at both entries and 1 in the middle between them
-            arch = np.tile(
-                place * (PIECE - place) * 4 / PIECE**2, INT16_VALUES // PIECE
-            )
-            results = results + _table_results(self.bend) / (PIECE << self.bits) * arch
+            arch = place * (PIECE - place) * 4 / PIECE**2
+            arches = np.tile(arch, INT16_VALUES // PIECE)
+            bends = _table_results(self.bend) / (PIECE << self.bits)
+            results = results + bends * arches
         return results * self.unit
 
 
@@ -79,10 +79,11 @@ def interpolated(
     """
     if not np.isfinite(steps).all():
         return None
-
-    # An entry beyond int16 is clamped, which changes the line from its neighbour to it.
-    # In units of 2 or 4 steps, the entry may fit.
-    units = (1, 2, 4) if np.abs(steps).max() > INT16_VALUES // 2 else (1,)
+    units: tuple[int, ...] = (1,)
+    if np.abs(steps).max() > INT16_VALUES // 2:
+        # An entry beyond int16 is clamped, which changes the line from its neighbour to
+        # it. In units of 2 or 4 steps, the entry may fit.
+        units = (1, 2, 4)
     for unit in units:
         for tables in _candidates(steps / unit, middles / unit, unit):
             if _is_near_enough(tables.at_integers(), wanted, zero_point):
@@ -97,22 +98,25 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
     """
     first = np.clip(np.rint(steps), -32768, 32767).astype(np.int64)
     yield Interpolation(unit, first)
-    rest = np.rint(np.clip(steps - first, -1, 1) * (1 << REST)).astype(np.int64)
+    errors = np.clip(steps - first, -1, 1)
+    rest = np.rint(errors * (1 << REST)).astype(np.int64)
     yield Interpolation(unit, first, rest)
     # where an entry was clamped to int16, the line is not the function's: no bend is
     # added there
     not_clamped = np.abs(steps - first) <= 1
-    bends = np.where(
-        not_clamped[1:] & not_clamped[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0
-    )
+    is_line = not_clamped[1:] & not_clamped[:-1]
+    line = (steps[1:] + steps[:-1]) / 2
+    bends = np.where(is_line, middles - line, 0)
     # the most fraction bits with which the largest bend fits into 16 bits
-    bits = REST - max(0, math.ceil(math.log2(max(np.abs(bends).max(), 1))))
+    largest = max(np.abs(bends).max(), 1)
+    bits = REST - max(0, math.ceil(math.log2(largest)))
     if np.isfinite(bends).all() and bits >= 0:
         # a table has values at entries: the mean of the bends on both sides of an entry
-        at_entries = (np.append(bends, bends[-1]) + np.insert(bends, 0, bends[0])) / 2
-        yield Interpolation(
-            unit, first, rest, np.rint(at_entries * (1 << bits)).astype(np.int64), bits
-        )
+        before = np.insert(bends, 0, bends[0])
+        after = np.append(bends, bends[-1])
+        at_entries = (after + before) / 2
+        bend = np.rint(at_entries * (1 << bits)).astype(np.int64)
+        yield Interpolation(unit, first, rest, bend, bits)
 
 
 def _table_results(table: Array) -> Array:
@@ -122,8 +126,10 @@ def _table_results(table: Array) -> Array:
     """
     # rows of 128 results: the entry at the row's start, and the distance from there
     base = table[:-1, None]
+    slope = table[1:, None] - base
     place = np.arange(PIECE)
-    result: Array = (base * PIECE + (table[1:, None] - base) * place).reshape(-1)
+    rows = base * PIECE + slope * place
+    result: Array = rows.reshape(-1)
     return result
 
 
@@ -134,9 +140,11 @@ def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
     and no result more than one step off.
     """
     limits = np.iinfo(wanted.dtype)
-    integers = np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max)
+    rounded = np.floor(results + 0.5) + zero_point
+    integers = np.clip(rounded, limits.min, limits.max)
     distance = np.abs(integers - wanted)
-    return bool(distance.max() <= 1 and (distance == 0).mean() >= EQUAL)
+    share_of_equal = (distance == 0).mean()
+    return bool(distance.max() <= 1 and share_of_equal >= EQUAL)
 
 
 def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
@@ -151,17 +159,17 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
         return first, tables.unit / PIECE
     # a result of TABLE has 7 fraction bits more than its entries: bring both sums to
     # REST fraction bits
-    sums = t.add(
-        t.left_shift(first, REST - 7), t.right_shift(looked_up(tables.rest), 7)
-    )
+    entries = t.left_shift(first, REST - 7)
+    errors = t.right_shift(looked_up(tables.rest), 7)
+    sums = t.add(entries, errors)
     if tables.bend is not None:
         place = t.bitwise_and(t.cast(q, DType.INT32), PIECE - 1)
         # a parabola that is 0 at both entries and 64 * 64 = 2**12 in the middle
         arch = t.mul(place, t.sub(PIECE, place))
         # of the product's bits + 7 + 12 fraction bits, REST remain
-        sums = t.add(
-            sums, t.mul(looked_up(tables.bend), arch, shift=tables.bits + 7 + 12 - REST)
-        )
+        lost = tables.bits + 7 + 12 - REST
+        bend = t.mul(looked_up(tables.bend), arch, shift=lost)
+        sums = t.add(sums, bend)
     return sums, tables.unit / (1 << REST)
 
 
@@ -172,8 +180,10 @@ def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
     """
     # the integer -32768 reads entry 0
     index = t.add(t.cast(q, DType.INT32), INT16_VALUES // 2)
-    table = literal(values.reshape(1, -1, 1), dtype, ARRAY_DTYPES[dtype])
-    results = t.gather(table, t.reshape(index, (1, math.prod(q.shape))))
+    column = values.reshape(1, -1, 1)
+    table = literal(column, dtype, ARRAY_DTYPES[dtype])
+    row = t.reshape(index, (1, math.prod(q.shape)))
+    results = t.gather(table, row)
     return t.reshape(results, q.shape)
 
 
@@ -190,7 +200,10 @@ def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
         upper = (entries + 128) >> 8
         parts.append(literal(entries - 256 * upper, DType.INT8, np.int8))
         entries = upper
-    y = t.cast(t.table(index, parts[-1]), DType.INT32)
-    for part in parts[-2::-1]:
-        y = t.add(t.left_shift(y, 8), t.cast(t.table(index, part), DType.INT32))
+    highest, *others = reversed(parts)
+    y = t.cast(t.table(index, highest), DType.INT32)
+    for part in others:
+        shifted = t.left_shift(y, 8)
+        lower = t.cast(t.table(index, part), DType.INT32)
+        y = t.add(shifted, lower)
     return y

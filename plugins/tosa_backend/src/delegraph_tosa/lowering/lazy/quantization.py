@@ -8,13 +8,13 @@ computed from them then.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...evaluate import materialize
 from ...ir.graph import Array, Deferred, Value, literal
-from ...ir.types import DType, Type
+from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Tosa
 from ..ranges.value_ranges import Range
 from ..torch_values.tensor_types import refused
@@ -65,9 +65,8 @@ class Quantization(NamedTuple):
         """Round and limit a real number as ``quantize_per_tensor`` does."""
         if math.isinf(number):
             return self.low if number < 0 else self.high
-        return min(
-            max(round(number / self.scale) + self.zero_point, self.low), self.high
-        )
+        integer = round(number / self.scale) + self.zero_point
+        return min(max(integer, self.low), self.high)
 
     @property
     def range(self) -> Range:
@@ -84,7 +83,14 @@ def expect_scale(scale: float) -> None:
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
-def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
+class FixedPoint(NamedTuple):
+    """Ratios multiplier / 2**shift."""
+
+    multiplier: Array
+    shift: Array
+
+
+def fixed_point(ratios: Array, bits: int) -> FixedPoint:
     """Return RESCALE's multiplier and shift for each of ``ratios``.
 
     A ratio is multiplier / 2**shift. Multipliers have ``bits`` bits, 31 or 15, and 2 <=
@@ -102,12 +108,12 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
     # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it
     # has
     lost = np.clip(shift - 62, 0, 40)
-    multiplier = np.where(
-        lost > 0, (multiplier + ((1 << lost) >> 1)) >> lost, multiplier
-    )
+    half = (1 << lost) >> 1
+    shortened = (multiplier + half) >> lost
+    multiplier = np.where(lost > 0, shortened, multiplier)
     # a ratio that is too large
     multiplier = np.where(shift < 2, (1 << bits) - 1, multiplier)
-    return multiplier, np.clip(shift, 2, 62)
+    return FixedPoint(multiplier, np.clip(shift, 2, 62))
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
@@ -129,26 +135,24 @@ def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
     file is written and these are read.
     """
     dtype = DType.INT32 if bits == 31 else DType.INT16
+    numpy_dtype = ARRAY_DTYPES[dtype]
     if not ratio.tensors:
-        multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
-        return literal(multiplier, dtype, dtype.name.lower()), literal(
-            shift, DType.INT8, np.int8
-        )
+        numbers = fixed_point(np.array([ratio.factor]), bits)
+        multiplier = literal(numbers.multiplier, dtype, numpy_dtype)
+        return multiplier, literal(numbers.shift, DType.INT8, np.int8)
 
-    def loader(position: int, numpy_type: str) -> Any:
-        """Return a function for the multipliers (``position`` 0) or the shifts (1).
+    def load() -> FixedPoint:
+        return fixed_point(_positive(ratio.elements()), bits)
 
-        It returns an array of ``numpy_type``.
-        """
-        return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(
-            numpy_type
-        )
+    def load_multiplier() -> Array:
+        return load().multiplier.astype(numpy_dtype)
+
+    def load_shift() -> Array:
+        return load().shift.astype(np.int8)
 
     shape = (ratio.channels,)
-    multiplier_of = Deferred(loader(0, dtype.name.lower()))
-    return Value(Type(shape, dtype), multiplier_of), Value(
-        Type(shape, DType.INT8), Deferred(loader(1, "int8"))
-    )
+    multiplier = Value(Type(shape, dtype), Deferred(load_multiplier))
+    return multiplier, Value(Type(shape, DType.INT8), Deferred(load_shift))
 
 
 def _positive(scales: Array) -> Array:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
 from ...ir import operators as tosa
-from ...ir.graph import Deferred, Value
+from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, RoundingMode, Type
 from ..builder import Tosa
 from ..torch_values.hints import no_dtype
@@ -72,10 +73,12 @@ def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
     # the zero point 128 of an unsigned number, in int8: -128 has the same bits
     zero = t.constant(0, DType.INT8)
     half = t.constant(-HALF, DType.INT8)
-    points = (half, zero) if arrives else (zero, half)
+    before = half if arrives else zero
+    after = zero if arrives else half
+    multiplier, shift = multipliers(t, Scale(1.0), 31)
     return t.emit(
         tosa.RESCALE,
-        (x, *multipliers(t, Scale(1.0), 31), *points),
+        (x, multiplier, shift, before, after),
         fold=False,
         scale32=True,
         rounding_mode=RoundingMode.SINGLE_ROUND,
@@ -101,8 +104,12 @@ def type_of_bytes(val: torch.Tensor, what: str) -> Type:
 
 def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:
     """Return a constant of uint8; its elements are read when the file is written."""
-    # flipping the highest bit subtracts 128 and makes the byte signed
+
+    def load() -> Array:
+        """Return the elements, each 128 less, as int8."""
+        # flipping the highest bit subtracts 128 and makes the byte signed
+        flipped: Array = array_of(tensor) ^ HALF
+        return flipped.view(np.int8)
+
     type = type_of_bytes(tensor, f"the constant {name}")
-    return Bytes(
-        Value(type, Deferred(lambda: (array_of(tensor) ^ HALF).view("int8")), name)
-    )
+    return Bytes(Value(type, Deferred(load), name))

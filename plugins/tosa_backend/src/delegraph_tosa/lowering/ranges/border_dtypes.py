@@ -26,23 +26,18 @@ AS_ITSELF = ("bool", "float32")
 As ``int32`` it represents an int64, as other inputs do.
 """
 
-_CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
-_VIEWS = frozenset(
+_CASTS = frozenset(overloads("to", "_to_copy", "type_as"))
+_VIEWS = frozenset({*overloads(*KEEPING_ALL), aten.slice.Tensor, aten.select.int})
+_LOGIC = frozenset(
     {
-        *(o for name in KEEPING_ALL for o in overloads(name)),
-        aten.slice.Tensor,
-        aten.select.int,
+        aten.logical_and.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
+        aten.logical_not.default,
     }
 )
-_LOGIC = frozenset(
-    o
-    for name in ("and", "or", "xor", "not")
-    for o in (getattr(aten, f"logical_{name}").default,)
-)
 _COMPARISONS = frozenset({aten.eq.Scalar, aten.ne.Scalar})
-_ARITHMETIC = frozenset(
-    o for name in ("add", "sub", "mul", "div", "rsub") for o in overloads(name)
-)
+_ARITHMETIC = frozenset(overloads("add", "sub", "mul", "div", "rsub"))
 """Operators that convert integers to the type of their result before they compute."""
 _LOW_BITS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -85,9 +80,14 @@ def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
 
     None if there is none, or no use.
     """
+    if reads is None:
+        return None
     if reads == {torch.bool, torch.float32}:
         return torch.float32  # which is 0 where the integer is
-    return next(iter(reads)) if reads is not None and len(reads) == 1 else None
+    if len(reads) != 1:
+        return None
+    (dtype,) = reads
+    return dtype
 
 
 def _read_by_all(
@@ -113,22 +113,29 @@ def _read_by(
     target: Any = user.target
     if target is aten.sym_size.int:
         return set()
-    if (
-        sum(operand is node for operand in user.args) != 1
-        or node in user.kwargs.values()
-    ):
+    uses = sum(operand is node for operand in user.args)
+    if uses != 1 or node in user.kwargs.values():
         return None  # in a list, or twice, as in x * x
     first = user.args[0] is node
     made = dtype_of_node(user)
     if first and (target in _CASTS or target in _VIEWS) and made is torch.int64:
         return reads.get(user)
     if first and target in _CASTS:
-        if made in _LOW_BITS:
-            return {torch.int32}
-        return {made} if made is torch.bool or made is torch.float32 else None
+        return _read_by_cast(made)
     if target in _LOGIC or (target in _COMPARISONS and user.args[1] == 0):
         return {torch.bool}
-    return {torch.float32} if target in _ARITHMETIC and made is torch.float32 else None
+    if target in _ARITHMETIC and made is torch.float32:
+        return {torch.float32}
+    return None
+
+
+def _read_by_cast(made: torch.dtype | None) -> set[torch.dtype] | None:
+    """Return the type that a cast to ``made`` reads, or None for the integer itself."""
+    if made in _LOW_BITS:
+        return {torch.int32}
+    if made is torch.bool or made is torch.float32:
+        return {made}
+    return None
 
 
 def _is_int64(node: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,15 @@ from ...ir.dynamic_sizes import range_of
 from ...ir.types import DType
 from ..torch_values.symbolic_sizes import shape_of_tensor, size_of
 from ..torch_values.tensor_types import DTYPES
-from .value_ranges import COUNTED, Range, inside, meet, range_of_type
+from .value_ranges import (
+    COUNTED,
+    Range,
+    inside,
+    meet,
+    range_of_corners,
+    range_of_type,
+    union,
+)
 
 aten = torch.ops.aten
 ArgumentRanges = Iterable[tuple[Any, Range]]
@@ -53,13 +62,14 @@ def bounds_of(
 def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> None:
     """Narrow the ``bounds`` of integer arguments to their ranges."""
     for argument, range in argument_ranges:
-        if isinstance(argument, Node) and dtype_of_node(argument) in (
-            torch.int32,
-            torch.int64,
-        ):
-            bounds[argument] = (
-                meet(bounds[argument], range) if argument in bounds else range
-            )
+        if not isinstance(argument, Node):
+            continue
+        if dtype_of_node(argument) not in (torch.int32, torch.int64):
+            continue
+        if argument in bounds:
+            bounds[argument] = meet(bounds[argument], range)
+        else:
+            bounds[argument] = range
 
 
 def dtype_of_node(node: Node) -> torch.dtype | None:
@@ -81,11 +91,9 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
 
     ``default`` if the call does not pass it.
     """
-    return (
-        node.args[position]
-        if len(node.args) > position
-        else node.kwargs.get(name, default)
-    )
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
 
 
 def _first_argument(node: Node, range: Range) -> ArgumentRanges:
@@ -98,58 +106,60 @@ def _each_listed(node: Node, range: Range) -> ArgumentRanges:
     return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
 
 
+def _first_node(node: Node) -> Node:
+    """Return the first argument of a call that takes a tensor first."""
+    (first, *_) = node.args
+    assert isinstance(first, Node)
+    return first
+
+
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
     """Return the operand of a cast with ``range``, if the new type is not narrower.
 
     [] for any other cast, which may change elements.
     """
-    before, after = (DTYPES.get(dtype_of_node(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
-    is_lossless = (
-        before in COUNTED
-        and after in COUNTED
-        and inside(range_of_type(before), range_of_type(after))
-    )
-    return [(node.args[0], range)] if is_lossless else []
+    operand = _first_node(node)
+    before = DTYPES.get(dtype_of_node(operand))  # type: ignore[arg-type]
+    after = DTYPES.get(dtype_of_node(node))  # type: ignore[arg-type]
+    if before not in COUNTED or after not in COUNTED:
+        return []
+    if not inside(range_of_type(before), range_of_type(after)):
+        return []
+    return [(operand, range)]
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
     """Return ``src`` of ``copy(self, src)`` with ``range``, if the cast is exact."""
-    return (
-        [(node.args[1], range)]
-        if dtype_of_node(node) is dtype_of_node(node.args[1])  # type: ignore[arg-type]
-        else []
-    )
+    source: Any = node.args[1]
+    if dtype_of_node(node) is not dtype_of_node(source):
+        return []
+    return [(source, range)]
 
 
-def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
-    """Return the rule for ``x + c`` (sign 1) or ``x - c`` (sign -1).
+def _operands_of_add(node: Node, range: Range) -> ArgumentRanges:
+    """Return the operands of ``x + c``, for each that is not known beforehand.
 
-    c does not depend on the program's inputs. If the result is in ``range``, x is in
-    ``range`` shifted by -c or c. This holds also where int64 wraps around: a wrapped
-    sum is outside of ``range``.
+    See ``_operand_of_sum``.
     """
+    if not _is_plain_int64(node):
+        return []
+    left, right = node.args
+    of_left = _operand_of_sum(left, _range_known_beforehand(right), 1, range)
+    of_right = _operand_of_sum(right, _range_known_beforehand(left), 1, range)
+    return [*of_left, *of_right]
 
-    def rule(node: Node, range: Range) -> ArgumentRanges:
-        """Return the operands' ranges for a sum ``node`` that lies in ``range``.
 
-        [] unless it is int64 without alpha.
-        """
-        if (
-            dtype_of_node(node) is not torch.int64
-            or _argument(node, 2, "alpha", 1) != 1
-        ):
-            return []
-        left, right = node.args
-        cases = (
-            [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
-        )
-        return [
-            pair
-            for x, c, s in cases
-            for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)
-        ]
+def _operand_of_sub(node: Node, range: Range) -> ArgumentRanges:
+    """Return x of ``x - c`` with its range; see ``_operand_of_sum``."""
+    if not _is_plain_int64(node):
+        return []
+    left, right = node.args
+    return _operand_of_sum(left, _range_known_beforehand(right), -1, range)
 
-    return rule
+
+def _is_plain_int64(node: Node) -> bool:
+    """Return whether a call of add or sub computes int64 and has no factor alpha."""
+    return dtype_of_node(node) is torch.int64 and _argument(node, 2, "alpha", 1) == 1
 
 
 def _operand_of_sum(
@@ -157,18 +167,19 @@ def _operand_of_sum(
 ) -> ArgumentRanges:
     """Return x with its range, for which ``x + sign * c`` is in ``range``.
 
-    This holds for every c in ``numbers``. [] if ``numbers`` is None (c is not known),
-    or if no range of int64 has this property.
+    c is any of ``numbers``, which do not depend on the program's inputs. [] if
+    ``numbers`` is None (c is not known), or if no range of int64 has this property. The
+    range of x holds also where int64 wraps around: a wrapped sum is outside of
+    ``range``.
     """
     if numbers is None:
         return []
     low, high = sorted((sign * numbers[0], sign * numbers[1]))
-    before = range[0] - low, range[1] - high
-    return (
-        [(x, before)]
-        if before[0] <= before[1] and inside(before, range_of_type(DType.INT64))
-        else []
-    )
+    least = range[0] - low
+    most = range[1] - high
+    if least > most or not inside((least, most), range_of_type(DType.INT64)):
+        return []
+    return [(x, (least, most))]
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
@@ -181,21 +192,21 @@ def _range_known_beforehand(argument: Any) -> Range | None:
         return argument, argument
     if not isinstance(argument, Node):
         return None
-    if dtype_of_node(argument) is torch.bool:
+    dtype = dtype_of_node(argument)
+    if dtype is torch.bool:
         return 0, 1
-    rule = (
-        _KNOWN_BEFOREHAND.get(argument.target)
-        if dtype_of_node(argument) is torch.int64
-        else None
-    )
-    if rule is not None:
+    if dtype is torch.int64 and argument.target in _KNOWN_BEFOREHAND:
+        rule = _KNOWN_BEFOREHAND[argument.target]
         return rule(argument)
-    # a view has the elements of its base
-    return (
-        _range_known_beforehand(argument.args[0])
-        if PASSING.get(argument.target) is _first_argument
-        else None
-    )
+    if PASSING.get(argument.target) is _first_argument:
+        # a view has the elements of its base
+        return _range_of_first(argument)
+    return None
+
+
+def _range_of_first(node: Node) -> Range | None:
+    """Return ``_range_known_beforehand`` of the first argument of a call."""
+    return _range_known_beforehand(node.args[0])
 
 
 def _range_of_arange(node: Node) -> Range | None:
@@ -204,19 +215,25 @@ def _range_of_arange(node: Node) -> Range | None:
     None if a bound is neither int nor size. For an arange that may be empty, the range
     still contains ``start``, because a Range cannot be empty.
     """
-    # the last two of (0, end) or of (0, start, end)
-    start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
-    return (start[0], max(end[1] - 1, start[0])) if start and end else None
+    start: Any = 0
+    end = node.args[0]
+    if len(node.args) > 1:
+        start, end = node.args[:2]
+    range_of_start = _range_of_number(start)
+    range_of_end = _range_of_number(end)
+    if range_of_start is None or range_of_end is None:
+        return None
+    least = range_of_start[0]
+    most = range_of_end[1] - 1
+    return least, max(most, least)
 
 
 def _range_of_number(argument: Any) -> Range | None:
     """Return the range of an int or of a symbolic size; None for anything else."""
     number = argument.meta.get("val") if isinstance(argument, Node) else argument
-    return (
-        range_of(size_of(number))
-        if type(number) is int or isinstance(number, torch.SymInt)
-        else None
-    )
+    if type(number) is int or isinstance(number, torch.SymInt):
+        return range_of(size_of(number))
+    return None
 
 
 def _range_of_product(node: Node) -> Range | None:
@@ -227,9 +244,10 @@ def _range_of_product(node: Node) -> Range | None:
     left, right = map(_range_known_beforehand, node.args)
     if left is None or right is None:
         return None
-    corners = [x * y for x in left for y in right]
-    range = min(corners), max(corners)
-    return range if inside(range, range_of_type(DType.INT64)) else None
+    product = range_of_corners(operator.mul, left, right)
+    if not inside(product, range_of_type(DType.INT64)):
+        return None
+    return product
 
 
 KEEPING_ALL = (
@@ -243,47 +261,31 @@ Shape and order may change.
 """
 
 
-def overloads(name: str) -> list[Any]:
-    """Return the overloads of the operator ``name``, without view.dtype.
+def overloads(*names: str) -> list[Any]:
+    """Return the overloads of the operators ``names``, without view.dtype.
 
     view.dtype reinterprets the bits.
     """
-    packet = getattr(aten, name)
-    return [
-        getattr(packet, overload)
-        for overload in packet.overloads()
-        if (name, overload) != ("view", "dtype")
-    ]
+    found: list[Any] = []
+    for name in names:
+        packet = getattr(aten, name)
+        found += [getattr(packet, overload) for overload in packet.overloads()]
+    return [overload for overload in found if overload is not aten.view.dtype]
 
 
 PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
-    **{
-        overload: _first_argument
-        for name in KEEPING_ALL
-        for overload in overloads(name)
-    },
-    **{
-        overload: _each_listed
-        for name in ("cat", "concat", "concatenate", "stack")
-        for overload in overloads(name)
-    },
-    **{
-        overload: _operand_of_cast
-        for name in ("to", "_to_copy", "type_as")
-        for overload in overloads(name)
-    },
-    **{overload: _operands_of_sum(1) for overload in overloads("add")},
-    **{overload: _operands_of_sum(-1) for overload in overloads("sub")},
+    **dict.fromkeys(overloads(*KEEPING_ALL), _first_argument),
+    **dict.fromkeys(overloads("cat", "concat", "concatenate", "stack"), _each_listed),
+    **dict.fromkeys(overloads("to", "_to_copy", "type_as"), _operand_of_cast),
+    **dict.fromkeys(overloads("add"), _operands_of_add),
+    **dict.fromkeys(overloads("sub"), _operand_of_sub),
     aten.copy.default: _source_of_copy,
 }
 """Maps an operator to a function from its result's range to its operands' ranges."""
 
 _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
-    **{
-        overload: lambda node: _range_known_beforehand(node.args[0])
-        for overload in (*overloads("to"), *overloads("_to_copy"))
-    },
+    **dict.fromkeys(overloads("to", "_to_copy"), _range_of_first),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _range_of_product),
 }
 """Operator with an int64 result -> its rule for ``_range_known_beforehand``."""
@@ -313,118 +315,118 @@ def _whole_from_parts(
     ``bound`` the range of this part. The part is added to ``parts``, the known parts of
     each tensor.
     """
-    base, dim, positions = _TAKING[node.target](node)
-    # which part it is depends on sizes known at run time only
-    if not positions:
+    taken = _TAKING[node.target](node)
+    if taken is None:
         return []
-    axis = dim % len(_shape(base))
-    size = _shape(base)[axis]
-    parts.setdefault(base, []).append(Part(axis, positions, bound))
-    along = [part for part in parts[base] if part.axis == axis]
+    shape = _shape(taken.base)
+    axis = taken.dim % len(shape)
+    parts.setdefault(taken.base, []).append(Part(axis, taken.positions, bound))
+    along = [part for part in parts[taken.base] if part.axis == axis]
     # cheaper than the next test, and enough nearly always
-    if sum(len(part.positions) for part in along) < size:
+    if sum(len(part.positions) for part in along) < shape[axis]:
         return []
     # two parts may share positions
-    if len({position for part in along for position in part.positions}) < size:
+    covered: set[int] = set()
+    for part in along:
+        covered.update(part.positions)
+    if len(covered) < shape[axis]:
         return []
-    lowest = min(part.range[0] for part in along)
-    highest = max(part.range[1] for part in along)
-    return [(base, (lowest, highest))]
+    whole = reduce(union, [part.range for part in along])
+    return [(taken.base, whole)]
 
 
-Taken = tuple[Any, int, range]
-"""(tensor, axis, positions along this axis that a call returns).
+class Taken(NamedTuple):
+    """The part of the tensor ``base`` that a call returns: positions along ``dim``."""
 
-The positions are empty if they are not known.
-"""
+    base: Any
+    dim: int
+    positions: range
 
 
-def _taken_by_select(node: Node) -> Taken:
+def _taken_by_select(node: Node) -> Taken | None:
     """Return the one position that select(base, dim, index) returns."""
     arguments: Any = node.args
     base, dim, index = arguments
-    return base, dim, _positions_from(base, dim, index, 1)
+    return _taken_from(base, dim, index, length=1)
 
 
-def _taken_by_slice(node: Node) -> Taken:
+def _taken_by_slice(node: Node) -> Taken | None:
     """Return the positions that slice(base, dim, start, end, step) returns."""
     base = node.args[0]
     dim = _argument(node, 1, "dim", 0)
-    ends = (
-        _argument(node, 2, "start"),
-        _argument(node, 3, "end"),
-        _argument(node, 4, "step", 1),
-    )
-    return base, dim, _positions(base, dim, *ends)
+    start = _argument(node, 2, "start")
+    end = _argument(node, 3, "end")
+    step = _argument(node, 4, "step", 1)
+    return _taken(base, dim, slice(start, end, step))
 
 
-def _taken_by_narrow(node: Node) -> Taken:
+def _taken_by_narrow(node: Node) -> Taken | None:
     """Return the positions that narrow(base, dim, start, length) returns."""
     arguments: Any = node.args
     base, dim, start, length = arguments
-    return base, dim, _positions_from(base, dim, start, length)
+    return _taken_from(base, dim, start, length)
 
 
-def _taken_by_getitem(node: Node) -> Taken:
+def _taken_by_getitem(node: Node) -> Taken | None:
     """Return the positions of a result of split, chunk or unbind (``_CUTTING``).
 
-    The getitem ``node`` selects the result.
+    The getitem ``node`` selects the result. None for a result of another call.
     """
     call: Any = node.args[0]
     index: Any = node.args[1]
-    # a result of another call: no positions
     if call.target not in _CUTTING:
-        return call, 0, range(0)
+        return None
     base = call.args[0]
     dim = _argument(call, _CUTTING[call.target], "dim", 0)
-    # how many positions each result has: unbind returns single ones, without the axis
-    sizes = [
-        1 if call.target is aten.unbind.int else result.shape[dim]
-        for result in call.meta["val"]
-    ]
-    start = sum(sizes[:index])
-    return base, dim, _positions_from(base, dim, start, sizes[index])
+    results = call.meta["val"]
+    if call.target is aten.unbind.int:
+        # single positions, without the axis
+        sizes = [1] * len(results)
+    else:
+        sizes = [result.shape[dim] for result in results]
+    return _taken_from(base, dim, sum(sizes[:index]), sizes[index])
 
 
-def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
+def _taken_from(base: Any, dim: int, start: Any, length: Any) -> Taken | None:
     """Return ``length`` positions along ``dim``, starting at ``start``.
 
-    A negative ``start`` counts from the end. Empty unless ``start`` and ``length`` are
+    A negative ``start`` counts from the end. None unless ``start`` and ``length`` are
     ints.
     """
-    known = type(start) is int and type(length) is int
+    if type(start) is not int or type(length) is not int or length == 0:
+        return None
     # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the
     # first element
-    return (
-        _positions(base, dim, start, (start + length) or None)
-        if known and length
-        else range(0)
-    )
+    end = (start + length) or None
+    return _taken(base, dim, slice(start, end))
 
 
-def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
-    """Return the positions of the slice start:stop:step along ``dim`` of ``base``.
+def _taken(base: Any, dim: int, positions: slice) -> Taken | None:
+    """Return the positions of a slice along ``dim`` of ``base``.
 
-    Empty if one of the numbers, or the size of the axis, is known at run time only.
+    None if it is empty, or if one of its numbers, or the size of the axis, is known at
+    run time only.
     """
     size = _shape(base)[dim]
-    known = all(end is None or type(end) is int for end in (size, start, stop, step))
-    return range(size)[start:stop:step] if known else range(0)
+    numbers = (size, positions.start, positions.stop, positions.step)
+    if not all(number is None or type(number) is int for number in numbers):
+        return None
+    taken = range(size)[positions]
+    return Taken(base, dim, taken) if taken else None
 
 
 _CUTTING: dict[Any, int] = {
     aten.unbind.int: 1,
-    **{
-        overload: 2
-        for name in ("split", "split_with_sizes", "chunk")
-        for overload in overloads(name)
-    },
+    **dict.fromkeys(overloads("split", "split_with_sizes", "chunk"), 2),
 }
 """Maps operators that return all parts of a tensor to the position of ``dim``."""
-_TAKING: dict[Any, Callable[[Node], Taken]] = {
+_TAKING: dict[Any, Callable[[Node], Taken | None]] = {
     aten.select.int: _taken_by_select,
     aten.slice.Tensor: _taken_by_slice,
     aten.narrow.default: _taken_by_narrow,
     operator.getitem: _taken_by_getitem,
 }
-"""Maps operators that return a part of a tensor to a function that finds it."""
+"""Maps operators that return a part of a tensor to a function that finds it.
+
+None if it is not known which part they return.
+"""

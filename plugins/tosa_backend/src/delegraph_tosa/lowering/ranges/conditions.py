@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -16,6 +16,7 @@ from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
 from ...ir.types import INTEGERS, DType
 from ..torch_values.symbolic_sizes import is_size
+from .bounds import overloads
 from .value_ranges import Range, meet, range_of, range_of_type
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """Return placeholders and ranges for the comparisons that ``truth`` implies.
+    """Yield placeholders and ranges for the comparisons that ``truth`` implies.
 
     ``truth`` is the condition's result: a comparison, or several joined by ``and``;
     nothing follows from other calls.
@@ -50,44 +51,47 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
             yield from _conjuncts(part, value_of)
     elif truth.target in _COMPARISONS:
         left, right = map(_same_element, truth.args[:2])
-        # left <= right + below and left >= right + above, which also bounds ``right``:
-        # right <= left - above and right >= left - below
-        below, above = _COMPARISONS[truth.target]
-        yield from _bounds_of_left(left, right, below, above, value_of)
-        yield from _bounds_of_left(
-            right, left, _negated(above), _negated(below), value_of
-        )
+        comparison = _COMPARISONS[truth.target]
+        yield from _bounds_of_left(left, right, comparison, value_of)
+        yield from _bounds_of_left(right, left, comparison.swapped(), value_of)
 
 
-def _negated(distance: int | None) -> int | None:
-    """-distance.
+class Comparison(NamedTuple):
+    """left <= right + below and left >= right + above; None means no such bound."""
 
-    None, no bound, stays None. left <= right + d is the same as right >= left - d.
-    """
-    return None if distance is None else -distance
+    below: int | None
+    above: int | None
+
+    def swapped(self) -> Comparison:
+        """Return the same comparison with ``left`` and ``right`` exchanged.
+
+        left <= right + d is the same as right >= left - d.
+        """
+        below = None if self.above is None else -self.above
+        above = None if self.below is None else -self.below
+        return Comparison(below, above)
 
 
 def _bounds_of_left(
-    left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
+    left: Any, right: Any, comparison: Comparison, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """Yield ranges for left <= right + below and left >= right + above.
+    """Yield the range of ``left`` if ``comparison`` holds.
 
-    None means no bound. With right in 0 .. 9, below -1 and above None, as in left <
-    right, left is at most 8. Yields nothing unless ``left`` is a placeholder of one
-    integer and the range of ``right`` is known.
+    With right in 0 .. 9 and left < right, left is at most 8. Yields nothing unless
+    ``left`` is a placeholder of one integer and the range of ``right`` is known.
     """
-    if not (
-        isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left)
-    ):
+    if not isinstance(left, Node) or left.op != "placeholder":
+        return
+    if not _is_one_integer(left):
         return
     range_of_right = _range_of_operand(right, value_of)
     if range_of_right is None:
         return
     low, high = range_of_type(DType.INT64)
-    if above is not None:
-        low = range_of_right[0] + above
-    if below is not None:
-        high = range_of_right[1] + below
+    if comparison.above is not None:
+        low = range_of_right[0] + comparison.above
+    if comparison.below is not None:
+        high = range_of_right[1] + comparison.below
     yield left, (low, high)
 
 
@@ -98,24 +102,24 @@ def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
     """
     if type(argument) is int:
         return argument, argument
-    if not isinstance(argument, Node) or not (
-        is_size(argument) or _is_one_integer(argument)
-    ):
+    if not isinstance(argument, Node):
+        return None
+    if not is_size(argument) and not _is_one_integer(argument):
         return None
     value = value_of(argument)
     if not isinstance(value, Value):
         return size_range(value)
-    return range_of(value) if value.dtype in INTEGERS else None
+    if value.dtype not in INTEGERS:
+        return None
+    return range_of(value)
 
 
 def _is_one_integer(node: Node) -> bool:
     """Return whether ``node`` is an integer tensor of one element."""
     val = node.meta.get("val")
-    if (
-        not isinstance(val, torch.Tensor)
-        or val.is_floating_point()
-        or val.dtype is torch.bool
-    ):
+    if not isinstance(val, torch.Tensor):
+        return False
+    if val.is_floating_point() or val.dtype is torch.bool:
         return False
     return all(type(size) is int for size in val.shape) and math.prod(val.shape) == 1
 
@@ -131,10 +135,18 @@ def _same_element(argument: Any) -> Any:
 
 
 _COPIES = frozenset(
-    getattr(getattr(aten, name), overload)
-    for name in "alias clone detach view reshape squeeze unsqueeze lift_fresh_copy all any".split()
-    for overload in getattr(aten, name).overloads()
-    if (name, overload) != ("view", "dtype")
+    overloads(
+        "alias",
+        "all",
+        "any",
+        "clone",
+        "detach",
+        "lift_fresh_copy",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "view",
+    )
 )
 """Operators that return the same element if their operand has one element.
 
@@ -143,14 +155,11 @@ For ``all`` and ``any`` it is a bool.
 _BOTH = frozenset(
     {aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor}
 )
-_COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
-    **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), (-1, None)),
-    **dict.fromkeys((aten.le.Scalar, aten.le.Tensor), (0, None)),
-    **dict.fromkeys((aten.gt.Scalar, aten.gt.Tensor), (None, 1)),
-    **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), (None, 0)),
-    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), (0, 0)),
+_COMPARISONS: dict[Any, Comparison] = {
+    **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), Comparison(-1, None)),
+    **dict.fromkeys((aten.le.Scalar, aten.le.Tensor), Comparison(0, None)),
+    **dict.fromkeys((aten.gt.Scalar, aten.gt.Tensor), Comparison(None, 1)),
+    **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), Comparison(None, 0)),
+    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), Comparison(0, 0)),
 }
-"""Maps a comparison to the bounds (below, above) that it implies if true.
-
-They mean left <= right + below and left >= right + above.
-"""
+"""Maps a comparison to the bounds that it implies if true."""

@@ -33,7 +33,13 @@ def rows(table: str) -> Bound:
 
     Negative ones are not accepted.
     """
-    return lambda argument: _range_below(_shape(argument(table))[0])
+
+    def bound(argument: Arguments) -> Range:
+        """Return the indices for one call, which ``argument`` describes."""
+        count = _shape(argument(table))[0]
+        return _range_below(count)
+
+    return bound
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
@@ -47,7 +53,8 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
         """Return the indices for one call, which ``argument`` describes."""
         axis = argument(dim)
         shape = _shape(argument(tensor)) or [1]  # a tensor [] has one element
-        return _range_below(math.prod(shape) if axis is None else shape[axis], from_end)
+        count = math.prod(shape) if axis is None else shape[axis]
+        return _range_below(count, from_end)
 
     return bound
 
@@ -58,9 +65,13 @@ def each_axis(tensor: str) -> Bound:
     The k-th tensor has indices into axis k of the argument ``tensor``. Negative indices
     count from the end.
     """
-    return lambda argument: [
-        _range_below(size, True) for size in _shape(argument(tensor))
-    ]
+
+    def bound(argument: Arguments) -> list[Range]:
+        """Return the indices into each axis for one call."""
+        shape = _shape(argument(tensor))
+        return [_range_below(size, from_end=True) for size in shape]
+
+    return bound
 
 
 def elements(tensor: str) -> Bound:
@@ -68,7 +79,13 @@ def elements(tensor: str) -> Bound:
 
     Negative ones count from the end.
     """
-    return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
+
+    def bound(argument: Arguments) -> Range:
+        """Return the indices for one call."""
+        count = math.prod(_shape(argument(tensor)))
+        return _range_below(count, from_end=True)
+
+    return bound
 
 
 def beginnings(row: str) -> Bound:
@@ -76,7 +93,14 @@ def beginnings(row: str) -> Bound:
 
     Empty parts may begin at its end.
     """
-    return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
+
+    def bound(argument: Arguments) -> Range:
+        """Return the positions for one call."""
+        count = math.prod(_shape(argument(row)))
+        _, most = range_of(count)
+        return 0, most
+
+    return bound
 
 
 def places(size: str) -> Bound:
@@ -85,11 +109,9 @@ def places(size: str) -> Bound:
     def bound(argument: Arguments) -> Range | None:
         """Return the indices for one call; None if a size is known at run time only."""
         sizes = argument(size)
-        return (
-            _range_below(math.prod(sizes))
-            if all(type(size) is int for size in sizes)
-            else None
-        )
+        if not all(type(size) is int for size in sizes):
+            return None
+        return _range_below(math.prod(sizes))
 
     return bound
 
@@ -103,16 +125,18 @@ def classes(count: str) -> Bound:
         None for a count of -1, with which torch takes as many as there are.
         """
         number = argument(count)
-        return _range_below(number) if isinstance(number, int) and number > 0 else None
+        if not isinstance(number, int) or number <= 0:
+            return None
+        return _range_below(number)
 
     return bound
 
 
 def labels(scores: str, ignored: str) -> Bound:
-    """Return the bound for labels: a class, 0 ..
+    """Return the bound for labels: a class, or the number that is ignored.
 
-    C - 1, or the number in the call's argument ``ignored``, which is ignored. C is the
-    number of classes of the argument ``scores`` [N,C,*S] or [C].
+    The number is the call's argument ``ignored``. Classes are 0 .. C - 1, where C is
+    the number of classes of the argument ``scores`` [N,C,*S] or [C].
     """
 
     def bound(argument: Arguments) -> Range:
@@ -133,7 +157,8 @@ def _range_below(size: Any, from_end: bool = False) -> Range:
     """
     # of a size known at run time only, the largest that it can be
     _, most = range_of(size)
-    return (-most if from_end else 0), max(most - 1, 0)
+    least = -most if from_end else 0
+    return least, max(most - 1, 0)
 
 
 def _shape(node: Node) -> list[Any]:

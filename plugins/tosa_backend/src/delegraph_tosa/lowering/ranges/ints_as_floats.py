@@ -18,33 +18,27 @@ EXACT: Range = (-(2**24), 2**24)
 
 COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
     {
-        *(
-            tosa.RESHAPE,
-            tosa.TRANSPOSE,
-            tosa.SLICE,
-            tosa.TILE,
-            tosa.REVERSE,
-            tosa.CONCAT,
-            tosa.PAD,
-            tosa.GATHER,
-        ),
-        *(
-            tosa.SCATTER,
-            tosa.SELECT,
-            tosa.ABS,
-            tosa.NEGATE,
-            tosa.MAXIMUM,
-            tosa.MINIMUM,
-            tosa.EQUAL,
-            tosa.GREATER,
-        ),
-        *(
-            tosa.GREATER_EQUAL,
-            tosa.REDUCE_MAX,
-            tosa.REDUCE_MIN,
-            tosa.REDUCE_SUM,
-            tosa.CAST,
-        ),
+        tosa.ABS,
+        tosa.CAST,
+        tosa.CONCAT,
+        tosa.EQUAL,
+        tosa.GATHER,
+        tosa.GREATER,
+        tosa.GREATER_EQUAL,
+        tosa.MAXIMUM,
+        tosa.MINIMUM,
+        tosa.NEGATE,
+        tosa.PAD,
+        tosa.REDUCE_MAX,
+        tosa.REDUCE_MIN,
+        tosa.REDUCE_SUM,
+        tosa.RESHAPE,
+        tosa.REVERSE,
+        tosa.SCATTER,
+        tosa.SELECT,
+        tosa.SLICE,
+        tosa.TILE,
+        tosa.TRANSPOSE,
     }
 )
 """Operators that compute the same integers in fp32, if all are in EXACT.
@@ -61,12 +55,10 @@ def runs_as_floats(operator: Operator) -> bool:
     cls = type(operator)
     if cls not in COMPUTED_AS_FLOATS:
         return False
-    if cls is tosa.CAST and all(
-        v.dtype is not DType.BOOL for v in (*operator.inputs, *operator.outputs)
-    ):
+    values = [*operator.inputs, *operator.outputs]
+    if cls is tosa.CAST and all(value.dtype is not DType.BOOL for value in values):
         return False
-    # the position of indices, which stay int32; None if it has none
-    index = INDICES.get(cls)
-    values = [v for k, v in enumerate(operator.inputs) if k != index]
-    integers = [v for v in (*values, *operator.outputs) if v.dtype is DType.INT32]
+    if cls in INDICES:  # indices stay int32
+        del values[INDICES[cls]]
+    integers = [value for value in values if value.dtype is DType.INT32]
     return bool(integers) and all(inside(range_of(v), EXACT) for v in integers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, reduce
+from operator import add, lshift, rshift, sub
 
 import numpy as np
 
@@ -55,7 +56,9 @@ def meet(first: Range, second: Range) -> Range:
     """
     low = max(first[0], second[0])
     high = min(first[1], second[1])
-    return (low, high) if low <= high else second
+    if low > high:
+        return second
+    return low, high
 
 
 def union(first: Range, second: Range) -> Range:
@@ -80,10 +83,11 @@ def _range_of_elements(value: Value) -> Range | None:
     None for a computed value. Elements of weights are read only for types in ``READ``,
     those of other constants for every type.
     """
-    is_read_weight = isinstance(value.constant, Deferred) and value.dtype in READ
-    if not is_read_weight and not isinstance(value.constant, Literal):
+    constant = value.constant
+    is_read_weight = isinstance(constant, Deferred) and value.dtype in READ
+    if not is_read_weight and not isinstance(constant, Literal):
         return None
-    elements = value.constant.materialize()  # type: ignore[union-attr]
+    elements = constant.materialize()  # type: ignore[union-attr]
     return int(elements.min()), int(elements.max())
 
 
@@ -93,10 +97,14 @@ def result_range(operator: Operator, dtype: DType) -> Range:
     It is the range of the type if the operator has no rule, or if its results do not
     fit and wrap around.
     """
-    rule = RANGES.get(type(operator))
     type_range = range_of_type(dtype)
-    range = type_range if rule is None else rule(operator)
-    return range if inside(range, type_range) else type_range
+    rule = RANGES.get(type(operator))
+    if rule is None:
+        return type_range
+    range = rule(operator)
+    if not inside(range, type_range):
+        return type_range
+    return range
 
 
 # ---- rows of ``RANGES``: each gives the range of an operator's result
@@ -113,50 +121,66 @@ def _first_operand(operator: Operator) -> Range:
 
 
 def _union_of(*positions: int) -> Callable[[Operator], Range]:
-    """Return the rule for results with elements of the operands at ``positions``.
-
-    No position means all.
-    """
+    """Return the rule for results with elements of the operands at ``positions``."""
 
     def joined(operator: Operator) -> Range:
         """Return the union of the ranges of the operands at ``positions``."""
-        values = (
-            [operator.inputs[p] for p in positions] if positions else operator.inputs
-        )
-        return reduce(union, map(range_of, values))
+        ranges = [range_of(operator.inputs[position]) for position in positions]
+        return reduce(union, ranges)
 
     return joined
 
 
-def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """Return the rule for a function that is monotonic in both operands.
+def _union_of_all(operator: Operator) -> Range:
+    """Return the union of the ranges of all operands, for CONCAT."""
+    return reduce(union, map(range_of, operator.inputs))
 
-    Its extremes are at the ends of their ranges.
+
+def range_of_corners(
+    combine: Callable[[int, int], int], left: Range, right: Range
+) -> Range:
+    """Return the range of a function that is monotonic in both operands.
+
+    Its extremes are at the ends of the operands' ranges.
     """
+    low, high = left
+    results = [combine(low, end) for end in right]
+    results += [combine(high, end) for end in right]
+    return min(results), max(results)
+
+
+def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
+    """Return the rule for a function that is monotonic in both operands."""
 
     def spanned(operator: Operator) -> Range:
         """Return the range of ``combine`` from the ends of two ranges."""
         left, right = _operands(operator)[:2]
-        results = [combine(x, y) for x in left for y in right]
-        return min(results), max(results)
+        return range_of_corners(combine, left, right)
 
     return spanned
 
 
 def _product(operator: Operator) -> Range:
     """MUL. The third operand shifts the product right, and rounds half up."""
-    shift = operator.inputs[2].constant
-    bits = int(shift.array.item()) if isinstance(shift, Literal) else 0
+    left, right, shift = operator.inputs
+    bits = 0
+    if isinstance(shift.constant, Literal):
+        bits = int(shift.constant.array.item())
     half = 1 << bits >> 1
-    return _corners(lambda x, y: (x * y + half) >> bits)(operator)
+
+    def product(x: int, y: int) -> int:
+        return (x * y + half) >> bits
+
+    return range_of_corners(product, range_of(left), range_of(right))
 
 
 def _abs(operator: Operator) -> Range:
     """ABS."""
     low, high = range_of(operator.inputs[0])
-    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(
-        abs(low), abs(high)
-    )
+    nearest = min(abs(low), abs(high))
+    if low <= 0 <= high:
+        nearest = 0
+    return nearest, max(abs(low), abs(high))
 
 
 def _negated(operator: Operator) -> Range:
@@ -171,7 +195,15 @@ def _size_range(size: int) -> Range:
     torch assumes at least 2, but at run time it may be 1.
     """
     low, high = dynamic_sizes.range_of(size)
-    return (min(low, 1), high) if dynamic_sizes.is_dynamic(size) else (low, high)
+    if dynamic_sizes.is_dynamic(size):
+        low = min(low, 1)
+    return low, high
+
+
+def _size_of_axis(operator: Operator) -> Range:
+    """Return the range of the size of the axis that a reduction removes."""
+    axis: int = operator.attribute_values()["axis"]
+    return _size_range(operator.inputs[0].shape[axis])
 
 
 def _sum(operator: Operator) -> Range:
@@ -179,14 +211,17 @@ def _sum(operator: Operator) -> Range:
 
     The size may lie in a range itself.
     """
-    shortest, longest = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
+    shortest, longest = _size_of_axis(operator)
     low, high = range_of(operator.inputs[0])
-    return min(low * shortest, low * longest), max(high * shortest, high * longest)
+    least = min(low * shortest, low * longest)
+    most = max(high * shortest, high * longest)
+    return least, most
 
 
 def _position(operator: Operator) -> Range:
     """ARGMAX: a position along the axis."""
-    return 0, _size_range(operator.inputs[0].shape[operator.axis])[1] - 1  # type: ignore[attr-defined]
+    _, longest = _size_of_axis(operator)
+    return 0, longest - 1
 
 
 def _cast(operator: Operator) -> Range:
@@ -196,15 +231,20 @@ def _cast(operator: Operator) -> Range:
     returns the range of the type.
     """
     value = operator.inputs[0]
-    return range_of(value) if value.dtype in COUNTED else (-math.inf, math.inf)  # type: ignore[return-value]
+    if value.dtype not in COUNTED:
+        return -math.inf, math.inf  # type: ignore[return-value]
+    return range_of(value)
 
 
 def _quotient(operator: Operator) -> Range:
     """INTDIV rounds towards zero, so a result is at most as large as the dividend."""
-    low, high = range_of(operator.inputs[0])
-    if range_of(operator.inputs[1])[0] > 0:
+    dividend, divisor = operator.inputs
+    low, high = range_of(dividend)
+    smallest_divisor, _ = range_of(divisor)
+    if smallest_divisor > 0:
         return min(low, 0), max(high, 0)
-    return -max(abs(low), abs(high)), max(abs(low), abs(high))
+    most = max(abs(low), abs(high))
+    return -most, most
 
 
 def _bits(operator: Operator) -> Range:
@@ -214,8 +254,11 @@ def _bits(operator: Operator) -> Range:
     """
     ranges = _operands(operator)
     # ~low has the bits of a negative ``low`` without the sign
-    most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
-    return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
+    bits = max(max(high, ~low).bit_length() for low, high in ranges)
+    most = 1 << bits
+    smallest = min(low for low, _ in ranges)
+    least = 0 if smallest >= 0 else -most
+    return least, most - 1
 
 
 def _masked(operator: Operator) -> Range:
@@ -224,7 +267,9 @@ def _masked(operator: Operator) -> Range:
     Without one as ``_bits``.
     """
     masks = [high for low, high in _operands(operator) if low >= 0]
-    return (0, min(masks)) if masks else _bits(operator)
+    if not masks:
+        return _bits(operator)
+    return 0, min(masks)
 
 
 def _inverted(operator: Operator) -> Range:
@@ -238,74 +283,81 @@ def _bits_shifted(operator: Operator) -> Range:
 
     The range of the type for other amounts.
     """
-    fewest, most = range_of(operator.inputs[1])
-    low, high = range_of_type(operator.inputs[0].dtype)
-    return (0, (high - low) >> fewest) if fewest > 0 and most < 32 else (low, high)
+    bits, amount = operator.inputs
+    fewest, most = range_of(amount)
+    low, high = range_of_type(bits.dtype)
+    if fewest < 1 or most > 31:
+        return low, high
+    return 0, (high - low) >> fewest
 
 
-def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """Return the rule for a shift by 0 to 31 bits, computed by ``combine``.
+def _shifted(combine: Callable[[int, int], int], operator: Operator) -> Range:
+    """Return the range of a shift of the first operand by the second.
 
-    Other shifts may give any number of the type. By up to 31 bits int32 and int64 give
-    the same result. By more, only int64 is defined.
+    ``combine`` computes it. By up to 31 bits int32 and int64 give the same result. By
+    more, only int64 is defined: the result may be any number of the type.
     """
+    shifted, amount = operator.inputs
+    if not inside(range_of(amount), (0, 31)):
+        return range_of_type(shifted.dtype)
+    return range_of_corners(combine, range_of(shifted), range_of(amount))
 
-    def shifted(operator: Operator) -> Range:
-        """Return the range of the shifted operand, the first.
 
-        The second operand is the amount.
-        """
-        amounts = range_of(operator.inputs[1])
-        # by more than 31 bits, int32 and int64 differ
-        return (
-            _corners(combine)(operator)
-            if inside(amounts, (0, 31))
-            else range_of_type(operator.inputs[0].dtype)
-        )
-
-    return shifted
+def _left_shifted(operator: Operator) -> Range:
+    """LOGICAL_LEFT_SHIFT."""
+    return _shifted(lshift, operator)
 
 
 def _right_shifted(operator: Operator) -> Range:
     """ARITHMETIC_RIGHT_SHIFT, which rounds down, or with ``round`` half up."""
-    rounds = operator.attribute_values()["round"]
-    return _shifted(lambda x, y: (x + (1 << y >> 1 if rounds else 0)) >> y)(operator)
+    if operator.attribute_values()["round"]:
+        return _shifted(_rounding_right_shift, operator)
+    return _shifted(rshift, operator)
+
+
+def _rounding_right_shift(number: int, bits: int) -> int:
+    """Return number / 2**bits, rounded half up."""
+    half = 1 << bits >> 1
+    return (number + half) >> bits
+
+
+def _leading_zeros(operator: Operator) -> Range:
+    """CLZ: at most the bits of the type."""
+    return 0, 8 * BYTES[operator.inputs[0].dtype]
 
 
 RANGES: dict[type[Operator], Callable[..., Range]] = {
-    **dict.fromkeys(
-        (
-            tosa.RESHAPE,
-            tosa.TRANSPOSE,
-            tosa.SLICE,
-            tosa.TILE,
-            tosa.REVERSE,
-            tosa.IDENTITY,
-        ),
-        _first_operand,
-    ),
-    **dict.fromkeys((tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.GATHER), _first_operand),
-    tosa.CONCAT: _union_of(),
+    tosa.RESHAPE: _first_operand,
+    tosa.TRANSPOSE: _first_operand,
+    tosa.SLICE: _first_operand,
+    tosa.TILE: _first_operand,
+    tosa.REVERSE: _first_operand,
+    tosa.IDENTITY: _first_operand,
+    tosa.REDUCE_MAX: _first_operand,
+    tosa.REDUCE_MIN: _first_operand,
+    tosa.GATHER: _first_operand,
+    tosa.CONCAT: _union_of_all,
     tosa.PAD: _union_of(0, 2),
     tosa.SELECT: _union_of(1, 2),
     tosa.SCATTER: _union_of(0, 2),
     tosa.MAXIMUM: _corners(max),
     tosa.MINIMUM: _corners(min),
-    tosa.ADD: _corners(lambda x, y: x + y),
-    tosa.SUB: _corners(lambda x, y: x - y),
+    tosa.ADD: _corners(add),
+    tosa.SUB: _corners(sub),
     tosa.MUL: _product,
-    tosa.CLZ: lambda operator: (0, 8 * BYTES[operator.inputs[0].dtype]),
+    tosa.CLZ: _leading_zeros,
     tosa.INTDIV: _quotient,
     tosa.ABS: _abs,
     tosa.NEGATE: _negated,
     tosa.REDUCE_SUM: _sum,
     tosa.ARGMAX: _position,
     tosa.CAST: _cast,
-    tosa.LOGICAL_LEFT_SHIFT: _shifted(lambda x, y: x << y),
+    tosa.LOGICAL_LEFT_SHIFT: _left_shifted,
     tosa.ARITHMETIC_RIGHT_SHIFT: _right_shifted,
     tosa.LOGICAL_RIGHT_SHIFT: _bits_shifted,
     tosa.BITWISE_NOT: _inverted,
     tosa.BITWISE_AND: _masked,
-    **dict.fromkeys((tosa.BITWISE_OR, tosa.BITWISE_XOR), _bits),
+    tosa.BITWISE_OR: _bits,
+    tosa.BITWISE_XOR: _bits,
 }
 """Operator -> the range of its result."""
