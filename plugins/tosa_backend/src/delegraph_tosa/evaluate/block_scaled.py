@@ -19,11 +19,10 @@ from .small_floats import encoded, overflow
 
 
 def scaled(values: Array, scales: Array) -> Array:
-    """[*S,C] values times [*S,C/block] scales in float64."""
-    blocks: Array = (
-        values.reshape(*scales.shape, -1).astype(np.float64) * scales[..., None]
-    )
-    return blocks.reshape(values.shape)
+    """Return [*S,C] values times [*S,C/block] scales in float64."""
+    blocks = values.reshape(*scales.shape, -1).astype(np.float64)
+    products: Array = blocks * scales[..., None]
+    return products.reshape(values.shape)
 
 
 def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
@@ -36,29 +35,32 @@ def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
     """
     blocks = x.reshape(*x.shape[:-1], -1, size).astype(np.float64)
     largest = np.abs(blocks).max(axis=-1)
-    scales = np.where(
-        np.isfinite(largest), np.ldexp(1.0, _exponents(largest, dtype)), np.nan
-    )
-    return (blocks / scales[..., None]).reshape(x.shape), scales
+    powers = np.ldexp(1.0, _exponents(largest, dtype))
+    scales = np.where(np.isfinite(largest), powers, np.nan)
+    quotients = blocks / scales[..., None]
+    return quotients.reshape(x.shape), scales
 
 
 def _exponents(largest: Array, dtype: DType) -> Array:
     """Return the least e with ``largest / 2**e`` in range, exactly."""
-    mantissa, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))
-    number, itself = overflow(dtype)
-    limit, limit_exponent = np.frexp(number)
-    above = mantissa >= limit if itself else mantissa > limit
-    exponents: Array = np.clip(exponent - limit_exponent + above, -127, 127)
+    finite = np.where(np.isfinite(largest), largest, 0)
+    mantissa, exponent = np.frexp(finite)
+    limit = overflow(dtype)
+    limit_mantissa, limit_exponent = np.frexp(limit.number)
+    if limit.is_out_of_range:
+        is_above = mantissa >= limit_mantissa
+    else:
+        is_above = mantissa > limit_mantissa
+    exponents: Array = np.clip(exponent - limit_exponent + is_above, -127, 127)
     return np.where(largest == 0, -127, exponents)
 
 
 def paired_blocks(x: Array, dtype: DType) -> Array:
     """Convert numbers to a block-scaled type, with CAST_TO_BLOCK_SCALED's scales."""
-    size, scale, value = BLOCK_SCALED[dtype]
-    quotients, scales = blocks_of(x, size, value)
-    return paired(
-        encoded(quotients, value), encoded(scales, scale), Type(x.shape, dtype)
-    )
+    size, scale_dtype, value_dtype = BLOCK_SCALED[dtype]
+    quotients, scales = blocks_of(x, size, value_dtype)
+    values = encoded(quotients, value_dtype)
+    return paired(values, encoded(scales, scale_dtype), Type(x.shape, dtype))
 
 
 @computes(ops.CAST_TO_BLOCK_SCALED)
@@ -78,7 +80,9 @@ def matmul_t_block_scaled(
     op: ops.MATMUL_T_BLOCK_SCALED, a: Array, a_scale: Array, b: Array, b_scale: Array
 ) -> Result:
     """[N,H,C], [N or 1,W,C] -> [N,H,W]."""
-    return np.matmul(scaled(a, a_scale), scaled(b, b_scale).swapaxes(1, 2))
+    left = scaled(a, a_scale)
+    right = scaled(b, b_scale)
+    return np.matmul(left, right.swapaxes(1, 2))
 
 
 @computes(ops.CONV2D_BLOCK_SCALED)
@@ -86,20 +90,19 @@ def conv2d_block_scaled(op: ops.CONV2D_BLOCK_SCALED, *operands: Array) -> Result
     """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]."""
     x, x_scale, weight, weight_scale, bias, pad, stride, dilation = operands
     image = padded(scaled(x, x_scale), pad.tolist())
-    sums = correlate(
-        image, scaled(weight, weight_scale), stride.tolist(), dilation.tolist()
-    )
+    kernel = scaled(weight, weight_scale)
+    sums = correlate(image, kernel, stride.tolist(), dilation.tolist())
     return biased(sums, bias)
 
 
 @computes(ops.RESHAPE_BLOCK_SCALED, as_stored=True)
 def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Result:
     """Return values and, if they have them, their scales."""
-    shape = operands[-1].tolist()
-    shapes = shape, [*shape[:-1], -1]
-    return tuple(
-        part.reshape(s) for part, s in zip(operands[:-1], shapes, strict=False)
-    )
+    values, *scales, new_shape = operands
+    *outer, channels = new_shape.tolist()
+    reshaped = [values.reshape(*outer, channels)]
+    reshaped += [scale.reshape(*outer, -1) for scale in scales]
+    return tuple(reshaped)
 
 
 @computes(ops.ROW_GATHER_BLOCK_SCALED, as_stored=True)

@@ -31,16 +31,17 @@ def cast(op: ops.CAST, x: Array) -> Result:
 
 
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
+    """Return floats as integers: the nearest, or the end of the range."""
     limits = np.iinfo(dtype)
     nearest = np.rint(x.astype(np.float64))
-    inside = np.where(
-        (nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0
-    ).astype(dtype)
-    above = np.where(nearest > 0, limits.max, limits.min)
-    saturated = np.where(np.abs(nearest) >= -float(limits.min), above, inside)
-    return np.where(
-        np.isnan(nearest), limits.min if limits.bits >= 32 else 0, saturated
-    ).astype(dtype)
+    # 2**31 for int32: exact in fp64, where the largest int64 is not
+    first_above = -float(limits.min)
+    is_inside = (nearest >= limits.min) & (nearest < first_above)
+    inside = np.where(is_inside, nearest, 0).astype(dtype)
+    end_of_range = np.where(nearest > 0, limits.max, limits.min)
+    saturated = np.where(np.abs(nearest) >= first_above, end_of_range, inside)
+    integer_of_nan = limits.min if limits.bits >= 32 else 0
+    return np.where(np.isnan(nearest), integer_of_nan, saturated).astype(dtype)
 
 
 @computes(ops.RESCALE)
@@ -56,26 +57,27 @@ def rescale(
 
     Multiplier and shift are for all, or one for each index of the last axis.
     """
-    value = (
-        _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
-    )
-    scaled = value * multiplier.astype(np.int64) + _rounding(
-        value, shift.astype(np.int64), op.rounding_mode
-    )
-    result = (scaled >> shift.astype(np.int64)) + _extended(
-        output_zp, op.output_unsigned
-    ).item()
+    zero_before = _extended(input_zp, op.input_unsigned).item()
+    zero_after = _extended(output_zp, op.output_unsigned).item()
+    bits = shift.astype(np.int64)
+    centred = _extended(x, op.input_unsigned) - zero_before
+    product = centred * multiplier.astype(np.int64)
+    product = product + _rounding(centred, bits, op.rounding_mode)
+    result = (product >> bits) + zero_after
     # a multiplier of shape [1] has made a vector of a scalar
     result = result.reshape(x.shape)
     return _narrowed(result, ARRAY_DTYPES[op.dtype], op.output_unsigned)
 
 
 def _extended(x: Array, unsigned: bool) -> Result:
-    return (x.view(f"u{x.dtype.itemsize}") if unsigned else x).astype(np.int64)
+    """Return integers as int64; ``unsigned`` ones are held as bits of a signed type."""
+    if unsigned:
+        x = x.view(f"u{x.dtype.itemsize}")
+    return x.astype(np.int64)
 
 
 def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
-    """Half of the last bit kept.
+    """Return the number to add before the shift: half of the last bit kept.
 
     DOUBLE_ROUND moves it by 2**30 away from zero (``apply_scale_32``).
     """
@@ -87,7 +89,11 @@ def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
 
 
 def _narrowed(result: Array, dtype: np.dtype[Any], unsigned: bool) -> Result:
-    """Saturated; an unsigned result is kept as the bits of the signed type."""
+    """Return int64 saturated to ``dtype``.
+
+    An unsigned result is kept as the bits of the signed type.
+    """
     held = np.dtype(f"u{dtype.itemsize}") if unsigned else dtype
     limits = np.iinfo(held)
-    return np.clip(result, limits.min, limits.max).astype(held).view(dtype)
+    saturated = np.clip(result, limits.min, limits.max).astype(held)
+    return saturated.view(dtype)

@@ -34,7 +34,8 @@ def conv(
     """[N,*S,IC], weight [OC,*K,IC] -> [N,*S',OC]."""
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = padded(centred(input, input_zp, dtype), op.pad)
-    sums = correlate(x, centred(weight, weight_zp, dtype), op.stride, op.dilation)
+    kernel = centred(weight, weight_zp, dtype)
+    sums = correlate(x, kernel, op.stride, op.dilation)
     return biased(sums, bias)
 
 
@@ -48,16 +49,14 @@ def depthwise_conv2d(
     weight_zp: Array,
 ) -> Array:
     """[N,IH,IW,C], weight [KH,KW,C,M] -> [N,OH,OW,C*M]: a sum over the KH*KW taps."""
-    kernel = weight.shape[:2]
-    multiplier = weight.shape[3]
+    *kernel, _, multiplier = weight.shape
     dtype = accumulator(input, weight, math.prod(kernel))
     x = padded(centred(input, input_zp, dtype), op.pad)
     if multiplier > 1:
         x = np.repeat(x, multiplier, axis=3)
     taps = centred(weight, weight_zp, dtype).reshape(*kernel, -1)
-    return biased(
-        _correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias
-    )
+    view = windows(x, kernel, op.stride, op.dilation)
+    return biased(_correlate_channels(view, taps), bias)
 
 
 @computes(ops.TRANSPOSE_CONV2D)
@@ -76,17 +75,20 @@ def transpose_conv2d(
     n, ih, iw, _ = x.shape
     oc, kh, kw, _ = taps.shape
     sy, sx = op.stride
-    whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
+    height = (ih - 1) * sy + 1
+    width = (iw - 1) * sx + 1
+    whole = np.zeros((n, height + kh - 1, width + kw - 1, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):
-        whole[
-            :, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx
-        ] += x @ taps[:, ky, kx].T
+        rows = slice(ky, ky + height, sy)
+        columns = slice(kx, kx + width, sx)
+        whole[:, rows, columns] += x @ taps[:, ky, kx].T
     return biased(_framed(whole, op.out_pad), bias)
 
 
 def biased(sums: Array, bias: Array) -> Array:
     """Add the bias to sums in the result's type, as the specification does."""
-    out = sums.astype(bias.dtype if bias.dtype.kind == "f" else np.int64, copy=False)
+    dtype = bias.dtype if bias.dtype.kind == "f" else np.int64
+    out = sums.astype(dtype, copy=False)
     out += bias
     return out
 
@@ -98,25 +100,26 @@ def padded(x: Array, pad: Sequence[int]) -> Array:
     """
     if not any(pad):
         return x
-    sizes = [size + pad[2 * i] + pad[2 * i + 1] for i, size in enumerate(x.shape[1:-1])]
+    sizes: list[int] = []
+    inside: list[slice] = []
+    for size, before, after in zip(x.shape[1:-1], pad[::2], pad[1::2], strict=True):
+        sizes.append(before + size + after)
+        inside.append(slice(before, before + size))
     out = np.zeros((x.shape[0], *sizes, x.shape[-1]), x.dtype)
-    inside = (
-        slice(None),
-        *(slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])),
-    )
-    out[inside] = x
+    out[(slice(None), *inside)] = x
     return out
 
 
 def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
     """Add zeros around the spatial axes; a negative ``out_pad`` removes outputs."""
-    cuts = [max(-p, 0) for p in out_pad]
-    spatial = enumerate(whole.shape[1:-1])
-    inside = (
-        slice(None),
-        *(slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in spatial),
-    )
-    return padded(whole[inside], [max(p, 0) for p in out_pad])
+    cuts = [max(-n, 0) for n in out_pad]
+    inside: list[slice] = []
+    for size, before, after in zip(
+        whole.shape[1:-1], cuts[::2], cuts[1::2], strict=True
+    ):
+        inside.append(slice(before, size - after))
+    kept = whole[(slice(None), *inside)]
+    return padded(kept, [max(n, 0) for n in out_pad])
 
 
 def windows(
@@ -124,15 +127,14 @@ def windows(
 ) -> Array:
     """[N,*S,C] -> view [N,*S',*K,C] of the elements under each kernel position."""
     spatial: Any = tuple(range(1, x.ndim - 1))
-    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    reach = tuple([(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)])
+    # [N,*S',C,*R], for windows that begin at each element
     view = sliding_window_view(x, reach, axis=spatial)
-    steps = (
-        slice(None),
-        *(slice(None, None, s) for s in stride),
-        slice(None),
-        *(slice(None, None, d) for d in dilation),
-    )
-    return np.moveaxis(view[steps], len(spatial) + 1, -1)
+    by_stride = [slice(None, None, step) for step in stride]
+    by_dilation = [slice(None, None, step) for step in dilation]
+    selected = view[(slice(None), *by_stride, slice(None), *by_dilation)]
+    channels = len(spatial) + 1
+    return np.moveaxis(selected, channels, -1)
 
 
 def correlate(
@@ -145,23 +147,25 @@ def correlate(
         product: Array = x.reshape(-1, ic) @ matrix
         return product.reshape(*x.shape[:-1], oc)
     view = windows(x, kernel, stride, dilation)
+    images, rows, *others = view.shape
     out = np.empty((*view.shape[: x.ndim - 1], oc), x.dtype)
-    for block in _blocks(view.shape[0], view.shape[1], math.prod(view.shape[2:])):
-        rows = view[block].reshape(-1, matrix.shape[0])
-        out[block] = (rows @ matrix).reshape(out[block].shape)
+    for block in _blocks(images, rows, math.prod(others)):
+        vectors = view[block].reshape(-1, matrix.shape[0])
+        out[block] = (vectors @ matrix).reshape(out[block].shape)
     return out
 
 
 def _correlate_channels(view: Array, taps: Array) -> Array:
     """[N,OH,OW,KH,KW,C], [KH,KW,C] -> [N,OH,OW,C]."""
     n, oh, ow, kh, kw, c = view.shape
+    _, *other_taps = np.ndindex(kh, kw)
     out = np.empty((n, oh, ow, c), view.dtype)
     for block in _blocks(n, oh, ow * c * 16):
         rows = view[block]
         sums = out[block]
         product = np.empty_like(sums)
         np.multiply(rows[:, :, :, 0, 0], taps[0, 0], out=sums)
-        for ky, kx in list(np.ndindex(kh, kw))[1:]:
+        for ky, kx in other_taps:
             np.multiply(rows[:, :, :, ky, kx], taps[ky, kx], out=product)
             sums += product
     return out

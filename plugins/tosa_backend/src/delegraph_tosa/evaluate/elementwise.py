@@ -69,7 +69,7 @@ _ERF_LIMIT = 4.0
 
 @functools.cache
 def _erf_quotient() -> Polynomial:
-    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, to 1e-9 for |x| <= 4."""
+    """Return erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, to 1e-9 for |x| <= 4."""
 
     def quotient(t: Array) -> Result:
         x = _ERF_LIMIT * np.sqrt((t + 1) / 2)
@@ -98,7 +98,8 @@ def clamp(op: ops.CLAMP, x: Array) -> Result:
     low = x.dtype.type(op.min_val)
     high = x.dtype.type(op.max_val)
     if op.nan_mode is NanMode.IGNORE and x.dtype.kind == "f":
-        return np.fmin(np.fmax(x, low), high)
+        raised = np.fmax(x, low)
+        return np.fmin(raised, high)
     return np.clip(x, low, high)
 
 
@@ -113,11 +114,14 @@ def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
 
     Narrower ones cannot overflow int32.
     """
-    bits = int(shift.item())
     if x.dtype.kind == "f":
         return np.multiply(x, y)
     product = np.multiply(x, y, dtype=np.int64)
-    return (product + (1 << (bits - 1))) >> bits if bits else product
+    bits = int(shift.item())
+    if bits == 0:
+        return product
+    half = 1 << (bits - 1)
+    return (product + half) >> bits
 
 
 @computes(ops.NEGATE)
@@ -125,18 +129,19 @@ def negate(op: ops.NEGATE, x: Array, input_zp: Array, output_zp: Array) -> Resul
     """Integers saturate: -(-128) is 127."""
     if x.dtype.kind == "f":
         return np.negative(x)
-    wide = output_zp.astype(np.int64).item() - (
-        x.astype(np.int64) - input_zp.astype(np.int64).item()
-    )
+    centred = x.astype(np.int64) - int(input_zp.item())
+    negated = int(output_zp.item()) - centred
     limits = np.iinfo(x.dtype)
-    return np.clip(wide, limits.min, limits.max)
+    return np.clip(negated, limits.min, limits.max)
 
 
 @computes(ops.INTDIV)
 def intdiv(op: ops.INTDIV, x: Array, y: Array) -> Result:
     """Truncated towards zero, where numpy rounds down."""
     quotient, remainder = np.divmod(x, y)
-    return quotient + ((remainder != 0) & ((x < 0) != (y < 0)))
+    is_negative = (x < 0) != (y < 0)
+    was_rounded_down = (remainder != 0) & is_negative
+    return quotient + was_rounded_down
 
 
 @computes(ops.ARITHMETIC_RIGHT_SHIFT)
@@ -146,29 +151,34 @@ def arithmetic_right_shift(
     shifted = np.right_shift(x, y)
     if not op.round:
         return shifted
-    last_lost = np.right_shift(x, np.maximum(y, 1) - y.dtype.type(1)) & x.dtype.type(1)
-    return np.where(y > 0, shifted + last_lost, shifted)
+    one = x.dtype.type(1)
+    one_bit_less = np.maximum(y, 1) - y.dtype.type(1)
+    last_lost_bit = np.right_shift(x, one_bit_less) & one
+    return np.where(y > 0, shifted + last_lost_bit, shifted)
 
 
 @computes(ops.LOGICAL_RIGHT_SHIFT)
 def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Result:
     unsigned = f"u{x.dtype.itemsize}"
-    return np.right_shift(x.view(unsigned), y.view(unsigned)).view(x.dtype)
+    shifted = np.right_shift(x.view(unsigned), y.view(unsigned))
+    return shifted.view(x.dtype)
 
 
 @computes(ops.CLZ)
 def clz(op: ops.CLZ, x: Array) -> Result:
     """Return the leading zeros from the binary exponent, exact in fp64."""
-    if x.dtype.itemsize == 8:
-        high = _zeros((x >> 32).astype(np.int32))
-        low = _zeros(x.astype(np.int32))
-        return np.where(high == 32, 32 + low, high)
-    return _zeros(x)
+    if x.dtype.itemsize != 8:
+        return _leading_zeros(x)
+    upper = _leading_zeros((x >> 32).astype(np.int32))
+    lower = _leading_zeros(x.astype(np.int32))
+    return np.where(upper == 32, 32 + lower, upper)
 
 
-def _zeros(x: Array) -> Result:
-    _, position = np.frexp(x.view(np.uint32).astype(np.float64))
-    return 32 - position
+def _leading_zeros(x: Array) -> Result:
+    """Return the leading zeros of int32."""
+    unsigned = x.view(np.uint32)
+    _, highest_bit = np.frexp(unsigned.astype(np.float64))
+    return 32 - highest_bit
 
 
 @computes(ops.SELECT)
@@ -183,8 +193,10 @@ def table(op: ops.TABLE, x: Array, table: Array) -> Result:
     Int16 interpolates between entries that lie 128 apart, giving 7 more bits.
     """
     if op.input1.dtype is DType.INT8:
-        return table[x.astype(np.int16) + 128]
+        index = x.astype(np.int16) + 128
+        return table[index]
     index = (x.astype(np.int32) + 32768) >> 7
     base = table[index].astype(np.int32)
     following = table[index + 1].astype(np.int32)
-    return (base << 7) + (following - base) * (x & 127)
+    position = x & 127
+    return (base << 7) + (following - base) * position

@@ -16,9 +16,10 @@ from .kernels import computes
 def fft2d(op: ops.FFT2D, real: Array, imag: Array) -> tuple[Array, Array]:
     """[N,H,W] twice -> [N,H,W] twice; the inverse is not divided by H*W."""
     values = real.astype(np.float64) + 1j * imag.astype(np.float64)
-    spectrum = (
-        np.fft.ifft2(values, norm="forward") if op.inverse else np.fft.fft2(values)
-    )
+    if op.inverse:
+        spectrum = np.fft.ifft2(values, norm="forward")
+    else:
+        spectrum = np.fft.fft2(values)
     return _parts(spectrum, values)
 
 
@@ -29,8 +30,11 @@ def rfft2d(op: ops.RFFT2D, real: Array) -> tuple[Array, Array]:
 
 
 def _parts(spectrum: Array, values: Array) -> tuple[Array, Array]:
-    """Return NaN for images that are not finite, as a direct transform would."""
-    finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
-    return np.where(finite, spectrum.real, np.nan), np.where(
-        finite, spectrum.imag, np.nan
-    )
+    """Return the real and the imaginary part of ``spectrum``, of each image.
+
+    They are NaN for images that are not finite, as a direct transform would compute.
+    """
+    is_finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
+    real = np.where(is_finite, spectrum.real, np.nan)
+    imag = np.where(is_finite, spectrum.imag, np.nan)
+    return real, imag

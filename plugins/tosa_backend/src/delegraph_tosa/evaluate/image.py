@@ -6,7 +6,7 @@ Both axes are done one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from .kernels import Result, computes, extreme_of
 
 @computes(ops.MAX_POOL2D)
 def max_pool2d(op: ops.MAX_POOL2D, x: Array) -> Result:
-    return _pooled(op, x, _lowest(x.dtype, op.nan_mode), extreme_of(op))
+    lowest = _lowest(x.dtype, op.nan_mode)
+    return _pooled(op, x, lowest, extreme_of(op))
 
 
 @computes(ops.MAX_POOL2D_ADAPTIVE)
@@ -27,12 +28,10 @@ def max_pool2d_adaptive(
     op: ops.MAX_POOL2D_ADAPTIVE, x: Array, *windows: Array
 ) -> Result:
     kernel, stride, pad = window_operands(op)
-    return max_pool2d(
-        ops.MAX_POOL2D(
-            (op.input,), kernel=kernel, stride=stride, pad=pad, nan_mode=op.nan_mode
-        ),
-        x,
+    pool = ops.MAX_POOL2D(
+        (op.input,), kernel=kernel, stride=stride, pad=pad, nan_mode=op.nan_mode
     )
+    return max_pool2d(pool, x)
 
 
 @computes(ops.AVG_POOL2D_ADAPTIVE)
@@ -61,79 +60,86 @@ def _lowest(dtype: np.dtype[Any], nan_mode: NanMode) -> float | int:
 def avg_pool2d(
     op: ops.AVG_POOL2D, x: Array, input_zp: Array, output_zp: Array
 ) -> Result:
-    """Padding counts neither in the sum nor in the number of elements."""
-    floats = x.dtype.kind == "f"
-    wide = x.astype(np.float64 if floats else np.int64)
-    sums = _pooled(op, wide if floats else wide - input_zp.item(), 0, np.add)
+    """Average windows.
+
+    Padding counts neither in the sum nor in the number of elements.
+    """
     counts = _counts(op, x.shape)
-    if floats:
+    if x.dtype.kind == "f":
+        sums = _pooled(op, x.astype(np.float64), 0, np.add)
         return sums / counts
+    centred = x.astype(np.int64) - input_zp.item()
+    sums = _pooled(op, centred, 0, np.add)
+    averages = _divided(sums, counts) + output_zp.item()
     limits = np.iinfo(x.dtype)
-    return np.clip(_divided(sums, counts) + output_zp.item(), limits.min, limits.max)
+    return np.clip(averages, limits.min, limits.max)
+
+
+class _WindowAxis(NamedTuple):
+    """The windows of a pool along one axis: kernel size, stride and padding."""
+
+    kernel: int
+    stride: int
+    before: int
+    after: int
+
+
+def _window_axes(op: ops.MAX_POOL2D | ops.AVG_POOL2D) -> tuple[_WindowAxis, ...]:
+    """Return the windows along the height and along the width."""
+    top, bottom, left, right = op.pad
+    height = _WindowAxis(op.kernel[0], op.stride[0], top, bottom)
+    width = _WindowAxis(op.kernel[1], op.stride[1], left, right)
+    return height, width
 
 
 def _pooled(
     op: ops.MAX_POOL2D | ops.AVG_POOL2D, x: Array, fill: float | int, combine: np.ufunc
 ) -> Result:
     """[N,IH,IW,C] -> [N,OH,OW,C]: ``combine`` over rows of a window, then columns."""
-    for axis in (0, 1):
-        x = _pooled_axis(
-            x,
-            axis + 1,
-            op.kernel[axis],
-            op.stride[axis],
-            op.pad[2 * axis : 2 * axis + 2],
-            fill,
-            combine,
-        )
+    for axis, window in enumerate(_window_axes(op), start=1):
+        x = _pooled_axis(x, axis, window, fill, combine)
     return x
 
 
 def _pooled_axis(
-    x: Array,
-    axis: int,
-    kernel: int,
-    stride: int,
-    pad: Sequence[int],
-    fill: float | int,
-    combine: np.ufunc,
+    x: Array, axis: int, window: _WindowAxis, fill: float | int, combine: np.ufunc
 ) -> Result:
-    if any(pad):
-        edges = [
-            np.full((*x.shape[:axis], p, *x.shape[axis + 1 :]), fill, x.dtype)
-            for p in pad
-        ]
-        x = np.concatenate([edges[0], x, edges[1]], axis=axis)
+    """Return ``combine`` over the elements of each window along ``axis``."""
+    if window.before or window.after:
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (window.before, window.after)
+        x = np.pad(x, padding, constant_values=fill)
+    kernel = window.kernel
     if kernel == x.shape[axis]:
         return combine.reduce(x, axis=axis, keepdims=True)
-    last = x.shape[axis] - kernel
-    taps = [
-        x[(slice(None),) * axis + (slice(k, k + last + 1, stride),)]
-        for k in range(kernel)
-    ]
-    out = taps[0].copy()
-    for tap in taps[1:]:
-        combine(out, tap, out=out)
+    last_start = x.shape[axis] - kernel
+    out: Array | None = None
+    # element k of all windows at once, for each k
+    for k in range(kernel):
+        places = slice(k, k + last_start + 1, window.stride)
+        tap = x[(slice(None),) * axis + (places,)]
+        if out is None:
+            out = tap.copy()
+        else:
+            combine(out, tap, out=out)
     return out
 
 
 def _counts(op: ops.AVG_POOL2D, shape: Sequence[int]) -> Result:
     """[OH,OW,1]: elements of each window that are not padding."""
-    rows, columns = (
-        _counts_axis(
-            shape[axis + 1],
-            op.kernel[axis],
-            op.stride[axis],
-            op.pad[2 * axis : 2 * axis + 2],
-        )
-        for axis in (0, 1)
-    )
-    return (rows[:, None] * columns)[:, :, None]
+    height, width = _window_axes(op)
+    rows = _counts_axis(shape[1], height)
+    columns = _counts_axis(shape[2], width)
+    counts = rows[:, None] * columns
+    return counts[:, :, None]
 
 
-def _counts_axis(size: int, kernel: int, stride: int, pad: Sequence[int]) -> Result:
-    begin = np.arange(-pad[0], size + pad[1] - kernel + 1, stride)
-    return np.minimum(begin + kernel, size) - np.maximum(begin, 0)
+def _counts_axis(size: int, window: _WindowAxis) -> Result:
+    """Return how many elements of an axis of ``size`` each window has."""
+    past_last_start = size + window.after - window.kernel + 1
+    starts = np.arange(-window.before, past_last_start, window.stride)
+    ends = np.minimum(starts + window.kernel, size)
+    return ends - np.maximum(starts, 0)
 
 
 def _divided(sums: Array, counts: Array) -> Result:
@@ -142,7 +148,8 @@ def _divided(sums: Array, counts: Array) -> Result:
     bits = exponent.astype(np.int64)
     multiplier = (np.int64((1 << 30) + 1) << bits) // counts
     shift = 30 + bits
-    return (sums * multiplier + (np.int64(1) << (shift - 1))) >> shift
+    half = np.int64(1) << (shift - 1)
+    return (sums * multiplier + half) >> shift
 
 
 @computes(ops.RESIZE)
@@ -150,28 +157,54 @@ def resize(
     op: ops.RESIZE, x: Array, scale: Array, offset: Array, border: Array
 ) -> Result:
     """[N,IH,IW,C] -> [N,OH,OW,C]. Bilinear integers stay scaled by ``y_n * x_n``."""
-    if x.dtype.kind == "i" and op.mode is ResizeMode.BILINEAR:
-        x = x.astype(np.int64)
-    elif op.mode is ResizeMode.BILINEAR:
-        x = x.astype(np.float32, copy=False)
-    for axis in (0, 1):
-        n, d = scale.tolist()[2 * axis : 2 * axis + 2]
-        x = _resized(x, axis + 1, n, d, int(offset[axis]), int(border[axis]), op.mode)
-    return x
+    if op.mode is ResizeMode.BILINEAR:
+        is_integer = x.dtype.kind == "i"
+        x = x.astype(np.int64 if is_integer else np.float32, copy=False)
+    y_n, y_d, x_n, x_d = scale.tolist()
+    offset_y, offset_x = offset.tolist()
+    border_y, border_x = border.tolist()
+    rows = _positions(x.shape[1], y_n, y_d, offset_y, border_y)
+    columns = _positions(x.shape[2], x_n, x_d, offset_x, border_x)
+    x = _resized(x, 1, rows, op.mode)
+    return _resized(x, 2, columns, op.mode)
 
 
-def _resized(
-    x: Array, axis: int, n: int, d: int, offset: int, border: int, mode: ResizeMode
-) -> Result:
-    size = x.shape[axis]
-    out = ((size - 1) * n - offset + border) // d + 1
-    before, remainder = np.divmod(np.arange(out) * d + offset, n)
+class _Positions(NamedTuple):
+    """Where the outputs of a RESIZE lie along one axis of the input.
+
+    An output lies between the elements ``first`` and ``second``, remainder / n after
+    the first.
+    """
+
+    first: Array
+    second: Array
+    remainder: Array
+    n: int
+
+
+def _positions(size: int, n: int, d: int, offset: int, border: int) -> _Positions:
+    """Return the positions for an axis of ``size`` elements and the scale n / d."""
+    count = ((size - 1) * n - offset + border) // d + 1
+    before, remainder = np.divmod(np.arange(count) * d + offset, n)
     first = np.maximum(before, 0)
     second = np.minimum(before + 1, size - 1)
+    return _Positions(first, second, remainder, n)
+
+
+def _resized(x: Array, axis: int, positions: _Positions, mode: ResizeMode) -> Result:
+    """Interpolate along one axis, or take the nearest elements."""
+    first, second, remainder, n = positions
     if mode is ResizeMode.NEAREST:
-        return np.take(x, np.where(2 * remainder >= n, second, first), axis=axis)
-    share = remainder if x.dtype.kind == "i" else (remainder / n).astype(x.dtype)
-    whole = n if x.dtype.kind == "i" else x.dtype.type(1)
-    along = (-1,) + (1,) * (x.ndim - 1 - axis)
-    near = np.take(x, first, axis=axis) * (whole - share).reshape(along)
-    return near + np.take(x, second, axis=axis) * share.reshape(along)
+        nearest = np.where(2 * remainder >= n, second, first)
+        return np.take(x, nearest, axis=axis)
+    if x.dtype.kind == "i":
+        whole = n
+        share = remainder
+    else:
+        whole = x.dtype.type(1)
+        share = (remainder / n).astype(x.dtype)
+    along_axis = (-1,) + (1,) * (x.ndim - 1 - axis)
+    weight_of_first = (whole - share).reshape(along_axis)
+    weight_of_second = share.reshape(along_axis)
+    weighted_first = np.take(x, first, axis=axis) * weight_of_first
+    return weighted_first + np.take(x, second, axis=axis) * weight_of_second

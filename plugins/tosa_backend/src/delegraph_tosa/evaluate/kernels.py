@@ -69,7 +69,8 @@ def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K
             if operator in _KERNELS:
                 raise InternalError("internal", f"{operator.__name__} has two kernels")
             _KERNELS[operator] = kernel
-        AS_STORED.update(operators if as_stored else ())
+        if as_stored:
+            AS_STORED.update(operators)
         return kernel
 
     return register
@@ -84,25 +85,28 @@ def all_kernels() -> dict[type[Operator], Kernel]:
 
 
 def result_types(operator: Operator) -> tuple[Type, ...]:
-    """Types of the results.
+    """Return the types of the results.
 
     Those of an operator that is only the expression of a constant are inferred.
     """
-    return tuple(v.type for v in operator.outputs) or operator.infer()
+    if operator.outputs:
+        return tuple([value.type for value in operator.outputs])
+    return operator.infer()
 
 
 def why_not(operator: Operator) -> str | None:
     """Return why this operator cannot be computed here, or None."""
-    bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
-    inner = [
-        op for body in bodies for graph in body.reachable() for op in graph.operators
-    ]
-    missing = next(
-        (op for op in (operator, *inner) if type(op) not in all_kernels()), None
-    )
-    return (
-        None if missing is None else f"the host runtime does not compute {missing.name}"
-    )
+    kernels = all_kernels()
+    if type(operator) not in kernels:
+        return f"the host runtime does not compute {operator.name}"
+    for body in operator.attribute_values().values():
+        if not isinstance(body, Graph):
+            continue
+        for inner in body.operators:
+            why = why_not(inner)
+            if why is not None:
+                return why
+    return None
 
 
 def expect_computable(operator: Operator) -> None:
@@ -121,12 +125,12 @@ def compute(
     """
     kind = type(operator)
     if kind in AS_STORED:
-        return tuple(
-            _conform(operator, r, t)
-            for r, t in zip(_results(operator, operands), types, strict=True)
-        )
-    if kind in ELEMENTWISE and types[0].dtype is DType.BF16 and len(types[0].shape) > 1:
-        return (_in_pieces(operator, operands, types[0]),)
+        results = _results(operator, operands)
+        _expect_shapes(operator, results, types)
+        return results
+    first = types[0]
+    if kind in ELEMENTWISE and first.dtype is DType.BF16 and len(first.shape) > 1:
+        return (_in_pieces(operator, operands, first),)
     return _computed(operator, operands, types)
 
 
@@ -136,42 +140,54 @@ def _in_pieces(operator: Operator, operands: Sequence[Array], type: Type) -> Arr
     rows = max(1, PIECE * len(result) // max(1, result.size))
     for first in range(0, len(result), rows):
         piece = slice(first, first + rows)
-        given = [
-            a[piece] if a.ndim == result.ndim and len(a) == len(result) else a
-            for a in operands
+        parts = [
+            operand[piece] if _has_rows_of(operand, result) else operand
+            for operand in operands
         ]
         shape = (len(result[piece]), *type.shape[1:])
-        (result[piece],) = _computed(operator, given, (Type(shape, type.dtype),))
+        (result[piece],) = _computed(operator, parts, (Type(shape, type.dtype),))
     return result
+
+
+def _has_rows_of(operand: Array, result: Array) -> bool:
+    """Return whether an operand has the rows of the result, and not one for all."""
+    return operand.ndim == result.ndim and len(operand) == len(result)
 
 
 def _computed(
     operator: Operator, operands: Sequence[Array], types: Sequence[Type]
 ) -> tuple[Array, ...]:
-    pairs = any(t.dtype in BLOCK_SCALED for t in types)
-    given = [
-        numbers_of(a, v.type.dtype, pairs)
-        for a, v in zip(operands, operator.inputs, strict=True)
+    """Compute an operator on decoded operands, and encode its results."""
+    pairs = any(type.dtype in BLOCK_SCALED for type in types)
+    numbers = [
+        numbers_of(array, value.type.dtype, pairs)
+        for array, value in zip(operands, operator.inputs, strict=True)
     ]
-    held = [
-        stored_numbers(np.asarray(r), t.dtype)
-        for r, t in zip(_results(operator, given), types, strict=True)
-    ]
-    return tuple(_conform(operator, r, t) for r, t in zip(held, types, strict=True))
+    results = zip(_results(operator, numbers), types, strict=True)
+    stored = tuple(
+        [stored_numbers(np.asarray(result), type.dtype) for result, type in results]
+    )
+    _expect_shapes(operator, stored, types)
+    return stored
 
 
 def _results(operator: Operator, operands: Sequence[Array]) -> tuple[Any, ...]:
-    results = all_kernels()[type(operator)](operator, *operands)
-    return results if isinstance(results, tuple) else (results,)
+    """Return the results of an operator's kernel as a tuple."""
+    kernel = all_kernels()[type(operator)]
+    results = kernel(operator, *operands)
+    if isinstance(results, tuple):
+        return results
+    return (results,)
 
 
-def _conform(operator: Operator, array: Array, type: Type) -> Array:
-    if array.shape != type.shape:
-        raise InternalError(
-            "internal",
-            f"{operator.name} computed shape {list(array.shape)}, wanted {type}",
-        )
-    return array
+def _expect_shapes(
+    operator: Operator, arrays: Sequence[Array], types: Sequence[Type]
+) -> None:
+    """Raise InternalError unless the results have the shapes of ``types``."""
+    for array, type in zip(arrays, types, strict=True):
+        if array.shape != type.shape:
+            text = f"{operator.name} computed shape {list(array.shape)}, wanted {type}"
+            raise InternalError("internal", text)
 
 
 def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
@@ -182,12 +198,14 @@ def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
     """
     if dtype in FRACTIONS:
         return decoded(array, dtype)
+    if dtype is DType.BF16:
+        bits = array.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
     if dtype in BLOCK_SCALED and not pairs:
-        _, scale, value = BLOCK_SCALED[dtype]
-        return decoded(array["value"], value) * decoded(array["scale"], scale)
-    if dtype is not DType.BF16:
-        return array
-    return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        _, scale_dtype, value_dtype = BLOCK_SCALED[dtype]
+        values = decoded(array["value"], value_dtype)
+        return values * decoded(array["scale"], scale_dtype)
+    return array
 
 
 def stored_numbers(array: Array, dtype: DType) -> Array:

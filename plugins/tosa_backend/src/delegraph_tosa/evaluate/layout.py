@@ -22,18 +22,14 @@ def concat(op: ops.CONCAT, *arrays: Array) -> Array:
 
 @computes(ops.PAD, as_stored=True)
 def pad(op: ops.PAD, x: Array, padding: Array, pad_const: Array) -> Array:
+    shape: list[int] = []
+    inside: list[slice] = []
     pairs = padding.reshape(-1, 2).tolist()
-    shape = [
-        size + before + after
-        for size, (before, after) in zip(x.shape, pairs, strict=True)
-    ]
+    for size, (before, after) in zip(x.shape, pairs, strict=True):
+        shape.append(before + size + after)
+        inside.append(slice(before, before + size))
     padded = np.full(shape, pad_const.item(), x.dtype)
-    padded[
-        tuple(
-            slice(before, before + size)
-            for size, (before, _) in zip(x.shape, pairs, strict=True)
-        )
-    ] = x
+    padded[tuple(inside)] = x
     return padded
 
 
@@ -49,11 +45,8 @@ def reverse(op: ops.REVERSE, x: Array) -> Array:
 
 @computes(ops.SLICE, as_stored=True)
 def slice_(op: ops.SLICE, x: Array, start: Array, size: Array) -> Array:
-    return x[
-        tuple(
-            slice(s, s + n) for s, n in zip(start.tolist(), size.tolist(), strict=True)
-        )
-    ]
+    ends = zip(start.tolist(), (start + size).tolist(), strict=True)
+    return x[tuple([slice(first, end) for first, end in ends])]
 
 
 @computes(ops.TILE, as_stored=True)
@@ -69,36 +62,40 @@ def transpose(op: ops.TRANSPOSE, x: Array) -> Array:
 @computes(ops.GATHER, as_stored=True)
 def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
     """[N,K,C], [N,W] -> [N,W,C]."""
-    return values[_checked_index(indices, values.shape[1], "GATHER")]
+    rows = values.shape[1]
+    return values[_checked_index(indices, rows, op.name)]
 
 
 @computes(ops.ROW_GATHER, as_stored=True)
 def row_gather(op: Operator, values: Array, indices: Array, row_count: Array) -> Array:
     """[N,K,C], [N,W], [1] -> [N,W*row_count,C]."""
-    rows = indices[:, :, None].astype(np.int64) + np.arange(int(row_count.item()))
-    return values[
-        _checked_index(rows.reshape(len(indices), -1), values.shape[1], op.name)
-    ]
+    following = np.arange(int(row_count.item()))
+    places = indices[:, :, None].astype(np.int64) + following
+    flat = places.reshape(len(indices), -1)
+    rows = values.shape[1]
+    return values[_checked_index(flat, rows, op.name)]
 
 
 @computes(ops.SCATTER, as_stored=True)
 def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
     """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""
     result = values_in.copy()
-    result[_checked_index(indices, values_in.shape[1], "SCATTER")] = input
+    rows = values_in.shape[1]
+    result[_checked_index(indices, rows, op.name)] = input
     return result
 
 
 def _checked_index(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
-    """Index of ``values[n, indices[n, w]]``.
+    """Return the index of ``values[n, indices[n, w]]``.
 
-    Checked, since numpy counts negative ones from the end.
+    Raises InputError for an index out of range: numpy counts negative ones from the
+    end.
     """
     low = int(indices.min())
     high = int(indices.max())
     if low < 0 or high >= rows:
-        raise InputError(
-            "input-invalid",
-            f"{name}: index {low if low < 0 else high} is outside 0 .. {rows - 1}",
-        )
-    return np.arange(indices.shape[0])[:, None], indices
+        wrong = low if low < 0 else high
+        text = f"{name}: index {wrong} is outside 0 .. {rows - 1}"
+        raise InputError("input-invalid", text)
+    images = np.arange(indices.shape[0])
+    return images[:, None], indices

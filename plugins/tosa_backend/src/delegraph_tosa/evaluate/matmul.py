@@ -27,10 +27,11 @@ def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
     """
     if left.dtype.kind == "f":
         return np.dtype(np.float32)
-    bound = _magnitude(left) * _magnitude(right) * terms
-    return next(
-        (t for t, limit in _EXACT.items() if bound <= limit), np.dtype(np.int64)
-    )
+    largest_sum = _magnitude(left) * _magnitude(right) * terms
+    for dtype, largest_exact in _EXACT.items():
+        if largest_sum <= largest_exact:
+            return dtype
+    return np.dtype(np.int64)
 
 
 def _magnitude(x: Array) -> int:
@@ -41,9 +42,12 @@ def _magnitude(x: Array) -> int:
 
 def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
     """Return ``x - zero_point`` in a type that does not overflow."""
-    wide = x.astype(dtype, copy=False)
+    wide: Array = x.astype(dtype, copy=False)
     zero = zero_point.item()
-    return wide - wide.dtype.type(zero) if zero else wide
+    if zero == 0:
+        return wide
+    difference: Array = wide - wide.dtype.type(zero)
+    return difference
 
 
 @computes(ops.MATMUL)
@@ -59,6 +63,11 @@ def matmul_t(op: ops.MATMUL_T, a: Array, b: Array, a_zp: Array, b_zp: Array) -> 
 
 
 def _product(a: Array, b: Array, a_zp: Array, b_zp: Array) -> Result:
+    """[N,H,C], [N,C,W] -> [N,H,W], without zero points."""
     dtype = accumulator(a, b, a.shape[2])
-    sums = np.matmul(centred(a, a_zp, dtype), centred(b, b_zp, dtype))
-    return sums.astype(np.int64) if a.dtype.kind == "i" else sums
+    left = centred(a, a_zp, dtype)
+    right = centred(b, b_zp, dtype)
+    sums = np.matmul(left, right)
+    if a.dtype.kind == "i":
+        return sums.astype(np.int64)
+    return sums

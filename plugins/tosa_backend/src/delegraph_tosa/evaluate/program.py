@@ -41,23 +41,17 @@ class Program:
         self.graph = graph
         for operator in graph.operators:
             expect_computable(operator)
-        # In order and aligned, once, so that no call rearranges a weight; most are
-        # already and stay where they are.
-        self.constants: dict[Value, Array] = {
-            v: (
-                constants[v]
-                if v in constants
-                else np.require(materialize(v), None, ["C", "A"])
-            )
-            for v in graph.constants()
-        }
+        self.constants: dict[Value, Array] = {}
+        for value in graph.constants():
+            if value in constants:
+                self.constants[value] = constants[value]
+            else:
+                self.constants[value] = _aligned(materialize(value))
         self._dead = last_uses(graph)
         self._inner: dict[Graph, Program] = {}
-        self._of_size = (
-            lru_cache(maxsize=KEPT_SIZES)(self._specialized)
-            if is_dynamic(graph)
-            else None
-        )
+        self._of_size: Callable[..., Program] | None = None
+        if is_dynamic(graph):
+            self._of_size = lru_cache(maxsize=KEPT_SIZES)(self._specialized)
 
     def _specialized(self, *shapes: tuple[int, ...]) -> Program:
         return Program(specialized(self.graph, shapes), self.constants)
@@ -68,7 +62,7 @@ class Program:
         held: dict[str, Array] | None = None,
         see: See | None = None,
     ) -> list[Array]:
-        """Outputs in order.
+        """Return the outputs in order.
 
         They may be views of inputs, of constants, of variables and of each other.
         ``held`` are the variables, by name, before the call and after it; initial
@@ -83,23 +77,25 @@ class Program:
         values = self.constants | dict(zip(self.graph.inputs, inputs, strict=True))
         with np.errstate(all="ignore"), variables(held), self._within():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
-                operands = [values[v] for v in operator.inputs]
-                results = compute(
-                    operator, operands, [v.type for v in operator.outputs]
-                )
+                operands = [values[value] for value in operator.inputs]
+                types = [value.type for value in operator.outputs]
+                results = compute(operator, operands, types)
                 values.update(zip(operator.outputs, results, strict=True))
                 if see is not None:
                     see(operator, results)
+                # the next operator may need the memory
                 del operands, results
                 for value in dead:
                     del values[value]
-        return [values[v] for v in self.graph.outputs]
+        return [values[value] for value in self.graph.outputs]
 
     def _of_originals(self, specific: Program, see: See) -> See:
         """Return ``see`` for a specialized program: it gets operators of this graph."""
-        originals = (
-            o for o in self.graph.operators if not isinstance(o, ShapeOperator)
-        )
+        originals = [
+            operator
+            for operator in self.graph.operators
+            if not isinstance(operator, ShapeOperator)
+        ]
         original = dict(zip(specific.graph.operators, originals, strict=True))
         return lambda operator, results: see(original[operator], results)
 
@@ -121,6 +117,14 @@ _UNKNOWN = {
 }
 """Element types that numpy lacks; arrays hold their bits."""
 _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
+
+
+def _aligned(array: Array) -> Array:
+    """Return a constant in order and aligned, so that no call rearranges it.
+
+    Most are already and stay where they are.
+    """
+    return np.require(array, None, ["C", "A"])
 
 
 def inner_program(graph: Graph) -> Program:
@@ -147,27 +151,30 @@ def check_inputs(
 ) -> None:
     """Raise InputError unless ``given`` shapes and types fit the graph."""
     if len(given) != len(wanted):
-        count = (
-            "1 input is wanted"
-            if len(wanted) == 1
-            else f"{len(wanted)} inputs are wanted"
-        )
+        count = f"{len(wanted)} inputs are wanted"
+        if len(wanted) == 1:
+            count = "1 input is wanted"
         raise InputError("input-invalid", f"{count}, {len(given)} were given")
     for position, (value, (shape, dtype)) in enumerate(zip(wanted, given, strict=True)):
-        expected = ARRAY_DTYPES[value.dtype].name
-        if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
-            name = f" ({value.name})" if value.name else ""
-            kind = (
-                f"{_UNKNOWN[value.dtype]} (as {expected})"
-                if value.dtype in _UNKNOWN
-                else expected
-            )
-            sizes = ", ".join(
-                "any size" if type(n) is not int else str(n) for n in value.shape
-            )
-            text = f"{kind} [{sizes}] is wanted, {dtype} {list(shape)} was given"
-            text += ", and TOSA has no empty tensors" if 0 in shape else ""
-            raise InputError("input-invalid", f"input {position}{name}: {text}")
+        has_shape = agree(tuple(shape), value.shape) and 0 not in shape
+        if has_shape and dtype == ARRAY_DTYPES[value.dtype].name:
+            continue
+        text = f"{_wanted(value)} is wanted, {dtype} {list(shape)} was given"
+        if 0 in shape:
+            text += ", and TOSA has no empty tensors"
+        name = f" ({value.name})" if value.name else ""
+        raise InputError("input-invalid", f"input {position}{name}: {text}")
+
+
+def _wanted(value: Value) -> str:
+    """Return the element type and the sizes of an input, for an error."""
+    kind = ARRAY_DTYPES[value.dtype].name
+    if value.dtype in _UNKNOWN:
+        kind = f"{_UNKNOWN[value.dtype]} (as {kind})"
+    sizes = ", ".join(
+        str(size) if type(size) is int else "any size" for size in value.shape
+    )
+    return f"{kind} [{sizes}]"
 
 
 def check_ranges(
@@ -197,23 +204,26 @@ def check_ranges(
 
 
 def last_uses(graph: Graph) -> list[list[Value]]:
-    """For each operator the computed values and inputs that are not needed after it."""
-    needed = set(graph.outputs) | set(graph.constants())
-    known = set(graph.inputs) | needed
-    for operator in graph.operators:
-        missing = next((v for v in operator.inputs if v not in known), None)
-        if missing is not None:
-            raise InternalError(
-                "internal", f"{operator!r} uses {missing!r} before it is computed"
-            )
-        known.update(operator.outputs)
+    """Return, for each operator, the values that are not needed after it.
+
+    These are inputs and computed values.
+    """
+    needed = {*graph.outputs, *graph.constants()}
+    _expect_order(graph, known={*graph.inputs, *needed})
     dead: list[list[Value]] = []
     for operator in reversed(graph.operators):
-        now = [
-            v
-            for v in dict.fromkeys((*operator.inputs, *operator.outputs))
-            if v not in needed
-        ]
+        values = dict.fromkeys((*operator.inputs, *operator.outputs))
+        now = [value for value in values if value not in needed]
         needed.update(now)
         dead.append(now)
     return dead[::-1]
+
+
+def _expect_order(graph: Graph, known: set[Value]) -> None:
+    """Raise InternalError if an operator comes before the producer of an operand."""
+    for operator in graph.operators:
+        for value in operator.inputs:
+            if value not in known:
+                text = f"{operator!r} uses {value!r} before it is computed"
+                raise InternalError("internal", text)
+        known.update(operator.outputs)

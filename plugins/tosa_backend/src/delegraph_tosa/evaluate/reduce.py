@@ -47,6 +47,8 @@ def argmax(op: ops.ARGMAX, x: Array) -> Result:
     """
     if op.nan_mode is not NanMode.IGNORE or x.dtype.kind != "f":
         return np.argmax(x, axis=op.axis)
-    lowest = np.where(np.isnan(x), -np.inf, x)
+    is_nan = np.isnan(x)
+    numbers = np.where(is_nan, -np.inf, x)
     maximum = np.fmax.reduce(x, axis=op.axis, keepdims=True)
-    return np.argmax((lowest == maximum) & ~np.isnan(x), axis=op.axis)
+    is_maximum = (numbers == maximum) & ~is_nan
+    return np.argmax(is_maximum, axis=op.axis)

@@ -9,10 +9,17 @@ from ..ir.graph import Array
 from ..ir.operators.shape import ShapeOperator
 from .kernels import Result, computes
 
+SHAPE_OPERATORS = [
+    kind for kind in ops.OPERATORS.values() if issubclass(kind, ShapeOperator)
+]
 
-@computes(*(kind for kind in ops.OPERATORS.values() if issubclass(kind, ShapeOperator)))
+
+@computes(*SHAPE_OPERATORS)
 def shape_operator(op: ShapeOperator, *operands: Array) -> Result:
-    return np.array(op.entries if op.entries is not None else op.compute(), np.int64)
+    entries = op.entries
+    if entries is None:
+        entries = op.compute()
+    return np.array(entries, np.int64)
 
 
 @computes(ops.ASSERT_EQUAL_SHAPE)

@@ -68,16 +68,26 @@ def _values(dtype: DType) -> Array:
     return numbers.astype(np.float32)
 
 
-def overflow(dtype: DType) -> tuple[float, bool]:
-    """Return the first number out of range, half a step above the largest.
+class Limit(NamedTuple):
+    """The number half a step above the largest one of a type."""
 
-    Also returns whether it is rounded up.
-    """
+    number: float
+    is_out_of_range: bool
+    """Whether the number is rounded up, and so out of range itself."""
+
+
+def overflow(dtype: DType) -> Limit:
+    """Return the limit of the numbers that are rounded into the range of ``dtype``."""
     if dtype is DType.MXINT8:
-        return 127.5 / MXINT8_UNITS, True
+        return Limit(127.5 / MXINT8_UNITS, is_out_of_range=True)
     largest = FORMATS[dtype].largest
-    below, last = _values(dtype)[largest - 1 : largest + 1].tolist()
-    return last + (last - below) / 2, largest % 2 == 1
+    numbers = _values(dtype)
+    before_last = float(numbers[largest - 1])
+    last = float(numbers[largest])
+    half_step = (last - before_last) / 2
+    # ties are rounded to even
+    is_odd = largest % 2 == 1
+    return Limit(last + half_step, is_out_of_range=is_odd)
 
 
 def decoded(bits: Array, dtype: DType) -> Array:
@@ -98,35 +108,45 @@ def encoded(array: Array, dtype: DType) -> Array:
     """
     wide = array.astype(np.float64)
     if dtype is DType.MXINT8:
-        units: Array = np.clip(
-            np.rint(np.where(np.isnan(wide), 0, wide) * MXINT8_UNITS), -128, 127
-        )
-        return units.astype(np.int8)
+        return _units(wide)
     if dtype is DType.FP8UE8M0:
         return _scales(wide)
     form = FORMATS[dtype]
-    bits = _nearest(np.abs(wide), _values(dtype)[: form.largest + 1].astype(np.float64))
-    if form.nan is None:
-        bits = np.where(np.isnan(wide), 0, np.minimum(bits, form.largest))
-    else:
-        bits = np.where(np.isnan(wide), form.nan, bits)
-    signed: Array = np.where(np.signbit(wide), bits | form.sign, bits).astype(np.uint8)
-    return signed
+    finite = _values(dtype)[: form.largest + 1].astype(np.float64)
+    bits = _nearest(np.abs(wide), finite)
+    nan = form.nan
+    if nan is None:
+        bits = np.minimum(bits, form.largest)
+        nan = 0
+    bits = np.where(np.isnan(wide), nan, bits)
+    signed: Array = np.where(np.signbit(wide), bits | form.sign, bits)
+    return signed.astype(np.uint8)
+
+
+def _units(wide: Array) -> Array:
+    """Return MXINT8 of numbers: units of 1/64, clamped; 0 for NaN."""
+    numbers = np.where(np.isnan(wide), 0, wide)
+    units: Array = np.rint(numbers * MXINT8_UNITS)
+    return np.clip(units, -128, 127).astype(np.int8)
 
 
 def _nearest(magnitude: Array, finite: Array) -> Array:
     """Return the bit pattern of the nearest finite number, one more if out of range."""
-    beyond = 2 * finite[-1] - finite[-2]  # the number that would follow
-    middles = (np.append(finite[1:], beyond) + finite) / 2
+    would_follow = 2 * finite[-1] - finite[-2]
+    middles = (np.append(finite[1:], would_follow) + finite) / 2
     below = np.searchsorted(middles, magnitude)
-    tie = magnitude == middles[np.minimum(below, len(middles) - 1)]
-    bits: Array = below + (tie & (below % 2 == 1))
+    next_middle = middles[np.minimum(below, len(middles) - 1)]
+    is_tie = magnitude == next_middle
+    is_odd = below % 2 == 1
+    bits: Array = below + (is_tie & is_odd)
     return bits
 
 
 def _scales(wide: Array) -> Array:
-    """E8M0 of powers of two; of other positive numbers the nearest."""
-    mantissa, exponent = np.frexp(np.where(np.isnan(wide), 1, wide))
+    """Return E8M0 of powers of two; of other positive numbers the nearest."""
+    is_nan = np.isnan(wide)
+    mantissa, exponent = np.frexp(np.where(is_nan, 1, wide))
     nearest = exponent - 1 + (mantissa > 0.75)
-    bits: Array = np.where(np.isnan(wide), _E8M0_NAN, np.clip(nearest + 127, 0, 254))
+    in_range = np.clip(nearest + 127, 0, 254)
+    bits: Array = np.where(is_nan, _E8M0_NAN, in_range)
     return bits.astype(np.uint8)

@@ -26,17 +26,19 @@ def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     Raises InputError if an operator does not accept the resulting shapes.
     """
     inputs = [
-        Value(Type(shape, v.dtype), name=v.name)
-        for v, shape in zip(graph.inputs, shapes, strict=True)
+        Value(Type(shape, value.dtype), name=value.name)
+        for value, shape in zip(graph.inputs, shapes, strict=True)
     ]
     new = dict(zip(graph.inputs, inputs, strict=True))
-    operators = []
+    operators: list[Operator] = []
     for old in graph.operators:
-        operator = _applied(old, [new.get(v, v) for v in old.inputs], shapes)
+        operands = [new.get(value, value) for value in old.inputs]
+        operator = _applied(old, operands, shapes)
         new.update(zip(old.outputs, operator.outputs, strict=True))
         if not isinstance(operator, ShapeOperator):
             operators.append(operator)
-    return Graph(inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
+    outputs = [new.get(value, value) for value in graph.outputs]
+    return Graph(inputs, outputs, operators, graph.name)
 
 
 def _applied(
@@ -47,9 +49,9 @@ def _applied(
     operator.inputs = tuple(inputs)
     for name, body in old.attribute_values().items():
         if isinstance(body, Graph) and is_dynamic(body):
-            operator.__dict__[name] = specialized(
-                body, [v.shape for v in inputs[-len(body.inputs) :]]
-            )
+            inputs_of_body = inputs[-len(body.inputs) :]
+            shapes_of_body = [value.shape for value in inputs_of_body]
+            operator.__dict__[name] = specialized(body, shapes_of_body)
     try:
         types = operator.infer()
     except Illegal as why:
@@ -61,9 +63,9 @@ def _applied(
         raise InputError("input-invalid", text, source=old.source) from why
     if isinstance(operator, ShapeOperator):
         operator.outputs = (literal(operator.entries, DType.SHAPE, np.int64),)
-    else:
-        pairs = zip(types, old.outputs, strict=True)
-        operator.outputs = tuple(
-            [Value(type, name=v.name, producer=operator) for type, v in pairs]
-        )
+        return operator
+    results = zip(types, old.outputs, strict=True)
+    operator.outputs = tuple(
+        [Value(type, name=value.name, producer=operator) for type, value in results]
+    )
     return operator

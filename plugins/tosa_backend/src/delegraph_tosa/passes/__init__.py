@@ -45,7 +45,8 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     No two of its outputs are the same value. Inputs stay the same values; outputs keep
     their names.
     """
-    outputs_before = graph.outputs
+    sources = [value.producer and value.producer.source for value in graph.outputs]
+    names = [value.name for value in graph.outputs]
     graph = _with_small_bodies(graph, spec)
     for run in PASSES:
         graph = run(graph, spec)
@@ -54,36 +55,17 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
 
         graph = stride_single_windows(graph, spec)
     if spec.devices:
-        from .joined_rescales import join_rescales
-        from .joined_slices import join_slices
-        from .patch_convolutions import convolve_patches
-        from .split_rows import split_heads, split_rows
-        from .transposes_by_convolution import transpose_by_convolution
-        from .unit_axes import drop_unit_axes
+        from .device_passes import DEVICE_PASSES
 
-        # compute_shapes once more: a joined slice may begin at a size that is known at
-        # run time only
-        for run in (
-            join_rescales,
-            split_heads,
-            split_rows,
-            join_slices,
-            drop_unit_axes,
-            transpose_by_convolution,
-            convolve_patches,
-            compute_shapes,
-            drop_dead,
-        ):
+        for run in DEVICE_PASSES:
             graph = run(graph, spec)
-    graph = separate_outputs(
-        graph,
-        spec,
-        [value.producer and value.producer.source for value in outputs_before],
-    )
-    return name_outputs(graph, [value.name for value in outputs_before])
+    graph = separate_outputs(graph, spec, sources)
+    return name_outputs(graph, names)
 
 
 def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
     """Return ``graph`` with all passes applied to its control flow graphs."""
     new_bodies = {body: run_passes(body, spec) for body in graph.bodies()}
-    return with_bodies(graph, new_bodies) if new_bodies else graph
+    if not new_bodies:
+        return graph
+    return with_bodies(graph, new_bodies)

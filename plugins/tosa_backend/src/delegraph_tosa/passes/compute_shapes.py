@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from ..ir import operators as tosa
@@ -22,11 +23,10 @@ def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
     Every symbol is read off the shape of an input. Raises Undecided for a symbol that
     is in no input's shape.
     """
-    if not any(
-        isinstance(v.producer, Entries) for op in graph.operators for v in op.inputs
-    ):
-        return graph
-    return _Computed(graph, spec).graph()
+    for operator in graph.operators:
+        if any(isinstance(value.producer, Entries) for value in operator.inputs):
+            return _Computed(graph, spec).graph()
+    return graph
 
 
 class _Computed:
@@ -40,9 +40,9 @@ class _Computed:
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
         self.old = graph
         self.spec = spec
-        self.size_sources = size_sources(
-            sorted(graph.inputs, key=lambda v: not self.readable(v))
-        )
+        # sizes are read off inputs that need no cast, if possible
+        readable_first = sorted(graph.inputs, key=lambda v: not self.readable(v))
+        self.size_sources = size_sources(readable_first)
         self.operators: list[Operator] = []
         self.source: Any = None
         self.sizes: dict[int, Value] = {}
@@ -72,22 +72,25 @@ class _Computed:
     def shape(self, entries: tuple[int, ...]) -> Value:
         """Return a SHAPE with these entries, a CONCAT_SHAPE of its parts."""
         if entries not in self.shapes:
-            parts: list[Value] = []
-            known: list[int] = []
-            # None marks the end, so that the last run of known sizes is added too
-            for entry in (*entries, None):
-                if type(entry) is int:
-                    known.append(entry)
-                    continue
-                if known:
-                    parts.append(_constant(*known))
-                    known = []
-                if entry is not None:
-                    parts.append(self.size(entry))
-            self.shapes[entries] = (
-                parts[0] if len(parts) == 1 else self.make(tosa.CONCAT_SHAPE, *parts)
-            )
+            parts = self.parts(entries)
+            if len(parts) == 1:
+                self.shapes[entries] = parts[0]
+            else:
+                self.shapes[entries] = self.make(tosa.CONCAT_SHAPE, *parts)
         return self.shapes[entries]
+
+    def parts(self, entries: tuple[int, ...]) -> list[Value]:
+        """Return SHAPEs that together have these entries.
+
+        A run of known entries is one constant.
+        """
+        parts: list[Value] = []
+        for is_known, run in groupby(entries, lambda entry: type(entry) is int):
+            if is_known:
+                parts.append(_constant(*run))
+            else:
+                parts += [self.size(entry) for entry in run]
+        return parts
 
     def size(self, size: int) -> Value:
         """Return ``size`` as a SHAPE [1]."""
@@ -103,16 +106,13 @@ class _Computed:
         total: Value | None = None
         for product, factor in sorted(products(size), key=lambda term: term[1] < 0):
             part = self.scaled(product, abs(factor))
-            if total is None:
-                total = (
-                    part
-                    if factor > 0
-                    else self.make(tosa.SUB_SHAPE, _constant(0), part)
-                )
+            if factor < 0:
+                minuend = _constant(0) if total is None else total
+                total = self.make(tosa.SUB_SHAPE, minuend, part)
+            elif total is None:
+                total = part
             else:
-                total = self.make(
-                    tosa.ADD_SHAPE if factor > 0 else tosa.SUB_SHAPE, total, part
-                )
+                total = self.make(tosa.ADD_SHAPE, total, part)
         assert total is not None
         return total
 
@@ -121,35 +121,32 @@ class _Computed:
         if not is_dynamic(product):
             return _constant(product * factor)
         (monomial,) = product.terms  # type: ignore[attr-defined]
-        result = self.atom(monomial[0])
-        for one in monomial[1:]:
+        first, *others = monomial
+        result = self.atom(first)
+        for one in others:
             result = self.make(tosa.MUL_SHAPE, result, self.atom(one))
-        return (
-            result
-            if factor == 1
-            else self.make(tosa.MUL_SHAPE, result, _constant(factor))
-        )
+        if factor == 1:
+            return result
+        return self.make(tosa.MUL_SHAPE, result, _constant(factor))
 
     def atom(self, one: Symbol | Quotient | Extreme) -> Value:
         """Return a symbol, quotient, maximum or minimum as a SHAPE [1]."""
         key = atom(one)
         if key not in self.sizes:
-            self.sizes[key] = (
-                self.symbol(one) if isinstance(one, Symbol) else self.function(one)
-            )
+            self.sizes[key] = self.new_atom(one)
         return self.sizes[key]
 
-    def function(self, one: Quotient | Extreme) -> Value:
-        """Return a quotient, maximum or minimum as a SHAPE [1]."""
+    def new_atom(self, one: Symbol | Quotient | Extreme) -> Value:
+        """As ``atom``, computed by new operators."""
+        if isinstance(one, Symbol):
+            return self.symbol(one)
         if isinstance(one, Quotient):
-            return self.make(
-                tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor)
-            )
-        return self.make(
-            tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE,
-            self.size(one.left),
-            self.size(one.right),
-        )
+            dividend = self.size(one.dividend)
+            divisor = self.size(one.divisor)
+            return self.make(tosa.DIV_FLOOR_SHAPE, dividend, divisor)
+        left = self.size(one.left)
+        right = self.size(one.right)
+        return self.make(tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE, left, right)
 
     def symbol(self, one: Symbol) -> Value:
         """Return a symbol as a SHAPE [1].
@@ -160,15 +157,13 @@ class _Computed:
             raise Undecided(f"no input of the delegate has the size {one}")
         # the size of this axis is factor * symbol + rest
         input, axis, factor, rest = self.size_sources[one]
-        size = self.make(
-            tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis
-        )
-        size = size if rest == 0 else self.make(tosa.SUB_SHAPE, size, self.size(rest))
-        return (
-            size
-            if factor == 1
-            else self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
-        )
+        measured = input if self.readable(input) else self.as_float(input)
+        size = self.make(tosa.DIM, measured, axis=axis)
+        if rest != 0:
+            size = self.make(tosa.SUB_SHAPE, size, self.size(rest))
+        if factor != 1:
+            size = self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
+        return size
 
     def readable(self, value: Value) -> bool:
         """Return whether the target has DIM for ``value``; int32 requires PRO-INT."""
@@ -177,17 +172,12 @@ class _Computed:
     def as_float(self, value: Value) -> Value:
         """Return ``value`` cast to fp32, for which every target with PRO-FP has DIM."""
         if value not in self.floats:
-            self.floats[value] = self.append(
-                tosa.CAST((value,), self.source, dtype=DType.FP32)
-            )
+            self.floats[value] = self.make(tosa.CAST, value, dtype=DType.FP32)
         return self.floats[value]
 
     def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:
-        """Return the result of a new operator."""
-        return self.append(cls(operands, self.source, **attributes))
-
-    def append(self, operator: Operator) -> Value:
-        """Append ``operator``, and return its only result."""
+        """Return the only result of a new operator."""
+        operator = cls(operands, self.source, **attributes)
         (type,) = operator.infer()
         operator.outputs = (Value(type, producer=operator),)
         self.operators.append(operator)

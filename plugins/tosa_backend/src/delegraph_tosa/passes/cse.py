@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -29,15 +29,10 @@ def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
         duplicates.visit(operator)
     if not duplicates.sources:
         return graph
-    operators = [
-        new for operator in graph.operators if (new := duplicates.rewritten(operator))
-    ]
-    return Graph(
-        graph.inputs,
-        [duplicates.final(v) for v in graph.outputs],
-        operators,
-        graph.name,
-    )
+    rewritten = [duplicates.rewritten(operator) for operator in graph.operators]
+    operators = [operator for operator in rewritten if operator is not None]
+    outputs = [duplicates.final(value) for value in graph.outputs]
+    return Graph(graph.inputs, outputs, operators, graph.name)
 
 
 class _Duplicates:
@@ -62,14 +57,13 @@ class _Duplicates:
         if type(operator) in STATEFUL or _widens(operator):
             return
         operands = tuple([self._representative(v) for v in operator.inputs])
-        first = self._first.setdefault(
-            (type(operator), operands, _attributes(operator)), operator
-        )
-        if first is not operator:
-            self._same.update(zip(operator.outputs, first.outputs, strict=True))
-            self.sources[first] = merge_sources(
-                self.sources.get(first, first.source), operator.source
-            )
+        key = (type(operator), operands, _attributes(operator))
+        first = self._first.setdefault(key, operator)
+        if first is operator:
+            return
+        self._same.update(zip(operator.outputs, first.outputs, strict=True))
+        sources = self.sources.get(first, first.source)
+        self.sources[first] = merge_sources(sources, operator.source)
 
     def _representative(self, value: Value) -> Value:
         """Return the first of all values equal to ``value``.
@@ -79,7 +73,8 @@ class _Duplicates:
         constant = value.constant
         if not isinstance(constant, Literal) or constant.array.nbytes > SMALL_BYTES:
             return self._same.get(value, value)
-        return self._constants.setdefault((value.type, constant.array.tobytes()), value)
+        key = (value.type, constant.array.tobytes())
+        return self._constants.setdefault(key, value)
 
     def rewritten(self, operator: Operator) -> Operator | None:
         """Return ``operator`` with its final operands and source.
@@ -88,16 +83,18 @@ class _Duplicates:
         """
         if not self._same.keys().isdisjoint(operator.outputs):
             return None
-        old = operator.inputs
-        changed = not (
-            self._same.keys().isdisjoint(old) and self._new.keys().isdisjoint(old)
-        )
-        if not changed and operator not in self.sources:
+        if not self._changes(operator.inputs) and operator not in self.sources:
             return operator
-        inputs = [self.final(v) for v in old]
+        inputs = [self.final(value) for value in operator.inputs]
         new = replaced(operator, inputs, self.sources.get(operator))
         self._new.update(zip(operator.outputs, new.outputs, strict=True))
         return new
+
+    def _changes(self, values: Sequence[Value]) -> bool:
+        """Return whether one of the old ``values`` has a new value."""
+        are_first = self._same.keys().isdisjoint(values)
+        are_kept = self._new.keys().isdisjoint(values)
+        return not (are_first and are_kept)
 
     def final(self, old: Value) -> Value:
         """Return the value of the new graph for ``old``."""
@@ -116,12 +113,14 @@ def _attributes(operator: Operator) -> Any:
     0.0 == -0.0 and nan != nan would be wrong here.
     """
     cls = type(operator)
+    if not cls.attributes:
+        return None
     if cls not in _GETTERS:
-        _GETTERS[cls] = (
-            attrgetter(*cls.attributes) if cls.attributes else lambda operator: None
-        )
+        _GETTERS[cls] = attrgetter(*cls.attributes)
     attributes = _GETTERS[cls](operator)
-    return repr(attributes) if "Number" in cls.attributes.values() else attributes
+    if "Number" in cls.attributes.values():
+        return repr(attributes)
+    return attributes
 
 
 _GETTERS: dict[type[Operator], Callable[[Operator], Any]] = {}

@@ -5,8 +5,6 @@ Examples are batch norm, bias, and the 1/6 of a hard swish.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ..ir.graph import Folded, Graph, Operator, Value
 from ..ir.operators import (
     ADD,
@@ -22,7 +20,7 @@ from ..ir.operators import (
 )
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, merge_sources, origin, replaced
+from .rewriter import Rewrite, count_uses, merge_sources, origin, replaced
 from .view_axes import Shape
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
@@ -61,21 +59,14 @@ class _Fold(Rewrite):
         It may still be replaced there.
         """
         super().__init__()
-        self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
-        self._uses.update(graph.outputs)
+        self._uses = count_uses(graph)
         self._places: dict[Operator, int] = {}
-        others = [
-            operator
-            for operator in graph.operators
-            if type(operator) not in CONVOLUTIONS
-        ]
-        self._kept = {
-            _stored(v)
-            for operator in others
-            for v in operator.inputs
-            if v.constant is not None
-        }
+        self._kept: set[Value] = set()
         """Constants that are stored as they are, because other operators read them."""
+        for operator in graph.operators:
+            if type(operator) not in CONVOLUTIONS:
+                constants = [v for v in operator.inputs if v.constant is not None]
+                self._kept.update(map(_stored, constants))
 
     def visit(self, operator: Operator) -> None:
         """Fold ``operator`` into the convolution before it, or append it.
@@ -86,49 +77,44 @@ class _Fold(Rewrite):
             return
         new = self.renewed(operator)
         if type(operator) in CONVOLUTIONS:
-            new = self._scaled(new, self._uses[operator.inputs[0]])
+            if self._uses[operator.inputs[0]] == 1:
+                new = self._scaled(new)
             self._places[new] = len(self.operators)
         self.put(operator, new)
 
-    def _scaled(self, convolution: Operator, uses: int) -> Operator:
+    def _scaled(self, convolution: Operator) -> Operator:
         """Return ``convolution`` with the factor of a MUL before it in its weight.
 
-        Itself if there is none to fold. ``uses`` is the number of uses of its operand.
+        Itself if there is none to fold. Nothing else may use its operand.
         """
         x, weight, *others = convolution.inputs
         factor = x.producer
-        if (
-            not isinstance(factor, MUL)
-            or uses != 1
-            or weight.constant is None
-            or x.dtype is not weight.dtype
-        ):
+        if not isinstance(factor, MUL) or not self._takes_factor(weight, x):
             return convolution
         operand, constant = _sides(factor)
-        if (
-            constant is None
-            or operand.shape != x.shape
-            or not _of_channels(constant, x)
-            or x.dtype is DType.FP16
-        ):
-            # fp16: a weight times a small factor may be subnormal and lose digits
+        if constant is None or operand.shape != x.shape:
             return convolution
-        if _stored(weight) in self._kept:
-            # a weight tied to an embedding: the product would be stored in addition
-            return convolution
-        if isinstance(origin(weight), CONCAT):
-            # joined weights are written part by part from the model's memory; a product
-            # would need memory for all
+        if not _of_channels(constant, x):
             return convolution
         shape = _operand_factor(convolution, constant.shape[-1])
-        weight = self._apply(
-            factor, weight, self.reshape(constant, shape, factor.source)
-        )
-        return replaced(
-            convolution,
-            (operand, weight, *others),
-            merge_sources(factor.source, convolution.source),
-        )
+        scale = self.reshape(constant, shape, factor.source)
+        scaled_weight = self._apply(factor, weight, scale)
+        source = merge_sources(factor.source, convolution.source)
+        return replaced(convolution, (operand, scaled_weight, *others), source)
+
+    def _takes_factor(self, weight: Value, x: Value) -> bool:
+        """Return whether ``weight`` may be multiplied by a factor of the operand ``x``."""
+        if weight.constant is None or x.dtype is not weight.dtype:
+            return False
+        if x.dtype is DType.FP16:
+            # a weight times a small factor may be subnormal and lose digits
+            return False
+        if _stored(weight) in self._kept:
+            # a weight tied to an embedding: the product would be stored in addition
+            return False
+        # joined weights are written part by part from the model's memory; a product
+        # would need memory for all
+        return not isinstance(origin(weight), CONCAT)
 
     def _folded(self, operator: Operator) -> bool:
         """Fold ``operator`` into the convolution before it.
@@ -137,15 +123,13 @@ class _Fold(Rewrite):
         """
         result, constant = _sides(operator)
         convolution = self.value(result).producer
-        if (
-            constant is None
-            or self._uses[result] != 1
-            or convolution not in self._places
-        ):
+        if constant is None or self._uses[result] != 1:
             return False
-        if not _of_channels(constant, self.value(result)) or not _constant(
-            operator, convolution
-        ):
+        if convolution is None or convolution not in self._places:
+            return False
+        if not _of_channels(constant, self.value(result)):
+            return False
+        if not _changes_only_constants(operator, convolution):
             return False
         if type(operator) is MUL and _stored(convolution.inputs[1]) in self._kept:
             return False
@@ -157,35 +141,31 @@ class _Fold(Rewrite):
     ) -> None:
         """Replace ``convolution`` by one that includes ``operator``."""
         x, weight, bias, *zero_points = convolution.inputs
+        channels = constant.shape[-1]
         if isinstance(operator, MUL):
-            scale = self.reshape(
-                constant,
-                _result_factor(convolution, constant.shape[-1]),
-                operator.source,
-            )
+            shape = _result_factor(convolution, channels)
+            scale = self.reshape(constant, shape, operator.source)
             weight = self._apply(operator, weight, scale)
-        bias = self._apply(
-            operator, bias, self.reshape(constant, constant.shape[-1:], operator.source)
-        )
+        offset = self.reshape(constant, (channels,), operator.source)
+        bias = self._apply(operator, bias, offset)
         source = merge_sources(convolution.source, operator.source)
         new = replaced(convolution, (x, weight, bias, *zero_points), source)
         new.outputs[0].name = operator.outputs[0].name
         place = self._places.pop(convolution)
-        self._places[new], self.operators[place] = place, new
-        self._values[operator.outputs[0]] = new.outputs[0]
+        self._places[new] = place
+        self.operators[place] = new
+        self.forward(operator.outputs[0], new.outputs[0])
 
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
         """Return ``operator`` on two constants, folded.
 
         The shift operand of MUL stays.
         """
-        shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
-        return self.make(
-            type(operator),
-            (left, right, *operator.inputs[2:]),
-            Type(shape, left.dtype),
-            operator.source,
-        )
+        is_left_larger = right.shape[-1] == 1 or left.rank > 1
+        shape = left.shape if is_left_larger else right.shape
+        operands = (left, right, *operator.inputs[2:])
+        type_ = Type(shape, left.dtype)
+        return self.make(type(operator), operands, type_, operator.source)
 
 
 def _stored(constant: Value) -> Value:
@@ -193,10 +173,11 @@ def _stored(constant: Value) -> Value:
 
     Itself if it has elements of its own.
     """
-    while isinstance(constant.constant, Folded) and isinstance(
-        constant.constant.operator, (RESHAPE, TRANSPOSE)
-    ):
-        constant = constant.constant.operator.inputs[0]
+    while isinstance(constant.constant, Folded):
+        operator = constant.constant.operator
+        if not isinstance(operator, (RESHAPE, TRANSPOSE)):
+            break
+        constant = operator.inputs[0]
     return constant
 
 
@@ -208,9 +189,9 @@ def _sides(operator: Operator) -> tuple[Value, Value | None]:
     left, right = operator.inputs[:2]
     if right.constant is not None:
         return left, right
-    return right, (
-        left if left.constant is not None and type(operator) is not SUB else None
-    )
+    if left.constant is None or type(operator) is SUB:
+        return right, None
+    return right, left
 
 
 def _of_channels(constant: Value, result: Value) -> bool:
@@ -218,27 +199,21 @@ def _of_channels(constant: Value, result: Value) -> bool:
 
     It has one element, or one for each channel (last axis).
     """
+    if result.dtype not in FLOATS:
+        return False
     *others, channels = constant.shape
-    return (
-        result.dtype in FLOATS
-        and channels in (1, result.shape[-1])
-        and all(size == 1 for size in others)
-    )
+    return channels in (1, result.shape[-1]) and all(size == 1 for size in others)
 
 
-def _constant(operator: Operator, convolution: Operator) -> bool:
+def _changes_only_constants(operator: Operator, convolution: Operator) -> bool:
     """Return whether folding changes only constants of the result's type.
 
     MUL changes weight and bias, ADD and SUB the bias.
     """
-    changed = (
-        convolution.inputs[1:3]
-        if isinstance(operator, MUL)
-        else convolution.inputs[2:3]
-    )
-    return all(
-        v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed
-    )
+    _, weight, bias, *_ = convolution.inputs
+    changed = [weight, bias] if isinstance(operator, MUL) else [bias]
+    dtype = operator.outputs[0].dtype
+    return all(v.constant is not None and v.dtype is dtype for v in changed)
 
 
 def _result_factor(convolution: Operator, channels: int) -> Shape:
@@ -259,4 +234,5 @@ def _operand_factor(convolution: Operator, channels: int) -> Shape:
     """
     if isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, channels, 1)
-    return (*(1,) * (convolution.inputs[1].rank - 1), channels)
+    weight = convolution.inputs[1]
+    return (*(1,) * (weight.rank - 1), channels)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from ..ir.graph import Graph, Operator, Value, shape_of
 from ..ir.operators import CONCAT, SLICE
 from ..spec import TosaSpec
 from .rewriter import Rewrite, merge_sources, origin, replaced
 from .view_axes import Shape
+
+
+class Part(NamedTuple):
+    """A part of ``whole`` that begins at ``start``."""
+
+    whole: Value
+    start: Shape
 
 
 def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
@@ -39,37 +46,34 @@ def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
     while True:
         x, start, size = operator.inputs
         before = origin(x)
+        part: Part | None = None
         if isinstance(before, SLICE):
-            begin = tuple(
-                [
-                    a + b
-                    for a, b in zip(
-                        shape_of(before.inputs[1]), shape_of(start), strict=True
-                    )
-                ]
-            )
-            whole: Value | None = before.inputs[0]
+            part = _of_slice(before, shape_of(start))
         elif isinstance(before, CONCAT):
-            whole, begin = _operand(before, shape_of(start), shape_of(size))
-        else:
+            part = _of_concat(before, shape_of(start), shape_of(size))
+        if before is None or part is None:
             return operator
-        if whole is None:
-            return operator
-        operator = replaced(
-            operator,
-            (whole, rewrite.shape(begin), size),
-            merge_sources(before.source, operator.source),
-        )
+        inputs = (part.whole, rewrite.shape(part.start), size)
+        source = merge_sources(before.source, operator.source)
+        operator = replaced(operator, inputs, source)
 
 
-def _operand(joined: CONCAT, start: Shape, size: Shape) -> tuple[Value | None, Shape]:
-    """Return the operand that a slice of a CONCAT lies in, and where it begins there.
+def _of_slice(before: SLICE, start: Shape) -> Part:
+    """Return the part of the operand of ``before`` that begins at ``start`` in it."""
+    x, start_before, _ = before.inputs
+    both = zip(shape_of(start_before), start, strict=True)
+    return Part(x, tuple([first + second for first, second in both]))
 
-    None if it takes of several.
-    """
+
+def _of_concat(joined: CONCAT, start: Shape, size: Shape) -> Part | None:
+    """Return the part of one operand of a CONCAT; None if it lies in several."""
     axis = joined.axis
-    ends = accumulate((v.shape[axis] for v in joined.inputs), initial=0)
-    for value, (low, high) in zip(joined.inputs, pairwise(ends), strict=True):
+    low = 0
+    for value in joined.inputs:
+        high = low + value.shape[axis]
         if low <= start[axis] and start[axis] + size[axis] <= high:
-            return value, (*start[:axis], start[axis] - low, *start[axis + 1 :])
-    return None, start
+            start_in_value = list(start)
+            start_in_value[axis] -= low
+            return Part(value, tuple(start_in_value))
+        low = high
+    return None

@@ -5,7 +5,7 @@ Their result is a view if possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..ir.graph import Operator
 from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE
@@ -22,36 +22,35 @@ Rules here make no RESHAPE to a higher rank.
 
 
 def _identity(views: Views, operator: Operator) -> None:
-    """The result of IDENTITY is its operand."""
+    """Make the result of IDENTITY its operand."""
     views.see(operator.outputs[0], views.view(operator.inputs[0]))
 
 
 def _transpose(views: Views, operator: Operator) -> None:
     """Make the result a view of the operand's base, with permuted axes."""
     assert isinstance(operator, TRANSPOSE)
-    base, axes, source = views.view(operator.inputs[0])
-    axes = tuple([axes[p] for p in operator.perms])
-    views.see(
-        operator.outputs[0], View(base, axes, merge_sources(source, operator.source))
-    )
+    view = views.view(operator.inputs[0])
+    axes = tuple([view.axes[p] for p in operator.perms])
+    source = merge_sources(view.source, operator.source)
+    views.see(operator.outputs[0], View(view.base, axes, source))
 
 
 def _reshape(views: Views, operator: Operator) -> None:
-    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base.
+    """Make the result a view of the base if RESHAPE adds or drops axes of size 1.
 
     Else the base is reshaped.
     """
-    result, (base, axes, source) = operator.outputs[0], views.view(operator.inputs[0])
-    source = merge_sources(source, operator.source)
-    pieces = ax.pieces(operator.inputs[0].shape, result.shape)
-    new_axes = ax.renamed(pieces, axes, result.rank)
+    x = operator.inputs[0]
+    result = operator.outputs[0]
+    view = views.view(x)
+    view = view._replace(source=merge_sources(view.source, operator.source))
+    pieces = ax.pieces(x.shape, result.shape)
+    axes = ax.renamed(pieces, view.axes, result.rank)
     # TRANSPOSE, SLICE and others have no form of rank 0
-    if new_axes is not None and base.rank:
-        views.see(result, View(base, new_axes, source))
+    if axes is not None and view.base.rank:
+        views.see(result, view._replace(axes=axes))
     else:
-        views.see(
-            result, _regrouped(views, View(base, axes, source), pieces, result.shape)
-        )
+        views.see(result, _regrouped(views, view, pieces, result.shape))
 
 
 def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
@@ -62,21 +61,22 @@ def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -
     shuffle). Otherwise the base is transposed to the order of the view first.
     """
     base, axes, source = view
-    joined = [
-        [a for i in old if (a := axes[i]) is not None and base.shape[a] != 1]
-        for old, _ in pieces
-    ]
+    joined = [_wide_axes(view, old) for old, _ in pieces]
     perms = _gathered(base.shape, joined)
     rank = base.rank + sum(len(new) - 1 for _, new in pieces if new)
     if perms is None or rank > MAX_RANK:
         in_view_order = views.arrange(base, _as_viewed(axes, base.rank), source)
-        return View(
-            views.reshape(in_view_order, shape, source), ax.plain(len(shape)), source
-        )
-    moved = tuple([None if a is None else perms.index(a) for a in axes])
-    return _split(
-        views, View(views.arrange(base, perms, source), moved, source), pieces, shape
-    )
+        reshaped = views.reshape(in_view_order, shape, source)
+        return View(reshaped, ax.plain(len(shape)), source)
+    moved_axes = tuple([None if a is None else perms.index(a) for a in axes])
+    moved = View(views.arrange(base, perms, source), moved_axes, source)
+    return _split(views, moved, pieces, shape)
+
+
+def _wide_axes(view: View, old: Sequence[int]) -> list[int]:
+    """Return the axes of the base for axes of the view, without those of size 1."""
+    axes = [view.axes[axis] for axis in old]
+    return [axis for axis in axes if axis is not None and view.base.shape[axis] != 1]
 
 
 def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
@@ -85,13 +85,14 @@ def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
     None if the axes of a list are not adjacent in the base; axes of size 1 in between
     do not count.
     """
-    group = {axis: axes for axes in joined for axis in axes}
-    perms: list[int] = []
-    wide = [a for a in range(len(shape)) if shape[a] != 1]
+    group: dict[int, list[int]] = {}
+    wide = [axis for axis, size in enumerate(shape) if size != 1]
     for axes in joined:
-        positions = [wide.index(a) for a in axes]
+        group.update(dict.fromkeys(axes, axes))
+        positions = [wide.index(axis) for axis in axes]
         if positions and max(positions) - min(positions) != len(positions) - 1:
             return None
+    perms: list[int] = []
     for axis in range(len(shape)):
         if axis not in perms:
             perms += group.get(axis, [axis])
@@ -103,8 +104,9 @@ def _as_viewed(axes: Axes, rank: int) -> tuple[int, ...]:
 
     Axes that are not in the view come last.
     """
-    named = [a for a in axes if a is not None]
-    return (*named, *[a for a in range(rank) if a not in named])
+    named = [axis for axis in axes if axis is not None]
+    others = [axis for axis in range(rank) if axis not in named]
+    return (*named, *others)
 
 
 def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
@@ -120,27 +122,30 @@ def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> Vi
         if not new:
             sizes.append(1)
         elif new_axes[new[0]] is None:
-            for j in new:
-                new_axes[j] = len(sizes)
-                sizes.append(shape[j])
-    if ax.ascends(ax.order(tuple(sizes), tuple(new_axes))):
+            for target in new:
+                new_axes[target] = len(sizes)
+                sizes.append(shape[target])
+    new_shape = tuple(sizes)
+    if ax.ascends(ax.order(new_shape, tuple(new_axes))):
         return View(views.reshape(base, shape, source), ax.plain(len(shape)), source)
-    return View(views.reshape(base, tuple(sizes), source), tuple(new_axes), source)
+    return View(views.reshape(base, new_shape, source), tuple(new_axes), source)
 
 
 def _targets(
     shape: Shape, axes: Axes, pieces: list[ax.Piece]
 ) -> dict[int, tuple[int, ...]]:
-    """Axis of the base -> the axes of the result that take its elements.
+    """Map axes of the base to the axes of the result that take their elements.
 
     Axes of size 1 only if alone in a piece.
     """
-    return {
-        a: new
-        for old, new in pieces
-        for i in old
-        if (a := axes[i]) is not None and (shape[a] != 1 or len(old) == len(new) == 1)
-    }
+    targets: dict[int, tuple[int, ...]] = {}
+    for old, new in pieces:
+        is_alone = len(old) == len(new) == 1
+        for position in old:
+            axis = axes[position]
+            if axis is not None and (shape[axis] != 1 or is_alone):
+                targets[axis] = new
+    return targets
 
 
 Rule = Callable[[Views, Operator], None]

@@ -9,7 +9,7 @@ from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import RESCALE, RESHAPE, SLICE, TABLE
 from ..ir.types import DType
-from .row_regions import Readers
+from .row_regions import Readers, results_of
 
 BYTES = {DType.INT16: 2, DType.INT32: 4, DType.INT48: 8}
 """Bytes of an element; 1 of other types."""
@@ -22,11 +22,9 @@ VIEWS = RESHAPE, SLICE
 
 def bytes_of(value: Value) -> int:
     """Return the bytes of all elements; 0 if their number is not known."""
-    return (
-        0
-        if any(map(is_dynamic, value.shape))
-        else math.prod(value.shape) * BYTES.get(value.dtype, 1)
-    )
+    if any(map(is_dynamic, value.shape)):
+        return 0
+    return math.prod(value.shape) * BYTES.get(value.dtype, 1)
 
 
 class Memory:
@@ -38,25 +36,21 @@ class Memory:
         }
         self._readers = readers
         self._last: dict[Value, int] = {}
-        for value in reversed(
-            [
-                *graph.inputs,
-                *[v for operator in graph.operators for v in operator.outputs],
-            ]
-        ):
-            self._last[value] = max(
-                [self._last_use(reader) for reader in readers[value]], default=-1
-            )
+        # the last use of a value may be that of a view of it, which comes later
+        for value in reversed([*graph.inputs, *results_of(graph.operators)]):
+            uses = [self._last_use(reader) for reader in readers[value]]
+            self._last[value] = max(uses, default=-1)
 
     def alive(self, values: list[Value]) -> list[int]:
         """Return how many bytes of ``values`` are in memory at each operator."""
         changes = [0] * (len(self.places) + 1)
         for value in values:
-            if self._last[value] >= 0 and not self._is_passed_on(value):
-                changes[self.places[value.producer] if value.producer else 0] += (
-                    bytes_of(value)
-                )
-                changes[self._last[value] + 1] -= bytes_of(value)
+            last = self._last[value]
+            if last < 0 or self._is_passed_on(value):
+                continue
+            first = self.places[value.producer] if value.producer else 0
+            changes[first] += bytes_of(value)
+            changes[last + 1] -= bytes_of(value)
         return list(accumulate(changes))[:-1]
 
     def _last_use(self, reader: Operator | None) -> int:
@@ -64,16 +58,20 @@ class Memory:
         if reader is None:
             return len(self.places) - 1
         result = reader.outputs[0]
-        return self._last[result] if self._is_passed_on(result) else self.places[reader]
+        if self._is_passed_on(result):
+            return self._last[result]
+        return self.places[reader]
 
     def _is_passed_on(self, value: Value) -> bool:
         """Return whether ``value`` takes no memory of its own.
 
         It shares that of its operand, or is computed together with its only reader.
         """
+        if isinstance(value.producer, VIEWS):
+            return True
         readers = self._readers[value]
-        if isinstance(value.producer, VIEWS) or len(readers) != 1:
-            return isinstance(value.producer, VIEWS)
-        return isinstance(readers[0], FUSED) or (
-            isinstance(value.producer, RESCALE) and value.dtype in WIDE
-        )
+        if len(readers) != 1:
+            return False
+        if isinstance(readers[0], FUSED):
+            return True
+        return isinstance(value.producer, RESCALE) and value.dtype in WIDE

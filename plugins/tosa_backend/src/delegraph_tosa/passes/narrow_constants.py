@@ -34,28 +34,34 @@ def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
     NPUs get this in small sums as well, but not in small products, for which a U55
     copies the constant (a detector of 81,200 cycles took 15,700 more).
     """
-    return sweep(
-        graph, lambda operator, rewrite: _narrowed(operator, rewrite, _small(spec))
-    )
+    small = _small(spec)
+
+    def change(operator: Operator, rewrite: Rewrite) -> Operator:
+        least = 1 if type(operator) in small else LEAST_ELEMENTS
+        if type(operator) not in MEETING or not _is_worth_it(operator, least):
+            return operator
+        return _narrowed(operator, rewrite)
+
+    return sweep(graph, change)
 
 
-def _narrowed(
-    operator: Operator, rewrite: Rewrite, small: Collection[type[Operator]]
-) -> Operator:
-    """Return ``operator`` with a RESCALE of its constant, or ``operator`` itself.
+def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
+    """Return ``operator`` with a RESCALE of its constant.
 
-    The RESCALE is added to ``rewrite``.
+    The RESCALE is added to ``rewrite``. Returns ``operator`` itself if it has no such
+    constant.
     """
-    least = 1 if type(operator) in small else LEAST_ELEMENTS
-    if type(operator) not in MEETING or not _is_worth_it(operator, least):
+    operands: list[Value] = []
+    for value in operator.inputs:
+        rescale = _rescale_of(value)
+        if rescale is None:
+            operands.append(value)
+        else:
+            rewrite.operators.append(rescale)
+            operands.append(rescale.outputs[0])
+    if tuple(operands) == operator.inputs:
         return operator
-    scaled = {v: rescale for v in operator.inputs if (rescale := _rescale_of(v))}
-    if not scaled:
-        return operator
-    rewrite.operators += scaled.values()
-    return replaced(
-        operator, [scaled[v].outputs[0] if v in scaled else v for v in operator.inputs]
-    )
+    return replaced(operator, operands)
 
 
 def _small(spec: TosaSpec) -> Collection[type[Operator]]:
@@ -70,18 +76,19 @@ def _is_worth_it(operator: Operator, least: int) -> bool:
 
     It must have at least ``least`` elements.
     """
-    is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= least
-    return is_large and any(_widens(v.producer) for v in operator.inputs)
+    fewest, _ = range_of(math.prod(operator.outputs[0].shape))
+    if fewest < least:
+        return False
+    return any(_widens(value.producer) for value in operator.inputs)
 
 
 def _widens(operator: Operator | None) -> bool:
     """Return whether ``operator`` is a RESCALE from int8 to int32 with one scale."""
     if not isinstance(operator, RESCALE) or operator.per_channel:
         return False
-    return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (
-        DType.INT8,
-        DType.INT32,
-    )
+    x = operator.inputs[0]
+    result = operator.outputs[0]
+    return x.dtype is DType.INT8 and result.dtype is DType.INT32
 
 
 def _rescale_of(value: Value) -> Operator | None:
@@ -89,12 +96,13 @@ def _rescale_of(value: Value) -> Operator | None:
 
     None unless ``value`` is such a RESCALE, folded.
     """
-    operator = origin(value) if isinstance(value.constant, Folded) else None
+    if not isinstance(value.constant, Folded):
+        return None
+    operator = origin(value)
     while isinstance(operator, RESHAPE):
         operator = origin(operator.inputs[0])
     if operator is None or not _widens(operator):
         return None
-    narrow = Rewrite().reshape(operator.inputs[0], value.shape, operator.source)
-    return rebuilt(
-        operator, (narrow, *operator.inputs[1:]), [Type(value.shape, DType.INT32)]
-    )
+    x, *others = operator.inputs
+    narrow = Rewrite().reshape(x, value.shape, operator.source)
+    return rebuilt(operator, (narrow, *others), [Type(value.shape, DType.INT32)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..ir.graph import Graph, Value
+from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import IDENTITY
 from ..spec import TosaSpec
 from .rewriter import Rewrite, replaced
@@ -22,17 +22,18 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
     after:  results IDENTITY x, y, IDENTITY y.
     """
     taken = set(graph.inputs)
-    outputs = []
-    copies = []
+    outputs: list[Value] = []
+    copies: list[Operator] = []
     for value, source in zip(graph.outputs, sources, strict=True):
+        output = value
         if value in taken or value.constant is not None:
             copy = IDENTITY((value,), source)
             copy.outputs = (Value(value.type, producer=copy),)
             if spec.why_not(copy) is None:
                 copies.append(copy)
-                value = copy.outputs[0]
-        taken.add(value)
-        outputs.append(value)
+                output = copy.outputs[0]
+        taken.add(output)
+        outputs.append(output)
     return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
 
 
@@ -42,9 +43,9 @@ def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
     An output with an empty name keeps its own.
     """
     new_names = {
-        v: name
-        for v, name in zip(graph.outputs, names, strict=True)
-        if name not in ("", v.name)
+        value: name
+        for value, name in zip(graph.outputs, names, strict=True)
+        if name not in ("", value.name)
     }
     rewrite = Rewrite()
     for operator in graph.operators:

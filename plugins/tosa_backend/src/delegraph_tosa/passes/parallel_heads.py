@@ -17,6 +17,7 @@ from ..ir.types import FLOATS, Type
 from . import view_axes as ax
 from .pending_views import View, Views
 from .rewriter import merge_sources, rebuilt
+from .view_axes import Shape
 
 
 class Heads(NamedTuple):
@@ -42,16 +43,23 @@ class Heads(NamedTuple):
     @property
     def number(self) -> int:
         """The number of heads."""
-        return self.transpose.inputs[0].shape[-2]
+        return self.split_shape[-2]
+
+    @property
+    def split_shape(self) -> Shape:
+        """The shape of the operand of ``transpose``: rows, heads, channels."""
+        return self.transpose.inputs[0].shape
 
 
 def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
-    """Groups of at least two layers that can be joined.
+    """Return groups of at least two layers that can be joined.
 
-    One TRANSPOSE then moves the heads of all. before: x - CONV2D [N,1,L,H*E] - RESHAPE
-    [N,L,H,E] - TRANSPOSE (0,2,1,3), three times with weights of their own after: x -
-    CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of
-    that
+    One TRANSPOSE then moves the heads of all.
+
+    before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3),
+            three times with weights of their own
+    after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3),
+            and three SLICE of that
 
     Layers have floats (integers would have one zero point for each layer), and constant
     weights with no other use. They are equal in all but the number of heads. A key is
@@ -59,21 +67,25 @@ def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
     group it needs a second one. So a group has to save more TRANSPOSE than it has such
     layers.
     """
-    users = {
-        v: operator
-        for operator in graph.operators
-        for v in operator.inputs
-        if uses[v] == 1
-    }
+    users: dict[Value, Operator] = {}
+    for operator in graph.operators:
+        for value in operator.inputs:
+            if uses[value] == 1:
+                users[value] = operator
     alike: dict[Hashable, list[Heads]] = defaultdict(list)
     for operator in graph.operators:
-        if type(operator) is CONV2D and (heads := _heads(operator, users, uses)):
+        if type(operator) is not CONV2D:
+            continue
+        heads = _heads(operator, users, uses)
+        if heads is not None:
             alike[_kind(heads)].append(heads)
-    return [
-        group
-        for group in alike.values()
-        if len(group) > 1 + sum(_moves_again(h, users) for h in group)
-    ]
+    return [group for group in alike.values() if _is_worth_it(group, users)]
+
+
+def _is_worth_it(group: list[Heads], users: dict[Value, Operator]) -> bool:
+    """Return whether joining ``group`` saves more TRANSPOSE than it takes."""
+    moved_again = [heads for heads in group if _moves_again(heads, users)]
+    return len(group) > 1 + len(moved_again)
 
 
 def _heads(
@@ -85,64 +97,57 @@ def _heads(
     value with one use to its user.
     """
     _, weight, bias, *_ = layer.inputs
-    if (
-        weight.constant is None
-        or bias.constant is None
-        or uses[weight] != 1
-        or weight.dtype not in FLOATS
-    ):
+    if weight.constant is None or bias.constant is None:
         return None
-    operators = [layer, *_following(layer.outputs[0], users)]
+    if uses[weight] != 1 or weight.dtype not in FLOATS:
+        return None
     result = layer.outputs[0]
-    moved = operators[-1]
-    if not isinstance(moved, TRANSPOSE) or moved.inputs[0].rank < 3:
+    operators = [layer, *_following(result, users)]
+    transpose = operators[-1]
+    if not isinstance(transpose, TRANSPOSE) or transpose.inputs[0].rank < 3:
         return None
-    shape = moved.inputs[0].shape
-    split = ((result.rank - 1,), (len(shape) - 2, len(shape) - 1))
-    if split not in ax.pieces(result.shape, shape) or any(map(is_dynamic, shape[-2:])):
+    shape = transpose.inputs[0].shape
+    heads = len(shape) - 2
+    channels = len(shape) - 1
+    split = ((result.rank - 1,), (heads, channels))
+    if split not in ax.pieces(result.shape, shape):
         return None
-    return None if ax.ascends(ax.order(shape, moved.perms)) else Heads(operators)
+    if any(map(is_dynamic, shape[heads:])):
+        return None
+    if ax.ascends(ax.order(shape, transpose.perms)):
+        return None
+    return Heads(operators)
 
 
 def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]:
-    """Return the RESHAPEs after ``value`` and the TRANSPOSE that follows them.
+    """Yield the RESHAPEs after ``value`` and the TRANSPOSE that follows them.
 
     Each is the only user of its operand.
     """
-    while (operator := users.get(value)) is not None and isinstance(
-        operator, (RESHAPE, TRANSPOSE)
-    ):
+    operator = users.get(value)
+    while isinstance(operator, RESHAPE):
         yield operator
-        value = operator.outputs[0]
-        if isinstance(operator, TRANSPOSE):
-            break
+        operator = users.get(operator.outputs[0])
+    if isinstance(operator, TRANSPOSE):
+        yield operator
 
 
 def _kind(heads: Heads) -> Hashable:
     """Return a key that is equal for layers that can be joined."""
     x, weight, bias, *_ = heads.layer.inputs
+    type = x.type
     while isinstance(x.producer, RESHAPE):
         x = x.producer.inputs[0]
-    *rows, _, width = heads.transpose.inputs[0].shape
+    *rows, _, width = heads.split_shape
     kernel = (weight.shape[1:], weight.dtype, bias.dtype)
     attributes = tuple(heads.layer.attribute_values().values())
-    return (
-        x,
-        heads.layer.inputs[0].type,
-        kernel,
-        attributes,
-        tuple(rows),
-        width,
-        heads.transpose.perms,
-    )
+    return x, type, kernel, attributes, tuple(rows), width, heads.transpose.perms
 
 
 def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
     """Return whether the transposed heads are transposed again."""
-    return any(
-        isinstance(operator, TRANSPOSE)
-        for operator in _following(heads.transpose.outputs[0], users)
-    )
+    following = _following(heads.transpose.outputs[0], users)
+    return any(isinstance(operator, TRANSPOSE) for operator in following)
 
 
 def join_heads(views: Views, group: list[Heads]) -> None:
@@ -151,31 +156,30 @@ def join_heads(views: Views, group: list[Heads]) -> None:
     The transposed heads of each become a view of a SLICE.
     """
     result = _joined_layer(views, group)
-    *rows, _, width = group[0].transpose.inputs[0].shape
-    shape = (*rows, sum([heads.number for heads in group]), width)
-    kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= len(rows)]
-    split = views.reshape(
-        result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group))
-    )
-    order = [axis for axis in group[0].transpose.perms if axis in kept]
+    *rows, _, width = group[0].split_shape
+    number = sum([heads.number for heads in group])
+    shape = (*rows, number, width)
+    # axes of size 1 before the heads are dropped
+    head_axis = len(rows)
+    kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= head_axis]
+    kept_shape = tuple([shape[axis] for axis in kept])
+    split = views.reshape(result, kept_shape, _source_of_reshapes(group))
+    all_perms = group[0].transpose.perms
+    order = [axis for axis in all_perms if axis in kept]
     perms = tuple([kept.index(axis) for axis in order])
-    moved = views.transpose(split, perms, _source([heads.transpose for heads in group]))
-    axes = tuple(
-        [
-            order.index(axis) if axis in kept else None
-            for axis in group[0].transpose.perms
-        ]
-    )
-    for heads, part in zip(
-        group, _parts(views, moved, order.index(len(rows)), group), strict=True
-    ):
-        views.see(heads.transpose.outputs[0], View(part, axes, heads.transpose.source))
+    source = _source([heads.transpose for heads in group])
+    moved = views.transpose(split, perms, source)
+    axes = tuple([order.index(axis) if axis in kept else None for axis in all_perms])
+    parts = _parts(views, moved, order.index(head_axis), group)
+    for heads, part in zip(group, parts, strict=True):
+        view = View(part, axes, heads.transpose.source)
+        views.see(heads.transpose.outputs[0], view)
 
 
 def _parts(
     views: Views, moved: Value, axis: int, group: list[Heads]
 ) -> Iterable[Value]:
-    """Return the heads of each layer of ``group``, as SLICEs of ``moved``.
+    """Yield the heads of each layer of ``group``, as SLICEs of ``moved``.
 
     ``moved`` has the heads of all layers along ``axis``.
     """
@@ -183,34 +187,31 @@ def _parts(
     size = list(moved.shape)
     for heads in group:
         size[axis] = heads.number
-        operands = (moved, views.shape(tuple(start)), views.shape(tuple(size)))
-        yield views.make(
-            SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators)
-        )
+        shape = tuple(size)
+        operands = (moved, views.shape(tuple(start)), views.shape(shape))
+        source = _source(heads.operators)
+        yield views.make(SLICE, operands, Type(shape, moved.dtype), source)
         start[axis] += heads.number
 
 
 def _joined_layer(views: Views, group: list[Heads]) -> Value:
     """Return the result of one CONV2D with the output channels of ``group``."""
     layers = [heads.layer for heads in group]
+    first = layers[0]
     source = _source(layers)
-    _, weight, bias, *zero_points = layers[0].inputs
+    _, weight, bias, *zero_points = first.inputs
     channels = sum(layer.inputs[1].shape[0] for layer in layers)
     weights = tuple([layer.inputs[1] for layer in layers])
-    weight = views.make(
-        CONCAT,
-        weights,
-        Type((channels, *weight.shape[1:]), weight.dtype),
-        source,
-        axis=0,
-    )
+    weight_type = Type((channels, *weight.shape[1:]), weight.dtype)
+    all_weights = views.make(CONCAT, weights, weight_type, source, axis=0)
     biases = tuple([_wide_bias(views, layer) for layer in layers])
-    bias = views.make(CONCAT, biases, Type((channels,), bias.dtype), source, axis=0)
-    result = Type(
-        (*layers[0].outputs[0].shape[:-1], channels), layers[0].outputs[0].dtype
-    )
-    x = views.value(layers[0].inputs[0])
-    new = rebuilt(layers[0], (x, weight, bias, *zero_points), [result], source=source)
+    bias_type = Type((channels,), bias.dtype)
+    all_biases = views.make(CONCAT, biases, bias_type, source, axis=0)
+    *image, _ = first.outputs[0].shape
+    result = Type((*image, channels), first.outputs[0].dtype)
+    x = views.value(first.inputs[0])
+    operands = (x, all_weights, all_biases, *zero_points)
+    new = rebuilt(first, operands, [result], source=source)
     views.operators.append(new)
     return new.outputs[0]
 
@@ -221,17 +222,16 @@ def _wide_bias(views: Views, layer: Operator) -> Value:
     channels = layer.inputs[1].shape[0]
     if bias.shape == (channels,):
         return bias
-    return views.make(
-        TILE,
-        (bias, views.shape((channels,))),
-        Type((channels,), bias.dtype),
-        layer.source,
-    )
+    operands = (bias, views.shape((channels,)))
+    return views.make(TILE, operands, Type((channels,), bias.dtype), layer.source)
 
 
-def _reshapes(group: list[Heads]) -> list[Operator]:
-    """Return the RESHAPE operators of all layers of ``group``."""
-    return [operator for heads in group for operator in heads.operators[1:-1]]
+def _source_of_reshapes(group: list[Heads]) -> Any:
+    """Return the source of the RESHAPE operators of all layers of ``group``."""
+    reshapes: list[Operator] = []
+    for heads in group:
+        reshapes += heads.operators[1:-1]
+    return _source(reshapes)
 
 
 def _source(operators: Iterable[Operator]) -> Any:

@@ -55,9 +55,7 @@ class Views(Rewrite):
         if inputs == operator.inputs:
             self.operators.append(operator)
         else:
-            new = replaced(operator, inputs)
-            self.operators.append(new)
-            self._values.update(zip(operator.outputs, new.outputs, strict=True))
+            self.put(operator, replaced(operator, inputs))
 
     def replace(self, old: Value, operator: Operator) -> None:
         """Replace ``old`` by the result of ``operator``, reshaped like ``old``."""
@@ -75,7 +73,9 @@ class Views(Rewrite):
     def value(self, old: Value) -> Value:
         """Return the new value for ``old``; a view is computed."""
         view = self._views.get(old)
-        return self._values.get(old, old) if view is None else self.arrange(*view)
+        if view is None:
+            return super().value(old)
+        return self.arrange(view.base, view.axes, view.source)
 
     def view(self, old: Value) -> View:
         """Return the view for ``old``.
@@ -83,11 +83,9 @@ class Views(Rewrite):
         The identity view of its new value if it is no view.
         """
         view = self._views.get(old)
-        return (
-            View(self._values.get(old, old), ax.plain(old.rank), None)
-            if view is None
-            else view
-        )
+        if view is None:
+            return View(super().value(old), ax.plain(old.rank), None)
+        return view
 
     def see(self, old: Value, view: View) -> None:
         """Note that ``old`` is ``view`` now; an identity view is noted as a value."""
@@ -111,13 +109,10 @@ class Views(Rewrite):
         result = operator.outputs[0]
         if not self.movable(result.dtype):
             return self.keep(operator)
-        others = (
-            [self.value(v) for v in operator.inputs[1:]]
-            if operands is None
-            else operands
-        )
-        new = self.rebuild(operator, (view.base, *others), **attributes)
-        return self.see(result, View(new.outputs[0], view.axes, view.source))
+        if operands is None:
+            operands = [self.value(v) for v in operator.inputs[1:]]
+        new = self.rebuild(operator, (view.base, *operands), **attributes)
+        return self.see(result, view._replace(base=new.outputs[0]))
 
     def movable(self, dtype: DType) -> bool:
         """Return whether the target has TRANSPOSE and RESHAPE for ``dtype``.
@@ -129,9 +124,8 @@ class Views(Rewrite):
             scratch = Rewrite()
             scratch.transpose(value, (1, 0), None)
             scratch.reshape(value, (1,), None)
-            self._movable[dtype] = all(
-                self.spec.why_not(operator) is None for operator in scratch.operators
-            )
+            refusals = [self.spec.why_not(operator) for operator in scratch.operators]
+            self._movable[dtype] = not any(refusals)
         return self._movable[dtype]
 
     def arrange(self, base: Value, axes: Axes, source: Any) -> Value:
@@ -147,11 +141,19 @@ class Views(Rewrite):
         self, base: Value, axes: Axes, shape: Shape, source: Any
     ) -> tuple[Value, Axes]:
         """Return the same view of the base, reshaped to the rank of the view."""
-        single = [a is None or base.shape[a] == 1 for a in axes]
+
+        def place(axis_of_view: int) -> int:
+            """Return the place in the base, for a sort; -1 for an axis of size 1."""
+            axis = axes[axis_of_view]
+            if axis is None or base.shape[axis] == 1:
+                return -1
+            return axis
+
         # the axes of the view in the order of the base, axes of size 1 first
-        in_order = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
-        reshaped = self.reshape(base, tuple([shape[i] for i in in_order]), source)
-        return reshaped, tuple([in_order.index(i) for i in range(len(axes))])
+        in_order = sorted(range(len(axes)), key=place)
+        shape_in_order = tuple([shape[axis] for axis in in_order])
+        reshaped = self.reshape(base, shape_in_order, source)
+        return reshaped, tuple([in_order.index(axis) for axis in range(len(axes))])
 
     def lead(self, operands: Sequence[Value], shape: Shape) -> View:
         """Return the view with the cheapest layout for all ``operands``.
@@ -161,16 +163,20 @@ class Views(Rewrite):
         branches stay in the layout of their convolutions.
         """
         views = [self.view(v) for v in operands if v.constant is None]
-        layouts = {(v.axes, v.base.rank): v for v in views}
+        layouts = {(view.axes, view.base.rank): view for view in views}
         if len(layouts) == 1 and _holds(views[0], shape):
             return views[0]
-        candidates = [
-            v
-            for v in layouts.values()
-            if v.axes != ax.plain(v.base.rank) and _holds(v, shape)
-        ]
+        candidates: list[View] = []
+        for view in layouts.values():
+            is_moved = view.axes != ax.plain(view.base.rank)
+            if is_moved and _holds(view, shape):
+                candidates.append(view)
         candidates.append(View(operands[0], ax.plain(len(shape)), None))
-        return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
+
+        def cost(lead: View) -> float:
+            return sum(self._cost(view, lead) for view in views)
+
+        return min(candidates, key=cost)
 
     def _cost(self, view: View, lead: View) -> float:
         """Return the cost of bringing ``view`` to the layout of ``lead``.
@@ -180,17 +186,16 @@ class Views(Rewrite):
         base = view.base
         axes = ax.through(view.axes, lead.axes, lead.base.rank)
         if ax.ascends(ax.order(base.shape, axes)):
-            return float(ax.viewed(base.shape, axes) != base.shape)
-        if (
-            len(axes) == base.rank
-            and (TRANSPOSE, (base,), ax.completed(axes)) in self._made
-        ):
-            return 0.0
-        return (
-            1.0 + range_of(math.prod(base.shape))[0]
-            if self.movable(base.dtype)
-            else math.inf
-        )
+            needs_reshape = ax.viewed(base.shape, axes) != base.shape
+            return float(needs_reshape)
+        if len(axes) == base.rank:
+            transpose = (TRANSPOSE, (base,), ax.completed(axes))
+            if transpose in self._made:
+                return 0.0
+        if not self.movable(base.dtype):
+            return math.inf
+        least, _ = range_of(math.prod(base.shape))
+        return 1.0 + least
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
         """Return ``operand`` as a value in the layout of the base of ``lead``.
@@ -198,13 +203,12 @@ class Views(Rewrite):
         ``source`` is the source of the operator that uses it, for a TRANSPOSE or
         RESHAPE that this takes.
         """
-        base, axes, view_source = self.view(operand)
+        view = self.view(operand)
         rank = lead.base.rank
-        if axes == lead.axes and base.rank == rank:
-            return base
-        return self.arrange(
-            base, ax.through(axes, lead.axes, rank), view_source or source
-        )
+        if view.axes == lead.axes and view.base.rank == rank:
+            return view.base
+        axes = ax.through(view.axes, lead.axes, rank)
+        return self.arrange(view.base, axes, view.source or source)
 
     def lead_by(
         self, lead: View, operator: Operator, count: int, **attributes: Any
@@ -217,11 +221,11 @@ class Views(Rewrite):
         source = operator.source
         operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
         operands += [self.value(v) for v in operator.inputs[count:]]
-        arranged = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
-        type = Type(ax.viewed(result.shape, arranged), result.dtype)
+        axes = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
+        type = Type(ax.viewed(result.shape, axes), result.dtype)
         new = rebuilt(operator, operands, (type,), **attributes)
         self.operators.append(new)
-        self.see(result, View(new.outputs[0], lead.axes, lead.source))
+        self.see(result, lead._replace(base=new.outputs[0]))
 
 
 def _holds(view: View, shape: Shape) -> bool:
@@ -229,7 +233,7 @@ def _holds(view: View, shape: Shape) -> bool:
 
     Axes that the view adds must have size 1.
     """
-    return None not in view.axes or all(
-        axis is not None or size == 1
-        for axis, size in zip(view.axes, shape, strict=True)
-    )
+    if None not in view.axes:
+        return True
+    sizes = zip(view.axes, shape, strict=True)
+    return all(axis is not None or size == 1 for axis, size in sizes)

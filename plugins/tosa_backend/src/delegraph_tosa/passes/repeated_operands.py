@@ -21,8 +21,10 @@ from .rewriter import merge_sources, rebuilt
 def multiply_once(views: Views, product: Operator) -> None:
     """Stack left matrices that are multiplied by the same right matrix.
 
-    This is the rule of ``sink_transposes`` for MATMUL. before: MATMUL (q [B*G,L,E],
-    TILE k [B*G,E,S]) after: MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S].
+    This is the rule of ``sink_transposes`` for MATMUL.
+
+    before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
+    after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
     """
     repeated = _repetition(product.inputs[1], views.uses)
     result = product.outputs[0]
@@ -35,13 +37,12 @@ def multiply_once(views: Views, product: Operator) -> None:
     left = views.value(product.inputs[0])
     right = views.value(repeated.once)
     source = merge_sources(repeated.source, product.source)
-    joined = views.reshape(
-        left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source
-    )
-    return views.replace(
-        result,
-        views.rebuild(product, (joined, right, *product.inputs[2:]), source=source),
-    )
+    _, rows, depth = left.shape
+    stacked_shape = (right.shape[0], repeated.times * rows, depth)
+    stacked = views.reshape(left, stacked_shape, source)
+    operands = (stacked, right, *product.inputs[2:])
+    new = views.rebuild(product, operands, source=source)
+    return views.replace(result, new)
 
 
 class _Repeated(NamedTuple):
@@ -61,22 +62,26 @@ class _Repeated(NamedTuple):
 def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
     """Return ``value`` without the TILE that repeats it along an axis.
 
-    None if there is no TILE, or one with another use. before: k [N,H,1,S,E] - TILE
-    (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1) after: k - RESHAPE [N*H,S,E] -
-    TRANSPOSE (0,2,1).
+    None if there is no TILE, or one with another use.
+
+    before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
+    after:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
     """
+    # the operators between the TILE and ``value``, the last one first
     chain: list[Operator] = []
     operator = value.producer
-    while type(operator) in LAYOUT:
-        chain.append(operator)  # type: ignore[arg-type]
-        operator = operator.inputs[0].producer  # type: ignore[union-attr]
-    if not isinstance(operator, TILE) or any(
-        uses[op.outputs[0]] != 1 for op in (operator, *chain)
-    ):
+    while operator is not None and type(operator) in LAYOUT:
+        chain.append(operator)
+        operator = operator.inputs[0].producer
+    if not isinstance(operator, TILE):
+        return None
+    if any(uses[between.outputs[0]] != 1 for between in (operator, *chain)):
         return None
     repeated = _tiled(operator)
     for layout_operator in reversed(chain):
-        repeated = repeated and _arranged(repeated, layout_operator)
+        if repeated is None:
+            return None
+        repeated = _arranged(repeated, layout_operator)
     return repeated
 
 
@@ -84,10 +89,14 @@ def _tiled(tile: Operator) -> _Repeated | None:
     """Return the result of a TILE of one axis of size 1; None for any other TILE."""
     operand = tile.inputs[0]
     multiples = shape_of(tile.inputs[1])
-    wide = [axis for axis, times in enumerate(multiples) if times != 1]
-    if len(wide) != 1 or operand.shape[wide[0]] != 1 or is_dynamic(multiples[wide[0]]):
+    repeated = [axis for axis, times in enumerate(multiples) if times != 1]
+    if len(repeated) != 1:
         return None
-    return _Repeated(operand, wide[0], multiples[wide[0]], (), tile.source)
+    (axis,) = repeated
+    times = multiples[axis]
+    if operand.shape[axis] != 1 or is_dynamic(times):
+        return None
+    return _Repeated(operand, axis, times, operators=(), source=tile.source)
 
 
 def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
@@ -95,30 +104,32 @@ def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
 
     None if repetitions are not in a row there.
     """
+    if isinstance(operator, IDENTITY):
+        return repeated
     if isinstance(operator, TRANSPOSE):
         new = rebuilt(operator, (repeated.once,))
         return _after(repeated, new, operator.perms.index(repeated.axis))
-    if isinstance(operator, IDENTITY):
-        return repeated
-    # a RESHAPE may join the repeated axis with axes before it, but with no axis after
-    # it
+    return _reshaped(repeated, operator)
+
+
+def _reshaped(repeated: _Repeated, operator: Operator) -> _Repeated | None:
+    """As ``_arranged``, for a RESHAPE.
+
+    It may join the repeated axis with axes before it, but with no axis after it.
+    """
     result = operator.outputs[0]
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
-    old, to = next(piece for piece in pieces if repeated.axis in piece[0])
-    if len(to) != 1 or any(
-        repeated.once.shape[axis] != 1 for axis in old if axis > repeated.axis
-    ):
+    old, new = next(piece for piece in pieces if repeated.axis in piece[0])
+    behind = [repeated.once.shape[axis] for axis in old if axis > repeated.axis]
+    if len(new) != 1 or any(size != 1 for size in behind):
         return None
-    shape = tuple(
-        [
-            size // repeated.times if axis == to[0] else size
-            for axis, size in enumerate(result.shape)
-        ]
-    )
-    new = rebuilt(
-        operator, (repeated.once, shape_value(shape)), [Type(shape, result.dtype)]
-    )
-    return _after(repeated, new, to[0])
+    (axis,) = new
+    sizes = list(result.shape)
+    sizes[axis] //= repeated.times
+    shape = tuple(sizes)
+    operands = (repeated.once, shape_value(shape))
+    reshape = rebuilt(operator, operands, [Type(shape, result.dtype)])
+    return _after(repeated, reshape, axis)
 
 
 def _after(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:

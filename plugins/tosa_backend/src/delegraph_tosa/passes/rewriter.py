@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,29 +25,35 @@ def rebuilt(
     cls = type(operator)
     new = cls.__new__(cls)
     new.__dict__.update(operator.__dict__, inputs=tuple(inputs), **attributes)
-    new.outputs = tuple(
-        [
-            Value(type, producer=new)
-            for type in (new.infer() if types is None else types)
-        ]
-    )
+    if types is None:
+        types = new.infer()
+    new.outputs = tuple([Value(type, producer=new) for type in types])
     return new
 
 
 def replaced(
-    operator: Operator, inputs: Sequence[Value], source: Any = None
+    operator: Operator, inputs: Sequence[Value], source: Any = None, **attributes: Any
 ) -> Operator:
     """Return a copy of ``operator`` with equal operands of the same types.
 
-    Its results keep types and names. A ``source`` of None keeps the source.
+    Its results keep types and names. A ``source`` of None keeps the source;
+    ``attributes`` replace those of ``operator``.
     """
-    types = [v.type for v in operator.outputs]
-    new = rebuilt(
-        operator, inputs, types, source=operator.source if source is None else source
-    )
+    if source is None:
+        source = operator.source
+    types = [value.type for value in operator.outputs]
+    new = rebuilt(operator, inputs, types, source=source, **attributes)
     for value, old in zip(new.outputs, operator.outputs, strict=True):
         value.name = old.name
     return new
+
+
+def count_uses(graph: Graph) -> Counter[Value]:
+    """Return how often each value is an operand or a result of ``graph``."""
+    uses: Counter[Value] = Counter(graph.outputs)
+    for operator in graph.operators:
+        uses.update(operator.inputs)
+    return uses
 
 
 def origin(value: Value) -> Operator | None:
@@ -54,11 +61,9 @@ def origin(value: Value) -> Operator | None:
 
     None for inputs and other constants.
     """
-    return (
-        value.constant.operator
-        if isinstance(value.constant, Folded)
-        else value.producer
-    )
+    if isinstance(value.constant, Folded):
+        return value.constant.operator
+    return value.producer
 
 
 class Sources(tuple[Any, ...]):
@@ -78,14 +83,18 @@ def merge_sources(first: Any, second: Any) -> Any:
     if first is second or second is None:
         return first
     distinct = dict.fromkeys((*sources_of(first), *sources_of(second)))
-    return Sources(distinct) if len(distinct) > 1 else next(iter(distinct), None)
+    if len(distinct) > 1:
+        return Sources(distinct)
+    return next(iter(distinct), None)
 
 
 def sources_of(source: Any) -> tuple[Any, ...]:
     """Return an operator's ``source`` as a tuple; several for ``Sources``."""
     if source is None:
         return ()
-    return source if isinstance(source, Sources) else (source,)
+    if isinstance(source, Sources):
+        return source
+    return (source,)
 
 
 class Rewrite:
@@ -128,9 +137,8 @@ class Rewrite:
 
     def graph(self, old: Graph) -> Graph:
         """Return the new graph, with inputs, name and outputs of ``old``."""
-        return Graph(
-            old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name
-        )
+        outputs = [self.value(value) for value in old.outputs]
+        return Graph(old.inputs, outputs, self.operators, old.name)
 
     def make(
         self,
@@ -146,24 +154,22 @@ class Rewrite:
         before is used again, and gets ``source`` as well.
         """
         key = (cls, inputs, *attributes.values())
-        result = self._made.get(key)
-        if result is None:
-            result = self._made[key] = self._new(
-                cls(inputs, source, **attributes), type
-            )
-        elif result.producer is not None:
+        if key not in self._made:
+            operator = cls(inputs, source, **attributes)
+            self._made[key] = self._new(operator, type)
+            return self._made[key]
+        result = self._made[key]
+        if result.producer is not None:
             result.producer.source = merge_sources(result.producer.source, source)
         return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
         """Append ``operator`` and return its result, folded if all is constant."""
-        for operand in operator.inputs:
-            if operand.constant is None:
-                result = Value(type, producer=operator)
-                self.operators.append(operator)
-                break
-        else:
+        if all(operand.constant is not None for operand in operator.inputs):
             result = Value(type, Folded(operator))
+        else:
+            result = Value(type, producer=operator)
+            self.operators.append(operator)
         operator.outputs = (result,)
         return result
 
@@ -184,9 +190,8 @@ class Rewrite:
             source = merge_sources(before.source, source)
         if value.type.shape == shape:
             return value
-        return self.make(
-            RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source
-        )
+        operands = (value, self.shape(shape))
+        return self.make(RESHAPE, operands, Type(shape, value.type.dtype), source)
 
     def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
         """Return ``value`` transposed.
@@ -201,13 +206,8 @@ class Rewrite:
         if perms == plain(len(perms)):
             return value
         shape, dtype = value.type
-        return self.make(
-            TRANSPOSE,
-            (value,),
-            Type(tuple([shape[p] for p in perms]), dtype),
-            source,
-            perms=perms,
-        )
+        type = Type(tuple([shape[p] for p in perms]), dtype)
+        return self.make(TRANSPOSE, (value,), type, source, perms=perms)
 
 
 def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Graph:
@@ -234,8 +234,6 @@ def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
         }
         if not bodies:
             return operator
-        changed = replaced(operator, operator.inputs)
-        changed.__dict__.update(bodies)
-        return changed
+        return replaced(operator, operator.inputs, **bodies)
 
     return sweep(graph, change)

@@ -6,6 +6,7 @@ Examples are a norm and an attention.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..ir import operators as tosa
@@ -17,20 +18,21 @@ from .unit_axes import DATA
 REDUCTIONS = tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_SUM
 OPERANDS: dict[type[Operator], int] = {
     **DATA,
-    **dict.fromkeys(
-        (*REDUCTIONS, tosa.BITWISE_NOT, tosa.LOGICAL_NOT, tosa.MATMUL, tosa.SLICE), 1
-    ),
-    **dict.fromkeys(
-        (
-            tosa.BITWISE_AND,
-            tosa.BITWISE_OR,
-            tosa.EQUAL,
-            tosa.GREATER,
-            tosa.GREATER_EQUAL,
-        ),
-        2,
-    ),
-    **dict.fromkeys((tosa.LOGICAL_AND, tosa.LOGICAL_OR, tosa.LOGICAL_RIGHT_SHIFT), 2),
+    tosa.REDUCE_MAX: 1,
+    tosa.REDUCE_MIN: 1,
+    tosa.REDUCE_SUM: 1,
+    tosa.BITWISE_NOT: 1,
+    tosa.LOGICAL_NOT: 1,
+    tosa.MATMUL: 1,
+    tosa.SLICE: 1,
+    tosa.BITWISE_AND: 2,
+    tosa.BITWISE_OR: 2,
+    tosa.EQUAL: 2,
+    tosa.GREATER: 2,
+    tosa.GREATER_EQUAL: 2,
+    tosa.LOGICAL_AND: 2,
+    tosa.LOGICAL_OR: 2,
+    tosa.LOGICAL_RIGHT_SHIFT: 2,
     tosa.SELECT: 3,
 }
 """Operator that may compute each row alone -> how many of its operands may have rows.
@@ -45,7 +47,7 @@ Readers = dict[Value, list[Operator | None]]
 
 
 def readers_of(graph: Graph) -> Readers:
-    """Who reads each value of ``graph``."""
+    """Return the readers of each value of ``graph``."""
     readers: Readers = defaultdict(list)
     for operator in graph.operators:
         for value in dict.fromkeys(operator.inputs):
@@ -68,50 +70,50 @@ class Region(NamedTuple):
 
     def operands(self, operator: Operator) -> tuple[Values, Values]:
         """Return the operands that are read by row, and those that are read whole."""
-        # each head of a product reads one of both operands
-        count = (
-            2
-            if isinstance(operator, tosa.MATMUL) and self.axis == 0
-            else OPERANDS[type(operator)]
-        )
+        count = OPERANDS[type(operator)]
+        if isinstance(operator, tosa.MATMUL) and self.axis == 0:
+            # each head of a product reads one of both operands
+            count = 2
         return operator.inputs[:count], operator.inputs[count:]
 
     def read_by(self, operator: Operator) -> list[Value]:
         """Return the operands of which a row of the result needs one row."""
-        return [value for value in self.operands(operator)[0] if self.has_rows(value)]
+        by_row, _ = self.operands(operator)
+        return [value for value in by_row if self.has_rows(value)]
 
     def fits(self, operator: Operator) -> bool:
         """Return whether ``operator`` computes each row from the same row."""
-        if (
-            type(operator) not in OPERANDS
-            or not self.has_rows(operator.outputs[0])
-            or not self.read_by(operator)
-        ):
+        if type(operator) not in OPERANDS:
+            return False
+        result = operator.outputs[0]
+        if not self.has_rows(result) or not self.read_by(operator):
             return False
         if isinstance(operator, tosa.MATMUL):
             return self.axis < 2
-        # a scale for each channel is an operand that has no rows
-        is_last = self.axis == operator.outputs[0].rank - 1
-        return not (
-            isinstance(operator, tosa.RESCALE) and operator.per_channel and is_last
-        )
+        if isinstance(operator, tosa.RESCALE) and operator.per_channel:
+            # the scales of channels are operands that have no rows
+            return self.axis != result.rank - 1
+        return True
 
     def heads(self) -> Region | None:
         """Return the same operators along the first axis, if heads are separate."""
+        if not any(isinstance(operator, tosa.MATMUL) for operator in self.operators):
+            return None
         along = self._replace(axis=0, size=self.operators[0].outputs[0].shape[0])
         if along.size == 1 or not all(map(along.fits, self.operators)):
             return None
-        return (
-            along
-            if any(isinstance(operator, tosa.MATMUL) for operator in self.operators)
-            else None
-        )
+        return along
 
     def outputs(self, readers: Readers) -> list[Value]:
         """Return the results that something else reads."""
         inside: set[Operator | None] = {*self.operators}
-        made = [value for operator in self.operators for value in operator.outputs]
+        made = results_of(self.operators)
         return [value for value in made if not inside.issuperset(readers[value])]
+
+
+def results_of(operators: Iterable[Operator]) -> list[Value]:
+    """Return the results of all ``operators``."""
+    return [value for operator in operators for value in operator.outputs]
 
 
 def regions_of(graph: Graph, readers: Readers) -> list[Region]:
@@ -122,17 +124,16 @@ def regions_of(graph: Graph, readers: Readers) -> list[Region]:
     """
     places = {operator: place for place, operator in enumerate(graph.operators)}
     taken: set[Operator] = set()
-    regions = []
+    regions: list[Region] = []
     for operator in graph.operators:
-        if isinstance(operator, REDUCTIONS) and operator not in taken:
-            region = _grown(operator, readers, places)
-            if (
-                region
-                and taken.isdisjoint(region.operators)
-                and _is_together(region, readers, places)
-            ):
-                taken.update(region.operators)
-                regions.append(region)
+        if not isinstance(operator, REDUCTIONS) or operator in taken:
+            continue
+        region = _grown(operator, readers, places)
+        if region is None or not taken.isdisjoint(region.operators):
+            continue
+        if _is_together(region, readers, places):
+            taken.update(region.operators)
+            regions.append(region)
     return regions
 
 
@@ -144,38 +145,47 @@ def _grown(
     None if something else reads or makes a wider value.
     """
     shape = reduction.inputs[0].shape
-    reduced = reduction.attribute_values()["axis"]
     if len(shape) == 1 or any(map(is_dynamic, shape)):
         return None
-    axis = max((a for a in range(len(shape)) if a != reduced), key=lambda a: shape[a])
+    reduced = reduction.attribute_values()["axis"]
+    others = [axis for axis in range(len(shape)) if axis != reduced]
+    axis = max(others, key=shape.__getitem__)
     region = Region(axis, shape[axis], [])
     found = {reduction}
     pending = [reduction]
     while pending:
-        operator = pending.pop()
-        near = [value.producer for value in region.read_by(operator) if _is_wide(value)]
-        near += [
-            reader
-            for value in operator.outputs
-            if _is_wide(value)
-            for reader in readers[value]
-        ]
-        for other in near:
+        for other in _neighbours(pending.pop(), region, readers):
             if other is None or other not in places or not region.fits(other):
                 return None
             if other not in found:
                 found.add(other)
                 pending.append(other)
-    # a TABLE of int8 between two of them, as of exp on Ethos-U55
-    made = [value for operator in found for value in operator.outputs]
-    tables = {
-        reader
-        for value in made
-        for reader in readers[value]
-        if isinstance(reader, tosa.TABLE)
-    }
-    found |= {table for table in tables if found.issuperset(readers[table.outputs[0]])}
+    found |= _tables_between(found, readers)
     return region._replace(operators=sorted(found, key=places.__getitem__))
+
+
+def _neighbours(
+    operator: Operator, region: Region, readers: Readers
+) -> list[Operator | None]:
+    """Return the producers and readers of wide values of ``operator``.
+
+    None stands for a result of the graph.
+    """
+    near = [value.producer for value in region.read_by(operator) if _is_wide(value)]
+    for value in operator.outputs:
+        if _is_wide(value):
+            near += readers[value]
+    return near
+
+
+def _tables_between(found: set[Operator], readers: Readers) -> set[Operator]:
+    """Return each TABLE of int8 between ``found`` operators, as of exp on Ethos-U55."""
+    tables: set[Operator] = set()
+    for value in results_of(found):
+        for reader in readers[value]:
+            if isinstance(reader, tosa.TABLE):
+                tables.add(reader)
+    return {table for table in tables if found.issuperset(readers[table.outputs[0]])}
 
 
 def _is_wide(value: Value) -> bool:
@@ -188,18 +198,16 @@ def _is_together(region: Region, readers: Readers, places: dict[Operator, int]) 
 
     For that its last operator must come before these readers.
     """
-    inside = set(region.operators)
-    if any(
-        value.producer in inside
-        for operator in region.operators
-        for value in region.operands(operator)[1]
-    ):
-        return False
+    inside: set[Operator | None] = set(region.operators)
+    for operator in region.operators:
+        _, whole = region.operands(operator)
+        if any(value.producer in inside for value in whole):
+            return False
     last = places[region.operators[-1]]
-    outside = [
-        reader
-        for value in region.outputs(readers)
-        for reader in readers[value]
-        if reader
-    ]
-    return all(places[reader] > last for reader in outside if reader not in inside)
+    for value in region.outputs(readers):
+        for reader in readers[value]:
+            if reader is None or reader in inside:
+                continue
+            if places[reader] <= last:
+                return False
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.graph import Graph, Operator
 from ..ir.operators import AVG_POOL2D, CONV2D, DEPTHWISE_CONV2D, MAX_POOL2D
 from ..spec import TosaSpec
-from .rewriter import rebuilt, sweep
+from .rewriter import Rewrite, replaced, sweep
 
 WINDOWED = frozenset({CONV2D, DEPTHWISE_CONV2D, AVG_POOL2D, MAX_POOL2D})
 
@@ -13,34 +13,28 @@ WINDOWED = frozenset({CONV2D, DEPTHWISE_CONV2D, AVG_POOL2D, MAX_POOL2D})
 def stride_single_windows(graph: Graph, spec: TosaSpec) -> Graph:
     """Set the stride along an axis with a single window to 1.
 
-    There the stride has no effect. before: DEPTHWISE_CONV2D of 7x7 pixels (kernel 7,7,
-    stride 7,7) after: DEPTHWISE_CONV2D (kernel 7,7, stride 1,1)
+    There the stride has no effect.
+
+    before: DEPTHWISE_CONV2D of 7x7 pixels (kernel 7,7, stride 7,7)
+    after:  DEPTHWISE_CONV2D (kernel 7,7, stride 1,1)
 
     A mean over an image is lowered to such a convolution. Vela 4.2 takes no convolution
     with a stride above 3; later versions rewrite it themselves.
     """
-    return sweep(
-        graph,
-        lambda operator, _: (
-            _with_small_stride(operator) if type(operator) in WINDOWED else operator
-        ),
-    )
+    return sweep(graph, _with_small_stride)
 
 
-def _with_small_stride(operator: Operator) -> Operator:
+def _with_small_stride(operator: Operator, _: Rewrite) -> Operator:
     """Return ``operator`` with a stride of 1 along axes with a single window.
 
-    Itself if it has this stride already.
+    Itself if it has this stride already, or no windows.
     """
-    sizes = operator.outputs[0].shape[1:3]
-    before: tuple[int, ...] = operator.stride  # type: ignore[attr-defined]
-    stride = tuple(
-        [1 if size == 1 else step for size, step in zip(sizes, before, strict=True)]
-    )
+    if type(operator) not in WINDOWED:
+        return operator
+    windows = operator.outputs[0].shape[1:3]
+    before: tuple[int, ...] = operator.attribute_values()["stride"]
+    axes = zip(windows, before, strict=True)
+    stride = tuple([1 if count == 1 else step for count, step in axes])
     if stride == before:
         return operator
-    new = rebuilt(
-        operator, operator.inputs, [v.type for v in operator.outputs], stride=stride
-    )
-    new.outputs[0].name = operator.outputs[0].name
-    return new
+    return replaced(operator, operator.inputs, stride=stride)

@@ -5,17 +5,18 @@ They cancel there, or stop where a layout is needed.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
+from itertools import chain
 
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, shape_of
 from ..spec import TosaSpec
 from . import view_axes as ax
 from .layout_rules import LAYOUT, Rule
-from .parallel_heads import join_heads, parallel_heads
+from .parallel_heads import Heads, join_heads, parallel_heads
 from .pending_views import View, Views
 from .repeated_operands import multiply_once
+from .rewriter import count_uses
 from .transposed_layers import read_as_it_lies
 from .view_axes import Shape
 
@@ -23,9 +24,9 @@ from .view_axes import Shape
 def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
     """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, to the results.
 
-    before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE
-    (0,2,3,1) - CONV2D - TRANSPOSE after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D
-    - TRANSPOSE (0,3,1,2)
+    before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP
+            - TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2)
+    after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D - TRANSPOSE (0,3,1,2)
 
     In one sweep, the result of a TRANSPOSE is noted as a view of its operand
     (``views``). Elementwise operators, reductions, slices, concatenations and the like
@@ -36,22 +37,19 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
     folded TRANSPOSE and RESHAPE. Values of element types for which the target has no
     TRANSPOSE stay as they are.
     """
-    uses = Counter(
-        [v for operator in graph.operators for v in operator.inputs] + graph.outputs
-    )
+    uses = count_uses(graph)
     views = Views(spec, uses)
-    groups = parallel_heads(graph, uses)
-    joined = {
-        operator: group
-        for group in groups
-        for heads in group
-        for operator in heads.operators
-    }
+    joined: dict[Operator, list[Heads]] = {}
+    for group in parallel_heads(graph, uses):
+        for heads in group:
+            joined.update(dict.fromkeys(heads.operators, group))
     for operator in graph.operators:
         if operator not in joined:
             _visit(views, operator)
-        elif operator is joined[operator][0].layer:
-            join_heads(views, joined[operator])
+            continue
+        group = joined[operator]
+        if operator is group[0].layer:
+            join_heads(views, group)
     return views.graph(graph)
 
 
@@ -63,65 +61,74 @@ def _visit(views: Views, operator: Operator) -> None:
     rule = LAYOUT.get(type(operator)) or DEMANDING.get(type(operator))
     if rule is None and views.has_view(operator.inputs):
         rule = CARRIED.get(type(operator))
-    (rule or Views.keep)(views, operator)
+    if rule is None:
+        views.keep(operator)
+    else:
+        rule(views, operator)
 
 
 def _along(views: Views, operator: Operator) -> None:
-    """The rule for reductions and REVERSE, with their axis mapped to the base.
+    """Apply a reduction or REVERSE to the base, with the axis mapped to the base.
 
     Kept if the view added this axis.
     """
-    axis = views.view(operator.inputs[0]).axes[operator.axis]  # type: ignore[attr-defined]
+    axis = _axis_of_base(views.view(operator.inputs[0]), operator)
     if axis is None:
         views.keep(operator)
     else:
         views.carry(operator, axis=axis)
 
 
+def _axis_of_base(view: View, operator: Operator) -> int | None:
+    """Return the axis of the base that is the operator's ``axis`` in ``view``."""
+    axis: int = operator.attribute_values()["axis"]
+    return view.axes[axis]
+
+
 def _argmax(views: Views, operator: Operator) -> None:
-    """The rule for ARGMAX, which drops its axis."""
+    """Apply ARGMAX, which drops its axis, to the base."""
     view = views.view(operator.inputs[0])
     result = operator.outputs[0]
-    dropped: int = operator.axis  # type: ignore[attr-defined]
+    dropped: int = operator.attribute_values()["axis"]
     axis = view.axes[dropped]
     if axis is None or view.base.rank == 1 or not views.movable(result.dtype):
         return views.keep(operator)
-    axes = ax.without(view.axes[:dropped] + view.axes[dropped + 1 :], axis)
+    others = view.axes[:dropped] + view.axes[dropped + 1 :]
     new = views.rebuild(operator, (view.base,), axis=axis)
+    axes = ax.without(others, axis)
     return views.see(result, View(new.outputs[0], axes, view.source))
 
 
 def _slice(views: Views, operator: Operator) -> None:
-    _carry_entries(
-        views,
-        operator,
-        [(shape_of(operator.inputs[1]), 0), (shape_of(operator.inputs[2]), 1)],
-    )
+    """Apply SLICE to the base. An axis that is not in the view is sliced whole."""
+    _, start, size = operator.inputs
+    start_of_base = _entries_of_base(views, operator, shape_of(start), fill=0)
+    size_of_base = _entries_of_base(views, operator, shape_of(size), fill=1)
+    if start_of_base is None or size_of_base is None:
+        return views.keep(operator)
+    operands = [views.shape(start_of_base), views.shape(size_of_base)]
+    return views.carry(operator, operands)
 
 
 def _tile(views: Views, operator: Operator) -> None:
-    _carry_entries(views, operator, [(shape_of(operator.inputs[1]), 1)])
+    """Apply TILE to the base. An axis that is not in the view is not repeated."""
+    multiples = shape_of(operator.inputs[1])
+    multiples_of_base = _entries_of_base(views, operator, multiples, fill=1)
+    if multiples_of_base is None:
+        return views.keep(operator)
+    return views.carry(operator, [views.shape(multiples_of_base)])
 
 
-def _carry_entries(
-    views: Views, operator: Operator, operands: list[tuple[Shape, int]]
-) -> None:
-    """Apply ``operator`` to the base, with SHAPE operands in the base's order.
+def _entries_of_base(
+    views: Views, operator: Operator, entries: Shape, fill: int
+) -> Shape | None:
+    """Return the entries of a SHAPE operand in the order of the base's axes.
 
-    ``operands`` are pairs: the entries, and the entry for an axis of the base that is
-    not in the view. The operator is kept if it changes an axis that the view added.
+    ``fill`` is the entry for an axis that is not in the view. None if ``operator``
+    changes an axis that the view added.
     """
-    base, axes, _ = views.view(operator.inputs[0])
-    base_entries = [
-        ax.spread(entries, axes, base.rank, fill) for entries, fill in operands
-    ]
-    if None in base_entries:
-        views.keep(operator)
-    else:
-        views.carry(
-            operator,
-            [views.shape(entries) for entries in base_entries if entries is not None],
-        )
+    view = views.view(operator.inputs[0])
+    return ax.spread(entries, view.axes, view.base.rank, fill)
 
 
 def _pad(views: Views, operator: Operator) -> None:
@@ -129,31 +136,25 @@ def _pad(views: Views, operator: Operator) -> None:
 
     A PAD of an axis that only the view has is kept.
     """
-    base, axes, _ = views.view(operator.inputs[0])
-    entries = shape_of(operator.inputs[1])
-    pairs = ax.spread(
-        list(zip(entries[::2], entries[1::2], strict=True)), axes, base.rank, (0, 0)
-    )
-    if pairs is None:
-        views.keep(operator)
-    else:
-        views.carry(
-            operator,
-            [
-                views.shape(tuple([n for pair in pairs for n in pair])),
-                views.value(operator.inputs[2]),
-            ],
-        )
+    x, padding, number = operator.inputs
+    view = views.view(x)
+    entries = shape_of(padding)
+    pairs = list(zip(entries[::2], entries[1::2], strict=True))
+    pairs_of_base = ax.spread(pairs, view.axes, view.base.rank, (0, 0))
+    if pairs_of_base is None:
+        return views.keep(operator)
+    padding_of_base = views.shape(tuple(chain.from_iterable(pairs_of_base)))
+    return views.carry(operator, [padding_of_base, views.value(number)])
 
 
 def _rescale(views: Views, operator: Operator) -> None:
-    """The rule for RESCALE.
+    """Apply RESCALE to the base.
 
     Kept if it has scales of channels and the view's last axis is not the base's last
     one.
     """
     view = views.view(operator.inputs[0])
-    per_channel: bool = operator.per_channel  # type: ignore[attr-defined]
+    per_channel: bool = operator.attribute_values()["per_channel"]
     if per_channel and view.axes[-1] != view.base.rank - 1:
         views.keep(operator)
     else:
@@ -163,21 +164,16 @@ def _rescale(views: Views, operator: Operator) -> None:
 def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
     """Bring the ``count`` operands of an elementwise operator to one layout."""
     result = operator.outputs[0]
-    if views.movable(result.dtype):
-        views.lead_by(
-            views.lead(operator.inputs[:count], result.shape), operator, count
-        )
-    else:
-        views.keep(operator)
+    if not views.movable(result.dtype):
+        return views.keep(operator)
+    lead = views.lead(operator.inputs[:count], result.shape)
+    return views.lead_by(lead, operator, count)
 
 
 def _concat(views: Views, operator: Operator) -> None:
-    """The rule for CONCAT, with its axis mapped to the base.
-
-    Its operands are brought to the layout of one of them.
-    """
+    """Apply CONCAT to operands in the layout of one of them, with the axis mapped."""
     lead = views.lead(operator.inputs, operator.outputs[0].shape)
-    axis = lead.axes[operator.axis]  # type: ignore[attr-defined]
+    axis = _axis_of_base(lead, operator)
     if axis is None:
         views.keep(operator)
     else:
@@ -190,38 +186,75 @@ DEMANDING: dict[type[Operator], Rule] = {
 }
 """Maps an operator that needs a layout to its rule, which may read a base."""
 
+ONE_OPERAND = (
+    tosa.ABS,
+    tosa.BITWISE_NOT,
+    tosa.CAST,
+    tosa.CEIL,
+    tosa.CLAMP,
+    tosa.CLZ,
+    tosa.COS,
+    tosa.ERF,
+    tosa.EXP,
+    tosa.FLOOR,
+    tosa.LOG,
+    tosa.LOGICAL_NOT,
+    tosa.NEGATE,
+    tosa.RECIPROCAL,
+    tosa.RSQRT,
+    tosa.SIGMOID,
+    tosa.SIN,
+    tosa.TABLE,
+    tosa.TANH,
+)
+
+
+TWO_OPERANDS = (
+    tosa.ADD,
+    tosa.ARITHMETIC_RIGHT_SHIFT,
+    tosa.BITWISE_AND,
+    tosa.BITWISE_OR,
+    tosa.BITWISE_XOR,
+    tosa.EQUAL,
+    tosa.GREATER,
+    tosa.GREATER_EQUAL,
+    tosa.INTDIV,
+    tosa.LOGICAL_AND,
+    tosa.LOGICAL_LEFT_SHIFT,
+    tosa.LOGICAL_OR,
+    tosa.LOGICAL_RIGHT_SHIFT,
+    tosa.LOGICAL_XOR,
+    tosa.MAXIMUM,
+    tosa.MINIMUM,
+    tosa.MUL,
+    tosa.POW,
+    tosa.SUB,
+)
+
+
+ALONG_AN_AXIS = (
+    tosa.REDUCE_ALL,
+    tosa.REDUCE_ANY,
+    tosa.REDUCE_MAX,
+    tosa.REDUCE_MIN,
+    tosa.REDUCE_PRODUCT,
+    tosa.REDUCE_SUM,
+    tosa.REVERSE,
+)
+
+
 CARRIED: dict[type[Operator], Rule] = {
-    **dict.fromkeys(
-        (
-            tosa.ABS, tosa.BITWISE_NOT, tosa.CAST, tosa.CEIL, tosa.CLAMP, tosa.CLZ, tosa.COS, tosa.ERF, tosa.EXP,
-            tosa.FLOOR, tosa.LOG, tosa.LOGICAL_NOT, tosa.NEGATE, tosa.RECIPROCAL, tosa.RSQRT, tosa.SIGMOID, tosa.SIN,
-            tosa.TABLE, tosa.TANH,
-        ),
-        Views.carry,
-    ),
-    **dict.fromkeys(
-        (
-            tosa.ADD, tosa.ARITHMETIC_RIGHT_SHIFT, tosa.BITWISE_AND, tosa.BITWISE_OR, tosa.BITWISE_XOR, tosa.EQUAL,
-            tosa.GREATER, tosa.GREATER_EQUAL, tosa.INTDIV, tosa.LOGICAL_AND, tosa.LOGICAL_LEFT_SHIFT, tosa.LOGICAL_OR,
-            tosa.LOGICAL_RIGHT_SHIFT, tosa.LOGICAL_XOR, tosa.MAXIMUM, tosa.MINIMUM, tosa.MUL, tosa.POW, tosa.SUB,
-        ),
-        _broadcast,
-    ),
+    **dict.fromkeys(ONE_OPERAND, Views.carry),
+    **dict.fromkeys(TWO_OPERANDS, _broadcast),
+    **dict.fromkeys(ALONG_AN_AXIS, _along),
     tosa.SELECT: partial(_broadcast, count=3),
-    **dict.fromkeys(
-        (
-            tosa.REDUCE_ALL, tosa.REDUCE_ANY, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_PRODUCT, tosa.REDUCE_SUM,
-            tosa.REVERSE,
-        ),
-        _along,
-    ),
     tosa.ARGMAX: _argmax,
     tosa.CONCAT: _concat,
     tosa.PAD: _pad,
     tosa.RESCALE: _rescale,
     tosa.SLICE: _slice,
     tosa.TILE: _tile,
-}  # fmt: skip
+}
 """Operator that can work on the base of a view -> its rule.
 
 All other operators get values as operands.

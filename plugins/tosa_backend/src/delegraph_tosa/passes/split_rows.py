@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import CONCAT, MATMUL, SLICE
@@ -12,7 +14,7 @@ from .dce import drop_dead
 from .early_slices import EarlySlices, with_size
 from .memory import Memory, bytes_of
 from .rewriter import Rewrite, rebuilt
-from .row_regions import Readers, Region, readers_of, regions_of
+from .row_regions import Readers, Region, readers_of, regions_of, results_of
 
 DEVICES = frozenset({"u55", "u85"})
 SMALL = 1 << 18
@@ -26,22 +28,30 @@ An operator takes about a hundred cycles, however few rows it computes.
 """
 
 
+class Blocks(NamedTuple):
+    """A region that is computed in ``number`` blocks of rows."""
+
+    region: Region
+    number: int
+
+
 def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
     """Compute the heads of an attention one by one where this saves memory.
 
-    before: CONV2D [1,1,197,192] - RESCALE - RESHAPE [197,3,64] - TRANSPOSE - MATMUL
-    [3,197,197] - ... after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] -
-    MATMUL [1,197,197] - ..., for each head - CONCAT
+    before: CONV2D [1,1,197,192] - RESCALE - RESHAPE [197,3,64] - TRANSPOSE
+            - MATMUL [3,197,197] - ...
+    after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] - MATMUL [1,197,197]
+            - ..., for each head - CONCAT
 
     Vela computes a product of heads by one operator for each of them, so that this
     costs no cycles. Then only one head is in memory, and split_rows makes fewer blocks.
     """
-    heads = [region.heads() for region, _ in _too_large(graph, spec)]
-    return _in_blocks(
-        graph,
-        spec,
-        [(region, region.size) for region in heads if region and region.size <= MOST],
-    )
+    found: list[Blocks] = []
+    for blocks in _too_large(graph, spec):
+        heads = blocks.region.heads()
+        if heads is not None and heads.size <= MOST:
+            found.append(Blocks(heads, heads.size))
+    return _in_blocks(graph, spec, found)
 
 
 def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
@@ -60,14 +70,14 @@ def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
     return _in_blocks(graph, spec, _too_large(graph, spec))
 
 
-def _in_blocks(
-    graph: Graph, spec: TosaSpec, regions: list[tuple[Region, int]]
-) -> Graph:
-    """Return ``graph``, where each of the ``regions`` is computed in so many blocks."""
+def _in_blocks(graph: Graph, spec: TosaSpec, regions: list[Blocks]) -> Graph:
+    """Return ``graph``, with each of the ``regions`` computed in blocks."""
     if not regions:
         return graph
-    ends = {region.operators[-1]: (region, number) for region, number in regions}
-    inside = {operator for region, _ in regions for operator in region.operators}
+    ends = {blocks.region.operators[-1]: blocks for blocks in regions}
+    inside: set[Operator] = set()
+    for blocks in regions:
+        inside.update(blocks.region.operators)
     rewrite = Rewrite()
     readers = readers_of(graph)
     slices = EarlySlices(rewrite, readers, inside)
@@ -75,23 +85,17 @@ def _in_blocks(
         if operator not in inside:
             rewrite.put(operator, rewrite.renewed(operator))
         elif operator in ends:
-            _compute_in_blocks(*ends[operator], readers, slices)
+            _compute_in_blocks(ends[operator], readers, slices)
     return drop_dead(rewrite.graph(graph), spec)
 
 
-def _compute_in_blocks(
-    region: Region, number: int, readers: Readers, slices: EarlySlices
-) -> None:
-    """Repeat the operators of ``region`` for each block, and CONCAT the results."""
+def _compute_in_blocks(blocks: Blocks, readers: Readers, slices: EarlySlices) -> None:
+    """Repeat the operators of a region for each block, and CONCAT the results."""
+    region, number = blocks
+    ends = [math.ceil(k * region.size / number) for k in range(number + 1)]
     parts: dict[Value, list[Value]] = {value: [] for value in region.outputs(readers)}
-    for number_of_block in range(number):
-        places = range(
-            *(
-                math.ceil(end * region.size / number)
-                for end in (number_of_block, number_of_block + 1)
-            )
-        )
-        block = Block(region, places, slices)
+    for start, end in pairwise(ends):
+        block = Block(region, range(start, end), slices)
         for operator in region.operators:
             block.compute(operator)
         for value, made in parts.items():
@@ -117,16 +121,16 @@ class Block:
     def compute(self, operator: Operator) -> None:
         """Put ``operator`` at these places."""
         rewrite = self._slices.rewrite
-        alone, whole = self._region.operands(operator)
+        by_row, whole = self._region.operands(operator)
         inputs = [
-            self.part(v) if self._region.has_rows(v) else rewrite.value(v)
-            for v in alone
+            self.part(value) if self._region.has_rows(value) else rewrite.value(value)
+            for value in by_row
         ]
-        inputs += [rewrite.value(v) for v in whole]
-        types = [
-            Type(with_size(v.shape, self._region.axis, len(self._places)), v.dtype)
-            for v in operator.outputs
-        ]
+        inputs += [rewrite.value(value) for value in whole]
+        types: list[Type] = []
+        for value in operator.outputs:
+            shape = with_size(value.shape, self._region.axis, len(self._places))
+            types.append(Type(shape, value.dtype))
         if isinstance(operator, SLICE):
             inputs[2] = rewrite.shape(types[0].shape)
         new = rebuilt(operator, inputs, types)
@@ -136,65 +140,53 @@ class Block:
     def part(self, value: Value) -> Value:
         """Return this part of ``value``, computed here or sliced."""
         if value not in self._parts:
-            place = value, self._region.axis, self._places
-            # heads have channels of their own
-            is_head = self._region.axis == 0 and len(self._places) == 1
-            users = self._region.operators
-            self._parts[value] = (
-                self._slices.slice_early(*place, users)
-                if is_head
-                else self._slices.slice(*place)
-            )
+            self._parts[value] = self._sliced(value)
         return self._parts[value]
 
+    def _sliced(self, value: Value) -> Value:
+        """Return this part of a value that the region reads."""
+        axis = self._region.axis
+        if axis == 0 and len(self._places) == 1:
+            # heads have channels of their own
+            users = self._region.operators
+            return self._slices.slice_early(value, axis, self._places, users)
+        return self._slices.slice(value, axis, self._places)
 
-def _too_large(graph: Graph, spec: TosaSpec) -> list[tuple[Region, int]]:
+
+def _too_large(graph: Graph, spec: TosaSpec) -> list[Blocks]:
     """Return the regions that dominate memory, with the number of blocks."""
     if not DEVICES & spec.devices:
         return []
     readers = readers_of(graph)
     regions = regions_of(graph, readers)
     memory = Memory(graph, readers)
-    places = memory.places
-    spans = [
-        range(places[region.operators[0]], places[region.operators[-1]] + 1)
-        for region in regions
-    ]
-    alive = memory.alive(
-        [
-            *graph.inputs,
-            *[value for operator in graph.operators for value in operator.outputs],
-        ]
-    )
-    within = {place for span in spans for place in span}
-    enough = max(
-        [SMALL, *[size for place, size in enumerate(alive) if place not in within]]
-    )
-    found = []
+    alive = memory.alive([*graph.inputs, *results_of(graph.operators)])
+    spans = [_span(region, memory) for region in regions]
+    within = set(chain.from_iterable(spans))
+    outside = [size for place, size in enumerate(alive) if place not in within]
+    enough = max([SMALL, *outside])
+    found: list[Blocks] = []
     for region, span in zip(regions, spans, strict=True):
         results = set(region.outputs(readers))
-        own = memory.alive(
-            [
-                v
-                for operator in region.operators
-                for v in operator.outputs
-                if v not in results
-            ]
-        )
-        # Vela transposes the second operand of each product
-        products = [
-            operator.inputs[1]
-            for operator in region.operators
-            if isinstance(operator, MATMUL)
-        ]
-        beside = max(alive[place] - own[place] for place in span) + sum(
-            map(bytes_of, products)
-        )
-        number = min(
-            math.ceil(max(own) / max(enough - beside, SHARE * beside, 1)),
-            MOST,
-            region.size,
-        )
+        inner = [v for v in results_of(region.operators) if v not in results]
+        own = memory.alive(inner)
+        other = max(alive[place] - own[place] for place in span)
+        other += _bytes_transposed(region)
+        room = max(enough - other, SHARE * other, 1)
+        number = min(math.ceil(max(own) / room), MOST, region.size)
         if number > 1:
-            found.append((region, number))
+            found.append(Blocks(region, number))
     return found
+
+
+def _span(region: Region, memory: Memory) -> range:
+    """Return the places of the region's operators in the graph."""
+    first = memory.places[region.operators[0]]
+    last = memory.places[region.operators[-1]]
+    return range(first, last + 1)
+
+
+def _bytes_transposed(region: Region) -> int:
+    """Return the bytes of second operands of products, which Vela transposes."""
+    products = [op for op in region.operators if isinstance(op, MATMUL)]
+    return sum(bytes_of(product.inputs[1]) for product in products)

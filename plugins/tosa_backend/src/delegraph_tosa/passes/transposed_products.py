@@ -12,22 +12,25 @@ from .rewriter import Rewrite, merge_sources, sweep
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
     """Replace a MATMUL of a transposed right operand by MATMUL_T.
 
-    The target must have MATMUL_T. before: MATMUL (a, TRANSPOSE (0,2,1) b) after:
-    MATMUL_T (a, b)
+    The target must have MATMUL_T.
+
+    before: MATMUL (a, TRANSPOSE (0,2,1) b)
+    after:  MATMUL_T (a, b)
 
     A RESHAPE in between may join leading axes. The TRANSPOSE remains; ``drop_dead``
     removes it if it has no other use.
     """
-    return sweep(graph, lambda operator, rewrite: _transposed(operator, rewrite, spec))
+
+    def change(operator: Operator, rewrite: Rewrite) -> Operator:
+        if type(operator) is not MATMUL:
+            return operator
+        return _transposed(operator, rewrite, spec)
+
+    return sweep(graph, change)
 
 
 def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """Return the MATMUL_T for a MATMUL.
-
-    ``product`` itself if there is none, or for any other operator.
-    """
-    if type(product) is not MATMUL:
-        return product
+    """Return the MATMUL_T for a MATMUL; ``product`` itself if there is none."""
     left, right, *zeros = product.inputs
     before = right.producer
     if isinstance(before, RESHAPE):
@@ -38,14 +41,16 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
     if before.outputs[0].shape[-2:] != (depth, width):
         return product
     source = merge_sources(before.source, product.source)
-    matrix = Value(Type((batch, width, depth), right.dtype))
-    new = MATMUL_T((left, matrix, *zeros), source, **product.attribute_values())
-    new.outputs = (
-        Value(product.outputs[0].type, name=product.outputs[0].name, producer=new),
-    )
+    result = product.outputs[0]
+    # the matrix is reshaped only if the target takes the product
+    unreshaped = Value(Type((batch, width, depth), right.dtype))
+    attributes = product.attribute_values()
+    new = MATMUL_T((left, unreshaped, *zeros), source, **attributes)
+    new.outputs = (Value(result.type, name=result.name, producer=new),)
     if spec.why_not(new) is not None:
         return product
-    new.inputs = (left, rewrite.reshape(before.inputs[0], matrix.shape, source), *zeros)
+    matrix = rewrite.reshape(before.inputs[0], unreshaped.shape, source)
+    new.inputs = (left, matrix, *zeros)
     return new
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..ir.dynamic_sizes import is_dynamic
-from ..ir.graph import Graph, Operator, literal
+from ..ir.graph import Graph, Operator, Value, literal
 from ..ir.operators import CONV2D, RESCALE, TRANSPOSE
 from ..ir.types import DType, RoundingMode, Type
 from ..spec import TosaSpec
@@ -26,8 +26,9 @@ GROUPS = (16, 8, 4)
 def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
     """Replace a TRANSPOSE of int8 with few channels by a convolution of ones.
 
-    before: TRANSPOSE [1,3,224,224] -> [1,224,224,3] after:  RESHAPE [1,3,3136,16] -
-    CONV2D [48,3,1,16] - RESCALE by 1 - RESHAPE [1,224,224,3]
+    before: TRANSPOSE [1,3,224,224] -> [1,224,224,3]
+    after:  RESHAPE [1,3,3136,16] - CONV2D [48,3,1,16] - RESCALE by 1
+            - RESHAPE [1,224,224,3]
 
     Each position of the convolution reads 16 neighbouring pixels of all channels, and
     writes them pixel by pixel. No integer is rounded. On an Ethos-U85-256 this takes
@@ -35,32 +36,39 @@ def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
     """
     if SLOW.isdisjoint(spec.devices):
         return graph
-    return sweep(graph, lambda operator, rewrite: _convolved(operator, rewrite, spec))
+
+    def change(operator: Operator, rewrite: Rewrite) -> Operator:
+        if not _moves_few_channels(operator):
+            return operator
+        return _convolved(operator, rewrite, spec)
+
+    return sweep(graph, change)
+
+
+def _moves_few_channels(operator: Operator) -> bool:
+    """Return whether ``operator`` moves the channels of an int8 image behind it."""
+    if not isinstance(operator, TRANSPOSE):
+        return False
+    x = operator.inputs[0]
+    if x.dtype is not DType.INT8 or any(map(is_dynamic, x.shape)):
+        return False
+    if operator.perms != (0, *range(2, x.rank), 1):
+        return False
+    batch, channels, *_ = x.shape
+    return batch == 1 and 1 < channels <= MOST_CHANNELS
 
 
 def _convolved(operator: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """Return the last operator of the convolution that replaces ``operator``.
+    """Return the last operator of the convolution that replaces a TRANSPOSE.
 
-    Returns ``operator`` itself if none does.
+    Returns ``operator`` itself if none does. The others are added to ``rewrite``.
     """
-    if (
-        not isinstance(operator, TRANSPOSE)
-        or operator.inputs[0].dtype is not DType.INT8
-    ):
-        return operator
-    shape = operator.outputs[0].shape
-    channels = operator.inputs[0].shape[1:2]
-    if (
-        any(map(is_dynamic, shape))
-        or shape[0] != 1
-        or operator.perms != (0, *range(2, len(shape)), 1)
-    ):
-        return operator
-    pixels = math.prod(shape[1:-1])
+    _, channels, *size = operator.inputs[0].shape
+    pixels = math.prod(size)
     group = next((n for n in GROUPS if pixels % n == 0), None)
-    if group is None or pixels < LEAST_PIXELS or not 1 < channels[0] <= MOST_CHANNELS:
+    if group is None or pixels < LEAST_PIXELS:
         return operator
-    steps = _steps(operator, channels[0], pixels, group)
+    steps = _steps(operator, channels, pixels, group)
     if any(spec.why_not(step) is not None for step in steps):
         return operator
     rewrite.operators += steps[:-1]
@@ -73,44 +81,47 @@ def _steps(
     """Return RESHAPE, CONV2D, RESCALE, RESHAPE for a TRANSPOSE, by ``group`` pixels."""
     made = Rewrite()
     source = operator.source
-    # output channel p * channels + c of the convolution is pixel p of channel c, which
-    # lies in row c, channel p
-    weight = np.zeros((group, channels, channels, 1, group), np.int8)
-    for pixel, channel in np.ndindex(group, channels):
-        weight[pixel, channel, channel, 0, pixel] = 1
-    ones = literal(weight.reshape(-1, *weight.shape[2:]), DType.INT8, np.int8)
-    narrow = literal([0], DType.INT8, np.int8)
-    wide = literal([0], DType.INT32, np.int32)
-    x = made.reshape(operator.inputs[0], (1, channels, pixels // group, group), source)
-    window = {
-        "pad": (0, 0, 0, 0),
-        "stride": (1, 1),
-        "dilation": (1, 1),
-        "acc_type": DType.INT32,
-    }
-    result = (1, 1, pixels // group, group * channels)
+    positions = pixels // group
+    x = made.reshape(operator.inputs[0], (1, channels, positions, group), source)
+    zero = literal([0], DType.INT8, np.int8)
+    wide_zero = literal([0], DType.INT32, np.int32)
+    shape = (1, 1, positions, group * channels)
     sums = made.make(
         CONV2D,
-        (x, ones, wide, narrow, narrow),
-        Type(result, DType.INT32),
+        (x, _ones(channels, group), wide_zero, zero, zero),
+        Type(shape, DType.INT32),
         source,
-        **window,
+        pad=(0, 0, 0, 0),
+        stride=(1, 1),
+        dilation=(1, 1),
+        acc_type=DType.INT32,
     )
-    one = literal([1 << 30], DType.INT32, np.int32), literal([30], DType.INT8, np.int8)
-    flags = {
-        "scale32": True,
-        "rounding_mode": RoundingMode.SINGLE_ROUND,
-        "per_channel": False,
-    }
-    signs = {"input_unsigned": False, "output_unsigned": False, "dtype": DType.INT8}
+    multiplier = literal([1 << 30], DType.INT32, np.int32)
+    shift = literal([30], DType.INT8, np.int8)
     y = made.make(
         RESCALE,
-        (sums, *one, wide, narrow),
-        Type(result, DType.INT8),
+        (sums, multiplier, shift, wide_zero, zero),
+        Type(shape, DType.INT8),
         source,
-        **flags,
-        **signs,
+        scale32=True,
+        rounding_mode=RoundingMode.SINGLE_ROUND,
+        per_channel=False,
+        input_unsigned=False,
+        output_unsigned=False,
+        dtype=DType.INT8,
     )
     last = made.reshape(y, operator.outputs[0].shape, source)
     last.name = operator.outputs[0].name
     return made.operators
+
+
+def _ones(channels: int, group: int) -> Value:
+    """Return the weight [group * channels, channels, 1, group] of the convolution.
+
+    Its output channel p * channels + c is pixel p of channel c, which lies in row c,
+    channel p.
+    """
+    weight = np.zeros((group, channels, channels, 1, group), np.int8)
+    for pixel, channel in np.ndindex(group, channels):
+        weight[pixel, channel, channel, 0, pixel] = 1
+    return literal(weight.reshape(-1, channels, 1, group), DType.INT8, np.int8)

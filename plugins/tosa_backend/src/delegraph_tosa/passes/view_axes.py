@@ -26,7 +26,7 @@ def plain(rank: int) -> Axes:
 
 
 def viewed(shape: Shape, axes: Axes) -> Shape:
-    """Shape of the view of a base of ``shape``."""
+    """Return the shape of the view of a base of ``shape``."""
     return tuple([1 if a is None else shape[a] for a in axes])
 
 
@@ -123,25 +123,26 @@ def pieces(old: Shape, new: Shape) -> list[Piece]:
 
 def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
     """Return the smallest piece that starts at ``old[i]`` and ``new[j]``."""
-    # products of the sizes from ``start`` to i and j; the piece ends where they are
-    # equal
+    # products of the sizes from the first axes on; the piece ends where they are equal
     old_count = old[i]
     new_count = new[j]
-    start = (i, j)
+    last_old = i
+    last_new = j
     while old_count != new_count:
-        smaller = _is_part(old_count, new_count)
-        if smaller is None or (i + 1 == len(old) if smaller else j + 1 == len(new)):
+        takes_old = _is_part(old_count, new_count)
+        is_at_end = last_old + 1 == len(old) if takes_old else last_new + 1 == len(new)
+        if takes_old is None or is_at_end:
             # sizes that are known at run time only: all other axes are one piece
-            i = len(old) - 1
-            j = len(new) - 1
+            last_old = len(old) - 1
+            last_new = len(new) - 1
             break
-        if smaller:
-            i += 1
-            old_count *= old[i]
+        if takes_old:
+            last_old += 1
+            old_count *= old[last_old]
         else:
-            j += 1
-            new_count *= new[j]
-    return tuple(range(start[0], i + 1)), tuple(range(start[1], j + 1))
+            last_new += 1
+            new_count *= new[last_new]
+    return tuple(range(i, last_old + 1)), tuple(range(j, last_new + 1))
 
 
 def _is_part(old_count: int, new_count: int) -> bool | None:
@@ -154,7 +155,9 @@ def _is_part(old_count: int, new_count: int) -> bool | None:
         return old_count < new_count
     if new_count % old_count == 0:
         return True
-    return False if old_count % new_count == 0 else None
+    if old_count % new_count == 0:
+        return False
+    return None
 
 
 def renamed(pieces: list[Piece], axes: Axes, rank: int) -> Axes | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...evaluate import materialize
 from ...ir.graph import Array, Deferred, Value, literal
+from ...ir.rescale_ratios import RescaleRatios, rescale_ratios
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Tosa
 from ..ranges.value_ranges import Range
@@ -83,39 +84,6 @@ def expect_scale(scale: float) -> None:
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
-class FixedPoint(NamedTuple):
-    """Ratios multiplier / 2**shift."""
-
-    multiplier: Array
-    shift: Array
-
-
-def fixed_point(ratios: Array, bits: int) -> FixedPoint:
-    """Return RESCALE's multiplier and shift for each of ``ratios``.
-
-    A ratio is multiplier / 2**shift. Multipliers have ``bits`` bits, 31 or 15, and 2 <=
-    shift <= 62 (specification: RESCALE, apply_scale). If a ratio is too small for this,
-    its multiplier loses low bits. If a ratio is too large, it gets the largest
-    multiplier, with which all results but 0 saturate.
-    """
-    # ratio = fraction * 2**exponent with a fraction in [1/2, 1)
-    fraction, exponent = np.frexp(ratios)
-    multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
-    carried = multiplier >> bits  # 1 where the fraction was rounded up to 1
-    multiplier = multiplier >> carried
-    exponent = exponent + carried
-    shift = bits - exponent
-    # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it
-    # has
-    lost = np.clip(shift - 62, 0, 40)
-    half = (1 << lost) >> 1
-    shortened = (multiplier + half) >> lost
-    multiplier = np.where(lost > 0, shortened, multiplier)
-    # a ratio that is too large
-    multiplier = np.where(shift < 2, (1 << bits) - 1, multiplier)
-    return FixedPoint(multiplier, np.clip(shift, 2, 62))
-
-
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
     """Return the operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``.
 
@@ -137,12 +105,12 @@ def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
     dtype = DType.INT32 if bits == 31 else DType.INT16
     numpy_dtype = ARRAY_DTYPES[dtype]
     if not ratio.tensors:
-        numbers = fixed_point(np.array([ratio.factor]), bits)
+        numbers = rescale_ratios(np.array([ratio.factor]), bits)
         multiplier = literal(numbers.multiplier, dtype, numpy_dtype)
         return multiplier, literal(numbers.shift, DType.INT8, np.int8)
 
-    def load() -> FixedPoint:
-        return fixed_point(_positive(ratio.elements()), bits)
+    def load() -> RescaleRatios:
+        return rescale_ratios(_positive(ratio.elements()), bits)
 
     def load_multiplier() -> Array:
         return load().multiplier.astype(numpy_dtype)
