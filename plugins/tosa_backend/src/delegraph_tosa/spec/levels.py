@@ -20,14 +20,11 @@ _COMPONENTS = {
     ("pad", 6): ("pad_d0", "pad_d1", "pad_top", "pad_bottom", "pad_left", "pad_right"),
     ("out_pad", 4): ("out_pad_top", "out_pad_bottom", "out_pad_left", "out_pad_right"),
     ("scale", 4): ("scale_y_n", "scale_y_d", "scale_x_n", "scale_x_d"),
-    **{
-        (name, 2): (f"{name}_y", f"{name}_x")
-        for name in ("kernel", "stride", "dilation")
-    },
-    **{
-        (name, 3): (f"{name}_d", f"{name}_y", f"{name}_x")
-        for name in ("stride", "dilation")
-    },
+    ("kernel", 2): ("kernel_y", "kernel_x"),
+    ("stride", 2): ("stride_y", "stride_x"),
+    ("dilation", 2): ("dilation_y", "dilation_x"),
+    ("stride", 3): ("stride_d", "stride_y", "stride_x"),
+    ("dilation", 3): ("dilation_d", "dilation_y", "dilation_x"),
 }
 """(argument, length) -> how the specification names its entries."""
 
@@ -57,12 +54,17 @@ class Limit(NamedTuple):
     maximum_name: str
 
     def violated(self, operator: Operator) -> Breach | None:
+        """Return the breach of an operator that exceeds the limit, or None."""
         size = self.measure(operator)
-        divisor = self.divisor(operator) if self.divisor else 1
-        # a factor below 1 breaks a rule of its own
-        if divisor < 1 or size // divisor <= self.maximum:
+        found = str(size)
+        if self.divisor is not None:
+            divisor = self.divisor(operator)
+            if divisor < 1:  # a factor below 1 breaks a rule of its own
+                return None
+            found = f"{size}/{divisor}"
+            size //= divisor
+        if size <= self.maximum:
             return None
-        found = f"{size}/{divisor}" if self.divisor else str(size)
         text = (
             f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is"
             f" {self.maximum}"
@@ -76,37 +78,36 @@ class Level:
     def __init__(self, name: str, version: Version) -> None:
         self.name = name
         self.takes_dynamic = version > (1, 0)
-        self.limits: dict[str, int] = next(
-            e for e in load(version)["levels"] if e["name"].upper() == name
-        )
+        levels = {level["name"].upper(): level for level in load(version)["levels"]}
+        self.limits: dict[str, int] = levels[name]
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
-        """Return the limits that ``operator`` exceeds."""
-        accepted = self._accepted
+        """Yield the limits that ``operator`` exceeds."""
         for value in (*operator.inputs, *operator.outputs):
-            if value.type not in accepted:
-                for rule, text in self.type_breaches(value.type):
-                    if row.name != "CUSTOM" or rule not in OF_TYPED_OPERATORS:
-                        yield rule, f"TOSA {operator.name}: {text}"
+            if value.type in self._accepted:
+                continue
+            for rule, text in self.type_breaches(value.type):
+                if row.name != "CUSTOM" or rule not in OF_TYPED_OPERATORS:
+                    yield rule, f"TOSA {operator.name}: {text}"
         for limit in self._limits_of(row):
-            if breach := limit.violated(operator):
+            breach = limit.violated(operator)
+            if breach is not None:
                 yield breach
 
     def _limits_of(self, row: Row) -> tuple[Limit, ...]:
-        limits = self._compiled.get(row.name)
-        if limits is None:
-            limits = self._compiled[row.name] = self._compile(row)
-        return limits
+        """Return the limits of an operator, compiled once."""
+        if row.name not in self._compiled:
+            self._compiled[row.name] = self._compile(row)
+        return self._compiled[row.name]
 
     def type_breaches(self, type: Type) -> list[Breach]:
         """Return the rules that a tensor or shape of this type breaks."""
-        found = list(
-            self._shape_length(type)
-            if type.dtype is DType.SHAPE
-            else self._tensor(type)
-        )
+        if type.dtype is DType.SHAPE:
+            found = list(self._shape_length(type))
+        else:
+            found = list(self._tensor(type))
         if not found:
             self._accepted.add(type)
         return found
@@ -117,54 +118,42 @@ class Level:
             yield "level-shape-length", f"shape {type}: MAX_SHAPE_LEN is {longest}"
 
     def _tensor(self, type: Type) -> Iterator[Breach]:
-        if len(type.shape) > self.limits["max_rank"]:
-            yield (
-                "level-rank",
-                (
-                    f"{type} has rank {len(type.shape)}, MAX_RANK is"
-                    f" {self.limits['max_rank']}"
-                ),
-            )
+        rank = len(type.shape)
+        most = self.limits["max_rank"]
+        if rank > most:
+            yield "level-rank", f"{type} has rank {rank}, MAX_RANK is {most}"
         if any(exceeds(1, size) for size in type.shape):
-            yield (
-                "size-positive",
-                f"{type} has a size below 1; TOSA has no empty tensors",
-            )
+            text = f"{type} has a size below 1; TOSA has no empty tensors"
+            yield "size-positive", text
         if type.is_dynamic and not self.takes_dynamic:
-            yield (
-                "size-known",
-                (
-                    f"{type} has a dynamic shape; TOSA 1.0 needs every size at compile"
-                    " time, 1.1 does not"
-                ),
+            text = (
+                f"{type} has a dynamic shape; TOSA 1.0 needs every size at compile"
+                " time, 1.1 does not"
             )
+            yield "size-known", text
         power = self.limits["max_log2_size"]
-        if exceeds(math.prod(type.shape) * BYTES.get(type.dtype, 1), (1 << power) - 1):
-            yield (
-                "level-tensor-size",
-                f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)",
-            )
+        bytes = math.prod(type.shape) * BYTES.get(type.dtype, 1)
+        if exceeds(bytes, (1 << power) - 1):
+            text = f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
+            yield "level-tensor-size", text
 
     def _compile(self, row: Row) -> tuple[Limit, ...]:
+        """Return the limits of an operator from its row."""
         sizes = _named_sizes(row)
-        limits = [
-            limit
-            for argument in row.arguments
-            for limit in argument.get("level_limits", ())
-        ]
-        return tuple(
-            self._limit(text, name, sizes)
-            for text, name in limits
-            if text in sizes or not _is_common(text)
-        )
+        limits: list[Limit] = []
+        for argument in row.arguments:
+            for text, maximum in argument.get("level_limits", ()):
+                if text in sizes or not _is_common(text):
+                    limits.append(self._limit(text, maximum, sizes))
+        return tuple(limits)
 
     def _limit(self, text: str, maximum: str, sizes: dict[str, Size]) -> Limit:
+        """Return the limit of a text such as ``dilation_y * KH`` or ``n / d``."""
         above, _, below = text.partition("/")
         factors = [sizes[name.strip()] for name in above.split("*")]
         divisor = sizes[below.strip()] if below else None
-        return Limit(
-            text, _product(factors), divisor, self.limits[maximum.lower()], maximum
-        )
+        most = self.limits[maximum.lower()]
+        return Limit(text, _product(factors), divisor, most, maximum)
 
 
 def _is_common(text: str) -> bool:
@@ -176,14 +165,16 @@ def _is_common(text: str) -> bool:
 
 
 def _product(factors: list[Size]) -> Size:
-    if len(factors) == 1:
-        return factors[0]
-    first, second = factors
-    return lambda op: first(op) * second(op)
+    """Return the product of sizes, as a function of an operator."""
+
+    def product(operator: Operator) -> int:
+        return math.prod([factor(operator) for factor in factors])
+
+    return product
 
 
 def _named_sizes(row: Row) -> dict[str, Size]:
-    """Maps each name in a limit to a function that reads it from an operator."""
+    """Map each name in a limit to a function that reads it from an operator."""
     sizes: dict[str, Size] = {}
     for argument in row.arguments:
         name = argument["name"]
@@ -200,40 +191,47 @@ def _named_sizes(row: Row) -> dict[str, Size]:
 
 
 def _list_length(category: str) -> Size:
-    return (
-        (lambda op: len(op.outputs))
-        if category == "output"
-        else (lambda op: len(op.inputs))
-    )
+    """Return the function for the length of a list of operands or results."""
+    if category == "output":
+        return lambda operator: len(operator.outputs)
+    return lambda operator: len(operator.inputs)
 
 
 def _dimensions(operand: str, shape: str) -> dict[str, Size]:
-    letters = shape.strip("[]").split(",") if shape.startswith("[") else []
+    """Map the letters of a shape such as ``[N,H,W,C]`` to sizes of an operand."""
+    if not shape.startswith("["):
+        return {}
+    letters = shape.strip("[]").split(",")
     return {letter: _dimension(operand, axis) for axis, letter in enumerate(letters)}
 
 
 def _dimension(operand: str, axis: int) -> Size:
-    return lambda op: _at(getattr(op, operand).type.shape, axis)
+    """Return the function for the size of an operand along an axis."""
+
+    def size(operator: Operator) -> int:
+        value: Value = getattr(operator, operand)
+        return _at(value.shape, axis)
+
+    return size
 
 
 def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the entries of an argument, such as ``stride_y``."""
     length = (argument.get("shape") or "").strip("[]")
-    return (
-        _COMPONENTS.get((argument["name"], int(length)), ()) if length.isdigit() else ()
-    )
+    if not length.isdigit():
+        return ()
+    return _COMPONENTS.get((argument["name"], int(length)), ())
 
 
 def _at(entries: Sequence[int], position: int) -> int:
     """Return an entry.
 
-    0, which exceeds nothing, where there is none: ``infer`` reports
-    those operators. 0 as well for one that is known at run time only.
+    0, which exceeds nothing, if there is none (``infer`` reports those operators), and
+    for one that is known at run time only.
     """
-    return (
-        int(entries[position])
-        if position < len(entries) and not is_dynamic(entries[position])
-        else 0
-    )
+    if position >= len(entries) or is_dynamic(entries[position]):
+        return 0
+    return int(entries[position])
 
 
 def _known_entries(value: Value) -> Sequence[int]:
@@ -244,8 +242,11 @@ def _known_entries(value: Value) -> Sequence[int]:
 
 
 def _entry(name: str, position: int) -> Size:
+    """Return the function for an entry of an attribute or of a SHAPE operand."""
+
     def size(operator: Operator) -> int:
         held = getattr(operator, name)
-        return _at(_known_entries(held) if isinstance(held, Value) else held, position)
+        entries = _known_entries(held) if isinstance(held, Value) else held
+        return _at(entries, position)
 
     return size

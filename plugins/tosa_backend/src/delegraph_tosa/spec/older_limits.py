@@ -25,11 +25,11 @@ class OlderLevel(Level):
 
 def _why_not_said(operator: Operator) -> str | None:
     """Return why 0.80 cannot express an attribute of 1.0, or None."""
-    given = vars(operator)
-    if given.get("nan_mode") is NanMode.IGNORE and operator.outputs[
-        0
-    ].dtype.name.startswith(("FP", "BF")):
-        return "TOSA 0.80 always propagates NaN, nan_mode IGNORE is of 1.0"
-    if operator.name == "RFFT2D" and given.get("local_bound"):
+    attributes = vars(operator)
+    if attributes.get("nan_mode") is NanMode.IGNORE:
+        dtype = operator.outputs[0].dtype
+        if dtype.name.startswith(("FP", "BF")):
+            return "TOSA 0.80 always propagates NaN, nan_mode IGNORE is of 1.0"
+    if operator.name == "RFFT2D" and attributes.get("local_bound"):
         return "TOSA 0.80 has no local_bound for it"
     return None

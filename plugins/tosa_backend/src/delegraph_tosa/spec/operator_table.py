@@ -19,17 +19,19 @@ from typing import Any, NamedTuple
 
 from ..ir.types import BLOCK_SCALED, DType
 
-ELEMENTS: dict[str, DType] = {
-    "bool_t": DType.BOOL,
-    **{f"i{bits}_t": DType[f"INT{bits}"] for bits in (4, 8, 16, 32, 48)},
-    "i64_t": DType.INT64,
-    "mxint8_t": DType.MXINT8,
-    **{
-        f"{t.name.lower()}_t": t
-        for t in DType
-        if "FP" in t.name or t is DType.BF16 or t in BLOCK_SCALED
-    },
-}
+
+def _named_elements() -> dict[str, DType]:
+    """Return the specification's names of element types."""
+    named = {"bool_t": DType.BOOL}
+    for bits in (4, 8, 16, 32, 48, 64):
+        named[f"i{bits}_t"] = DType[f"INT{bits}"]
+    for dtype in DType:
+        if "FP" in dtype.name or dtype in (DType.BF16, DType.MXINT8, *BLOCK_SCALED):
+            named[f"{dtype.name.lower()}_t"] = dtype
+    return named
+
+
+ELEMENTS = _named_elements()
 """The specification's names of element types."""
 Version = tuple[int, int]
 FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
@@ -47,6 +49,13 @@ class Mode(NamedTuple):
 
     types: dict[str, DType | None]
     allowed_by: tuple[frozenset[str], ...]
+
+    def fits(self, bound: Mapping[str, DType | None]) -> bool:
+        """Return whether each bound variable of the mode has its element type."""
+        for variable, dtype in bound.items():
+            if variable in self.types and self.types[variable] != dtype:
+                return False
+        return True
 
 
 class Row(NamedTuple):
@@ -80,15 +89,17 @@ class Row(NamedTuple):
     def bind(
         self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]
     ) -> dict[str, DType | None] | str:
-        """Type variable -> element type.
+        """Return the element type of each type variable.
 
         Or the text that names the operand that does not fit.
         """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
         for element, dtype in zip(elements, inputs + outputs, strict=True):
-            fixed = element not in self.variables
-            wanted = _fixed(element) if fixed else bound.setdefault(element, dtype)
+            if element in self.variables:
+                wanted = bound.setdefault(element, dtype)
+            else:
+                wanted = _fixed(element)
             if wanted not in (None, dtype):
                 return f"TOSA {self.name} takes {wanted} where it is given {dtype}"
         if _SCALE in self.variables:
@@ -96,12 +107,8 @@ class Row(NamedTuple):
         return bound
 
     def matching(self, bound: Mapping[str, DType | None]) -> list[Mode]:
-        """Modes in which each bound variable has its element type."""
-        return [
-            m
-            for m in self.modes
-            if all(m.types.get(k, v) == v for k, v in bound.items())
-        ]
+        """Return the modes in which each bound variable has its element type."""
+        return [mode for mode in self.modes if mode.fits(bound)]
 
 
 _SCALE = "scale_t"
@@ -117,21 +124,22 @@ def _spread(
     if count == len(elements) or not elements:
         return elements
     at %= len(elements)
+    before = elements[:at]
     after = elements[at + 1 :]
-    listed = count - at - len(after)
-    if at == len(elements) - 1 and not scaled:
-        spread = elements[:at] + elements[at:] * listed
+    listed = max(count - len(before) - len(after), 0)
+    if after or scaled:
+        tensors = (elements[at], *[_SCALE] * (listed - 1))
     else:
-        spread = (
-            elements[:at]
-            + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)]
-            + after
-        )
+        tensors = (elements[at],) * listed
+    spread = (*before, *tensors[:listed], *after)
     return spread[:count]  # an operator may lack some
 
 
 def _fixed(element: str) -> DType | None:
-    return DType.SHAPE if element == "shape" else ELEMENTS.get(element)
+    """Return the type of an element that is no type variable; None for any type."""
+    if element == "shape":
+        return DType.SHAPE
+    return ELEMENTS.get(element)
 
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
@@ -144,47 +152,52 @@ def load(version: Version = (1, 0)) -> dict[str, Any]:
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
 def rows(version: Version = (1, 0)) -> dict[str, Row]:
-    """Operator name -> row of a version."""
+    """Return the rows of a version by operator name."""
     return {entry["name"]: _row(entry) for entry in load(version)["operators"]}
 
 
 def _row(entry: dict[str, Any]) -> Row:
+    """Return the row of an entry of the file."""
     arguments = entry["arguments"]
-    inputs = [
-        a for a in arguments if a["category"] == "input" or a["name"] == "initial_value"
-    ]
+    inputs = [argument for argument in arguments if _is_input(argument)]
     outputs = [a for a in arguments if a["category"] == "output"]
-    listed = next(
-        (i for i, a in enumerate(inputs) if "_list_" in a["type"]), len(inputs)
-    )
-    places = [i if i <= listed else i - len(inputs) for i in range(len(inputs))]
-    constants = [
-        (i, a["name"])
-        for i, a in zip(places, inputs, strict=True)
-        if a.get("compile_time_constant")
-    ]
+    input_list = -1
+    constants: list[tuple[int, str]] = []
+    for position, argument in enumerate(inputs):
+        place = position if input_list < 0 else position - len(inputs)
+        if argument.get("compile_time_constant"):
+            constants.append((place, argument["name"]))
+        if input_list < 0 and "_list_" in argument["type"]:
+            input_list = position
     return Row(
-        entry["name"],
-        tuple(_element(a) for a in inputs),
-        tuple(_element(a) for a in outputs),
-        frozenset(entry["types"]),
-        tuple(constants),
-        tuple(_mode(m) for m in entry["modes"]),
-        tuple(arguments),
-        listed if listed < len(inputs) else -1,
+        name=entry["name"],
+        inputs=tuple(map(_element, inputs)),
+        outputs=tuple(map(_element, outputs)),
+        variables=frozenset(entry["types"]),
+        constants=tuple(constants),
+        modes=tuple(map(_mode, entry["modes"])),
+        arguments=tuple(arguments),
+        input_list=input_list,
     )
+
+
+def _is_input(argument: dict[str, Any]) -> bool:
+    """Return whether an argument is an operand; VARIABLE has its initial value."""
+    is_input: bool = argument["category"] == "input"
+    return is_input or argument["name"] == "initial_value"
 
 
 def _element(argument: dict[str, Any]) -> str:
+    """Return the element type or type variable of an operand or result."""
     if argument["type"] in ("shape_t", "shape_list_t"):
         return "shape"
     return argument.get("element") or "any"
 
 
 def _mode(entry: dict[str, Any]) -> Mode:
-    types = {
-        k: ELEMENTS.get(v)
-        for k, v in entry["types"].items()
-        if v in ELEMENTS or v == "-"
-    }
-    return Mode(types, tuple(frozenset(names) for names in entry["requires_any"]))
+    """Return the mode of an entry of the file; ``-`` stands for no operand."""
+    types: dict[str, DType | None] = {}
+    for variable, name in entry["types"].items():
+        if name in ELEMENTS or name == "-":
+            types[variable] = ELEMENTS.get(name)
+    return Mode(types, tuple(map(frozenset, entry["requires_any"])))

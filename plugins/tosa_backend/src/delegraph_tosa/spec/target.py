@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 
@@ -12,7 +12,7 @@ from delegraph.errors import OptionError
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
-from .operator_table import FILES, OLDER, Version, load, rows
+from .operator_table import FILES, OLDER, Row, Version, load, rows
 
 _FORM = re.compile(
     r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE
@@ -20,6 +20,7 @@ _FORM = re.compile(
 _DRAFTS = ((1, 1),)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
+_ALL_LEVELS = " and ".join(_LEVELS)
 PROFILES = ("FP", "INT")
 OLDER_PROFILES = {"BI": frozenset({"INT"}), "MI": frozenset({"FP", "INT"})}
 """Maps profiles of TOSA 0.80 to those of 1.0; MI includes BI."""
@@ -33,13 +34,15 @@ MX_COMMON = "mx-common"
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
 def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
-    """Extension of a version in lower case -> the profiles one of which it needs."""
-    return {
-        e["name"][4:].lower(): frozenset(
-            profile.removeprefix("PRO-") for profile in e["with"]
-        )
-        for e in load(version)["extensions"]
-    }
+    """Map extensions of a version, in lower case, to profiles.
+
+    An extension needs one of its profiles.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for entry in load(version)["extensions"]:
+        name = entry["name"].removeprefix("EXT-").lower()
+        found[name] = frozenset([p.removeprefix("PRO-") for p in entry["with"]])
+    return found
 
 
 WhyNot = Callable[[Operator], str | None]
@@ -60,8 +63,10 @@ def narrow(name: str, why_not: WhyNot) -> None:
     process that lowers calls this. Raises ValueError unless ``name`` is new and
     consists of lower-case letters and digits.
     """
-    taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in (*PROFILES, *OLDER_PROFILES))}
-    taken |= {extension for version in FILES for extension in extensions(version)}
+    taken = {*_ALIASES, *_LEVELS}
+    taken.update([profile.lower() for profile in (*PROFILES, *OLDER_PROFILES)])
+    for version in FILES:
+        taken.update(extensions(version))
     if name in taken or not re.fullmatch("[a-z][a-z0-9]*", name):
         raise ValueError(
             f"{name!r} cannot name a device: it is taken, or not lower-case letters and digits"
@@ -97,22 +102,27 @@ class TosaSpec:
         form = _FORM.fullmatch(text.strip())
         if form is None:
             raise _wrong(text, "it is not of the form TOSA-1.0+FP+INT")
-        version = (int(form[1]), int(form[2]))
+        major, minor, draft, names = form.groups()
+        version = (int(major), int(minor))
         if version not in FILES and version not in OLDER:
-            raise _wrong(
-                text,
-                f"version {form[1]}.{form[2]} is not written; TOSA 1.0, 0.80 and the"
-                " 1.1 draft are",
+            why = (
+                f"version {major}.{minor} is not written; TOSA 1.0, 0.80 and the"
+                " 1.1 draft are"
             )
-        if form[3] and version not in _DRAFTS:
-            raise _wrong(text, f"version {form[1]}.{form[2]} is no draft")
-        words = [_word(word) for word in form[4].split("+")[1:]]
+            raise _wrong(text, why)
+        if draft and version not in _DRAFTS:
+            raise _wrong(text, f"version {major}.{minor} is no draft")
+        words = [_word(word) for word in names.split("+")[1:]]
         return _from_words(text, version, words)
 
     def __str__(self) -> str:
-        parts = [*self.profile_names, *sorted(self.extensions), *sorted(self.devices)]
-        level = ["nolevel"] if self.level == "NONE" else []
-        return "+".join([f"TOSA-{self.version[0]}.{self.version[1]}", *parts, *level])
+        major, minor = self.version
+        parts = [f"TOSA-{major}.{minor}", *self.profile_names]
+        parts += sorted(self.extensions)
+        parts += sorted(self.devices)
+        if self.level == "NONE":
+            parts.append("nolevel")
+        return "+".join(parts)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -120,10 +130,9 @@ class TosaSpec:
 
         Of 0.80 also the extensions that its profiles include.
         """
-        named = {f"PRO-{p}" for p in self.profiles} | {
-            f"EXT-{e.upper()}" for e in self.extensions
-        }
-        return frozenset(named) | included(self.version)
+        profiles = [f"PRO-{profile}" for profile in self.profiles]
+        extensions = [f"EXT-{extension.upper()}" for extension in self.extensions]
+        return frozenset([*profiles, *extensions, *included(self.version)])
 
     @property
     def profile_names(self) -> tuple[str, ...]:
@@ -134,13 +143,23 @@ class TosaSpec:
 
     def with_names(self, names: frozenset[str]) -> TosaSpec:
         """Return the target with more ``names``, and the profiles that they need."""
-        added = {_word(name[4:]) for name in names if name.startswith("EXT-")}
-        profiles = self.profiles | {
-            name[4:] for name in names if name.startswith("PRO-")
-        }
-        for need in (extensions(self.version)[name] for name in sorted(added)):
-            profiles |= set() if need & profiles else {min(need)}
-        return replace(self, profiles=profiles, extensions=self.extensions | added)
+        profiles = set(self.profiles)
+        added: list[str] = []
+        for name in sorted(names):
+            if name.startswith("EXT-"):
+                added.append(_word(name.removeprefix("EXT-")))
+            elif name.startswith("PRO-"):
+                profiles.add(name.removeprefix("PRO-"))
+        profiles_of = extensions(self.version)
+        for extension in sorted(added):
+            needed = profiles_of[extension]
+            if not needed & profiles:
+                profiles.add(min(needed))
+        return replace(
+            self,
+            profiles=frozenset(profiles),
+            extensions=self.extensions | frozenset(added),
+        )
 
     @cached_property
     def has_int64(self) -> bool:
@@ -162,9 +181,12 @@ class TosaSpec:
 
         Its ``outputs`` must be set.
         """
-        return self._why_not_types(operator) or next(
-            (limit for _, limit in self._limits(operator)), None
-        )
+        why = self._why_not_types(operator)
+        if why is not None:
+            return why
+        for _, limit in self._limits(operator):
+            return limit
+        return None
 
     def why_not_sizes(self) -> str | None:
         """Return why this target does not compute dynamic sizes, or None."""
@@ -180,83 +202,106 @@ class TosaSpec:
         return [text for _, text in self.breaches(operator)]
 
     def breaches(self, operator: Operator) -> Iterator[Breach]:
-        """Return the rule and text of each refusal of ``operator``."""
+        """Yield the rule and text of each refusal of ``operator``."""
         types = self._why_not_types(operator)
         if types:
             yield self._rule_of_types(operator), types
         yield from self._limits(operator)
 
     def _rule_of_types(self, operator: Operator) -> str:
+        """Return the rule that the types of ``operator`` break."""
         if operator.name not in rows(self.version):
             return "operator-version"
-        return (
-            "data-types"
-            if isinstance(alternatives(operator, self.version), str)
-            else "profile"
-        )
+        if isinstance(alternatives(operator, self.version), str):
+            return "data-types"
+        return "profile"
 
     def _limits(self, operator: Operator) -> Iterator[Breach]:
+        """Yield the refusals of ``operator`` for other reasons than its types."""
         row = rows(self.version).get(operator.name)
         if row is None:
             return
-        for position, name in row.constants if "dynamic" not in self.extensions else ():
-            if position < len(operator.inputs) and not _is_known(
-                operator.inputs[position], operator
-            ):
-                yield (
-                    "constant-operand",
-                    f"TOSA {row.name}: {name} must be a compile-time constant",
-                )
+        if "dynamic" not in self.extensions:
+            yield from _computed_operands(operator, row)
         yield from _level(self.level, self.version).exceeded(operator, row)
         for name in sorted(self.devices):
-            if why := _DEVICES[name](operator):
+            why = _DEVICES[name](operator)
+            if why:
                 yield "profile", f"TOSA {row.name}: {why}; the target is {self}"
 
     def why_not_tensor(self, type: Type) -> str | None:
         """Return why this target does not take an input or output, or None."""
-        return next((text for _, text in self.type_breaches("tensor", type)), None)
+        for _, text in self.type_breaches("tensor", type):
+            return text
+        return None
 
     def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
-        """Return the rule and text of each refusal of a type as ``what``.
+        """Yield the rule and text of each refusal of a type as ``what``.
 
         ``what`` is "constant" or "tensor".
         """
-        if why := why_not_blocks(type):
+        why = why_not_blocks(type)
+        if why:
             yield "blocks", f"{what} {why}"
         if type.dtype is not DType.SHAPE:
             needs = value_alternatives(type.dtype, self.version)
-            if text := self._refusal(f"a {what} of {type.dtype}", needs):
-                yield "profile" if needs else "data-types", text
+            refusal = self._refusal(f"a {what} of {type.dtype}", needs)
+            if refusal:
+                yield "profile" if needs else "data-types", refusal
         for rule, text in _level(self.level, self.version).type_breaches(type):
             yield rule, f"{what} {text}"
 
     def _why_not_types(self, operator: Operator) -> str | None:
+        """Return why the target does not take the operator's types, or None."""
         needs = alternatives(operator, self.version)
-        return (
-            needs
-            if isinstance(needs, str)
-            else self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
-        )
+        if isinstance(needs, str):
+            return needs
+        # most operators are taken, and the subject takes a while to write
+        if any(names <= self.names for names in needs):
+            return None
+        return self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
 
     def _refusal(self, subject: str, allowed_by: list[frozenset[str]]) -> str | None:
+        """Return why the target does not take ``subject``, or None."""
         if any(names <= self.names for names in allowed_by):
             return None
         if not allowed_by:
-            return f"{subject} is not in TOSA {self.version[0]}.{self.version[1]}"
-        return (
-            f"{subject} needs {ways_of(allowed_by, self.version)}; the target is {self}"
-        )
+            return _not_in(subject, self.version)
+        ways = ways_of(allowed_by, self.version)
+        return f"{subject} needs {ways}; the target is {self}"
+
+
+def _not_in(subject: str, version: Version) -> str:
+    """Return the refusal of something that a version does not have at all."""
+    major, minor = version
+    return f"{subject} is not in TOSA {major}.{minor}"
+
+
+def _computed_operands(operator: Operator, row: Row) -> Iterator[Breach]:
+    """Yield a breach for each operand that must be constant and is computed."""
+    for position, name in row.constants:
+        if position >= len(operator.inputs):
+            continue
+        if not _is_known(operator.inputs[position], operator):
+            text = f"TOSA {row.name}: {name} must be a compile-time constant"
+            yield "constant-operand", text
 
 
 def included(version: Version) -> frozenset[str]:
-    """Extensions of 1.0 that profiles of an older version include."""
-    return frozenset(load(version)["included"]) if version in OLDER else frozenset()
+    """Return the extensions of 1.0 that profiles of an older version include."""
+    if version not in OLDER:
+        return frozenset()
+    return frozenset(load(version)["included"])
 
 
 def ways_of(allowed_by: list[frozenset[str]], version: Version) -> str:
-    """Profiles and extensions, any of which would do, as the version calls them."""
+    """Return profiles and extensions, any of which would do, as text.
+
+    They are named as the version calls them.
+    """
     if version in OLDER:
-        return "MI" if all("PRO-FP" in names for names in allowed_by) else "BI"
+        need_floats = all("PRO-FP" in names for names in allowed_by)
+        return "MI" if need_floats else "BI"
     return " or ".join("+".join(sorted(names)) for names in allowed_by)
 
 
@@ -267,9 +312,9 @@ DEFAULT = TosaSpec()
 def alternatives(
     operator: Operator, version: Version = (1, 0)
 ) -> list[frozenset[str]] | str:
-    """Sets of profiles and extensions, any of which allows the operator's types.
+    """Return sets of profiles and extensions that allow the operator's types.
 
-    Or the text if none can.
+    Any of them does. Or the text if none can.
     """
     key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
@@ -279,15 +324,11 @@ def alternatives(
 
 def kind_of(operator: Operator) -> Hashable:
     """Return a key of an operator; operators with equal keys need the same."""
-    given = operator.__dict__
-    inputs = tuple([v.type[1] for v in operator.inputs])
-    return (
-        type(operator),
-        inputs,
-        tuple([v.type[1] for v in operator.outputs]),
-        given.get("acc_type"),
-        given.get("rounding_mode"),
-    )
+    attributes = operator.__dict__
+    inputs = tuple([value.type[1] for value in operator.inputs])
+    outputs = tuple([value.type[1] for value in operator.outputs])
+    acc_type = attributes.get("acc_type")
+    return type(operator), inputs, outputs, acc_type, attributes.get("rounding_mode")
 
 
 _ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
@@ -297,44 +338,47 @@ _ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
 def _find_alternatives(
     operator: Operator, version: Version
 ) -> list[frozenset[str]] | str:
+    """As ``alternatives``, read from the table."""
     row = rows(version).get(operator.name)
     if row is None:
-        return f"TOSA {operator.name} is not in TOSA {version[0]}.{version[1]}"
-    outputs = tuple(v.dtype for v in operator.outputs)
-    bound = row.bind(tuple(v.dtype for v in operator.inputs), outputs)
+        return _not_in(f"TOSA {operator.name}", version)
+    inputs = tuple([value.dtype for value in operator.inputs])
+    outputs = tuple([value.dtype for value in operator.outputs])
+    bound = row.bind(inputs, outputs)
     if isinstance(bound, str):
         return bound
     if "acc_t" in row.variables and hasattr(operator, "acc_type"):
         bound["acc_t"] = operator.acc_type
-    found = [names for mode in row.matching(bound) for names in mode.allowed_by]
+    found = _allowed_by(row, bound)
     if not found:
-        return (
-            f"TOSA {_subject(operator, version)} is not in TOSA"
-            f" {version[0]}.{version[1]}"
-        )
+        return _not_in(f"TOSA {_subject(operator, version)}", version)
     rounding = _ROUNDINGS.get(getattr(operator, "rounding_mode", 0))
-    return (
-        [names | {rounding} for names in found]
-        if rounding and rounding not in included(version)
-        else found
-    )
+    if rounding is None or rounding in included(version):
+        return found
+    return [names | {rounding} for names in found]
+
+
+def _allowed_by(row: Row, bound: Mapping[str, DType | None]) -> list[frozenset[str]]:
+    """Return the alternatives of all modes with these element types."""
+    found: list[frozenset[str]] = []
+    for mode in row.matching(bound):
+        found += mode.allowed_by
+    return found
 
 
 @cache
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
-    """Sets of profiles and extensions that allow a type at the border.
+    """Return sets of profiles and extensions that allow a type at the border.
 
     The table has rows for CONST only, and CONST on FP8 requires FP8 arithmetic;
     block-scaled operators take it as well.
     """
     row = rows(version)["CONST"]
-    scaled = frozenset({"EXT-MX-COMMON", f"EXT-MX-{dtype.name}"})
-    found = [
-        names
-        for mode in row.matching({next(iter(row.variables)): dtype})
-        for names in mode.allowed_by
-    ]
-    return [*found, scaled] if found and dtype in FLOAT8 and version > (1, 0) else found
+    (variable,) = row.variables
+    found = _allowed_by(row, {variable: dtype})
+    if found and dtype in FLOAT8 and version > (1, 0):
+        found.append(frozenset({"EXT-MX-COMMON", f"EXT-MX-{dtype.name}"}))
+    return found
 
 
 def _is_known(value: Value, operator: Operator) -> bool:
@@ -342,8 +386,9 @@ def _is_known(value: Value, operator: Operator) -> bool:
 
     Shapes that are computed of constants are, and all sizes are.
     """
-    computed = value.producer is not None and value.producer.entries is not None
-    return value.constant is not None or computed or operator.name == "DIM"
+    if value.constant is not None or operator.name == "DIM":
+        return True
+    return value.producer is not None and value.producer.entries is not None
 
 
 def _word(word: str) -> str:
@@ -356,29 +401,27 @@ def _subject(operator: Operator, version: Version) -> str:
     """Return ``CAST from bool to fp32``, ``CLAMP on bf16`` and the like."""
     row = rows(version)[operator.name]
     elements = row.operands(len(operator.inputs))
-    variable = [
-        v for v, e in zip(operator.inputs, elements, strict=True) if e in row.variables
-    ]
-    given = list(
-        dict.fromkeys(
-            str(v.dtype)
-            for v in variable or operator.inputs
-            if v.dtype is not DType.SHAPE
-        )
-    )
-    results = list(dict.fromkeys(str(v.dtype) for v in operator.outputs))
-    accumulator = (
-        f" accumulated in {operator.acc_type}" if hasattr(operator, "acc_type") else ""
-    )
-    if results == given[:1] or not results or not given:
-        return (
-            f"{operator.name} on {', '.join(given or results)}{accumulator}"
-            if given or results
-            else operator.name
-        )
-    return (
-        f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
-    )
+    operands = zip(operator.inputs, elements, strict=True)
+    # operands of a fixed type, such as shapes, are named only if there are no others
+    varying = [value for value, element in operands if element in row.variables]
+    named = [v for v in varying or operator.inputs if v.dtype is not DType.SHAPE]
+    types = _distinct_types(named)
+    results = _distinct_types(operator.outputs)
+    accumulator = ""
+    if hasattr(operator, "acc_type"):
+        accumulator = f" accumulated in {operator.acc_type}"
+    if not types and not results:
+        return operator.name
+    if not types or not results or results == types[:1]:
+        return f"{operator.name} on {', '.join(types or results)}{accumulator}"
+    before = ", ".join(types)
+    after = ", ".join(results)
+    return f"{operator.name} from {before} to {after}{accumulator}"
+
+
+def _distinct_types(values: Sequence[Value]) -> list[str]:
+    """Return the element types of ``values``, each once."""
+    return list(dict.fromkeys([str(value.dtype) for value in values]))
 
 
 @lru_cache(maxsize=6)
@@ -391,69 +434,85 @@ def _level(name: str, version: Version) -> Level:
 
 
 def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSpec:
-    if repeated := sorted({w for w in words if words.count(w) > 1}):
+    """Return the target of the words after the version.
+
+    Raises OptionError, which shows ``text``.
+    """
+    repeated = sorted({word for word in words if words.count(word) > 1})
+    if repeated:
         raise _wrong(text, f"{', '.join(repeated)} is there twice")
     if version in OLDER:
         words = _as_profiles_of_1_0(text, words)
-    profiles = frozenset(w.upper() for w in words if w.upper() in PROFILES)
-    levels = [_LEVELS[w] for w in words if w in _LEVELS]
-    devices = frozenset(w for w in words if w in _DEVICES)
-    named = (
-        frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS)
-        - devices
-    )
+    profiles: set[str] = set()
+    levels: list[str] = []
+    devices: set[str] = set()
+    named: set[str] = set()
+    for word in words:
+        if word.upper() in PROFILES:
+            profiles.add(word.upper())
+        elif word in _LEVELS:
+            levels.append(_LEVELS[word])
+        elif word in _DEVICES:
+            devices.add(word)
+        else:
+            named.add(word)
     if not profiles:
-        older = [w.upper() for w in words if w.upper() in OLDER_PROFILES]
+        older = [word.upper() for word in words if word.upper() in OLDER_PROFILES]
         why = f"; {older[0]} is a profile of TOSA 0.80" if older else ""
         raise _wrong(text, f"it names no profile: FP, INT or both{why}")
     if len(levels) > 1:
         raise _wrong(text, "it names two levels")
     _check_extensions(text, version, profiles, named)
-    return TosaSpec(version, profiles, named, levels[0] if levels else "8K", devices)
+    return TosaSpec(
+        version,
+        frozenset(profiles),
+        frozenset(named),
+        level=levels[0] if levels else "8K",
+        devices=frozenset(devices),
+    )
 
 
 def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
     """Return the words of a target of TOSA 0.80, with one profile."""
-    named = [word for word in words if word.upper() in OLDER_PROFILES]
-    others = [word for word in words if word not in named]
-    if len(named) != 1 or any(word.upper() in PROFILES for word in others):
-        raise _wrong(
-            text,
+    older = [word for word in words if word.upper() in OLDER_PROFILES]
+    others = [word for word in words if word not in older]
+    if len(older) != 1 or any(word.upper() in PROFILES for word in others):
+        why = (
             "TOSA 0.80 has the profiles BI (integers) and MI (floats as well): name one"
-            " of them",
+            " of them"
         )
-    if unknown := sorted({*others} - {*_LEVELS} - {*_DEVICES}):
-        levels = " and ".join(_LEVELS)
-        raise _wrong(
-            text,
+        raise _wrong(text, why)
+    unknown = sorted({*others} - {*_LEVELS, *_DEVICES})
+    if unknown:
+        why = (
             "TOSA 0.80 has no extensions, and no plugin made a target of"
-            f" {', '.join(unknown)}; levels are {levels}",
+            f" {', '.join(unknown)}; levels are {_ALL_LEVELS}"
         )
-    return [*others, *(profile.lower() for profile in OLDER_PROFILES[named[0].upper()])]
+        raise _wrong(text, why)
+    profiles = OLDER_PROFILES[older[0].upper()]
+    return [*others, *[profile.lower() for profile in profiles]]
 
 
 def _check_extensions(
-    text: str, version: Version, profiles: frozenset[str], named: frozenset[str]
+    text: str, version: Version, profiles: Set[str], named: Set[str]
 ) -> None:
+    """Raise OptionError for an unknown extension, or one without its profile."""
     known = extensions(version)
-    if unknown := sorted(named - known.keys()):
-        if version == (1, 0) and not named - extensions((1, 1)).keys():
-            raise _wrong(
-                text,
-                f"extension {', '.join(unknown)} is of the 1.1 draft: write TOSA-1.1",
-            )
-        levels = " and ".join(_LEVELS)
-        raise _wrong(
-            text,
-            f"unknown extension {', '.join(unknown)}; known:"
-            f" {', '.join(sorted(known))}; levels are {levels}",
+    unknown = sorted(named - known.keys())
+    if unknown:
+        listed = ", ".join(unknown)
+        if version == (1, 0) and extensions((1, 1)).keys() >= named:
+            why = f"extension {listed} is of the 1.1 draft: write TOSA-1.1"
+            raise _wrong(text, why)
+        why = (
+            f"unknown extension {listed}; known: {', '.join(sorted(known))}; levels"
+            f" are {_ALL_LEVELS}"
         )
+        raise _wrong(text, why)
     for name in sorted(named):
         if not known[name] & profiles:
-            raise _wrong(
-                text,
-                f"extension {name} needs profile {' or '.join(sorted(known[name]))}",
-            )
+            needed = " or ".join(sorted(known[name]))
+            raise _wrong(text, f"extension {name} needs profile {needed}")
         if name.startswith("mx") and MX_COMMON not in named:
             raise _wrong(text, f"extension {name} needs extension {MX_COMMON}")
 
