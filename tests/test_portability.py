@@ -83,6 +83,6 @@ def test_lowering_files_cache_and_commands(tmp_path):
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
 def test_checks_that_need_forks_are_refused_without_them(tmp_path):
     assert (
-        "the checks run in forks, which this system does not have\n  hint: Linux"
+        "the checks need os.fork, which this system does not have\n  hint: run them"
         in without_posix(NEEDING_FORKS, tmp_path)
     )

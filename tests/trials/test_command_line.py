@@ -238,7 +238,7 @@ def test_settings_files_of_other_users_are_refused(tmp_path, settings_at, monkey
     path.write_text(GOOD)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     os.chown(path, 54321, -1) if os.getuid() == 0 else None
-    with pytest.raises(config.BadSettings, match="others own it"):
+    with pytest.raises(config.BadSettings, match="other users own it"):
         settings_at(path)
 
 

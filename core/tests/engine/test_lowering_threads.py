@@ -147,7 +147,7 @@ def test_the_first_error_in_order_is_raised_when_nothing_runs_any_more(pool):
 
 @pytest.mark.parametrize("wrong", [4, "threads", ProcessPoolExecutor])
 def test_something_else_is_no_executor(wrong):
-    with pytest.raises(OptionError, match="executor is to run threads"):
+    with pytest.raises(OptionError, match="which cannot run calls in threads"):
         lowered(backend(True), executor=wrong)
 
 

@@ -1,4 +1,4 @@
-"""A folder with plugins on disk, in front of everything else on the path."""
+"""Write plugins into a folder at the front of the path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty one; what is imported from it is forgotten afterwards."""
+    """Return an empty site; its modules are removed from sys.modules afterwards."""
     made = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(made.folder))
     for variable in ("DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"):
@@ -66,7 +66,10 @@ def delegraph_runtimes():
 
 @pytest.fixture
 def installed(site, monkeypatch):
-    """Installs the good backend; its light module begins with the text that is given."""
+    """Return a function that installs the good backend.
+
+    Its light module begins with the given text.
+    """
 
     def install(heavy=""):
         site.plugin("good-plugin", PLUGIN.format(heavy=heavy))

@@ -1,4 +1,4 @@
-"""The checks as tests of a class: what a backend's own test-suite has."""
+"""The checks as tests of a class, for the test suite of a backend."""
 
 from itertools import pairwise
 
@@ -43,50 +43,44 @@ def test_compilers_may_refuse_accepted_operators_if_declared():
 
 def test_spent_budgets_leave_a_program_for_each_check():
     one = under_test(backends.register_good, budget=1e-6, gate=100)
-    told = []
-    report = devkit.run_checks(
-        one, ended=lambda result: told.append((result.name, len(told)))
-    )
+    ended = []
+
+    report = devkit.run_checks(one, ended=lambda result: ended.append(result.name))
+
     assert not failures(report)
-    assert told == [(name, k) for k, name in enumerate(devkit.CHECKS)]
+    assert ended == list(devkit.CHECKS)
     figures = {result.name: result.figures for result in report.results}
-    assert (
-        figures["accepted_compiles"]["programs"] <= 3
-        and figures["deterministic"]["programs"] == 1
-    )
-    assert (
-        figures["damaged_blob"]["truncations"] + figures["damaged_blob"]["changed"] == 1
-    )
+    assert figures["accepted_compiles"]["programs"] <= 3
+    assert figures["deterministic"]["programs"] == 1
+    damaged = figures["damaged_blob"]
+    assert damaged["truncations"] + damaged["changed"] == 1
 
 
-def test_how_far_a_long_check_has_come(monkeypatch):
-    monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
-    told = []
-    one = under_test(backends.register_good, tell=told.append)
-    # in parts of one program, and none is left out or tried twice
+def test_long_checks_report_their_progress(monkeypatch):
+    monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
+    printed = []
+    one = under_test(backends.register_good, tell=printed.append)
+    # each process tries one program; none is left out or tried twice
     assert len(one.rehearsal) == len(one.programs)
-    assert told[0].startswith("1 programs of process 1 of 1 tried, the last ")
+    assert printed[0].startswith("process 1 of 1 has tried 1 programs, the last ")
 
 
-def test_long_checks_report_failures_when_found(
-    monkeypatch,
-):
-    monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
-    told = []
-    given = []
-    one = under_test(backends.BAD["numerics"]["wrong_relu"], tell=told.append)
+def test_long_checks_report_failures_when_found(monkeypatch):
+    monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
+    printed = []
+    limits = []
+    one = under_test(backends.BAD["numerics"]["wrong_relu"], tell=printed.append)
     elsewhere = one.run_elsewhere
 
     def noting(*args, **kwargs):
-        given.append(args[-1])
+        limits.append(args[-1])
         return elsewhere(*args, **kwargs)
 
     monkeypatch.setattr(one, "run_elsewhere", noting)
-    assert any(o.faults for o in one.rehearsal)
+
     wrong = [o.program for o in one.rehearsal if o.faults]
-    assert [
-        text.partition(":")[0]
-        for text in told
-        if ": the results differ from eager" in text
-    ] == wrong
-    assert all(later == 2 * sooner for sooner, later in pairwise(given))
+
+    assert wrong
+    reported = [text for text in printed if ": the results differ from eager" in text]
+    assert [text.partition(":")[0] for text in reported] == wrong
+    assert all(later == 2 * sooner for sooner, later in pairwise(limits))

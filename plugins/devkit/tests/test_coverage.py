@@ -1,4 +1,4 @@
-"""The table of operators, for any backend and without its compiler."""
+"""The table of operators of a backend, without its compiler."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from delegraph.cli import main
 
 
-def test_the_table_of_two_operators(installed, capsys, tmp_path, monkeypatch):
+def test_the_table_has_verdicts_and_reasons(installed, capsys, tmp_path):
     installed()
     page = tmp_path / "operators.md"
     arguments = ["coverage", "good", "--operator", "sin", "--operator", "cumsum"]
@@ -35,10 +35,10 @@ def test_the_table_of_two_operators(installed, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, name",
     [(["no-such"], "no-such"), (["good", "--operator", "no_such"], "no_such")],
 )
-def test_wrong_usage(arguments, said, installed, capsys):
+def test_unknown_names_are_an_error(arguments, name, installed, capsys):
     installed()
     assert main(["coverage", *arguments]) in (1, 2)
-    assert said in capsys.readouterr().err
+    assert name in capsys.readouterr().err

@@ -14,8 +14,10 @@ from .support.kit import under_test
 
 @pytest.fixture
 def check(site, monkeypatch, capsys):
-    """Runs the command for a backend with one of the halves, or none, and gives its
-    exit code and output.
+    """Return a function that runs the command for a backend with a device half, or
+    without.
+
+    It returns the exit code and the output.
     """
 
     def run(half=None, *arguments, operator="neg"):
@@ -33,7 +35,7 @@ def check(site, monkeypatch, capsys):
 
 
 def test_missing_runtimes_of_device_halves_are_skipped_with_reason():
-    """A registry without plugins has no format whose files the runtime executes."""
+    """A registry without plugins has no file format of the runtime."""
     one = under_test(bad_backends.register_good, device=True)
     one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(
         devkit.CheckSkipped("here")
@@ -43,56 +45,58 @@ def test_missing_runtimes_of_device_halves_are_skipped_with_reason():
         assert result.status.value == "skipped" and "'executorch'" in result.message
 
 
-def _has_what_it_takes():
+def _has_runtime_and_compiler():
     return importlib.util.find_spec("executorch") and any(
         map(shutil.which, ("c++", "g++", "clang++"))
     )
 
 
 needs_all = pytest.mark.skipif(
-    not _has_what_it_takes(), reason="it takes the wheel executorch and a C++ compiler"
+    not _has_runtime_and_compiler(),
+    reason="needs the wheel executorch and a C++ compiler",
 )
 
 
 @needs_all
 @pytest.mark.slow
-def test_a_half_that_computes_something_else_fails_and_is_shown(check):
+def test_a_wrong_device_half_fails_with_its_program(check):
     code, out = check("wrong", "--only", "numerics")
     assert code == 1
     assert "numerics  failed   the results differ from eager" in out
     assert "print(lowered.verify(*inputs, runtime='executorch'))" in out, (
-        "how to see it again"
+        "the script repeats the failure"
     )
 
 
 @needs_all
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "half, code, said",
+    "half, code, text",
     [
         ("right", 0, "negating: 2 passed; "),
         (
             "crashing",
             1,
             (
-                "accepted_compiles  failed   the process in which it was lowered and"
-                " run was ended by SIGABRT"
+                "accepted_compiles  failed   the process that lowered and ran it was"
+                " ended by SIGABRT"
             ),
         ),
-        ("gibberish", 1, "no device half can be loaded: cannot build "),
+        ("gibberish", 1, "the device half cannot be loaded: cannot build "),
         (
             None,
             1,
             (
-                "NegatingRuntime names none as device_half, and ExecuTorch's runtime"
-                " refuses program.pte"
+                "NegatingRuntime has no device_half, and ExecuTorch's runtime refuses"
+                " program.pte"
             ),
         ),
     ],
 )
-def test_a_half(half, code, said, check):
-    found = check(half)
-    assert found[0] == code and said in found[1], found[1]
+def test_the_verdict_on_a_device_half(half, code, text, check):
+    found, output = check(half)
+    assert found == code
+    assert text in output, output
 
 
 @needs_all

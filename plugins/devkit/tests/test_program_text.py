@@ -1,4 +1,4 @@
-"""A failure as others see it: a script that shows it again."""
+"""The script of a failure repeats it."""
 
 import itertools
 import subprocess
@@ -51,8 +51,8 @@ def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
-    """As calls of operators on tensors that are written out, strides included."""
+def test_listings_of_operators_do_not_need_opinfo(tmp_path):
+    """The listing has calls of operators and all tensors, with their strides."""
     seen = 0
     for program in itertools.islice(operator_programs(), 0, 60, 4):
         scope = {}

@@ -1,4 +1,4 @@
-"""The programs that backends are tried on."""
+"""The programs of the kit run, export, and do not change torch."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from delegraph_devkit.random_programs import random_program
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *NOTHING], ids=lambda p: p.name)
-def test_the_programs_run_and_export(program):
+def test_programs_run_and_export(program):
     module, inputs = program.make(3)
     module(*inputs)
     assert program.exported is not None
@@ -54,6 +54,6 @@ def test_operator_programs_keep_torch_as_it_is():
     assert (
         torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
     )
-    # OpInfo's import forbids that; it is undone
+    # the import of OpInfo forbids this assignment; the kit restores it
     torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
     assert "expecttest" not in sys.modules or importlib.util.find_spec("expecttest")

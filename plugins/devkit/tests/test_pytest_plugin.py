@@ -1,4 +1,4 @@
-"""The fixtures, as a backend's own tests use them, in a process of their own."""
+"""The fixtures in the tests of a backend, run in a new process."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def run(folder, *arguments):
     )
 
 
-def test_fixtures_and_cases(tmp_path):
+def test_fixtures_and_programs_of_the_kit_work(tmp_path):
     done = run(
         tmp_path,
         "--delegraph-backend",
@@ -59,13 +59,14 @@ def test_fixtures_and_cases(tmp_path):
     assert " passed" in done.stdout and "failed" not in done.stdout
 
 
-def test_without_a_name(tmp_path):
+def test_tests_without_a_backend_name_fail_with_the_remedy(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = run(tmp_path, "-k", "agrees")
-    assert (
-        done.returncode == 1
-        and "no backend is named: delegraph_backend = NAME" in done.stdout
-    )
+    assert done.returncode == 1
+    assert "no backend is named: write delegraph_backend = NAME" in done.stdout
+
+
+def test_unknown_backends_in_the_configuration_are_an_error(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
     done = run(tmp_path, "-k", "agrees")
     assert "Backend no-such-one was not found" in done.stdout

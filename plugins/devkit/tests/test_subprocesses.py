@@ -1,4 +1,4 @@
-"""How a job in another process ends."""
+"""Answers of jobs in other processes."""
 
 from delegraph_devkit.subprocesses import fork_server
 

@@ -1,6 +1,4 @@
-"""Many programs in another process: a crash costs one, and the same are tried at every
-run.
-"""
+"""Series of programs in other processes: a crash costs one, and runs are equal."""
 
 import delegraph_devkit as devkit
 import pytest

@@ -1,6 +1,4 @@
-"""What the conformance kit does where numbers cancel: it asks for no more than eager
-itself has.
-"""
+"""Rounding errors that the conformance kit accepts if large numbers cancel."""
 
 from types import SimpleNamespace
 
@@ -14,7 +12,7 @@ from delegraph_devkit.trial import compare_with_eager
 
 
 class Cancelling(torch.nn.Module):
-    """The mean of what a normalization leaves, which is 0 but for rounding, and a sum."""
+    """The mean after a normalization, which is 0 up to rounding, and a sum."""
 
     def forward(self, x, flags):
         kept = torch.nn.functional.layer_norm(x.tanh(), [4])
@@ -33,11 +31,10 @@ def exported():
 
 
 def attempt(exported, *errors):
-    """One whose results are eager's with something added to each."""
+    """Return an attempt with the results of eager and an error added to each."""
     wanted = exported.module()(*INPUTS)
-    verification = Verification.of(
-        [w + e for w, e in zip(wanted, errors, strict=True)], wanted
-    )
+    results = [value + error for value, error in zip(wanted, errors, strict=True)]
+    verification = Verification.of(results, wanted)
     lowered = SimpleNamespace(verify=lambda *inputs, runtime=None: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
     return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)
@@ -46,14 +43,14 @@ def attempt(exported, *errors):
 TESTED = SimpleNamespace(tolerance=1e-4, where=None)
 
 
-def test_the_rounding_errors_of_each_output(exported):
+def test_rounding_errors_are_measured_for_each_output(exported):
     cancelled, total, flags = rounding_errors(exported, INPUTS)
     assert 1e-9 < cancelled < 1e-6
     assert 0 < total < 1e-5
     assert flags == 0
 
 
-def test_rounding_errors_are_no_compare_with_eager(exported):
+def test_rounding_errors_are_no_fault(exported):
     one = attempt(exported, 1e-7, 0, 0)
     assert one.lowered.verify().relative_error > 0.1
     assert compare_with_eager(one, TESTED) == (0.0, None)
@@ -62,15 +59,13 @@ def test_rounding_errors_are_no_compare_with_eager(exported):
 @pytest.mark.parametrize(
     "errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)]
 )
-def test_larger_errors_are(exported, errors):
+def test_larger_errors_are_a_fault(exported, errors):
     _, fault = compare_with_eager(attempt(exported, *errors), TESTED)
     assert "the results differ from eager by more than 0.0001" in fault.text
 
 
-def test_state_is_no_rounding_error():
-    """Runs that went on from each other's state moved by whole numbers, and excused any
-    result.
-    """
+def test_state_does_not_count_as_rounding_error():
+    """Runs that share a state differ by whole numbers, and would excuse any result."""
 
     class Counting(torch.nn.Module):
         def __init__(self):

@@ -217,8 +217,8 @@ def test_backends_without_fingerprint_are_not_cached_and_noted_once(
     monkeypatch.setattr(CountingBackend, "version", None)
     program = lowered(model(), registry, tmp_path)
     text = (
-        "CountingBackend gives no fingerprint for its compile specs: nothing that has"
-        " them is cached"
+        "CountingBackend returns no fingerprint for its compile specs, so partitions"
+        " with them are not cached"
     )
     assert [n for n in program.report.notes if "fingerprint" in n] == [text]
     assert "linear" in CountingBackend.calls[0]
@@ -238,7 +238,7 @@ def test_results_that_json_cannot_express_are_not_stored(
     monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(preprocess))
     program = lowered(model(), registry, tmp_path)
     assert (
-        "could not be stored in the cache: its result holds <object object"
+        "could not be stored in the cache: its result contains <object object"
         in said(program)[1]
     )
     assert len(program.delegates) == 2
@@ -329,7 +329,9 @@ def test_pipes_devices_and_links_are_no_entries(kind, registry, tmp_path):
         MADE[kind](path)
     program = lowered(model(), registry, kept)
     assert contents(program) == wanted
-    assert sum("is not used: it is no file" in note for note in said(program)) == 2
+    assert (
+        sum("is not used: it is no regular file" in note for note in said(program)) == 2
+    )
     assert sum("could not be stored" in note for note in said(program)) == 2
     assert list(kept.entries()) == []
     assert elsewhere.read_bytes() == data
@@ -367,7 +369,7 @@ def test_folders_writable_by_others_are_refused(registry, tmp_path):
     assert (tmp_path / "new/folder").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(OptionError, match="others own it or can write to it"):
+    with pytest.raises(OptionError, match="other users own it or can write to it"):
         lowered(model(), registry, tmp_path / "open")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OptionError, match="cannot be a cache"):

@@ -108,7 +108,7 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     rows = as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
     assert [row["damaged"] for row in rows] == [False] * 3 and {"backend": "7"} in [
-        row["told"] for row in rows
+        row["facts"] for row in rows
     ]
     assert (
         "  cannot be read: Permission denied\n"

@@ -203,8 +203,8 @@ def make_environment(folder, low, operator, version, function):
     name = low.title()
     texts = {"low": low, "name": name, "operator": operator, "function": function}
     compiler = (
-        f"import json\nVERSION = '{version}'\ndef {function}(*told):\n    return"
-        " json.dumps(told).encode()\n"
+        f"import json\nVERSION = '{version}'\ndef {function}(*arguments):\n    return"
+        " json.dumps(arguments).encode()\n"
     )
     wheels = [
         wheel(folder, "acme-compiler", version, {"acme_compiler": compiler}),
@@ -284,7 +284,10 @@ def test_listing_names_the_environment_and_imports_nothing(registry, settings):
         & sys.modules.keys()
     )
     kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
-    assert len(kept) == 2 and json.loads(kept[0].read_text())["told"]["protocol"] == 1
+    assert (
+        len(kept) == 2
+        and json.loads(kept[0].read_text())["description"]["protocol"] == 1
+    )
 
 
 @pytest.mark.slow
@@ -382,10 +385,10 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
         ('[backends."a b"]\npython = "/bin/python"', "'a b'.* is ignored"),
         (
             '[[backends]]\npython = "/bin/python"',
-            "backends is ignored, as it is a list",
+            "backends is ignored, because it is a list",
         ),
         ('[backend.a]\npython = "/bin/python"', "table or key 'backend' is ignored"),
-        ('backends = "a"', "backends is ignored, as it is a str"),
+        ('backends = "a"', "backends is ignored, because it is a str"),
     ],
 )
 def test_settings_that_are_wrong_are_ignored_with_a_warning(text, why, tmp_path):
@@ -401,9 +404,9 @@ def test_settings_that_are_no_toml_name_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ('python = "python"', "the table has python = "),
-        ("python = 3", "the table has python = "),
-        ('python = "~/env/bin/python"', "the table has python = "),
+        ('python = "python"', "the table needs python = "),
+        ("python = 3", "the table needs python = "),
+        ('python = "~/env/bin/python"', "the table needs python = "),
         ('python = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
     ],
 )
@@ -431,7 +434,9 @@ def test_settings_files_writable_by_others_are_refused(tmp_path, monkeypatch):
     path.write_text("")
     path.chmod(0o666)
     monkeypatch.setenv("DELEGRAPH_CONFIG", str(path))
-    with pytest.raises(config.BadSettings, match="others own it or can write to it"):
+    with pytest.raises(
+        config.BadSettings, match="other users own it or can write to it"
+    ):
         config.settings()
 
 
@@ -479,7 +484,7 @@ def test_an_environment_that_does_not_answer_is_an_unavailable_backend(
     ):
         with pytest.raises(PluginUnavailable, match=why) as error:
             registry.get_backend(name)
-        assert "an environment of its own that cannot be used" in error.value.message
+        assert "another environment that cannot be used" in error.value.message
         assert (
             error.value.hint
             == f"mend that environment, or change or remove [backends.{name}] in {path}"
@@ -507,7 +512,7 @@ def test_plugins_disabled_here_work_in_another_environment(
     told = script(tmp_path / "python", f"env > {seen}; echo '{{}}'")
     registry, _ = declared(f'[backends.far]\npython = "{told}"\nbackend = "tosa"\n')
     assert (
-        "in no known form"
+        "in an unknown form"
         in next(b for b in registry.backends() if b.name == "far").error
     )
     assert "DELEGRAPH_CONFIG" in seen.read_text() and "PLUGINS" not in seen.read_text()
@@ -669,7 +674,7 @@ def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypat
             lambda *a: ({**real(*a)[0], "fingerprint": None}, []),
         )
         lowered = compiled()[1]
-        assert any("gives no fingerprint" in note for note in lowered.report.notes)
+        assert any("returns no fingerprint" in note for note in lowered.report.notes)
     assert compiled()[0] == "from the cache"
 
 
@@ -688,7 +693,7 @@ def test_unknown_jobs_are_refused():
 
 @pytest.mark.parametrize(
     ("protocol", "workers", "theirs"),
-    [(2, {"workers": "9.0"}, "9.0"), (0, {}, "there")],
+    [(2, {"workers": "9.0"}, "9.0"), (0, {}, "of an unknown version")],
 )
 def test_another_protocol_is_one_line_with_both_versions(
     protocol, workers, theirs, tmp_path, monkeypatch
@@ -709,13 +714,13 @@ def test_another_protocol_is_one_line_with_both_versions(
     plugin.described.cache_clear()
     version = importlib.metadata.version("delegraph-workers")
     why = (
-        f"delegraph-workers {theirs} speaks protocol {protocol}, and delegraph-workers"
-        f" {version} here speaks 1"
+        f"{python}: its delegraph-workers {theirs} has protocol {protocol}, but"
+        f" delegraph-workers {version} of this environment has protocol 1; install the"
+        " same version in both environments"
     )
-    assert not row.usable and row.error.endswith(
-        f"{python}: {why}; install the same one in both"
-    )
-    with pytest.raises(PluginUnavailable, match=f"speaks protocol {protocol}"):
+    assert not row.usable
+    assert row.error.endswith(why)
+    with pytest.raises(PluginUnavailable, match=f"has protocol {protocol}"):
         delegraph.lower(nn.ReLU(), (torch.ones(1),), backends=["far"], registry=made)
 
 
@@ -734,7 +739,7 @@ def test_compatibility_is_decided_by_the_environments_runtime(far, monkeypatch):
             "compatible",
             lambda *a, wrong=wrong: ({"verdict": wrong}, []),
         )
-        with pytest.raises(FormatError, match="a verdict that is none"):
+        with pytest.raises(FormatError, match="gave an invalid verdict"):
             runtime.compatible(header, specs)
 
 
@@ -766,7 +771,7 @@ class OwnObserver(MinMaxObserver):
         (
             "annotate",
             lambda self, model: annotate_all(model, OwnObserver),
-            "torchao's own observers",
+            "use observers of torchao, or of a plugin",
         ),
         (
             "annotate",
@@ -809,7 +814,9 @@ def annotate_all(model, observer):
 )
 def test_annotations_of_messages_are_not_trusted(told):
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
-    with pytest.raises(FormatError, match="annotations of a quantizer"):
+    with pytest.raises(
+        FormatError, match="annotations from another environment are invalid"
+    ):
         annotations.apply_annotations(graph, told, None)
 
 
@@ -825,7 +832,7 @@ def test_annotations_of_messages_are_not_trusted(told):
 def test_messages_may_name_only_observers_of_plugins(name):
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
     with pytest.raises(
-        Unsupported, match=f"the observer {name.replace(':', '.')}, and"
+        Unsupported, match=f"the observer {name.replace(':', '.')}, but"
     ):
         annotations.apply_annotations(graph, [[["observer", name]], []], None)
 
@@ -887,7 +894,7 @@ def test_answers_of_formats_are_not_trusted(answer, far, monkeypatch, tmp_path):
     "rows", [[["object", [1]]], [["float32", [3]]], [["none", [1]]], [[]]]
 )
 def test_arrays_of_messages_are_not_trusted(rows):
-    with pytest.raises(FormatError, match="arrays in a message"):
+    with pytest.raises(FormatError, match="a message has an invalid array"):
         arrays.read_arrays(rows, [memoryview(bytes(8))])
 
 
@@ -925,7 +932,7 @@ def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
     monkeypatch.setitem(
         execute.ANSWERS, "partition", lambda header, parts: (answer, [])
     )
-    with pytest.raises(FormatError, match="gave an invalid partitioner.s answer"):
+    with pytest.raises(FormatError, match="gave an invalid answer"):
         delegraph.lower(
             Waves().eval(), (torch.ones(3),), backends=["far"], registry=far
         )
@@ -977,7 +984,7 @@ def test_marks_of_a_partitioner_there_arrive_or_nothing_does(far, monkeypatch):
     ],
 )
 def test_values_of_messages_are_not_trusted(rows):
-    with pytest.raises(FormatError, match="values in a message"):
+    with pytest.raises(FormatError, match="a message has an invalid value"):
         tensors.read_values(rows, [memoryview(bytes(8))])
 
 

@@ -144,7 +144,7 @@ def test_partitions_lost_twice_run_on_the_host(registry):
     pool = Copying(*[OSError("the worker is gone")] * 2)
     result = lowered(registry, pool, names=("sin",))
     assert not result.delegates and len(pool.jobs) == 2
-    assert "the executor lost it twice: OSError: the worker is gone" in str(
+    assert "the executor lost the partition twice: OSError: the worker is gone" in str(
         result.report
     )
 
@@ -197,12 +197,12 @@ def foreign(answer):
     [
         (damaged, "truncated or damaged"),
         (lying, "2 results for 1 partitions"),
-        (foreign, "speaks protocol 2"),
+        (foreign, "has protocol 2"),
         (lambda answer: answer[:20], "no message"),
         (lambda answer: None, "returned NoneType"),
         (
             lambda answer: message.pack({"error": {"kinds": 3}}),
-            "error in no known form",
+            "error in an unknown form",
         ),
         (
             lambda answer: message.pack({}, [b"delegraph entry2" + bytes(40)]),
@@ -218,7 +218,7 @@ def test_answers_are_not_trusted(wrong, text, registry):
 def test_forked_processes_are_refused(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        with pytest.raises(OptionError, match="are forked") as error:
+        with pytest.raises(OptionError, match="forks its processes") as error:
             lowered(registry, pool)
     assert "get_context('spawn')" in error.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -446,7 +446,7 @@ def test_executors_that_were_shut_down_are_refused(backends, registry):
     )
     with pytest.raises(
         OptionError,
-        match="the ProcessPoolExecutor takes no calls: RuntimeError: cannot schedule",
+        match="the ProcessPoolExecutor accepts no calls: RuntimeError: cannot schedule",
     ):
         lowered(registry, pool, ("sin",), given)
 

@@ -85,7 +85,7 @@ def test_four_ways_to_misbehave(registry):
     )
     assert "time.sleep" in reasons["hanging"] or "troubled.py" in reasons["hanging"]
     assert "needs more than 1000 MB" in reasons["greedy"]
-    assert "it exited: no licence" in reasons["leaving"]
+    assert "its compiler exited: no licence" in reasons["leaving"]
     assert blobs(result) == blobs(lowered(names, registry))
     with pytest.raises(NotFullyDelegated, match="was stopped after 1 s"):
         lowered(["tan"], registry, "hanging", require_full=True, time_limit=1)
@@ -147,7 +147,7 @@ def test_a_registered_backend_is_refused(registry):
             {"memory_limit": float("inf")},
             "memory_limit is a finite number above 0, not inf",
         ),
-        ({"memory_limit": 1}, "memory_limit is 1 bytes, and a worker itself uses"),
+        ({"memory_limit": 1}, "memory_limit is 1 bytes, but a worker itself uses"),
         ({"memory_limit": "1G"}, "memory_limit is a finite number above 0, not '1G'"),
     ],
 )

@@ -60,12 +60,12 @@ def left(tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("say('compiling 3 of 4\\n')", "since it sent b'compiling 3 of 4'"),
-        ("say('[' * 60000 + '\\n')", "since it sent"),
-        ("say('7\\n')", "since it sent b'7'"),
-        ("say('{}\\n')", "since it sent {}"),
-        ("say('x' * 100_000)", "since it sent"),
-        ("say(BEGUN + BEGUN)", "since it sent {'begun': True}"),
+        ("say('compiling 3 of 4\\n')", "because it sent b'compiling 3 of 4'"),
+        ("say('[' * 60000 + '\\n')", "because it sent"),
+        ("say('7\\n')", "because it sent b'7'"),
+        ("say('{}\\n')", "because it sent {}"),
+        ("say('x' * 100_000)", "because it sent"),
+        ("say(BEGUN + BEGUN)", "because it sent {'begun': True}"),
         ("say(BEGUN + DONE)", "left no answer"),
         (
             (
@@ -89,8 +89,8 @@ def test_workers_with_wrong_answers_are_stopped(said, why, speaking, tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("say('{\"ready\": 99}\\n'); time.sleep(60)", "speaks protocol 99"),
-        ("say('hello\\n'); time.sleep(60)", "a worker said b'hello'"),
+        ("say('{\"ready\": 99}\\n'); time.sleep(60)", "has protocol 99"),
+        ("say('hello\\n'); time.sleep(60)", "a worker sent b'hello'"),
         (
             "print('no licence'); time.sleep(60)",
             "had not started after 0.5 s; it printed: no licence",
@@ -180,7 +180,7 @@ def test_descriptions_in_no_known_form_are_of_no_backend(told, tmp_path, monkeyp
     python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
     python.chmod(0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(config.BadSettings, match="in no known form"):
+    with pytest.raises(config.BadSettings, match="in an unknown form"):
         config.description_of(config.Setting("far", str(python), "far"))
 
 

@@ -1,7 +1,7 @@
-"""The conformance kit: the rules that every backend keeps, as checks that pytest or
-``delegraph check`` runs.
+"""Check that a backend keeps the rules of all backends, in pytest or with ``delegraph
+check``.
 
-Does not need pytest. A backend's own test-suite says:
+pytest is optional. The test suite of a backend derives a class:
 
     from delegraph_devkit import BackendContract
 
@@ -56,15 +56,15 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Import the kit when a name of it is first used: it imports torch, and a command
-    starts without that.
-    """
+    """Import the kit at the first use of a name: commands start without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     checks = import_module(".checks", __name__)
-    homes = (import_module(f".{module}", __name__) for module in _MODULES)
-    return (
-        checks
-        if name == "checks"
-        else next(getattr(home, name) for home in homes if hasattr(home, name))
-    )
+    if name == "checks":
+        return checks
+
+    for module in _MODULES:
+        home = import_module(f".{module}", __name__)
+        if hasattr(home, name):
+            return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,4 @@
-"""The backend that is checked, with the outcomes of its programs: each is tried once,
-for all checks.
-"""
+"""Keep the outcomes of a backend's programs, so that all checks share one trial."""
 
 from __future__ import annotations
 
@@ -16,37 +14,34 @@ from .trial import Outcome
 
 
 class BackendUnderTest(ConfiguredBackend):
-    """A backend with its options, and how strictly and how long to check it; see
-    ``ConfiguredBackend``.
-    """
+    """A configured backend, with the outcomes that its checks share."""
 
     @cached_property
     def rehearsal(self) -> list[Outcome]:
-        """The outcomes of the samples, which are tried in another process first."""
+        """Return the outcomes of the samples, tried first in another process."""
         return sweep.run(self, sweep.SAMPLES, within=self.share(0.25))
 
     @property
     def fatal(self) -> set[str]:
-        """The names of the samples that ended the process that tried them."""
+        """Return the names of the samples that ended their process."""
         return {o.program for o in self.rehearsal if o.fatal}
 
     @cached_property
     def samples(self) -> list[LoweringAttempt]:
-        """The programs that torch can export, each lowered once, with what that changed
-        in the caller's program.
+        """Lower each program once, and record changes of the caller's program.
 
-        Programs that ended the other process are left out: accepted_compiles reports
-        them.
+        Programs that torch cannot export are left out. So are programs that ended the
+        other process: accepted_compiles reports them.
         """
         attempts: list[LoweringAttempt] = []
         within = self.share(0.25)
         start = time.monotonic()
-        tried = (
-            {o.program for o in self.rehearsal}
-            if self.budget
-            else {p.name for p in self.programs}
-        )
-        for program in (p for p in self.programs if p.name in tried - self.fatal):
+        names = {program.name for program in self.programs}
+        if self.budget:
+            names = {outcome.program for outcome in self.rehearsal}
+        for program in self.programs:
+            if program.name not in names or program.name in self.fatal:
+                continue
             if within is not None and attempts and time.monotonic() > start + within:
                 break
             before = take_snapshot(program.exported)
@@ -57,10 +52,10 @@ class BackendUnderTest(ConfiguredBackend):
         return attempts
 
     def left_out(self, times: int) -> set[str]:
-        """The samples that another process does not lower: fatal ones, and those that
-        there is no time for.
+        """Return the samples that another process skips: fatal ones, and those that no
+        time remains for.
 
-        ``times``: how often each is lowered there.
+        ``times``: how often the process lowers each sample.
         """
         within = self.share(0.3)
         if within is None:
@@ -74,7 +69,7 @@ class BackendUnderTest(ConfiguredBackend):
 
     @property
     def lowered(self) -> list[LoweringAttempt]:
-        """Those samples of which the backend compiled a part; skips the check if there
+        """Return the samples that the backend compiled in part; skip the check if there
         are none.
         """
         attempts = [
@@ -84,21 +79,18 @@ class BackendUnderTest(ConfiguredBackend):
         ]
         if not attempts:
             raise CheckSkipped(
-                "no part of the sample programs was compiled; see accepted_compiles, or"
-                " give --example"
+                "the backend compiled no part of the sample programs; see"
+                " accepted_compiles, or give --example"
             )
         return attempts
 
     @cached_property
     def sweep(self) -> sweep.Sweep:
-        """The outcomes of all programs, or of the programs of the operators that were
-        asked for.
-        """
+        """Return the outcomes of all programs, or of the programs of ``operators``."""
         rehearsed = [] if self.operators else self.rehearsal
         gate = sweep.run(self, sweep.GATE, within=self.share(0.4))
-        more = (
-            sweep.run(self, sweep.MORE, self.seconds)
-            if self.seconds and not self.operators
-            else []
-        )
+        if self.operators or not self.seconds:
+            return sweep.Sweep([*rehearsed, *gate])
+
+        more = sweep.run(self, sweep.MORE, self.seconds)
         return sweep.Sweep([*rehearsed, *gate, *more])

@@ -1,8 +1,9 @@
-"""What a check is, what it ends with, and how a result is shown."""
+"""Define checks, run them, and show their results."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,10 +32,9 @@ class Check:
     function: Callable[[BackendUnderTest], Figures]
 
     def run(self, backend: BackendUnderTest) -> Figures:
-        """The check's figures.
+        """Return the figures of the check.
 
-        Raises CheckFailed with all that it takes to see the failure again, or
-        CheckSkipped.
+        Raises CheckSkipped, or CheckFailed with Python that repeats the failure.
         """
         try:
             return self.function(backend)
@@ -50,8 +50,9 @@ CHECKS: dict[str, Check] = {}
 def check(
     function: Callable[[BackendUnderTest], Figures],
 ) -> Callable[[BackendUnderTest], Figures]:
-    """Register a check under the function's name; its docstring is what the listing and
-    pytest show.
+    """Register a check under the function's name.
+
+    Listings and pytest show the function's docstring.
     """
     name = function.__name__
     CHECKS[name] = Check(name, " ".join((function.__doc__ or "").split()), function)
@@ -67,11 +68,11 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed; skipped ones do not count."""
+        """Return whether no check failed; skipped checks do not count."""
         return all(r.status is not Status.FAILED for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values; the form is stable within its ``schema``."""
+        """Return a dictionary of plain values; its ``schema`` names the form."""
         rows = [r.to_json() for r in self.results]
         return {
             "schema": SCHEMA,
@@ -97,31 +98,25 @@ class CheckReport:
         return "\n".join([*rows, *warned, *failures, "", self._verdict()])
 
     def _verdict(self) -> str:
-        count = {s: sum(r.status is s for r in self.results) for s in Status}
-        verdict = f"{self.backend}: " + ", ".join(
-            f"{n} {status}" for status, n in count.items() if n
-        )
-        reached = next(
-            (
-                r.figures
-                for r in self.results
-                if r.name == "accepted_compiles" and r.figures
-            ),
-            None,
-        )
-        if reached is None:
-            return verdict
-        taken = f"{reached['operators_accepted']} of {reached['operators']} operators"
-        return (
-            f"{verdict}; {reached['programs']} programs, {taken} delegated at least"
-            " once"
-        )
+        counted = Counter(r.status for r in self.results)
+        counts = [f"{counted[status]} {status}" for status in Status if counted[status]]
+        verdict = f"{self.backend}: {', '.join(counts)}"
+        for result in self.results:
+            figures = result.figures
+            if result.name == "accepted_compiles" and figures:
+                operators = (
+                    f"{figures['operators_accepted']} of {figures['operators']}"
+                    " operators"
+                )
+                return (
+                    f"{verdict}; {figures['programs']} programs, {operators} delegated"
+                    " at least once"
+                )
+        return verdict
 
 
 def run_check(one: Check, backend: BackendUnderTest) -> CheckResult:
-    """Run ``one`` and catch how it ends; an error that no check expects is a failure
-    too.
-    """
+    """Run ``one`` and return its result; an unexpected error is a failure, too."""
     start = time.perf_counter()
     before = len(backend.warnings)
 
@@ -148,7 +143,7 @@ def run_check(one: Check, backend: BackendUnderTest) -> CheckResult:
         text = e.message if isinstance(e, DelegraphError) else str(e)
         return ended(
             Status.FAILED,
-            f"the check could not be carried out: {type(e).__name__}: {text}",
+            f"the check raised {type(e).__name__}: {text}",
         )
 
 
@@ -161,7 +156,7 @@ def run_checks(
     """Run all checks, or those of ``names``, each inside the context manager
     ``around(name)``.
 
-    ``ended`` is called with each result as soon as it is there.
+    ``ended`` is called with each result at once.
     """
     results = []
     for name in names or CHECKS:

@@ -1,4 +1,4 @@
-"""How one check ended."""
+"""Hold the result of one check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Figures = Mapping[str, Any]
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The verdict of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -20,10 +20,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How one check ended: ``message`` is the failure or the reason for skipping,
-    ``figures`` what was counted.
+    """The result of one check.
 
-    ``warnings`` are remarks that do not change the verdict.
+    ``message`` is the failure or the reason for skipping, ``figures`` are counts.
+    ``warnings`` do not change the verdict.
     """
 
     name: str
@@ -34,21 +34,24 @@ class CheckResult:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        plain = {
+        """Return a dictionary of plain values."""
+        return {
             "name": self.name,
             "status": self.status.value,
             "message": self.message,
+            "figures": dict(self.figures),
+            "seconds": round(self.seconds, 3),
+            "warnings": list(self.warnings),
         }
-        counted = {"figures": dict(self.figures), "seconds": round(self.seconds, 3)}
-        return {**plain, **counted, "warnings": list(self.warnings)}
 
     def summary(self) -> str:
-        """One line: figures, or the first line of the message."""
-        figures = ", ".join(
-            f"{k.replace('_', ' ')} {_shown(v)}" for k, v in self.figures.items()
+        """Return one line: the first line of the message, or the figures."""
+        if self.message:
+            return self.message.partition("\n")[0]
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_shown(value)}"
+            for name, value in self.figures.items()
         )
-        return self.message.partition("\n")[0] or figures
 
 
 def _shown(value: Any) -> str:

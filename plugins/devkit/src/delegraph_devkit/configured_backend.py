@@ -1,4 +1,4 @@
-"""Represent a backend with its options, in this process and others."""
+"""Represent a backend with its options, in this process and in others."""
 
 from __future__ import annotations
 
@@ -56,17 +56,21 @@ _FIELDS = (
 class ConfiguredBackend:
     """A backend with its options, and the settings of its checks.
 
-    ``gate`` operators and random programs are tried, always the same; then others for
-    ``seconds``. ``operators`` names operators that are tried instead, with all their
-    samples and special values. ``tolerance`` is relative to the largest value of an
-    output. ``example`` returns (module, inputs) that the backend takes at least in
-    part. A backend that takes none of the small programs needs one. ``register`` adds a
-    backend that is not installed to a registry; a function of a module serves other
-    processes, too. With ``device``, programs run in the backend's device half instead
-    of its host runtime. ``may_refuse``: its compiler may refuse partitions that its
-    support check took. Otherwise that is a failure: users see it only after compiling,
-    and lose the whole partition. ``budget``: seconds for all checks, which then try as
-    many programs as fit, in the same order; 0 for no limit.
+    ``gate`` is the number of operators and random programs, which are always the same.
+    Further programs are tried for ``seconds``. ``operators`` names operators to try
+    instead, with all their samples and special values. ``tolerance`` is relative to the
+    largest value of an output.
+
+    ``example`` returns (module, inputs) that the backend accepts at least in part. A
+    backend that accepts none of the small programs needs an example. ``register`` adds
+    a backend that is not installed to a registry. Checks in other processes need a
+    function that they can import.
+
+    With ``device``, programs run in the backend's device half instead of its host
+    runtime. ``may_refuse``: the compiler may refuse partitions that the support check
+    accepted. By default, such a refusal is a failure: users see it only after
+    compiling, and lose the whole partition. ``budget`` is the number of seconds for all
+    checks, which then try fewer programs; 0 means no limit.
     """
 
     name: str
@@ -85,7 +89,7 @@ class ConfiguredBackend:
     environment: Mapping[str, str] = field(
         default_factory=lambda: dict(os.environ), repr=False
     )
-    """The environment variables of other processes, from before the backend ran."""
+    """The environment variables of other processes, as they were at the start."""
     warnings: list[str] = field(default_factory=list, repr=False)
     """Problems that checks noticed but do not fail for."""
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
@@ -94,15 +98,14 @@ class ConfiguredBackend:
 
     def share(self, part: float) -> float | None:
         """Return the seconds for a check: a part of the rest of ``budget``, or None."""
-        return (
-            part * max(0.0, self.started + self.budget - time.monotonic())
-            if self.budget
-            else None
-        )
+        if not self.budget:
+            return None
+        left = self.started + self.budget - time.monotonic()
+        return part * max(0.0, left)
 
     @cached_property
     def registry(self) -> Registry:
-        """Return the registry with the backend: the installed plugins, or it alone."""
+        """Return the registry of installed plugins, or one with this backend alone."""
         if self.register is None:
             return default_registry()
         registry = Registry(discover=False)
@@ -125,8 +128,8 @@ class ConfiguredBackend:
         """Return the runtime; skip the check, with the reason, if there is none."""
         if self.runtime is None:
             raise CheckSkipped(
-                f"backend {self.name!r} has no runtime on this host, so nothing can"
-                " be run"
+                f"backend {self.name!r} has no runtime on this host, so no delegate"
+                " can run"
             )
         return self.runtime
 
@@ -147,12 +150,12 @@ class ConfiguredBackend:
             if skipped:
                 raise CheckSkipped(skipped)
             if failed:
-                raise CheckFailed(f"no device half can be loaded: {failed}")
+                raise CheckFailed(f"the device half cannot be loaded: {failed}")
 
     @cached_property
     def _device(self) -> tuple[str, str]:
         answer = self.run_apart(find_device)
-        # a crash is found again, with its program, by whoever tries the programs
+        # the checks find a crash again, and report its program
         return answer.result or ("", "")
 
     @contextmanager
@@ -166,7 +169,7 @@ class ConfiguredBackend:
             lowered.save(path)
             yield path
 
-    # --- what is tried
+    # --- programs
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
@@ -196,10 +199,10 @@ class ConfiguredBackend:
         seconds: float = 120.0,
         prepare: str | None = None,
     ) -> Answer:
-        """Call ``function(backend, *args, report)`` in a fresh process; see
-        ``ForkServer.run``.
+        """Call ``function(backend, *args, report)`` in a fresh process.
 
-        ``function`` is one of a module. Skips the check if that is impossible.
+        The process must be able to import ``function``. Skips the check if that is
+        impossible. ``ForkServer.run`` describes the other arguments.
         """
         if not hasattr(os, "fork"):
             raise CheckSkipped("this platform cannot fork processes")
@@ -208,8 +211,10 @@ class ConfiguredBackend:
         return fork_server(hash_seed).run(*job, seconds=seconds, prepare=prepare)
 
     def run_apart(self, function: Callable[..., Any], *args: Any) -> Answer:
-        """Do the same in this process, without protection, if the backend exists only
+        """Call the function elsewhere, or in this process if the backend exists only
         here.
+
+        A crash in this process is fatal.
         """
         try:
             return self.run_elsewhere(function, *args)
@@ -223,24 +228,21 @@ class ConfiguredBackend:
         ):
             raise CheckSkipped(f"backend {self.name!r} exists in this process only")
         functions = {"register": self.register, "example": self.example}
-        fields = {name: getattr(self, name) for name in _FIELDS} | {
-            "options": dict(self.options)
-        }
-        travelling = {
-            name: portable(f) for name, f in functions.items() if f is not None
-        }
-        return Recipe(fields, travelling, dict(self.environment))
+        sent = {name: portable(f) for name, f in functions.items() if f is not None}
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields["options"] = dict(self.options)
+        return Recipe(fields, sent, dict(self.environment))
 
 
 def _call(recipe: Recipe, function: str, *args: Any) -> Any:
-    """Make the backend again and call ``function`` with it. Runs in another process."""
+    """Call ``function`` with the backend of a recipe. Runs in another process."""
     return find_by_name(function)(ConfiguredBackend(**recipe.arguments()), *args)
 
 
 def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
-    """Return why no device can run here, and the fault of the device half.
+    """Return the reason why no device can run here, and the fault of the device half.
 
-    Both are "" if there is none. Runs in another process.
+    Each is "" if there is none. Runs in another process.
     """
     runtime = backend.needs_runtime()
     for program in backend.programs:
@@ -253,11 +255,12 @@ def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
                 one.lowered.verify(*one.inputs, runtime=DEVICE)
         except NoRuntime as e:
             return (f"{e.message}; {e.hint}" if e.hint else e.message), ""
-        except Unsupported:  # what is left to the host has no kernel there
+        except Unsupported:  # the device's runtime lacks a kernel for a host operator
             continue
         except InputError as e:
-            named = f"{runtime.__name__} names none as device_half, and {e.message}"
-            return "", named if runtime.device_half is None else ""
+            if runtime.device_half is not None:
+                return "", ""
+            return "", f"{runtime.__name__} has no device_half, and {e.message}"
         except DelegraphError as e:
             return "", e.message
         break

@@ -1,4 +1,4 @@
-"""``BackendContract``: the checks as test methods, for a backend's own test-suite."""
+"""Offer the checks as test methods, for a backend's own test suite."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .programs import Example
 
 
 class BackendContract:
-    """Derive a test class from this, in three lines, and pytest runs every check on the
-    backend.
+    """The base of a test class that runs every check on a backend.
 
         class TestMine(BackendContract):
             backend = "mine"
 
-    ``options`` are those of the backend; ``tolerance`` is relative to the largest value
-    of an output; ``gate`` is how many operators and random programs are tried, the same
-    at every run, and ``seconds`` how long others. ``example``, a static method, returns
-    (module, inputs) that the backend takes at least in part. ``register``, a static
-    method, adds a backend that is not installed to a registry. A compiler that
-    ``may_refuse`` partitions which the support check took does not fail for that.
+    ``options`` are the options of the backend. ``tolerance`` is relative to the largest
+    value of an output. ``gate`` is the number of operators and random programs, which
+    are the same in every run; further programs are tried for ``seconds``. ``example``,
+    a static method, returns (module, inputs) that the backend accepts at least in part.
+    ``register``, a static method, adds a backend that is not installed to a registry.
+    With ``may_refuse``, the compiler may refuse partitions that the support check
+    accepted.
     """
 
     backend: ClassVar[str] = ""
@@ -41,20 +41,17 @@ class BackendContract:
 
     @classmethod
     def backend_under_test(cls) -> BackendUnderTest:
-        """What the checks of this class look at; made once, so that they share what
-        they lowered.
-        """
+        """Return the backend with its outcomes, which all checks of the class share."""
         if cls not in _tested:
-            given = (
-                dict(cls.options),
-                cls.tolerance,
-                cls.example,
-                cls.register,
-                cls.gate,
-                cls.seconds,
-            )
             _tested[cls] = BackendUnderTest(
-                cls.backend, *given, may_refuse=cls.may_refuse
+                cls.backend,
+                options=dict(cls.options),
+                tolerance=cls.tolerance,
+                example=cls.example,
+                register=cls.register,
+                gate=cls.gate,
+                seconds=cls.seconds,
+                may_refuse=cls.may_refuse,
             )
         return _tested[cls]
 

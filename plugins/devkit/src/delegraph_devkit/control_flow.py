@@ -1,6 +1,6 @@
-"""Programs with branches and loops.
+"""Define programs with branches and loops.
 
-torch traces them through the module that they stand in, so they are real code.
+torch needs the source file of branches, so the modules are code and not text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .programs import Example, Program, written
 
 
 class Branches(torch.nn.Module):
-    """Weights in one branch, a branch in the other, work before and after."""
+    """A branch with weights, and one with an inner branch, between other operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,9 +25,8 @@ class Branches(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         """[N, 4] -> [N, 4]"""
         y = torch.sin(x) + 1
-        return (
-            torch.sin(torch.cond(x.sum() > 0, self.positive, self.negative, (y,))) * 2
-        )
+        chosen = torch.cond(x.sum() > 0, self.positive, self.negative, (y,))
+        return torch.sin(chosen) * 2
 
     def positive(self, y: torch.Tensor) -> Any:
         """[N, 4] -> [N, 4]"""
@@ -88,7 +87,7 @@ WITHOUT_CONTROL_FLOW = written(
     inputs = (torch.randn(3, 4), torch.tensor(0))
     """,
 )
-"""What goes wrong with this program has nothing to do with branches and loops."""
+"""A program with the same operators; its faults do not come from control flow."""
 
 
 def _program(name: str, module: type[torch.nn.Module]) -> Program:
@@ -105,4 +104,4 @@ def _program(name: str, module: type[torch.nn.Module]) -> Program:
 
 
 CONTROL_FLOW = (_program("branches", Branches), _program("loop", Loop))
-"""With the signs of their inputs changed, they take the other branches."""
+"""Programs that take the other branches for negated inputs."""

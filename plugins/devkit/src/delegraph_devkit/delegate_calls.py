@@ -1,6 +1,4 @@
-"""Watching the calls of a backend's delegates on this host: do they write inputs, do
-they mistake their layout?
-"""
+"""Watch the calls of delegates: they must not write inputs or ignore strides."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ def calling(
     call: Callable[[Any, tuple[Any, ...]], Any],
     function: str = "load",
 ) -> Iterator[None]:
-    """Let ``call(delegate, inputs)`` call each delegate that the runtime's ``function``
-    makes meanwhile.
+    """Call delegates through ``call(delegate, inputs)`` inside of the context.
+
+    This concerns delegates that the runtime's ``function`` makes inside of it.
     """
     assert backend.runtime is not None
     load = getattr(backend.runtime, function)
@@ -43,17 +42,15 @@ def calling(
 
 @contextmanager
 def written_inputs(backend: ConfiguredBackend) -> Iterator[list[int]]:
-    """A list that gets the number of each input that a call of a delegate changes."""
+    """Yield a list; each call of a delegate adds the indices of inputs that it changed."""
     written: list[int] = []
 
     def call(delegate: Delegate, inputs: tuple[Any, ...]) -> Any:
         before = copy.deepcopy(inputs)
         results = delegate(*inputs)
-        written.extend(
-            k
-            for k, pair in enumerate(zip(inputs, before, strict=True))
-            if not same_values(*pair)
-        )
+        for k, (now, then) in enumerate(zip(inputs, before, strict=True)):
+            if not same_values(now, then):
+                written.append(k)
         return results
 
     with calling(backend, call):
@@ -62,28 +59,24 @@ def written_inputs(backend: ConfiguredBackend) -> Iterator[list[int]]:
 
 @contextmanager
 def inputs_in_c_order(backend: ConfiguredBackend) -> Iterator[None]:
-    """Delegates get copies of their inputs in which the last dimension is the fastest
-    in memory.
-    """
+    """Pass inputs to delegates as copies in C order."""
 
     def call(delegate: Delegate, inputs: tuple[Any, ...]) -> Any:
-        return delegate(
-            *[
-                (
-                    i.clone(memory_format=torch.contiguous_format)
-                    if torch.is_tensor(i)
-                    else i
-                )
-                for i in inputs
-            ]
-        )
+        copies = [
+            value.clone(memory_format=torch.contiguous_format)
+            if torch.is_tensor(value)
+            else value
+            for value in inputs
+        ]
+        return delegate(*copies)
 
     with calling(backend, call):
         yield
 
 
 def same_values(a: Any, b: Any) -> bool:
-    """Whether two tensors or numbers hold the same elements; NaN is the same as NaN."""
-    return not isinstance(a, torch.Tensor) or bool(
-        ((a == b) | ((a != a) & (b != b))).all()
-    )
+    """Return whether two tensors have the same elements; NaN equals NaN."""
+    if not isinstance(a, torch.Tensor):
+        return True
+    both_nan = (a != a) & (b != b)
+    return bool(((a == b) | both_nan).all())

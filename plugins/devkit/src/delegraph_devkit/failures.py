@@ -1,4 +1,4 @@
-"""How a check ends that does not pass."""
+"""Define the exceptions of checks that fail or do not apply."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ if TYPE_CHECKING:
 
 
 class CheckFailed(AssertionError):
-    """A rule was broken: ``what``, on which ``program``, and the ``advice`` what to do;
-    ``more`` are further cases.
+    """A backend broke a rule: the ``problem``, its ``program``, and ``advice``.
 
-    ``ending`` are the lines of Python that show the failure, behind those of the
-    program.
+    ``more`` are further cases. ``ending`` is Python that shows the failure, after the
+    lines of the program.
     """
 
     def __init__(
         self,
-        what: str,
+        problem: str,
         program: Program | None = None,
         advice: str = "",
         more: Sequence[str] = (),
         ending: str = "",
     ) -> None:
-        super().__init__(what)
-        self.what = what
+        super().__init__(problem)
+        self.problem = problem
         self.program = program
         self.advice = advice
         self.more = tuple(more)
@@ -38,34 +37,26 @@ class CheckFailed(AssertionError):
 
     @property
     def script(self) -> str:
-        """Python that shows the failure again, complete; empty if the failure has no
-        program.
-        """
-        return (
-            ""
-            if self.program is None
-            else f"{listing(self.program).rstrip()}\n\n{self.ending}"
-        )
+        """Return complete Python that repeats the failure; "" without a program."""
+        if self.program is None:
+            return ""
+        return f"{listing(self.program).rstrip()}\n\n{self.ending}"
 
     def __str__(self) -> str:
-        shown = [self.what]
+        lines = [self.problem]
         if self.program is not None:
-            shown += [
-                f"on program {self.program.name}:",
-                textwrap.indent(self.script.strip(), "    "),
-            ]
+            lines.append(f"on program {self.program.name}:")
+            lines.append(textwrap.indent(self.script.strip(), "    "))
         if self.more:
-            shown += [
-                f"and {len(self.more)} more:",
-                *(f"    {text}" for text in self.more[:10]),
-            ]
-        return "\n".join(
-            [*shown, *([f"what to do: {self.advice}"] if self.advice else [])]
-        )
+            lines.append(f"and {len(self.more)} more:")
+            lines += [f"    {text}" for text in self.more[:10]]
+        if self.advice:
+            lines.append(f"hint: {self.advice}")
+        return "\n".join(lines)
 
 
 class CheckSkipped(unittest.SkipTest):
-    """The check does not apply to this backend; the message says why.
+    """The check does not apply to this backend; the message has the reason.
 
-    pytest shows it as a skipped test.
+    pytest shows a skipped test.
     """

@@ -1,10 +1,9 @@
-"""Run as a script: read one distribution's declarations, and say what that imports and
-how long it takes.
+"""Find the heavy modules that the declarations of a distribution import.
 
-Arguments: backend, and a JSON list with the module path. The last line that it prints
-is a JSON object: ``heavy``, a module -> "file:line -> file:line", the lines that led to
-its import, and ``seconds``.
-Lines before it were printed by the declarations.
+As a script, it reads the declarations of one distribution. Its arguments are the
+backend, and a JSON list with the module path. The last line of its output is a JSON
+object with ``heavy`` and ``seconds``. ``heavy`` maps a module to the lines that led to
+its import, as "file:line -> file:line". Earlier lines are output of the declarations.
 """
 
 from __future__ import annotations
@@ -19,35 +18,31 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 HEAVY = (
-    *(
-        "torch",
-        "numpy",
-        "scipy",
-        "pandas",
-        "tensorflow",
-        "jax",
-        "jaxlib",
-        "onnx",
-        "onnxruntime",
-        "tvm",
-        "iree",
-    ),
-    *(
-        "torchvision",
-        "torchaudio",
-        "torchao",
-        "transformers",
-        "executorch",
-        "matplotlib",
-        "numba",
-        "sklearn",
-    ),
+    "torch",
+    "numpy",
+    "scipy",
+    "pandas",
+    "tensorflow",
+    "jax",
+    "jaxlib",
+    "onnx",
+    "onnxruntime",
+    "tvm",
+    "iree",
+    "torchvision",
+    "torchaudio",
+    "torchao",
+    "transformers",
+    "executorch",
+    "matplotlib",
+    "numba",
+    "sklearn",
 )
 
 
 class Watch(MetaPathFinder):
-    """An import hook that finds no module, and remembers which line first asked for
-    each heavy one.
+    """An import hook that finds no module, and records the first import of each heavy
+    one.
     """
 
     def __init__(self) -> None:
@@ -58,9 +53,8 @@ class Watch(MetaPathFinder):
     ) -> None:
         """Record the lines that lead to the first import of a heavy module.
 
-        Returns None, so that Python asks the next finder. ``discovery/loading.py``
-        calls finders as well, to see whether a module is installed: such a call is no
-        import.
+        Returns None, so that Python calls the next finder. A call by
+        ``discovery/loading.py`` is no import: it tests whether a module is installed.
         """
         if name not in HEAVY or name in self.importers:
             return
@@ -84,7 +78,7 @@ class Watch(MetaPathFinder):
 
 
 def _callers() -> list[str]:
-    """The folders of the modules that import light modules and call their hooks."""
+    """Return the folders of the modules that import light modules."""
     modules = (sys.modules.get(name) for name in ("delegraph", "pluggy"))
     files = [getattr(module, "__file__", None) for module in modules]
     return [os.path.dirname(file) + os.sep for file in (*files, __file__) if file]
@@ -101,11 +95,12 @@ def main(backend: str, path: list[str]) -> None:
     start = time.perf_counter()
     Registry().spec(backend)
     seconds = time.perf_counter() - start
-    heavy = [m for m in HEAVY if m in sys.modules and m not in before]
-    found = {
-        "heavy": {m: watch.importers.get(m, "unknown") for m in heavy},
-        "seconds": seconds,
+    heavy = {
+        name: watch.importers.get(name, "unknown")
+        for name in HEAVY
+        if name in sys.modules and name not in before
     }
+    found = {"heavy": heavy, "seconds": seconds}
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

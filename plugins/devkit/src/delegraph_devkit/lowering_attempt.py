@@ -15,6 +15,7 @@ from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, PluginFailed, Unsupported
 from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph.report import host_calls
+from delegraph_programs import operator_name
 from delegraph_programs.call_names import INDEXED, WITHIN
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -69,32 +70,27 @@ class LoweringAttempt:
         Reasons come from the partitioner, or from a compiler that may refuse
         partitions.
         """
-        late = (
-            {row.partition: row.reason for row in self.lowered.report.given_back}
-            if self.lowered
-            else {}
-        )
-        tags = {n: n.meta.get("delegation_tag") for n in self.calls} if late else {}
-        refused = {
-            n: late[tag]
-            for n, tag in tags.items()
-            if isinstance(tag, str) and tag in late
+        if self.partitioned is None:
+            return {}
+        reasons = {row.node: row.reason for row in self.partitioned.refusals}
+        if self.lowered is None:
+            return reasons
+        by_partition = {
+            row.partition: row.reason for row in self.lowered.report.given_back
         }
-        return (
-            {r.node: r.reason for r in self.partitioned.refusals} | refused
-            if self.partitioned
-            else {}
-        )
+        for node in self.calls:
+            tag = node.meta.get("delegation_tag")
+            if isinstance(tag, str) and tag in by_partition:
+                reasons[node] = by_partition[tag]
+        return reasons
 
     @property
     def calls(self) -> list[Node]:
         """Return the calls of the last program that the partitioner got."""
         program = self.recording.program if self.recording else None
-        return (
-            [n for n in program.graph.nodes if n.op == "call_function"]
-            if program
-            else []
-        )
+        if program is None:
+            return []
+        return [n for n in program.graph.nodes if n.op == "call_function"]
 
     @property
     def host_calls(self) -> list[Node]:
@@ -105,8 +101,18 @@ class LoweringAttempt:
         return host_calls(self.lowered.exported_program().graph.nodes)
 
     @property
+    def delegated_operators(self) -> tuple[str, ...]:
+        """Return the name of the operator of each delegated node."""
+        if self.lowered is None:
+            return ()
+        names: list[str] = []
+        for delegate in self.lowered.delegates:
+            names += map(operator_name, delegate.nodes)
+        return tuple(names)
+
+    @property
     def failed(self) -> str:
-        """Return the error in words."""
+        """Return the type and text of the error."""
         return f"{type(self.error).__name__}: {self.error}"
 
 
@@ -124,11 +130,10 @@ class Recording(Partitioner):
     @staticmethod
     def of(inner: Partitioner) -> Recording:
         """Return a recording with the name of ``inner``, which error messages show."""
-        # by which an error finds the plugin
-        named = {"__module__": type(inner).__module__}
-        recording: Recording = type(type(inner).__name__, (Recording,), named)(
-            inner.spec
-        )
+        # errors find the plugin by the module of the partitioner
+        attributes = {"__module__": type(inner).__module__}
+        recording_type = type(type(inner).__name__, (Recording,), attributes)
+        recording: Recording = recording_type(inner.spec)
         recording.inner = inner
         if hasattr(inner, "support"):
             recording.support = inner.support
@@ -150,7 +155,7 @@ class Recording(Partitioner):
         packages = tuple(
             {kind.__module__.split(".")[0] for kind in type(self.inner).__mro__}
         )
-        # it may be asked more than once
+        # a lowering may call the partitioner more than once
         self.changed += tuple(_changes(before, packages))
         self.result = result
         return result
@@ -171,15 +176,17 @@ def _changes(
     """
     for node, meta in before.items():
         for key in dict.fromkeys([*meta, *node.meta]):
-            absent = object()
-            allowed = key in _ALLOWED or key.startswith(packages)
-            if not allowed and meta.get(key, absent) is not node.meta.get(key, absent):
-                if (
-                    key not in meta
-                    or key not in node.meta
-                    or meta[key] != node.meta[key]
-                ):
-                    yield f"meta[{key!r}] of {node.name} ({node.target})"
+            if key in _ALLOWED or key.startswith(packages):
+                continue
+            if _differs(meta, node.meta, key):
+                yield f"meta[{key!r}] of {node.name} ({node.target})"
+
+
+def _differs(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> bool:
+    if key not in before or key not in now:
+        return True
+    # identity first: comparing tensors does not give a bool
+    return before[key] is not now[key] and bool(before[key] != now[key])
 
 
 def attempt_lowering(
@@ -190,10 +197,10 @@ def attempt_lowering(
     eager: bool,
     may_refuse: bool = False,
 ) -> LoweringAttempt:
-    """Lower ``program``, which was exported before; ``eager`` is for backends without
-    runtime.
+    """Lower ``program``, which was ``exported`` before.
 
-    A partition that the compiler refuses is an error, unless ``may_refuse``.
+    With ``eager``, delegates without a runtime run in eager PyTorch. A partition that
+    the compiler refuses is an error, unless ``may_refuse``.
     """
     attempt = LoweringAttempt(program, *exported)
     start = time.monotonic()
@@ -227,7 +234,7 @@ def _phase(
     try:
         with quiet():
             delegraph.lower(attempt.exported, backends=[], registry=registry)
-    except Exception:  # whatever it is, it is not the backend's
+    except Exception:  # no backend took part, so the backend is not at fault
         return Phase.ENGINE
     if isinstance(error, ContractViolation):
         return Phase.CONTRACT

@@ -1,6 +1,4 @@
-"""A MODEL of the command line as an example: its transforms are applied, and its inputs
-are what is then taken.
-"""
+"""Load a MODEL of the command line as an example, with its transforms applied."""
 
 from __future__ import annotations
 
@@ -17,22 +15,23 @@ from .programs import Example
 
 
 def load_example(text: str) -> Example:
-    """The module of a MODEL, or its program with its transforms applied, and inputs for
-    it.
+    """Return the module of a MODEL, or its program after its transforms, and inputs.
 
-    Raises what ``read_model`` does, and InputError for a MODEL that has several
+    Raises the errors of ``read_model``. Raises InputError for a MODEL with several
     methods, keyword arguments or dynamic shapes.
     """
     given = read_model(text)
-    if (
-        list(given.programs) != ["forward"]
-        or given.kwargs["forward"]
-        or given.dynamic_shapes["forward"]
-    ):
-        more = "methods, keyword arguments or dynamic shapes"
+    if list(given.programs) != ["forward"]:
         raise InputError(
             "input-invalid",
-            f"{text} gives {more}; an example is a model with its inputs only",
+            f"{text} has the methods {', '.join(given.programs)}; an example has only"
+            " forward",
+        )
+    if given.kwargs["forward"] or given.dynamic_shapes["forward"]:
+        raise InputError(
+            "input-invalid",
+            f"{text} has keyword arguments or dynamic shapes; an example has only a"
+            " model and its inputs",
         )
     model = given.programs["forward"]
     inputs = given.inputs["forward"] or ()
@@ -48,23 +47,20 @@ def load_example(text: str) -> Example:
 
 
 def _inputs(program: ExportedProgram, before: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs as they were, and random ones in place of those whose type or shape a
-    transform has changed.
+    """Return the inputs; those with a type or shape that a transform changed become
+    random tensors.
     """
     wanted = [node.meta.get("val") for node in user_inputs(program)]
-    if len(wanted) != len(before):  # nested inputs, which no transform changes
+    if len(wanted) != len(before):  # no transform changes nested inputs
         return before
     return tuple(_like(val, old) for val, old in zip(wanted, before, strict=True))
 
 
 def _like(val: Any, old: Any) -> Any:
-    """``old``, or a tensor of the type and shape of ``val`` with all integers of that
-    type, or normal numbers.
-    """
-    if not isinstance(val, torch.Tensor) or (val.dtype, val.shape) == (
-        getattr(old, "dtype", None),
-        old.shape,
-    ):
+    """Return ``old``, or a random tensor with the type and shape of ``val``."""
+    if not isinstance(val, torch.Tensor):
+        return old
+    if val.dtype == getattr(old, "dtype", None) and val.shape == old.shape:
         return old
     if val.dtype.is_floating_point:
         return torch.randn(val.shape, dtype=val.dtype)

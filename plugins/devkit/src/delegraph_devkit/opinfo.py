@@ -1,4 +1,4 @@
-"""One-operator programs from OpInfo, torch's own table of operators and sample inputs."""
+"""Make programs of one operator from OpInfo, torch's table of operators and samples."""
 
 from __future__ import annotations
 
@@ -11,53 +11,44 @@ from functools import cache
 from typing import Any
 
 import torch
+from delegraph.errors import UsageError
 from torch.utils import _pytree as pytree
 
 from .programs import Example, Program, undisturbed
 
 ROUNDS = (
-    *(
-        (torch.float32, 0.0),
-        (torch.float32, 0.5),
-        (torch.int64, 0.0),
-        (torch.float32, 0.25),
-        (torch.float16, 0.0),
-    ),
-    *(
-        (torch.bool, 0.0),
-        (torch.int32, 0.5),
-        (torch.bfloat16, 0.0),
-        (torch.float32, 0.75),
-        (torch.uint8, 0.0),
-    ),
-    *(
-        (torch.float64, 0.3),
-        (torch.int8, 0.0),
-        (torch.float32, 0.9),
-        (torch.float32, 0.1),
-        (torch.float32, 0.6),
-    ),
+    (torch.float32, 0.0),
+    (torch.float32, 0.5),
+    (torch.int64, 0.0),
+    (torch.float32, 0.25),
+    (torch.float16, 0.0),
+    (torch.bool, 0.0),
+    (torch.int32, 0.5),
+    (torch.bfloat16, 0.0),
+    (torch.float32, 0.75),
+    (torch.uint8, 0.0),
+    (torch.float64, 0.3),
+    (torch.int8, 0.0),
+    (torch.float32, 0.9),
+    (torch.float32, 0.1),
+    (torch.float32, 0.6),
 )
-"""Of each round: the element type, and which sample of every operator it takes, from 0
-(first) to 1 (last).
+"""The element type of each round, and the place of the sample of every operator.
+
+The places go from 0 (first sample) to 1 (last sample).
 """
 _MUTABLE = "__allow_nonbracketed_mutation_flag"
 _LARGEST = 10_000
-"""Elements of the largest input: bigger samples say the same more slowly."""
+"""The elements of the largest input: bigger samples are slow and test nothing more."""
 
 
 def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
-    """One-operator programs of all operators, or of those that one of the names is for
-    (``named``).
+    """Yield programs of one operator, for all operators or for those of these names.
 
-    Their order is fixed and mixes families of operators, so that the first few are a
-    fair sample.
+    The order is fixed, and mixes families of operators. So the first few are a fair
+    sample.
     """
-    chosen = [
-        info
-        for info in _table()
-        if not operators or any(named(info, o) for o in operators)
-    ]
+    chosen = _rows(operators) if operators else _table()
     for dtype, place in ROUNDS:
         for info in chosen:
             if dtype in info.supported_dtypes("cpu"):
@@ -67,14 +58,12 @@ def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
 
 
 def named(info: Any, operator: str) -> bool:
-    """Whether ``operator`` names the row: "relu", "nn.functional.relu", or as a report
-    has it, "aten.relu.default".
+    """Return whether ``operator`` names the row: "relu", "nn.functional.relu", or as in
+    reports "aten.relu.default".
     """
-    plain = (
-        operator.split(".")[1]
-        if operator.startswith("aten.") and operator.count(".")
-        else operator
-    )
+    plain = operator
+    if operator.startswith("aten."):
+        plain = operator.split(".")[1]
     names = {
         info.formatted_name,
         info.name,
@@ -85,27 +74,40 @@ def named(info: Any, operator: str) -> bool:
 
 
 def call_names(operators: Collection[str]) -> set[str]:
-    """What calls of these operators are called in exported programs: ``relu``, for
-    ``aten.relu.default``.
+    """Return the names of these operators in exported programs.
+
+    For example, "relu" stands for calls of ``aten.relu.default``.
     """
-    rows = [info for info in _table() if any(named(info, o) for o in operators)]
-    return {
-        name.rpartition(".")[2] for info in rows for name in (info.name, info.aten_name)
-    }
+    names: set[str] = set()
+    for info in _rows(operators):
+        names.add(info.name.rpartition(".")[2])
+        names.add(info.aten_name.rpartition(".")[2])
+    return names
 
 
-def unknown(operators: Collection[str]) -> list[str]:
-    """Names that OpInfo has no operator for."""
-    return [o for o in operators if not any(named(info, o) for info in _table())]
+def _rows(operators: Collection[str]) -> list[Any]:
+    """Return the rows of OpInfo for these operators."""
+    return [info for info in _table() if any(named(info, o) for o in operators)]
+
+
+def require_operators(operators: Collection[str]) -> None:
+    """Raise UsageError if OpInfo lacks one of the operators."""
+    for operator in operators:
+        if not any(named(info, operator) for info in _table()):
+            raise UsageError(
+                "usage-invalid",
+                f"torch's table of operators has no {operator!r}",
+                hint="name an operator such as add or relu",
+            )
 
 
 @cache
 def _table() -> list[Any]:
-    """OpInfo's rows, without what only a GPU runs.
+    """Return OpInfo's rows, without operators for GPUs only.
 
-    Importing them changes settings of torch, which are put back.
+    Importing them changes settings of torch, which this function restores.
     """
-    # the module proper, behind its properties
+    # the module itself, without the properties of its wrapper
     settings = vars(getattr(torch.backends, "m", torch.backends))
     before = settings.get(_MUTABLE, True)
     stood_in = _stand_in("expecttest")
@@ -121,10 +123,10 @@ def _table() -> list[Any]:
 
 
 def _stand_in(module: str) -> bool:
-    """Put a stand-in in the place of ``module`` if it is missing; whether it was.
+    """Install a stand-in for ``module`` if it is missing; return whether it was.
 
-    OpInfo imports torch's own test base, which needs of ``expecttest`` the class
-    TestCase only.
+    OpInfo imports torch's own test base, which needs only the class TestCase of
+    ``expecttest``.
     """
     try:
         __import__(module)
@@ -137,9 +139,7 @@ def _stand_in(module: str) -> bool:
 
 
 def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
-    """The operator on its sample at that place; None if it has none there with dense
-    tensors.
-    """
+    """Return the program of a sample; None if the sample has no small dense tensors."""
     samples = _samples(info, dtype)
     if not samples:
         return None
@@ -153,23 +153,22 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
     def make(n: int) -> Example:
         return Call(info.op, spec, leaves).eval(), tensors
 
-    return Program(
-        f"{info.formatted_name}, {str(dtype).removeprefix('torch.')}, sample {index}",
-        "",
-        make,
-    )
+    element_type = str(dtype).removeprefix("torch.")
+    name = f"{info.formatted_name}, {element_type}, sample {index}"
+    return Program(name, "", make)
 
 
 def _samples(info: Any, dtype: torch.dtype) -> list[Any]:
-    """All samples, since a generator that is left unfinished runs its last lines later,
-    whenever it is collected.
+    """Return all samples.
+
+    An unfinished generator would run its last lines at any later time.
     """
     with undisturbed():
         torch.manual_seed(0)
         try:
             return list(info.sample_inputs("cpu", dtype, requires_grad=False))
         except Exception:
-            # OpInfo's own: a sample that this build of torch cannot make is no sample
+            # this build of torch cannot make the sample
             return []
 
 

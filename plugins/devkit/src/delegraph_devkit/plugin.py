@@ -1,4 +1,4 @@
-"""The light module: the commands that this distribution adds to ``delegraph``.
+"""Declare the commands of this distribution.
 
 Imports neither torch nor numpy.
 """
@@ -19,7 +19,7 @@ def delegraph_commands() -> list[CommandSpec]:
         CommandSpec(
             name="coverage",
             target="delegraph_devkit.cli.coverage:Coverage",
-            summary="write the table of operators that a backend takes",
+            summary="write the table of operators that a backend accepts",
         ),
         CommandSpec(
             name="doctor",

@@ -1,11 +1,8 @@
-"""A program as Python that runs as it stands, without this kit and without what OpInfo
-needs.
-"""
+"""Write a program as Python that runs without this kit and without OpInfo."""
 
 from __future__ import annotations
 
 import base64
-import math
 import operator
 import textwrap
 import zlib
@@ -22,17 +19,17 @@ from torch.utils import _pytree as pytree
 from .programs import Program
 
 _LISTED = 64
-"""Elements up to which a tensor is written as numbers."""
+"""The most elements of a tensor that is written as numbers."""
 _WIDTH = 110
 OTHER_INPUTS = (
     "[x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in"
     " inputs]"
 )
-"""The text of ``other_inputs``."""
+"""The expression of ``other_inputs``."""
 
 
 def other_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Inputs with other values, which are in the domain of most operators."""
+    """Return inputs with other values, which are in the domain of most operators."""
     return [
         x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x
         for x in inputs
@@ -40,22 +37,19 @@ def other_inputs(inputs: Sequence[Any]) -> list[Any]:
 
 
 def listing(program: Program) -> str:
-    """Python that sets ``model`` and ``inputs``; a comment if the program cannot be
-    written so.
+    """Return Python that sets ``model`` and ``inputs``; a comment if that is
+    impossible.
     """
     if program.source:
         return program.source
     text = _text(*program.exported) if program.exported is not None else None
-    return (
-        text
-        or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
-    )
+    if text is None:
+        return f"# {program.name} has parts that are no calls of operators\n"
+    return text
 
 
 def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
-    """The calls of a program, which is one module without submodules; None if it has
-    bodies of its own.
-    """
+    """Return Python for a program; None if it has subgraphs."""
     constants = []
     lines = []
     names = []
@@ -91,30 +85,24 @@ def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
     body = textwrap.indent("\n".join(lines), " " * 8)
     return "\n".join(
         [
-            *(
-                "import base64",
-                "import operator",
-                "import zlib",
-                "",
-                "import torch",
-                "from torch import inf, nan",
-                "",
-            ),
-            *(
-                *constants,
-                "",
-                "class Model(torch.nn.Module):",
-                f"    def forward(self, {', '.join(names)}):",
-                body,
-                "",
-            ),
-            *(
-                "model = Model().eval()",
-                "inputs = (",
-                textwrap.indent(given + ",", "    "),
-                ")",
-                "",
-            ),
+            "import base64",
+            "import operator",
+            "import zlib",
+            "",
+            "import torch",
+            "from torch import inf, nan",
+            "",
+            *constants,
+            "",
+            "class Model(torch.nn.Module):",
+            f"    def forward(self, {', '.join(names)}):",
+            body,
+            "",
+            "model = Model().eval()",
+            "inputs = (",
+            textwrap.indent(given + ",", "    "),
+            ")",
+            "",
         ]
     )
 
@@ -143,26 +131,21 @@ def _function(target: Any) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         listed = ", ".join(map(_literal, value))
-        return (
-            f"[{listed}]"
-            if isinstance(value, list)
-            else f"({listed}{',' if len(value) == 1 else ''})"
-        )
+        if isinstance(value, list):
+            return f"[{listed}]"
+        return f"({listed},)" if len(value) == 1 else f"({listed})"
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
     return value.name if isinstance(value, Node) else repr(value)
 
 
 def tensor_text(tensor: torch.Tensor) -> str:
-    """An expression that makes the tensor, bit for bit and with its strides."""
+    """Return an expression for the tensor with the same bits and strides."""
     dtype = tensor.dtype
-    if tensor.numel() <= _LISTED and not tensor.is_complex():
+    if not tensor.numel():
+        made = f"torch.empty({list(tensor.shape)}, dtype={dtype})"
+    elif tensor.numel() <= _LISTED and not tensor.is_complex():
         made = f"torch.tensor({tensor.tolist()}, dtype={dtype})"
-        made = (
-            made
-            if math.prod(tensor.shape)
-            else f"torch.empty({list(tensor.shape)}, dtype={dtype})"
-        )
     else:
         data = zlib.compress(
             tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Hold the programs that backends are tried on, as text for failure messages."""
+"""Define the programs for checks, as text that failure messages show."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ AUTO_SIZES = (3, 2, 5)
 class Program:
     """A module with inputs; ``make(n)`` builds it for batches of ``n``.
 
-    ``source`` is Python that sets ``model`` and ``inputs``, for failure messages.
-    Without it, the source is written from the exported program. ``members`` are
-    programs that this one consists of; they are tried one by one if it fails.
+    ``source`` is Python that sets ``model`` and ``inputs``, for failure messages. By
+    default, they show the exported program. ``members`` are the programs of which this
+    one consists. They are tried one by one if it fails.
     """
 
     name: str
@@ -55,23 +55,23 @@ class Program:
     """
     members: tuple[Program, ...] = ()
     own: bool = False
-    """Whether it is the backend's own example, so that a failing export is an error."""
+    """Whether it is the backend's own example: a failing export is then an error."""
 
     @cached_property
     def exported(self) -> Exported | None:
         """Return the exported program and its inputs; None if torch cannot export it.
 
-        A failing export is not the backend's fault. It is exported once: checks verify
-        that nothing changes it. Raises the DelegraphError of the example, and
-        InputError for an example that torch cannot export.
+        A failing export is not the backend's fault. The program is exported once:
+        checks verify that lowering does not change it. Raises the DelegraphError of the
+        example, and InputError for an example that torch cannot export.
         """
         return self._export(dynamic=False)
 
     @cached_property
     def exported_dynamic(self) -> Exported | None:
-        """Return the same with a dynamic first dimension of every input.
+        """Return the program with a dynamic first dimension of every input.
 
-        It is from LEAST to MOST, if torch can export that.
+        The range of the size is LEAST to MOST, if torch can export that.
         """
         return self._export(dynamic=True, size=BATCH) or self._export(dynamic=True)
 
@@ -80,12 +80,10 @@ class Program:
         """Return sizes for ``exported_dynamic``: the least, the next, a middle, the
         largest.
         """
-        ranges = (
-            self.exported_dynamic[0].range_constraints.values()
-            if self.exported_dynamic
-            else ()
-        )
-        if any(range.upper == MOST for range in ranges):
+        if self.exported_dynamic is None:
+            return AUTO_SIZES
+        program, _ = self.exported_dynamic
+        if any(range.upper == MOST for range in program.range_constraints.values()):
             return (LEAST, LEAST + 1, (LEAST + MOST) // 2, MOST)
         return AUTO_SIZES
 
@@ -95,32 +93,31 @@ class Program:
                 module, inputs = self.make(3)
                 if isinstance(module, ExportedProgram):
                     return None if dynamic else (module, inputs)
-                shapes = tuple(_dynamic(i, size) for i in inputs) if dynamic else None
-                if shapes is not None and any(
-                    p.kind is p.VAR_POSITIONAL for p in _parameters(module)
-                ):
-                    shapes = (shapes,)
-                return (
-                    torch.export.export(
-                        module, distinct_inputs(inputs, module), dynamic_shapes=shapes
-                    ),
-                    inputs,
+                shapes = _dynamic_shapes(module, inputs, size) if dynamic else None
+                exported = torch.export.export(
+                    module, distinct_inputs(inputs, module), dynamic_shapes=shapes
                 )
+                return exported, inputs
             except DelegraphError:
                 raise
-            except Exception as e:  # torch's own limits, of many kinds
+            except Exception as e:  # limits of torch.export, of many types
                 if self.own and not dynamic:
-                    said = f"torch cannot export the example: {type(e).__name__}: {e}"
-                    raise InputError("input-invalid", said) from e
+                    text = f"torch cannot export the example: {type(e).__name__}: {e}"
+                    raise InputError("input-invalid", text) from e
                 return None
 
 
-def _parameters(module: torch.nn.Module) -> list[Any]:
-    return list(inspect.signature(module.forward).parameters.values())
-
-
-def _dynamic(value: Any, size: Any) -> Any:
-    return {0: size} if isinstance(value, torch.Tensor) and value.dim() else None
+def _dynamic_shapes(module: torch.nn.Module, inputs: Sequence[Any], size: Any) -> Any:
+    """Return ``dynamic_shapes`` of torch.export with ``size`` for first dimensions."""
+    shapes = tuple(
+        {0: size} if isinstance(value, torch.Tensor) and value.dim() else None
+        for value in inputs
+    )
+    parameters = inspect.signature(module.forward).parameters.values()
+    # torch.export takes the shapes of *args as one nested tuple
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return (shapes,)
+    return shapes
 
 
 @contextmanager
@@ -162,14 +159,12 @@ def given(example: Callable[[], Example]) -> Program:
             torch.manual_seed(0)
             return example()
 
-    return Program("example", _place(example), make, own=True)
+    return Program("example", _source_text(example), make, own=True)
 
 
-def _place(example: Callable[[], Example]) -> str:
-    """Return lines that make the example; "" if no file can be imported.
-
-    Functions inside of other functions cannot be imported.
-    """
+def _source_text(example: Callable[[], Example]) -> str:
+    """Return lines that make the example; "" if no file can be imported."""
+    # "<locals>" and "<lambda>" in a qualified name cannot be imported
     if inspect.isfunction(example) and "<" not in example.__qualname__:
         return f"import runpy\n\nmodel, inputs = {place_text(example)}()\n"
     source: str = getattr(example, "source", "")
@@ -181,10 +176,8 @@ def place_text(function: Callable[..., Any]) -> str:
 
     The file's folder need not be on the path.
     """
-    file, (name, *attributes) = (
-        inspect.getfile(function),
-        function.__qualname__.split("."),
-    )
+    file = inspect.getfile(function)
+    name, *attributes = function.__qualname__.split(".")
     read = f"runpy.run_path({file!r}, run_name={Path(file).stem!r})[{name!r}]"
     return ".".join([read, *attributes])
 
@@ -212,55 +205,48 @@ def _written(
     init: Sequence[str] = (),
     parameters: str = "x",
 ) -> Program:
-    made = [
-        "    def __init__(self):",
-        "        super().__init__()",
-        *(f"        {line}" for line in init),
-        "",
-    ]
-    body = [
-        f"    def forward(self, {parameters}):",
-        *(f"        {line}" for line in forward),
-    ]
+    """Return a program of a module: ``forward`` and ``init`` are lines of methods."""
     lines = [
         "import torch",
         "import torch.nn.functional as F",
         "",
         "torch.manual_seed(0)",
         "",
+        "class Model(torch.nn.Module):",
     ]
-    lines += ["class Model(torch.nn.Module):", *(made if init else []), *body, ""]
-    lines += ["model = Model().eval()", f"inputs = ({inputs},)"]
+    if init:
+        lines += ["    def __init__(self):", "        super().__init__()"]
+        lines += [f"        {line}" for line in init]
+        lines.append("")
+    lines.append(f"    def forward(self, {parameters}):")
+    lines += [f"        {line}" for line in forward]
+    lines += ["", "model = Model().eval()", f"inputs = ({inputs},)"]
     return written(name, "\n".join(lines), batched="N" in inputs)
 
 
 PROGRAMS: tuple[Program, ...] = (
     _written(
-        *("mlp", "torch.randn(N, 8)", "return self.b(torch.relu(self.a(x)))"),
+        "mlp",
+        "torch.randn(N, 8)",
+        "return self.b(torch.relu(self.a(x)))",
         init=("self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)",),
     ),
     _written(
-        *(
-            "convolutions",
-            "torch.randn(N, 3, 8, 8)",
-            "x = torch.relu(self.n(self.a(x)))",
-            "return torch.relu(self.b(x))",
-        ),
+        "convolutions",
+        "torch.randn(N, 3, 8, 8)",
+        "x = torch.relu(self.n(self.a(x)))",
+        "return torch.relu(self.b(x))",
         init=(
-            *(
-                "self.a = torch.nn.Conv2d(3, 4, 3, padding=1)",
-                "self.n = torch.nn.BatchNorm2d(4)",
-            ),
+            "self.a = torch.nn.Conv2d(3, 4, 3, padding=1)",
+            "self.n = torch.nn.BatchNorm2d(4)",
             "self.b = torch.nn.Conv2d(4, 2, 3)",
         ),
     ),
     _written(
-        *(
-            "convolution",
-            "torch.randn(N, 3, 8, 8)",
-            "x = F.max_pool2d(torch.relu(self.a(x)), 2)",
-            "return x.flatten(1)",
-        ),
+        "convolution",
+        "torch.randn(N, 3, 8, 8)",
+        "x = F.max_pool2d(torch.relu(self.a(x)), 2)",
+        "return x.flatten(1)",
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
     _written(
@@ -275,11 +261,9 @@ PROGRAMS: tuple[Program, ...] = (
         "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)",
     ),
     _written(
-        *(
-            "integers",
-            "torch.randint(-9, 9, (N, 4), dtype=torch.int32)",
-            "y = x + x * 2",
-        ),
+        "integers",
+        "torch.randint(-9, 9, (N, 4), dtype=torch.int32)",
+        "y = x + x * 2",
         "return y - x, torch.maximum(y, x)",
     ),
     _written("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
@@ -290,67 +274,65 @@ PROGRAMS: tuple[Program, ...] = (
         parameters="x, y",
     ),
     _written(
-        *("attention", "torch.randn(N, 4, 8)", "q, k, v = self.a(x).chunk(3, -1)"),
-        *(
-            "s = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1)",
-            "return self.n(x + s @ v)",
-        ),
+        "attention",
+        "torch.randn(N, 4, 8)",
+        "q, k, v = self.a(x).chunk(3, -1)",
+        "s = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1)",
+        "return self.n(x + s @ v)",
         init=("self.a, self.n = torch.nn.Linear(8, 24), torch.nn.LayerNorm(8)",),
     ),
     _written(
-        *("tokens", "torch.randint(0, 10, (N, 6))", "return self.e(x).mean(1)"),
+        "tokens",
+        "torch.randint(0, 10, (N, 6))",
+        "return self.e(x).mean(1)",
         init=("self.e = torch.nn.Embedding(10, 4)",),
     ),
     _written(
-        *(
-            "shared",
-            "torch.randn(N, 4)",
-            "y = F.linear(x, self.w)",
-            "z = torch.sort(y)[0]",
-        ),
-        *("return F.linear(z, self.w), y * self.w[0]",),
+        "shared",
+        "torch.randn(N, 4)",
+        "y = F.linear(x, self.w)",
+        "z = torch.sort(y)[0]",
+        "return F.linear(z, self.w), y * self.w[0]",
         init=("self.w = torch.nn.Parameter(torch.randn(4, 4))",),
     ),
     _written(
-        *(
-            "state",
-            "torch.randn(N, 4)",
-            "self.total.add_(x.sum())",
-            "y = x.clone()",
-            "y.relu_()",
-        ),
-        *("return y + self.total, x.view(-1)",),
+        "state",
+        "torch.randn(N, 4)",
+        "self.total.add_(x.sum())",
+        "y = x.clone()",
+        "y.relu_()",
+        "return y + self.total, x.view(-1)",
         init=("self.register_buffer('total', torch.zeros(1))",),
     ),
 )
-"""Small programs of common kinds; every backend is tried on all of them."""
+"""Small programs of common kinds, for every backend."""
 
 SIZED = (
     _written(
-        *(
-            "selection",
-            "torch.randn(N, 3, 8, 8)",
-            "x = self.a(x)",
-            "return torch.where(x > 0, x, x * 0.1)",
-        ),
+        "selection",
+        "torch.randn(N, 3, 8, 8)",
+        "x = self.a(x)",
+        "return torch.where(x > 0, x, x * 0.1)",
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
     _written(
-        *("slopes", "torch.randn(N, 3, 8, 8)", "return self.p(self.a(x))"),
+        "slopes",
+        "torch.randn(N, 3, 8, 8)",
+        "return self.p(self.a(x))",
         init=("self.a, self.p = torch.nn.Conv2d(3, 4, 3), torch.nn.PReLU(4)",),
     ),
     _written(
-        *(
-            "two_results",
-            "torch.randn(N, 8)",
-            "y = self.a(x)",
-            "return y, self.b(torch.relu(y))",
-        ),
+        "two_results",
+        "torch.randn(N, 8)",
+        "y = self.a(x)",
+        "return y, self.b(torch.relu(y))",
         init=("self.a, self.b = torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)",),
     ),
     _written("stack", "torch.randn(N, 3, 6)", "return torch.stack([x, x * 2], 3)"),
     _written(
-        *("column", "torch.randn(N, 3, 6)", "return self.a(x)[..., :1].reshape(-1)"),
+        "column",
+        "torch.randn(N, 3, 6)",
+        "return self.a(x)[..., :1].reshape(-1)",
         init=("self.a = torch.nn.Linear(6, 4)",),
     ),
 )
@@ -365,7 +347,9 @@ NOTHING = (
         parameters="x, y",
     ),
     _written(
-        *("returns_a_constant", "torch.randn(N, 3)", "return x, self.c"),
+        "returns_a_constant",
+        "torch.randn(N, 3)",
+        "return x, self.c",
         init=("self.register_buffer('c', torch.arange(4.0))",),
     ),
     _written(
@@ -385,4 +369,4 @@ RELAID = tuple(
     for p in PROGRAMS
     if p.name in ("mlp", "convolution", "arithmetic", "integers", "product")
 )
-"""Some of them with inputs in another layout."""
+"""Some of PROGRAMS with inputs in another layout."""

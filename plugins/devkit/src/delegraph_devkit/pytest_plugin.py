@@ -1,8 +1,8 @@
-"""Fixtures for the tests of a backend: ``pytest_plugins =
-["delegraph_devkit.pytest_plugin"]`` in the top conftest.py.
+"""Offer fixtures for the tests of a backend.
 
-The backend is named in the configuration of pytest, ``delegraph_backend = my-npu``, or
-by ``--delegraph-backend``::
+Write ``pytest_plugins = ["delegraph_devkit.pytest_plugin"]`` in the top conftest.py.
+Name the backend in the configuration of pytest, ``delegraph_backend = my-npu``, or with
+``--delegraph-backend``::
 
     def test_my_layer(verify):
         verify(torch.nn.Linear(3, 3), torch.ones(2, 3))
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With ``delegraph_program`` a test runs on each sample of the kit."""
+    """Run a test with the parameter ``delegraph_program`` on each sample of the kit."""
     if "delegraph_program" in metafunc.fixturenames:
         from .programs import PROGRAMS
 
@@ -42,24 +42,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def delegraph_backend(request: pytest.FixtureRequest) -> str:
-    """The name of the backend; a test module may have a fixture of this name that
-    returns another.
-    """
-    name = request.config.getoption("--delegraph-backend") or request.config.getini(
-        "delegraph_backend"
-    )
+    """Return the name of the backend; a test module may override this fixture."""
+    config = request.config
+    name = config.getoption("--delegraph-backend") or config.getini("delegraph_backend")
     if not name:
         pytest.fail(
-            "no backend is named: delegraph_backend = NAME in pytest's configuration,"
-            " or --delegraph-backend"
+            "no backend is named: write delegraph_backend = NAME in the configuration"
+            " of pytest, or pass --delegraph-backend NAME"
         )
     return str(name)
 
 
 @pytest.fixture
 def lower(delegraph_backend: str) -> Callable[..., LoweredProgram]:
-    """``lower(module, *inputs, **more)`` lowers for the backend; ``more`` is what
-    ``delegraph.lower`` takes.
+    """Return ``lower(module, *inputs, **more)``, which lowers for the backend.
+
+    ``more`` are further arguments of ``delegraph.lower``.
     """
     import delegraph
 
@@ -72,11 +70,10 @@ def lower(delegraph_backend: str) -> Callable[..., LoweredProgram]:
 
 @pytest.fixture
 def verify(lower: Callable[..., LoweredProgram]) -> Callable[..., LoweredProgram]:
-    """``verify(module, *inputs)`` lowers, and asserts that results are eager's and
-    something is delegated.
+    """Return ``verify(module, *inputs)``, which lowers and compares with eager.
 
-    ``tolerance`` is relative to the largest value of an output, by default that of its
-    type; ``delegates`` the fewest that there have to be.
+    It asserts that there are at least ``delegates`` delegates. ``tolerance`` is
+    relative to the largest value of an output; the default depends on its type.
     """
 
     def verify(

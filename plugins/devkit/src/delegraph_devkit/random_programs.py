@@ -1,5 +1,6 @@
-"""Random modules, reproducible by their seed: shared constants, splits, views, in-place
-calls, several outputs.
+"""Write random modules, which a seed reproduces.
+
+They have shared constants, splits, views, in-place calls and several outputs.
 """
 
 from __future__ import annotations
@@ -25,25 +26,23 @@ _IN_PLACE = (
 
 @dataclass
 class _Value:
-    """A variable of the text, its shape, and whether writing it stays inside the
-    module.
-    """
+    """A variable of the text."""
 
     name: str
     shape: tuple[int, ...]
     own: bool
+    """Whether its memory belongs to the module, and not to the caller."""
 
 
 @lru_cache(maxsize=64)
 def random_program(seed: int) -> Program:
-    """The program of that seed, the same in every process."""
-    return written(
-        f"random_{seed}", _Writer(random.Random(f"delegraph {seed}")).text(seed)
-    )
+    """Return the program of a seed; it is the same in every process."""
+    writer = _Writer(random.Random(f"delegraph {seed}"))
+    return written(f"random_{seed}", writer.text(seed))
 
 
 class _Writer:
-    """Writes one module line by line and keeps account of shapes."""
+    """Writes one module line by line, and tracks shapes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -61,38 +60,30 @@ class _Writer:
         given = "".join(
             f"torch.randn({', '.join(map(str, v.shape))}), " for v in self.inputs
         )
-        made = [f"        self.{name} = {what}" for name, what in self.init.items()]
+        made = [f"        self.{name} = {value}" for name, value in self.init.items()]
         return "\n".join(
             [
-                *(
-                    "import torch",
-                    "import torch.nn.functional as F",
-                    "",
-                    f"torch.manual_seed({seed})",
-                    "",
-                ),
-                *(
-                    "class Model(torch.nn.Module):",
-                    "    def __init__(self):",
-                    "        super().__init__()",
-                    *made,
-                    "",
-                ),
-                *(
-                    f"    def forward(self, {names}):",
-                    *(f"        {line}" for line in self.lines),
-                ),
-                *(
-                    f"        return {self._returned()}",
-                    "",
-                    "model = Model().eval()",
-                    f"inputs = ({given.rstrip()})",
-                ),
+                "import torch",
+                "import torch.nn.functional as F",
+                "",
+                f"torch.manual_seed({seed})",
+                "",
+                "class Model(torch.nn.Module):",
+                "    def __init__(self):",
+                "        super().__init__()",
+                *made,
+                "",
+                f"    def forward(self, {names}):",
+                *(f"        {line}" for line in self.lines),
+                f"        return {self._returned()}",
+                "",
+                "model = Model().eval()",
+                f"inputs = ({given.rstrip()})",
             ]
         )
 
     def _returned(self) -> str:
-        """The last value, perhaps others, perhaps one twice."""
+        """Return names of results: the last value, and any others, even twice."""
         others = self.rng.choices(self.values, k=self.rng.randint(0, 3))
         return ", ".join(v.name for v in [self.values[-1], *others])
 
@@ -122,21 +113,16 @@ class _Writer:
         self.values.append(_Value(f"v{self.count}", shape, own))
         self.count += 1
 
-    def _made(self, name: str, what: str) -> str:
-        """A parameter or submodule; the second time the same one: what is shared."""
-        self.init.setdefault(name, what)
+    def _made(self, name: str, value: str) -> str:
+        """Return a parameter or submodule; later uses of the name share it."""
+        self.init.setdefault(name, value)
         return f"self.{name}"
 
     def _unary(self, v: _Value) -> None:
         name = self.rng.choice(_UNARY)
-        self._new(
-            v.shape,
-            (
-                f"torch.{name}(torch.tanh({v.name}))"
-                if name == "exp"
-                else f"torch.{name}({v.name})"
-            ),
-        )
+        # repeated exponentials overflow
+        operand = f"torch.tanh({v.name})" if name == "exp" else v.name
+        self._new(v.shape, f"torch.{name}({operand})")
 
     def _binary(self, v: _Value) -> None:
         others = [o.name for o in self.values if o.shape == v.shape] + ["2.0", "0.5"]
@@ -155,19 +141,17 @@ class _Writer:
         self._new(v.shape, f"{layer}({v.name})")
 
     def _norm(self, v: _Value) -> None:
-        self._new(
-            v.shape,
-            self.rng.choice(
-                [
-                    f"F.layer_norm({v.name}, [{v.shape[-1]}])",
-                    f"torch.softmax({v.name}, -1)",
-                ]
-            ),
-        )
+        forms = [
+            f"F.layer_norm({v.name}, [{v.shape[-1]}])",
+            f"torch.softmax({v.name}, -1)",
+        ]
+        self._new(v.shape, self.rng.choice(forms))
 
     def _view(self, v: _Value) -> None:
-        """What shares memory with ``v``: writing it writes ``v``."""
-        a, b = self.rng.sample(range(len(v.shape)), 2) if len(v.shape) > 1 else (0, 0)
+        """Add a view of ``v``: writing it writes ``v``."""
+        a, b = 0, 0
+        if len(v.shape) > 1:
+            a, b = self.rng.sample(range(len(v.shape)), 2)
         swapped = list(v.shape)
         swapped[a], swapped[b] = swapped[b], swapped[a]
         kept = max(1, v.shape[a] - 1)
@@ -188,9 +172,8 @@ class _Writer:
         names = [f"v{self.count}", f"v{self.count + 1}"]
         self.lines.append(f"{', '.join(names)} = {v.name}.split({list(sizes)}, {axis})")
         for name, size in zip(names, sizes, strict=True):
-            self.values.append(
-                _Value(name, (*v.shape[:axis], size, *v.shape[axis + 1 :]), v.own)
-            )
+            shape = (*v.shape[:axis], size, *v.shape[axis + 1 :])
+            self.values.append(_Value(name, shape, v.own))
         self.count += 2
         return None
 
@@ -205,15 +188,12 @@ class _Writer:
     def _reduce(self, v: _Value) -> None:
         axis = self.rng.randrange(len(v.shape))
         kept = (*v.shape[:axis], 1, *v.shape[axis + 1 :])
-        self._new(
-            kept,
-            f"{v.name}.{self.rng.choice(['mean', 'sum', 'amax'])}({axis},"
-            " keepdim=True)",
-        )
+        name = self.rng.choice(["mean", "sum", "amax"])
+        self._new(kept, f"{v.name}.{name}({axis}, keepdim=True)")
 
     def _write(self, v: _Value) -> None:
-        """In place; what views of inputs share is copied first, so that the caller's
-        tensors stay as they are.
+        """Write ``v`` in place; views of inputs are copied before, to protect the
+        caller's tensors.
         """
         if not v.own:
             self._new(v.shape, f"{v.name}.clone()")

@@ -1,26 +1,33 @@
-"""A backend under test as it travels to another process."""
+"""Describe a backend under test for another process."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import pickle
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .failures import CheckSkipped
 
-Place = tuple[str, str, str]
-"""Module, file and qualified name of a function that another process can import."""
+
+class Place(NamedTuple):
+    """The place of a function that another process can import."""
+
+    module: str
+    file: str
+    name: str
+    """The qualified name."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How another process makes the backend under test, with the path and the variables
-    of this one.
+    """The arguments of a backend under test, and the path and variables of this
+    process.
     """
 
     fields: dict[str, Any]
@@ -29,22 +36,26 @@ class Recipe:
     path: list[str] = field(default_factory=lambda: list(sys.path))
 
     def arguments(self) -> dict[str, Any]:
-        """What BackendUnderTest is made with; takes over path and variables, and
-        imports the functions' modules.
+        """Return the arguments of ConfiguredBackend.
+
+        Sets the path and the variables, and imports the modules of the functions.
         """
         sys.path[:] = self.path
         os.environ.clear()
         os.environ.update(self.environment)
-        functions = {
-            n: _load(f) if isinstance(f, tuple) else pickle.loads(f)
-            for n, f in self.functions.items()
-        }
-        return {**self.fields, **functions}
+        arguments = dict(self.fields)
+        for name, function in self.functions.items():
+            if isinstance(function, Place):
+                arguments[name] = _load(function)
+            else:
+                arguments[name] = pickle.loads(function)
+        return arguments
 
 
 def portable(function: Any) -> Place | bytes:
-    """A function by its place, any other callable object pickled; skips the check if
-    that cannot be.
+    """Return the place of a function, or the pickle of another callable object.
+
+    Skips the check if there is neither.
     """
     if not inspect.isfunction(function):
         try:
@@ -63,15 +74,14 @@ def portable(function: Any) -> Place | bytes:
         raise CheckSkipped(
             f"{name} is no function of a module, so another process cannot import it"
         )
-    return module, file, name
+    return Place(module, file, name)
 
 
 def _load(place: Place) -> Any:
-    module, file, name = place
-    value = _import_by_name(module, file) or _import_by_file(module, file)
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    module = _import_by_name(place.module, place.file)
+    if module is None:
+        module = _import_by_file(place.module, place.file)
+    return operator.attrgetter(place.name)(module)
 
 
 def _import_by_name(module: str, file: str) -> Any:
@@ -79,17 +89,12 @@ def _import_by_name(module: str, file: str) -> Any:
         imported = importlib.import_module(module)
     except ImportError:
         return None
-    return (
-        imported
-        if os.path.abspath(getattr(imported, "__file__", None) or "") == file
-        else None
-    )
+    found = os.path.abspath(getattr(imported, "__file__", None) or "")
+    return imported if found == file else None
 
 
 def _import_by_file(module: str, file: str) -> Any:
-    """Import a test module from its file: pytest imports such modules without putting
-    them on the path.
-    """
+    """Import a test module from its file: pytest does not put its folder on the path."""
     spec = importlib.util.spec_from_file_location(module, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} cannot be imported")

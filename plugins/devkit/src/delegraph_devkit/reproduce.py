@@ -1,6 +1,4 @@
-"""A failure as Python: what follows the lines of its program, to lower it and show what
-is wrong.
-"""
+"""Write Python that repeats a failure, to append to the lines of its program."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from .programs import place_text
 
 
 def lowering(backend: ConfiguredBackend) -> str:
-    """Python that lowers ``model`` for the backend."""
+    """Return Python that lowers ``model`` for the backend."""
     given = [f"backends=[{backend.name!r}]"]
     if backend.options:
         given.append(f"options={ {backend.name: dict(backend.options)}!r}")
@@ -29,20 +27,20 @@ def lowering(backend: ConfiguredBackend) -> str:
 
 
 def verifying(backend: ConfiguredBackend) -> str:
-    """Python that lowers ``model`` and compares with eager."""
+    """Return Python that lowers ``model`` and compares with eager."""
+    if backend.runtime is None:
+        return lowering(backend)
     where = f", runtime={backend.where!r}" if backend.where else ""
-    return lowering(backend) + (
-        "" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n"
-    )
+    return f"{lowering(backend)}print(lowered.verify(*inputs{where}))\n"
 
 
 def observing(backend: ConfiguredBackend) -> str:
-    """Python that lowers ``model`` and compares the values inside of its delegates."""
+    """Return Python that lowers ``model`` and compares values inside its delegates."""
     return lowering(backend) + "print(lowered.verify(*inputs, per_operator=True))\n"
 
 
 def profiling(backend: ConfiguredBackend) -> str:
-    """Python that lowers ``model`` and shows what its operators took."""
+    """Return Python that lowers ``model`` and prints the times of its operators."""
     return (
         lowering(backend)
         + "print(lowered.verify(*inputs))\nprint(lowered.profile(*inputs, repeats=2))\n"
@@ -50,23 +48,20 @@ def profiling(backend: ConfiguredBackend) -> str:
 
 
 def calling_again(backend: ConfiguredBackend) -> str:
-    """Python that shows how the results of one call change with the next."""
+    """Return Python that shows how a second call changes the results of the first."""
     lines = [
         "first = lowered(*inputs)",
         "before = copy.deepcopy(first)",
         f"lowered(*{OTHER_INPUTS})",
+        "print(before)",
+        "print(first)",
+        "",
     ]
-    return (
-        "import copy\n"
-        + lowering(backend)
-        + "\n".join([*lines, "print(before)", "print(first)", ""])
-    )
+    return "import copy\n" + lowering(backend) + "\n".join(lines)
 
 
 def compiling_twice(backend: ConfiguredBackend) -> str:
-    """Python that shows whether two lowerings give the same blobs, here and in
-    processes with other hash seeds.
-    """
+    """Return Python that prints the hashes of blobs of two lowerings."""
     before, _, lower = lowering(backend).rpartition("lowered = ")
     shown = (
         "print([hashlib.sha256(d.processed_bytes).hexdigest() for d in"
@@ -83,10 +78,10 @@ def compiling_twice(backend: ConfiguredBackend) -> str:
 
 
 def _registered(backend: ConfiguredBackend) -> str:
-    """How a backend gets into a registry that is not installed."""
+    """Return Python that registers a backend that is not installed."""
     if backend.register is None:
         return ""
     made = "registry = delegraph.Registry(discover=False)\n"
     if not inspect.isfunction(backend.register):
-        return f"{made}# register the backend with it, as the test does\n"
+        return f"{made}# register the backend in it, as in the test\n"
     return f"import runpy\n{made}{place_text(backend.register)}(registry)\n"

@@ -1,4 +1,4 @@
-"""The state of an exported program in plain values, to see whether somebody changed it."""
+"""Record the state of an exported program in plain values, to detect changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 from .programs import Exported
 
 Snapshot = dict[str, Any]
-"""What can be changed -> its state."""
+"""A part of a program, in words -> its state."""
 
 
 def take_snapshot(exported: Exported | None) -> Snapshot:
-    """The state of everything in a program and its inputs, by name."""
+    """Return the state of all parts of a program and its inputs."""
     if exported is None:
         return {}
     program, inputs = exported
@@ -36,36 +36,30 @@ def take_snapshot(exported: Exported | None) -> Snapshot:
     tensors |= {f"input {k}": v for k, v in enumerate(pytree.tree_leaves(inputs))}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
-            data = (
-                tensor.detach()
-                .contiguous()
-                .reshape(-1)
-                .view(torch.uint8)
-                .numpy()
-                .tobytes()
-            )
+            flat = tensor.detach().contiguous().reshape(-1)
+            data = flat.view(torch.uint8).numpy().tobytes()
             state[f"the values of {name}"] = (tensor.dtype, tuple(tensor.shape), data)
             state[f"the version of {name}"] = (tensor._version, tensor.data_ptr())
     return state
 
 
 def _plain(value: Any) -> Any:
-    """A description that changes when the value, or what it holds, is changed."""
+    """Return a description that differs after a change of the value or its elements."""
     if isinstance(value, torch.Tensor):
         return id(value), value.dtype, str(value.shape), str(value.stride())
     if isinstance(value, Mapping):
         return tuple((str(k), _plain(v)) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_plain(v) for v in value)
-    return (
-        value if isinstance(value, (str, int, float, bool, type(None))) else id(value)
-    )
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return id(value)
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:
-    """The names of what changed."""
+    """Return the parts that changed."""
     return [
-        what
-        for what in dict.fromkeys([*before, *after])
-        if before.get(what) != after.get(what)
+        part
+        for part in dict.fromkeys([*before, *after])
+        if before.get(part) != after.get(part)
     ]

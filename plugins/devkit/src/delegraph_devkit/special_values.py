@@ -1,5 +1,6 @@
-"""Inputs that hold what devices lose: NaN, infinities, -0.0, wide integers, and
-integers that wrap around.
+"""Define programs with special values, which many devices get wrong.
+
+The values are NaN, infinities, -0.0, wide integers, and integers that wrap around.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .programs import Program, written
 
 _FLOATS = "[nan, inf, -inf, -0.0, 0.0, 1.5, -2.0, 3.0]"
 _WIDE = "[2**40 + 3, -(2**40), 2**62 + 1, -(2**63), 2**63 - 1, 0, -1, 7]"
-"""Integers that 32 bits do not hold, and those at the ends of 64."""
+"""Integers that do not fit in 32 bits, and the least and largest of 64 bits."""
 _NARROW = {
     "int8": "[127, -128, 100, -100, 64, 1, 0, -1]",
     "uint8": "[255, 200, 128, 127, 64, 2, 1, 0]",
@@ -23,79 +24,71 @@ _NARROW = {
 }
 """Integers whose sums and products wrap around."""
 _UNARY = (
-    *(
-        "torch.relu(x)",
-        "torch.clamp(x, -1.0, 1.0)",
-        "torch.clamp(x, min=0.0)",
-        "torch.clamp(x, max=1.0)",
-    ),
-    *(
-        "F.hardtanh(x)",
-        "F.relu6(x)",
-        "F.leaky_relu(x)",
-        "F.elu(x)",
-        "F.gelu(x)",
-        "F.silu(x)",
-        "F.hardswish(x)",
-    ),
-    *(
-        "torch.abs(x)",
-        "torch.neg(x)",
-        "torch.exp(x)",
-        "torch.tanh(x)",
-        "torch.sigmoid(x)",
-        "torch.sin(x)",
-    ),
-    *(
-        "torch.floor(x)",
-        "torch.ceil(x)",
-        "torch.sqrt(x)",
-        "torch.rsqrt(x)",
-        "torch.reciprocal(x)",
-        "torch.log(x)",
-    ),
-    *("x + 1.0", "x * 2.0", "torch.pow(x, 2)", "x == x", "x > 0", "torch.isnan(x)"),
+    "torch.relu(x)",
+    "torch.clamp(x, -1.0, 1.0)",
+    "torch.clamp(x, min=0.0)",
+    "torch.clamp(x, max=1.0)",
+    "F.hardtanh(x)",
+    "F.relu6(x)",
+    "F.leaky_relu(x)",
+    "F.elu(x)",
+    "F.gelu(x)",
+    "F.silu(x)",
+    "F.hardswish(x)",
+    "torch.abs(x)",
+    "torch.neg(x)",
+    "torch.exp(x)",
+    "torch.tanh(x)",
+    "torch.sigmoid(x)",
+    "torch.sin(x)",
+    "torch.floor(x)",
+    "torch.ceil(x)",
+    "torch.sqrt(x)",
+    "torch.rsqrt(x)",
+    "torch.reciprocal(x)",
+    "torch.log(x)",
+    "x + 1.0",
+    "x * 2.0",
+    "torch.pow(x, 2)",
+    "x == x",
+    "x > 0",
+    "torch.isnan(x)",
 )
 _BINARY = (
-    *(
-        "x + y",
-        "x - y",
-        "x * y",
-        "x / y",
-        "torch.maximum(x, y)",
-        "torch.minimum(x, y)",
-        "x < y",
-    ),
-    *("torch.where(x > 0, x, y)", "torch.cat([x, y])"),
+    "x + y",
+    "x - y",
+    "x * y",
+    "x / y",
+    "torch.maximum(x, y)",
+    "torch.minimum(x, y)",
+    "x < y",
+    "torch.where(x > 0, x, y)",
+    "torch.cat([x, y])",
 )
 _MATRIX = (
-    *(
-        "torch.amax(x, 1)",
-        "torch.amin(x, 1)",
-        "torch.sum(x, 1)",
-        "torch.mean(x, 1)",
-        "torch.softmax(x, 1)",
-    ),
-    *("torch.mm(x, x.transpose(0, 1))", "torch.transpose(x, 0, 1)", "F.pad(x, (1, 1))"),
+    "torch.amax(x, 1)",
+    "torch.amin(x, 1)",
+    "torch.sum(x, 1)",
+    "torch.mean(x, 1)",
+    "torch.softmax(x, 1)",
+    "torch.mm(x, x.transpose(0, 1))",
+    "torch.transpose(x, 0, 1)",
+    "F.pad(x, (1, 1))",
 )
 _IMAGE = ("F.max_pool2d(x, 2)", "F.avg_pool2d(x, 2)", "torch.amax(x, (2, 3))")
 _INTEGERS = (
-    *(
-        "x + y",
-        "x - y",
-        "x * y",
-        "torch.neg(x)",
-        "torch.abs(x)",
-        "torch.maximum(x, y)",
-        "torch.sum(x)",
-    ),
-    *(
-        "torch.clamp(x, min=-5)",
-        "torch.relu(x)",
-        "torch.amax(x, 0)",
-        "torch.where(x > y, x, y)",
-        "torch.cat([x, y])",
-    ),
+    "x + y",
+    "x - y",
+    "x * y",
+    "torch.neg(x)",
+    "torch.abs(x)",
+    "torch.maximum(x, y)",
+    "torch.sum(x)",
+    "torch.clamp(x, min=-5)",
+    "torch.relu(x)",
+    "torch.amax(x, 0)",
+    "torch.where(x > y, x, y)",
+    "torch.cat([x, y])",
 )
 _INT64 = (
     *_INTEGERS,
@@ -120,8 +113,9 @@ def _text(inputs: str, returned: str) -> str:
 
 
 def _group(name: str, inputs: str, *expressions: str) -> Program:
-    """All expressions as one program, which is exported quickly; its members say which
-    of them fails.
+    """Return one program of all expressions, which torch exports fast.
+
+    Each of its members has one expression.
     """
     members = tuple(
         written(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions
@@ -147,9 +141,7 @@ _ROWS = (
     "[[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0], [inf, 1.0, 2.0], [-inf,"
     " -inf, -inf]]"
 )
-"""Two rows have a plain softmax; that of the three others is NaN, each for a reason of
-its own.
-"""
+"""Five rows: the softmax of three rows is NaN, for different reasons."""
 SPECIAL: tuple[Program, ...] = (
     _group("special values", f"inputs = (torch.tensor({_FLOATS}),)", *_UNARY),
     _group(
@@ -158,10 +150,8 @@ SPECIAL: tuple[Program, ...] = (
         *_BINARY,
     ),
     _group(
-        *(
-            "special values, matrix",
-            f"inputs = (torch.tensor({_ROWS}),)",
-        ),
+        "special values, matrix",
+        f"inputs = (torch.tensor({_ROWS}),)",
         *_MATRIX,
     ),
     _group(
@@ -172,32 +162,28 @@ SPECIAL: tuple[Program, ...] = (
     *(_integers(dtype, values, *_INTEGERS) for dtype, values in _NARROW.items()),
     _integers("int64", _WIDE, *_INT64),
 )
-"""The operators that most devices have, on such values."""
+"""Operators of most devices, with special values."""
 
 
 def special_programs(names: Collection[str]) -> Iterator[Program]:
-    """The expressions that call an operator of one of these names (``relu``), each as a
-    program of its own.
-    """
+    """Yield programs of one expression that calls an operator with one of these names."""
     for group in SPECIAL:
-        if group.exported is not None:
-            outputs = output_values(group.exported[0])
-            called = (_names_behind(output) for output in outputs)
-            yield from (
-                m
-                for m, behind in zip(group.members, called, strict=True)
-                if not behind.isdisjoint(names)
-            )
+        if group.exported is None:
+            continue
+        outputs = output_values(group.exported[0])
+        for member, output in zip(group.members, outputs, strict=True):
+            if not _operators_of(output).isdisjoint(names):
+                yield member
 
 
-def _names_behind(output: Any) -> set[str]:
-    """The names of the operators that an output is computed with."""
+def _operators_of(output: Any) -> set[str]:
+    """Return the names of the operators that compute an output."""
     names: set[str] = set()
     waiting = [output]
     while waiting:
         node: Node = waiting.pop()
         if node.op == "call_function":
-            # getitem has no name but that
+            # getitem has no second part
             names.update(operator_name(node).split(".")[1:2])
         waiting += node.all_input_nodes
     return names

@@ -1,8 +1,8 @@
 """Run jobs of checks in fresh processes.
 
-A server per hash seed imports torch once and forks for every job. A job cannot disturb
-the tests, has limits of time and memory, and reports its progress in case it crashes.
-Jobs and answers are pickled, since delegraph starts both processes.
+A server per hash seed imports torch once, and forks for every job. A job cannot disturb
+the tests, has limits of time and memory, and reports its progress before it may crash.
+Jobs and answers are pickled: delegraph starts both processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from delegraph.errors import DelegraphError, InternalError
@@ -40,9 +40,9 @@ class Answer:
     """The end of a job: its ``result``, the exception it ``raised``, or how it
     ``died``.
 
-    ``items`` are those of a generator until then, ``progress`` is the last report,
-    ``output`` the end of the printed text. ``hung``: the job was ended because it took
-    too long.
+    ``items`` are the elements that a generator yielded, ``progress`` is the last
+    report, ``output`` the end of the printed text. ``hung``: the job took too long, and
+    was ended.
     """
 
     result: Any = None
@@ -56,7 +56,9 @@ class Answer:
     @property
     def failure(self) -> str:
         """Return the failure as the rest of a sentence; "" if there is a result."""
-        return self.died or (self.raised and f"raised {self.raised}")
+        if self.raised and not self.died:
+            return f"raised {self.raised}"
+        return self.died
 
 
 class ForkServer:
@@ -64,13 +66,10 @@ class ForkServer:
 
     def __init__(self, hash_seed: int) -> None:
         if not hasattr(os, "fork"):
-            hint = (
-                "Linux and macOS have forks, and so has the Windows Subsystem for Linux"
-            )
             raise DelegraphError(
                 "devkit/no-fork",
-                "the checks run in forks, which this system does not have",
-                hint=hint,
+                "the checks need os.fork, which this system does not have",
+                hint="run them on Linux, macOS or the Windows Subsystem for Linux",
             )
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve;"
@@ -91,7 +90,7 @@ class ForkServer:
 
         The fork may be silent for at most ``seconds``. ``prepare`` names a function
         that the server runs once, for this and all later forks. Raises InternalError if
-        the server is gone.
+        the server has ended.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -99,9 +98,9 @@ class ForkServer:
             answer: Answer = _receive(self._process.stdout)
         except (OSError, EOFError) as e:
             self._log.seek(0)
-            said = self._log.read()[-2000:].decode(errors="replace").strip()
+            printed = self._log.read()[-2000:].decode(errors="replace").strip()
             raise InternalError(
-                "internal", f"the process for checks could not be started: {said}"
+                "internal", f"the process for checks could not be started: {printed}"
             ) from e
         return answer
 
@@ -155,14 +154,14 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 def serve() -> None:
     """Import torch, export the samples, and fork for every job until the pipe closes."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what jobs print must not get between the answers
+    os.dup2(2, 1)  # output of jobs must not mix with answers
     import torch
 
     from .warm_up import warm_up
 
     torch.set_num_threads(1)
     warm_up()
-    # else each collection in a fork walks through all of torch's objects, and copies
+    # otherwise each garbage collection in a fork visits all objects of torch, and copies
     # their memory
     gc.freeze()
     prepared: set[str | None] = {None}
@@ -187,52 +186,68 @@ def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
             _job(function, args, writing, output.fileno())
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            frames, items, silent = _frames(stream, seconds)
-        if silent:
+            frames = _receive_frames(stream, seconds)
+        if frames.silent:
             os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
-        # its limit of CPU time
-        hung = silent or (
-            os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        )
-        died = ""
-        if hung:
-            died = "did not come to an end in time"
-        elif os.WIFSIGNALED(status):
-            died = f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-        elif not frames.keys() & {"result", "error"}:
-            died = f"exited with code {os.waitstatus_to_exitcode(status)}"
-        said = output.read().decode(errors="replace").strip()
-    result = frames.get("result")
-    progress = frames.get("progress", "")
+        printed = output.read().decode(errors="replace").strip()
+    ending = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    # the signal of the limit of CPU time is SIGPROF
+    hung = frames.silent or ending is signal.SIGPROF
+    died = ""
+    if hung:
+        died = "did not end in time"
+    elif ending is not None:
+        died = f"was ended by {ending.name}"
+    elif not frames.last.keys() & {"result", "error"}:
+        died = f"exited with code {os.waitstatus_to_exitcode(status)}"
     return Answer(
-        result, tuple(items), frames.get("error", ""), died, hung, progress, said
+        result=frames.last.get("result"),
+        items=tuple(frames.items),
+        raised=frames.last.get("error", ""),
+        died=died,
+        hung=hung,
+        progress=frames.last.get("progress", ""),
+        output=printed,
     )
 
 
-def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], bool]:
-    """Return the last frame of each kind, all items, and whether it was silent for too
-    long.
+@dataclass
+class _Frames:
+    """The frames of a job: the last one of each kind, and all items.
+
+    ``silent``: the job sent no frame for too long.
     """
-    found: dict[str, Any] = {}
-    items: list[Any] = []
+
+    last: dict[str, Any] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
+    silent: bool = False
+
+
+def _receive_frames(stream: IO[bytes], seconds: float) -> _Frames:
+    """Read frames until the stream ends, or is silent for ``seconds``."""
+    frames = _Frames()
     data = b""
     while True:
         ready, _, _ = select.select([stream], [], [], seconds)
         if not ready:
-            return found, items, True
+            frames.silent = True
+            return frames
         more = os.read(stream.fileno(), 1 << 20)
         if not more:
-            return found, items, False
+            return frames
         data += more
-        while len(data) >= _HEADER.size and len(data) >= _HEADER.size + (
-            size := _HEADER.unpack_from(data)[0]
-        ):
-            kind, content = pickle.loads(data[_HEADER.size : _HEADER.size + size])
-            found[kind], data = content, data[_HEADER.size + size :]
+        while len(data) >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(data)
+            end = _HEADER.size + size
+            if len(data) < end:
+                break
+            kind, content = pickle.loads(data[_HEADER.size : end])
+            data = data[end:]
+            frames.last[kind] = content
             if kind == "item":
-                items.append(content)
+                frames.items.append(content)
 
 
 def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> None:
@@ -241,14 +256,18 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
     os.dup2(output, 2)
     with os.fdopen(writing, "wb") as stream:
         _limit_memory(MEMORY)
+
+        def report(text: str) -> None:
+            _send(stream, ("progress", text))
+
         try:
-            result = find_by_name(function)(
-                *args, lambda text: _send(stream, ("progress", text))
-            )
-            for item in result if isinstance(result, Iterator) else ():
-                _send(stream, ("item", item))
-            _send(stream, ("result", None if isinstance(result, Iterator) else result))
-        except BaseException as e:  # the parent is told, whatever it is
+            result = find_by_name(function)(*args, report)
+            if isinstance(result, Iterator):
+                for item in result:
+                    _send(stream, ("item", item))
+                result = None
+            _send(stream, ("result", result))
+        except BaseException as e:  # the parent gets every error
             traceback.print_exc()
             _send(stream, ("error", f"{type(e).__name__}: {e}"))
     os._exit(0)
@@ -261,18 +280,12 @@ def find_by_name(name: str) -> Any:
 
 
 def _limit_memory(beyond: int) -> None:
+    """Limit the memory of this process to its current use and ``beyond`` bytes."""
     import resource
 
-    with (
-        open("/proc/self/statm")
-        if os.path.exists("/proc/self/statm")
-        else contextlib.nullcontext()
-    ) as file:
-        used = (
-            int(file.read().split()[0]) * resource.getpagesize()
-            if file is not None
-            else 1 << 34
-        )
-    if sys.platform == "linux":  # macOS has the name, and refuses the limit
-        resource.setrlimit(resource.RLIMIT_AS, (used + beyond, used + beyond))
+    if sys.platform == "linux":  # macOS defines RLIMIT_AS, but refuses it
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+        limit = pages * resource.getpagesize() + beyond
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

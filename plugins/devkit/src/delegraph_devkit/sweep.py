@@ -1,6 +1,6 @@
 """Try many programs on one backend, in other processes.
 
-A crash costs one program, and is reported with it.
+A crash costs one program, whose outcome reports it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 from .configured_backend import ConfiguredBackend
 from .control_flow import WITHOUT_CONTROL_FLOW
@@ -30,10 +29,10 @@ SILENT_SECONDS = 600.0
 """
 CPU_SECONDS = 60.0
 """CPU time that one program may take in another process; more is a hang."""
-TOLD_SECONDS = 20.0
+REPORT_SECONDS = 20.0
 """Seconds until the first process reports its progress; later ones take twice as long.
 
-A process makes all programs before its first one again, so progress gets slower.
+Each process first makes all earlier programs again, so progress gets slower.
 """
 _MOST_CRASHES = 20
 _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
@@ -57,11 +56,14 @@ class Series:
 
     def find(self, backend: ConfiguredBackend, name: str) -> Program | None:
         """Return the program of a name."""
-        tried = (one for p in self.programs(backend) for one in (p, *p.members))
-        return next((p for p in tried if p.name == name), None)
+        for program in self.programs(backend):
+            for candidate in (program, *program.members):
+                if candidate.name == name:
+                    return candidate
+        return None
 
 
-# --- the series that every backend is tried on
+# --- the series for every backend
 
 
 def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
@@ -80,14 +82,14 @@ def _more(backend: ConfiguredBackend) -> Iterator[Program]:
 def _mixed() -> Iterator[Program]:
     """Yield five operators, a random program, and so on, always in the same order."""
     seeds = itertools.count(1000)
-    operators = operator_programs()
-    while batch := list(itertools.islice(operators, 5)):
-        yield from batch
-        yield random_program(next(seeds))
+    for number, program in enumerate(operator_programs(), start=1):
+        yield program
+        if number % 5 == 0:
+            yield random_program(next(seeds))
 
 
 def export_fixed() -> None:
-    """Export the programs of the gate that are no operators, and import OpInfo."""
+    """Export the fixed programs of the gate, and import OpInfo."""
     for program in _FIXED:
         program.exported  # noqa: B018 - kept by the program
     next(operator_programs())
@@ -99,7 +101,7 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 """The programs after those of GATE, tried while there is time."""
 
 
-# --- trying them
+# --- running a series
 
 
 def run(
@@ -115,111 +117,124 @@ def run(
     this host lacks.
     """
     backend.needs_device()
-    limits = [
-        limit
-        for limit in (seconds, backend.share(0.2) if within is None else within)
-        if limit is not None
-    ]
-    limit = min(limits, default=None)
+    if within is None:
+        within = backend.share(0.2)
+    limit = min((s for s in (seconds, within) if s is not None), default=None)
     lanes = 1 if backend.operators else series.lanes
+
+    def run_lane(number: int) -> list[list[Outcome]]:
+        return list(_Lane(backend, series, number, lanes).run(limit))
+
     try:
         with ThreadPoolExecutor(lanes) as executor:
-            tried = executor.map(
-                lambda k: list(_run_lane(backend, series, limit, k, lanes)),
-                range(lanes),
-            )
-            rows = itertools.zip_longest(*tried, fillvalue=())
+            tried = list(executor.map(run_lane, range(lanes)))
     except CheckSkipped:
         # a backend that exists in this process only is tried here, without protection
         if seconds is not None:
             return []
-        return [
-            outcome
-            for p in series.programs(backend)
-            for outcome in series.attempt(p, backend)
-        ]
-    return [outcome for row in rows for outcomes in row for outcome in outcomes]
+        tried = [[series.attempt(p, backend) for p in series.programs(backend)]]
+    outcomes: list[Outcome] = []
+    for row in itertools.zip_longest(*tried, fillvalue=[]):
+        outcomes += itertools.chain(*row)
+    return outcomes
 
 
-def _run_lane(
-    backend: ConfiguredBackend,
-    series: Series,
-    seconds: float | None,
-    lane: int,
-    lanes: int,
-) -> Iterator[list[Outcome]]:
-    """Return the outcomes of every ``lanes``-th program from number ``lane`` on."""
-    start = lane
-    crashes = 0
-    deadline = None if seconds is None else time.monotonic() + seconds
-    told = TOLD_SECONDS
+@dataclass
+class _Lane:
+    """Tries every ``lanes``-th program of a series from ``number`` on."""
 
-    def tell_faults(found: list[list[Outcome]]) -> list[list[Outcome]]:
-        for outcome in itertools.chain(*found):
-            # at once: a long check may be stopped before its end
-            for fault in outcome.faults:
-                backend.tell(f"{outcome.program}: {' '.join(fault.text.split()):.200}")
-        return found
+    backend: ConfiguredBackend
+    series: Series
+    number: int
+    lanes: int
 
-    prepare = f"{series.name}.export" if series.export is not None else None
-    elsewhere = partial(
-        backend.run_elsewhere,
-        try_series,
-        series.name,
-        hash_seed=1 + lane,
-        seconds=SILENT_SECONDS,
-        prepare=prepare,
-    )
-    while crashes < _MOST_CRASHES:
-        left = None if deadline is None else deadline - time.monotonic()
-        answer = elsewhere(
-            start, lanes, False, told if left is None else min(told, left)
-        )
-        items = [item for item in answer.items if item is not None]
-        yield from tell_faults(items)
-        if not answer.failure:
-            if len(items) == len(answer.items):  # it came to the end of the series
+    def run(self, seconds: float | None) -> Iterator[list[Outcome]]:
+        """Yield the outcomes of each program."""
+        start = self.number
+        crashes = 0
+        deadline = None if seconds is None else time.monotonic() + seconds
+        until_report = REPORT_SECONDS
+        while crashes < _MOST_CRASHES:
+            limit = until_report
+            if deadline is not None:
+                limit = min(limit, deadline - time.monotonic())
+            answer = self._try(start, inside=False, seconds=limit)
+            items = [item for item in answer.items if item is not None]
+            self._tell_faults(items)
+            yield from items
+
+            start += self.lanes * len(items)
+            if answer.failure:
+                ended = self._outcomes_of_ended(answer, start)
+                self._tell_faults([ended])
+                yield ended
+                start += self.lanes
+                crashes += 1
+                continue
+            if len(items) == len(answer.items):  # the end of the series
                 return
-            start += lanes * len(items)
             if deadline is not None and time.monotonic() > deadline:
                 return
-            told *= 2
-            backend.tell(
-                f"{start // lanes} programs of process {lane + 1} of {lanes} tried, the"
-                f" last {_last(items)}"
-            )
-            continue
+            until_report *= 2
+            self._tell_progress(start, items)
+
+    def _try(self, start: int, inside: bool, seconds: float | None) -> Answer:
+        export = self.series.export
+        return self.backend.run_elsewhere(
+            try_series,
+            self.series.name,
+            start,
+            self.lanes,
+            inside,
+            seconds,
+            hash_seed=1 + self.number,
+            seconds=SILENT_SECONDS,
+            prepare=None if export is None else f"{self.series.name}.export",
+        )
+
+    def _outcomes_of_ended(self, answer: Answer, place: int) -> list[Outcome]:
+        """Return the outcomes of the program at which a process ended.
+
+        If it is a group, its members are tried, and their outcomes returned.
+        """
         if not answer.progress:
             raise CheckFailed(
                 f"the process that tries programs {answer.failure}:"
                 f" {answer.output[-500:]}"
             )
-        place = start + lanes * len(items)
-        inside = Answer()
-        if any(p.name == answer.progress for p in series.groups):
-            inside = elsewhere(place, lanes, True, None)
-        members = (
-            [o for os in inside.items for o in os] + _ended(inside)
-            if inside.failure
-            else _ended(answer)
+        if any(group.name == answer.progress for group in self.series.groups):
+            inside = self._try(place, inside=True, seconds=None)
+            if inside.failure:
+                return [*itertools.chain(*inside.items), _ended(inside)]
+        return [_ended(answer)]
+
+    def _tell_faults(self, found: list[list[Outcome]]) -> None:
+        """Print faults at once: a user may stop a long check before its end."""
+        for outcome in itertools.chain(*found):
+            for fault in outcome.faults:
+                text = " ".join(fault.text.split())
+                self.backend.tell(f"{outcome.program}: {text:.200}")
+
+    def _tell_progress(self, start: int, items: list[list[Outcome]]) -> None:
+        programs = [outcome.program for outcome in itertools.chain(*items)]
+        last = programs[-1] if programs else "none"
+        self.backend.tell(
+            f"process {self.number + 1} of {self.lanes} has tried"
+            f" {start // self.lanes} programs, the last {last}"
         )
-        yield from tell_faults([members])
-        start = place + lanes
-        crashes = crashes + 1
 
 
-def _last(items: list[list[Outcome]]) -> str:
-    return next(
-        (o.program for outcomes in reversed(items) for o in reversed(outcomes)), "none"
-    )
-
-
-def _ended(answer: Answer) -> list[Outcome]:
+def _ended(answer: Answer) -> Outcome:
     """Return the outcome of the program at which a process ended."""
-    said = f"; it printed: {answer.output[-300:]}" if answer.output else ""
-    kind = Kind.HANG if answer.hung else Kind.CRASH if answer.died else Kind.ESCAPED
-    text = f"the process in which it was lowered and run {answer.failure}{said}"
-    return [Outcome(answer.progress, True, faults=(Fault(kind, text),))]
+    kind = Kind.ESCAPED
+    if answer.hung:
+        kind = Kind.HANG
+    elif answer.died:
+        kind = Kind.CRASH
+    text = f"the process that lowered and ran it {answer.failure}"
+    if answer.output:
+        text += f"; it printed: {answer.output[-300:]}"
+    return Outcome(answer.progress, reached=True, faults=(Fault(kind, text),))
 
 
 def try_series(
@@ -238,7 +253,7 @@ def try_series(
     """
     series: Series = find_by_name(name)
     programs = itertools.islice(series.programs(backend), start, None, step)
-    # its default action ends the process, also inside C code
+    # the default action of the signal ends the process, also inside C code
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     deadline = None if seconds is None else time.monotonic() + seconds
     tried = False
@@ -252,7 +267,7 @@ def try_series(
         yield series.attempt(program, backend)
 
 
-# --- what came of it
+# --- outcomes
 
 
 @dataclass
@@ -268,25 +283,42 @@ class Sweep:
 
     @property
     def accepted(self) -> Counter[str]:
-        """Return how often each operator was delegated."""
-        return Counter(name for o in self.outcomes for name in o.accepted)
+        """Return the number of delegated calls of each operator."""
+        counts: Counter[str] = Counter()
+        for outcome in self.outcomes:
+            counts.update(outcome.accepted)
+        return counts
 
     @property
     def refused(self) -> Counter[str]:
-        """Return how often each operator was refused."""
-        return Counter(name for o in self.outcomes for name, _ in o.refused)
+        """Return the number of refused calls of each operator."""
+        counts: Counter[str] = Counter()
+        for outcome in self.outcomes:
+            counts.update(name for name, _ in outcome.refused)
+        return counts
 
     def __str__(self) -> str:
         return "\n".join(_line(o) for o in self.outcomes)
 
 
 def _line(one: Outcome) -> str:
+    """Return a line of ``--verbose``: state, program, and faults or reasons."""
     refused = "; ".join(dict.fromkeys(f"{name}: {why}" for name, why in one.refused))
-    told = [f.text.partition("\n")[0] for f in one.faults] or [
-        one.excuse or (refused and f"host: {refused}")
-    ]
-    state = "FAILED" if one.faults else "ok" if one.compared and not one.excuse else "-"
-    return f"{state:6}  {one.program}  {'; '.join(filter(None, told))}".rstrip()
+    state = "-"
+    text = one.excuse
+    if one.faults:
+        state = "FAILED"
+        text = "; ".join(fault.text.partition("\n")[0] for fault in one.faults)
+    elif one.compared and not one.excuse:
+        state = "ok"
+    if not text and refused:
+        text = f"host: {refused}"
+    return f"{state:6}  {one.program}  {text}".rstrip()
+
+
+def faults_of(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Fault]]:
+    """Return all faults, each with its outcome."""
+    return [(outcome, fault) for outcome in outcomes for fault in outcome.faults]
 
 
 def raise_first(
@@ -302,10 +334,13 @@ def raise_first(
     if not faults:
         return
     (one, fault), *others = faults
-    program = next(
-        (p for s in series if (p := s.find(backend, one.program)) is not None), None
-    )
-    more = [f"{o.program}: {f.text.partition(chr(10))[0]}" for o, f in others]
+    program = None
+    for candidates in series:
+        program = program or candidates.find(backend, one.program)
+    more = []
+    for other, further in others:
+        first_line = further.text.partition("\n")[0]
+        more.append(f"{other.program}: {first_line}")
     ending = verifying(backend)
     if fault.kind is Kind.ALIASED:
         ending = calling_again(backend)

@@ -1,4 +1,4 @@
-"""Try one program on one backend, and find out who is to blame for a fault.
+"""Try one program on one backend, and find the cause of a fault.
 
 Accepted calls must compile and compute the same as eager PyTorch.
 """
@@ -36,41 +36,40 @@ class Kind(StrEnum):
     """A kind of fault; the value is the advice."""
 
     PARTITIONER = (
-        "a partitioner meets every operator, with any arguments: refuse what it does"
-        " not know, with a reason"
+        "a partitioner gets every operator, with any arguments: refuse unknown calls"
+        " with a reason"
     )
     PREPROCESS = (
-        "let the partitioner ask the code that compiles: one check, used by both,"
-        " cannot disagree with itself"
+        "call one support check from the partitioner and from the compiler, so that"
+        " they agree"
     )
-    NO_REASON = "why_not returns a sentence for people, or None for what is accepted"
+    NO_REASON = "why_not returns a sentence for users, or None for an accepted call"
     CRASH = (
-        "the process ended while the backend was at work: look at its native code, with"
+        "the process ended inside the backend: debug its native code with"
         " PYTHONFAULTHANDLER=1 or gdb"
     )
     HANG = (
-        "look where the backend waits or loops; refuse in the partitioner what takes"
-        " this long"
+        "find the place where the backend waits or loops; refuse calls that take this"
+        " long in the partitioner"
     )
     ESCAPED = (
-        "look for the first line of the traceback that is yours; if none is, report a"
-        " defect of delegraph-devkit"
+        "find the first line of the traceback in your own code; if there is none,"
+        " report a defect of delegraph-devkit"
     )
     RUNTIME = (
-        "refuse in the partitioner what the runtime cannot run; its error is the first"
-        " line"
+        "refuse calls that the runtime cannot run in the partitioner; the first line"
+        " has the runtime's error"
     )
     NO_RUNTIME = (
-        "the runtime says that this host cannot run the delegate: check the backend"
-        " where it can"
+        "this host cannot run the delegate: check the backend on a host that can"
     )
     OUTPUTS = (
-        "return all outputs of the part that was compiled, in its order, with the"
-        " dtypes and shapes that it records"
+        "return all outputs of the compiled part, in its order, with the dtypes and"
+        " shapes that it records"
     )
     NOT_FINITE = (
-        "let NaN and infinity through as eager does (compare so that NaN wins), or"
-        " refuse the operator"
+        "compute NaN and infinity as eager does, also in comparisons, or refuse the"
+        " operator"
     )
     INTEGERS = (
         "compute integers in their own width and wrap around as eager does, or refuse"
@@ -82,28 +81,27 @@ class Kind(StrEnum):
         " wider tolerance: --tolerance, or that attribute of the contract"
     )
     LAYOUT = (
-        "its results are right once every input lies in C order: read an input with the"
-        " strides that it has, or copy it with contiguous() first"
+        "the results are right for inputs in C order: read each input with its strides,"
+        " or copy it with contiguous() first"
     )
     WRITTEN = (
-        "compute into tensors of your own: inputs are the caller's, and what the host"
-        " computes next may read them"
+        "compute into new tensors: inputs belong to the caller, and later operators of"
+        " the host may read them"
     )
     ALIASED = (
-        "return tensors of your own with every call: copy what lies in a buffer of the"
-        " runtime"
+        "return new tensors from every call: copy results out of buffers of the runtime"
     )
     EMPTY = (
-        "expect partitioners to be given no call at all, and outputs that are inputs or"
+        "a partitioner also gets programs without calls, and outputs that are inputs or"
         " constants"
     )
     SUBGRAPHS = (
-        "expect calls of higher-order operators, such as cond, and to be asked about"
+        "a partitioner also gets calls of higher-order operators, such as cond, and"
         " their subgraphs one by one"
     )
     SIZES = (
-        "refuse symbolic sizes in the partitioner (ask isinstance(size, int) first), or"
-        " compile for every size"
+        "refuse symbolic sizes in the partitioner (test isinstance(size, int) first),"
+        " or compile for every size"
     )
 
 
@@ -127,8 +125,8 @@ class Fault:
 class Outcome:
     """The result of trying a program.
 
-    ``reached``: the partitioner was asked about its calls. ``excuse``: the reason why a
-    difference from eager PyTorch is declared, or not the backend's fault.
+    ``reached``: the partitioner got its calls. ``excuse``: the reason why a difference
+    from eager PyTorch is declared, or not the backend's fault.
     """
 
     program: str
@@ -158,39 +156,35 @@ def try_program(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
 
 def _try(program: Program, backend: ConfiguredBackend) -> Outcome:
     one = backend.attempt(program)
-    if (
-        one is None
-        or one.phase in (Phase.ENGINE, Phase.CONTRACT)
-        or not (one.calls or one.recording is None)
-    ):
-        return Outcome(program.name)  # not the backend's, or for another check
+    if one is None or one.phase in (Phase.ENGINE, Phase.CONTRACT):
+        return Outcome(program.name)  # not the backend's fault, or for another check
+    if not one.calls and one.recording is not None:
+        return Outcome(program.name)
     fault = partitioning_fault(one)
     faults = () if fault is None else (fault,)
     if one.lowered is None:
-        return Outcome(program.name, True, faults=faults)
+        return Outcome(program.name, reached=True, faults=faults)
+
+    refused = [(operator_name(node), str(why)) for node, why in one.refusals.items()]
     outcome = Outcome(
         program.name,
         reached=True,
-        accepted=tuple(
-            operator_name(n) for d in one.lowered.delegates for n in d.nodes
-        ),
-        refused=tuple((operator_name(n), str(why)) for n, why in one.refusals.items()),
+        accepted=one.delegated_operators,
+        refused=tuple(refused),
         faults=faults,
     )
     if not one.lowered.delegates or not is_comparable(one, backend):
         return outcome
+
     with written_inputs(backend) as written:
         error, fault = compare_with_eager(one, backend)
     if written:
-        fault = Fault(
-            Kind.WRITTEN,
-            f"a delegate, called by its runtime, changed its input {written[0]}",
-        )
-    elif not backend.device:
-        # whose runtime copies results, and hands inputs over in C order
-        fault = (
-            aliasing_fault(one) if fault is None else with_cause(fault, one, backend)
-        )
+        fault = Fault(Kind.WRITTEN, f"a delegate changed its input {written[0]}")
+    # a device's runtime copies results, and passes inputs in C order
+    elif not backend.device and fault is None:
+        fault = aliasing_fault(one)
+    elif not backend.device and fault is not None:
+        fault = with_cause(fault, one, backend)
     if fault is None:
         return replace(outcome, compared=True, error=error)
     excuse = blame_others(one, backend) or _declared_difference(one, backend)
@@ -208,21 +202,21 @@ def partitioning_fault(one: LoweringAttempt) -> Fault | None:
     if one.phase is Phase.COMPILE:
         return Fault(
             Kind.PREPROCESS,
-            f"the partitioner accepted it, and then preprocess raised {one.failed}",
+            f"the partitioner accepted it, but preprocess raised {one.failed}",
         )
     if one.lowered is None:
         return None
     reasons = {n.meta.get("debug_handle"): why for n, why in one.refusals.items()}
     for node in one.host_calls:
         why = reasons.get(node.meta.get("debug_handle"))
-        if operator_name(node) != "getitem" and not (
-            isinstance(why, str) and why.strip()
-        ):
-            given = "no reason" if why is None else f"the reason {why!r}"
-            return Fault(
-                Kind.NO_REASON,
-                f"{operator_name(node)} was left to the host with {given}",
-            )
+        has_reason = isinstance(why, str) and why.strip()
+        if has_reason or operator_name(node) == "getitem":
+            continue
+        given = "no reason" if why is None else f"the reason {why!r}"
+        return Fault(
+            Kind.NO_REASON,
+            f"the partitioner refused {operator_name(node)} with {given}",
+        )
     return None
 
 
@@ -248,10 +242,9 @@ def compare_with_eager(
     with quiet():
         if is_rounding_error(found, limit, one.exported, one.inputs):
             return 0.0, None
-    beyond = f"the results differ from eager by more than {limit:g}"
     text = (
-        f"{beyond}, with a largest relative error of {found.relative_error:.3g};"
-        f" {found}"
+        f"the results differ from eager by more than {limit:g}, with a largest relative"
+        f" error of {found.relative_error:.3g}; {found}"
     )
     return found.relative_error, Fault(_kind(found, one.exported), text)
 
@@ -259,10 +252,9 @@ def compare_with_eager(
 def _accept_ties(
     found: Verification, one: LoweringAttempt, backend: ConfiguredBackend
 ) -> Verification:
-    """Compare again, and accept results with other rounding, or equal elements
-    reordered.
+    """Compare again, and accept other rounding and another order of equal elements.
 
-    Without delegraph-analysis, which does this, the result is ``found``.
+    Without delegraph-analysis, the result is ``found``.
     """
     assert one.lowered is not None
     try:
@@ -288,15 +280,17 @@ def _runtime_fault(error: BaseException) -> Fault:
 def _kind(found: Verification, program: ExportedProgram) -> Kind:
     if not any(d.is_floating_point for d in element_types(program)):
         return Kind.INTEGERS
-    return (
-        Kind.NOT_FINITE if any(o.mismatched for o in found.outputs) else Kind.DIFFERENT
-    )
+    if any(output.mismatched for output in found.outputs):
+        return Kind.NOT_FINITE
+    return Kind.DIFFERENT
 
 
 def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -> Fault:
-    """Return the fault, as one of layout if results are right for inputs in C order."""
-    # delegates are loaded once
-    again = backend.attempt(one.program) if fault.kind is Kind.DIFFERENT else None
+    """Return the fault, with the kind LAYOUT if inputs in C order give right results."""
+    if fault.kind is not Kind.DIFFERENT:
+        return fault
+    # lower again: a delegate is loaded only once
+    again = backend.attempt(one.program)
     if again is None or again.lowered is None:
         return fault
     with inputs_in_c_order(backend):
@@ -305,24 +299,21 @@ def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -
 
 
 def aliasing_fault(one: LoweringAttempt) -> Fault | None:
-    """Return a fault if the next call changes the results of the previous one.
-
-    A caller that keeps results would see that.
-    """
+    """Return a fault if the next call changes the results of the previous one."""
     assert one.lowered is not None
     if written_targets(one.exported):
-        return None  # it may return its state itself, which is to change
+        return None  # a program may return its state, which changes
     with quiet():
         try:
             first = pytree.tree_leaves(one.lowered(*copy.deepcopy(one.inputs)))
         except (Exception, SystemExit) as e:
-            # at this call, and not when verify called it
+            # the first call, in verify, did not raise
             return _runtime_fault(e)
         before = copy.deepcopy(first)
         try:
             one.lowered(*other_inputs(copy.deepcopy(one.inputs)))
         except (Exception, SystemExit):
-            # values that the operator does not take; compare_with_eager is about errors
+            # the operator refuses these values; compare_with_eager reports errors
             return None
     for k, (a, b) in enumerate(zip(first, before, strict=True)):
         if not same_values(a, b):
@@ -335,93 +326,83 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
 
 
 def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """Return whose fault it is, if it is not the backend's; else None.
+    """Return another cause of a difference than the backend; None if there is none.
 
-    It may be torch's export, delegraph, or kernels of the device's runtime.
+    Causes are torch's export, delegraph, and kernels of the device's runtime.
     """
 
+    def exported() -> Any:
+        return copy.deepcopy(one.exported).module(check_guards=False)
+
     def without_backend() -> Any:
-        return delegraph.lower(
-            one.exported, backends=[], registry=delegraph.Registry(discover=False)
-        )
+        registry = delegraph.Registry(discover=False)
+        return delegraph.lower(one.exported, backends=[], registry=registry)
 
     def in_kernels() -> Any:
-        with backend.saved(
-            delegraph.lower(one.exported, backends=[], registry=backend.registry)
-        ) as path:
+        lowered = delegraph.lower(one.exported, backends=[], registry=backend.registry)
+        with backend.saved(lowered) as path:
             return delegraph.load(path, backend.registry, runtime=backend.where)
 
-    inputs = one.inputs
+    suspects: dict[str, Callable[[], Any]] = {
+        "torch: the exported program": exported,
+        "delegraph: the program without any backend": without_backend,
+    }
+    if backend.device:
+        suspects[f"{backend.where}: the program in its own kernels"] = in_kernels
     limit = tolerance_of(one.exported, backend.tolerance)
     with quiet():
         try:
-            model: Any = one.program.make(3)[0]
-            eager = (
-                model.module(check_guards=False)
-                if isinstance(model, ExportedProgram)
-                else model
-            )
-            wanted = eager(*copy.deepcopy(inputs))
-        except Exception as e:  # whatever it is, no backend was asked yet
+            wanted = _run_module(one)
+        except Exception as e:  # no backend took part
             return f"torch: eager itself raises {type(e).__name__}"
-        suspects: list[tuple[str, Callable[[], Any]]] = [
-            (
-                "torch: the exported program",
-                lambda: copy.deepcopy(one.exported).module(check_guards=False),
-            ),
-            ("delegraph: the program without any backend", without_backend),
-            *(
-                [(f"{backend.where}: the program in its own kernels", in_kernels)]
-                if backend.device
-                else []
-            ),
-        ]
-        for whose, run in suspects:
+        for suspect, make in suspects.items():
             try:
-                found = Verification.of(run()(*copy.deepcopy(inputs)), wanted)
-            except Exception as e:  # whatever it is, the suspect is to blame
-                # what the backend takes, they lack
-                if run is in_kernels and isinstance(e, Unsupported):
+                found = Verification.of(make()(*copy.deepcopy(one.inputs)), wanted)
+            except Exception as e:  # the backend did not take part
+                # a runtime without kernels for a program says nothing about it
+                if make is in_kernels and isinstance(e, Unsupported):
                     continue
-                return f"{whose} raises {type(e).__name__}: {e!s:.100}"
+                return f"{suspect} raises {type(e).__name__}: {e!s:.100}"
             if found.relative_error > limit:
-                return f"{whose} computes something else than the module"
+                return f"{suspect} computes other results than the module"
     return None
+
+
+def _run_module(one: LoweringAttempt) -> Any:
+    """Return the results of the original module."""
+    model: Any = one.program.make(3)[0]
+    if isinstance(model, ExportedProgram):
+        model = model.module(check_guards=False)
+    return model(*copy.deepcopy(one.inputs))
 
 
 def _declared_difference(
     one: LoweringAttempt, backend: ConfiguredBackend
 ) -> str | None:
-    """Return a declared difference of an operator that was taken.
+    """Return a declared difference of a delegated operator; None if there is none.
 
-    Only for programs with special values.
+    Declarations apply to programs with special values only.
     """
-    declared = (
-        backend.registry.spec(backend.name).traits.known_differences
-        if one.program.special
-        else ()
-    )
-    known = {
-        operator: text for operators, text in declared for operator in operators.split()
-    }
-    taken = (
-        [operator_name(n) for d in one.lowered.delegates for n in d.nodes]
-        if one.lowered
-        else []
-    )
-    return next((f"declared: {o} {known[o]}" for o in taken if o in known), None)
+    if not one.program.special:
+        return None
+    known = {}
+    traits = backend.registry.spec(backend.name).traits
+    for operators, text in traits.known_differences:
+        for operator in operators.split():
+            known[operator] = text
+    for operator in one.delegated_operators:
+        if operator in known:
+            return f"declared: {operator} {known[operator]}"
+    return None
 
 
 def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
     """Return whether a runtime exists, and the inputs determine real results."""
-    random = is_random(one.exported) or any(
-        d.is_complex for d in element_types(one.exported)
-    )
-    return (
-        backend.runtime is not None
-        and not random
-        and (not backend.device or _fits_file(one, backend))
-    )
+    if backend.runtime is None or is_random(one.exported):
+        return False
+    if any(dtype.is_complex for dtype in element_types(one.exported)):
+        return False
+    return not backend.device or _fits_file(one, backend)
 
 
 def _fits_file(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:

@@ -1,6 +1,4 @@
-"""What a process does once, before it forks for checks: export and lower the common
-programs.
-"""
+"""Export and lower the common programs once, before a process forks for checks."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from .programs import PROGRAMS, Exported
 from .random_programs import random_program
 
 RANDOM_PROGRAMS = 10
-"""How many random programs are among the samples, unless a test wants fewer."""
+"""The default number of random programs among the samples."""
 
 
 def warm_up() -> None:
-    """Export and lower the common programs, so that forks find them exported, and all
-    of torch imported.
+    """Export and lower the common programs: forks then start with them, and with all
+    of torch.
     """
     for program in (*PROGRAMS, *map(random_program, range(RANDOM_PROGRAMS))):
         if program.exported is not None:
@@ -28,9 +26,9 @@ def run_on_host(exported: Exported) -> None:
     program, inputs = exported
     with quiet():
         try:
-            delegraph.lower(
-                program, backends=[], registry=delegraph.Registry(discover=False)
-            )(*inputs)
+            registry = delegraph.Registry(discover=False)
+            lowered = delegraph.lower(program, backends=[], registry=registry)
+            lowered(*inputs)
         except Exception:
-            # a limit of torch or of delegraph, which every backend meets again
+            # a limit of torch or of delegraph, which is the same for every backend
             return

@@ -1,4 +1,4 @@
-"""Light modules that are heavy, slow or talk."""
+"""Light modules that import much, are slow, or print."""
 
 import re
 
@@ -10,7 +10,7 @@ from ..support import bad_backends as backends
 from ..support.kit import failures, under_test
 
 
-def test_a_slow_or_talking_light_module_is_a_warning(installed):
+def test_slow_or_printing_light_modules_are_warnings(installed):
     installed("import time\nprint('welcome to good')\ntime.sleep(0.6)")
     report = devkit.run_checks(
         devkit.BackendUnderTest("good", gate=0), ["light_declaration"]
@@ -26,7 +26,7 @@ def test_a_slow_or_talking_light_module_is_a_warning(installed):
     )
 
 
-def test_a_target_without_a_device_here_is_only_compiled():
+def test_option_values_without_a_device_are_only_compiled():
     register = backends.variant(
         partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo
     )
@@ -43,9 +43,7 @@ def test_a_target_without_a_device_here_is_only_compiled():
     ],
     ids=["two", "all"],
 )
-def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(
-    installed, checks
-):
+def test_heavy_declarations_fail_only_light_declaration(installed, checks):
     installed("import json\nimport numpy")
     failed = failures(
         devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2), checks)

@@ -1,4 +1,4 @@
-"""Programs of unusual form: what is the backend's fault, and what is torch's."""
+"""Programs with dynamic sizes: faults of the backend, and of torch."""
 
 import delegraph_devkit as devkit
 from delegraph_devkit.checks.edge_cases import try_dynamic
@@ -19,9 +19,7 @@ model, inputs = Model(), (torch.randn(3, 2, 4),)
 
 
 def test_sizes_fixed_by_export_are_no_fault_of_backends():
-    """``Dim.AUTO`` then leaves a symbol whose value is known; the next program's symbol
-    is the backend's to fix.
-    """
+    """Export with ``Dim.AUTO`` leaves a symbol with a known value."""
     one = under_test(backends.register_good)
     assert try_dynamic(written("fixed", FIXED_BY_TORCH), one) == []
     [varying] = try_dynamic(
@@ -30,7 +28,7 @@ def test_sizes_fixed_by_export_are_no_fault_of_backends():
     assert not varying.faults
 
 
-def test_a_size_that_the_backend_fixes_is_its_fault():
+def test_a_size_fixed_by_the_backend_is_its_fault():
     one = under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
     [varying] = try_dynamic(
         written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one
@@ -49,7 +47,7 @@ model, inputs = Model(), (torch.randn(N, 4),)
 """
 
 
-def test_the_least_and_the_largest_size_are_tried():
+def test_the_least_and_largest_size_are_tried():
     program = written("batched", WRONG_AT_ONE, batched=True)
     assert program.borders == (1, 2, 4, 8)
     fixed = written(

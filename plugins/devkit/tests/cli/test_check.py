@@ -1,4 +1,4 @@
-"""``delegraph check``: the same checks on the command line."""
+"""``delegraph check`` runs the checks on the command line."""
 
 import json
 
@@ -10,23 +10,14 @@ from delegraph_devkit.cli.check import _ModelFile
 from delegraph_devkit.model_file import load_example
 
 
-def test_one_operator_on_the_command_line(installed, capsys):
+def test_chosen_operators_are_checked_alone(installed, capsys):
     installed()
-    assert (
-        main(
-            [
-                "check",
-                "good",
-                "--operator",
-                "aten.relu.default",
-                "--operator",
-                "sin",
-                "--verbose",
-            ]
-        )
-        == 0
-    )
+    operators = ["--operator", "aten.relu.default", "--operator", "sin"]
+
+    code = main(["check", "good", *operators, "--verbose"])
+
     out = capsys.readouterr().out
+    assert code == 0
     assert "ok      nn_functional_relu, float32, sample 0" in out
     assert (
         "ok      special values: torch.relu(x)" in out
@@ -48,13 +39,13 @@ def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     monkeypatch.setattr("delegraph_devkit.cli.check.QUICK_SECONDS", 3600)
     assert main(["check", "good", "--quick", "--json"]) == 0
     shown = capsys.readouterr()
-    told = [
+    reported = [
         line.partition(":")[0]
         for line in shown.err.splitlines()
         if not line.startswith(" ")
     ]
-    # a line as each ends, where nobody watches a terminal
-    assert told == list(devkit.CHECKS)
+    # one line for each check, although stderr is no terminal
+    assert reported == list(devkit.CHECKS)
     found = json.loads(shown.out)
     assert (
         found["schema"] == "delegraph.check/1"
@@ -62,7 +53,7 @@ def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
         and found["backend"] == "good"
     )
     assert [c["name"] for c in found["checks"]] == list(devkit.CHECKS)
-    # which the backend has not
+    # the backend has neither options nor these methods
     optional = ("options_run", "profiled_times", "compatibility_answered")
     wanted = dict.fromkeys(optional, "skipped")
     assert {
@@ -70,22 +61,14 @@ def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     } == wanted
 
 
-def test_the_command_line_shows_a_table_and_fails(installed, capsys):
+def test_failed_checks_are_in_the_table_and_exit_code(installed, capsys):
     installed("import numpy")
-    assert (
-        main(
-            [
-                "check",
-                "good",
-                "--only",
-                "light_declaration",
-                "--only",
-                "options_validated",
-            ]
-        )
-        == 1
-    )
+    checks = ["--only", "light_declaration", "--only", "options_validated"]
+
+    code = main(["check", "good", *checks])
+
     out = capsys.readouterr().out
+    assert code == 1
     assert (
         "light_declaration  failed   reading the declarations of good-plugin imports"
         " numpy" in out
@@ -109,7 +92,7 @@ def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, text",
     [
         (["nothing"], "Backend nothing was not found"),
         (
@@ -124,10 +107,10 @@ def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
         (["good", "--example", "missing.py"], "there is no file missing.py"),
     ],
 )
-def test_wrong_usage(arguments, said, installed, capsys):
+def test_wrong_arguments_exit_with_code_2(arguments, text, installed, capsys):
     installed()
     assert main(["check", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 TRANSFORMED = """
@@ -162,7 +145,7 @@ def unexported():
 @pytest.mark.parametrize(
     "function, dtype", [("model", torch.int8), ("exported", torch.float32)]
 )
-def test_an_example_may_be_an_exported_program_and_have_transforms(
+def test_examples_may_be_exported_programs_with_transforms(
     function, dtype, installed, tmp_path
 ):
     installed()
@@ -180,26 +163,18 @@ def test_an_example_may_be_an_exported_program_and_have_transforms(
 
 
 @pytest.mark.parametrize(
-    "function, said",
+    "function, text",
     [("refused", "nothing to quantize"), ("unexported", "cannot export")],
 )
 def test_examples_that_cannot_be_exported_are_an_error(
-    function, said, installed, tmp_path, capsys
+    function, text, installed, tmp_path, capsys
 ):
     installed()
     path = tmp_path / "model.py"
     path.write_text(TRANSFORMED)
-    assert (
-        main(
-            [
-                "check",
-                "good",
-                "--only",
-                "debug_handles",
-                "--example",
-                f"{path}:{function}",
-            ]
-        )
-        == 1
-    )
-    assert said in capsys.readouterr().err
+    example = f"{path}:{function}"
+
+    code = main(["check", "good", "--only", "debug_handles", "--example", example])
+
+    assert code == 1
+    assert text in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``delegraph new-backend``: what it says, and what it refuses."""
+"""``delegraph new-backend``: its output and its refusals."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_with_a_device_half(tmp_path, monkeypatch, capsys):
+def test_device_packages_have_a_cpp_half(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--device", "--json")
     found = json.loads(out)
@@ -45,7 +45,7 @@ def test_with_a_device_half(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_for_a_device_that_reads_tosa(tmp_path, monkeypatch, capsys):
+def test_tosa_packages_have_no_blob_format(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--tosa", "--json")
     found = json.loads(out)
@@ -54,7 +54,7 @@ def test_for_a_device_that_reads_tosa(tmp_path, monkeypatch, capsys):
     assert "src/my_npu/blob.py" not in found["files"]
 
 
-def test_for_a_device_that_reads_tosa_with_a_device_half(tmp_path, monkeypatch, capsys):
+def test_tosa_device_packages_have_both_halves(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--tosa", "--device", "--json")
     found = json.loads(out)
@@ -71,7 +71,7 @@ def test_for_a_device_that_reads_tosa_with_a_device_half(tmp_path, monkeypatch, 
     )
 
 
-def test_the_command_as_json(tmp_path, capsys):
+def test_json_contains_names_files_and_commands(tmp_path, capsys):
     folder = tmp_path / "a folder"
     code, out, _ = run(capsys, "my-npu", folder, "--json")
     found = json.loads(out)
@@ -87,12 +87,10 @@ def test_the_command_as_json(tmp_path, capsys):
     assert found["next"][0] == f"pip install -e '{folder}'"
 
 
-def test_a_backend_called_as_the_compiler_that_is_installed(
+def test_a_backend_may_have_the_name_of_an_installed_module(
     tmp_path, monkeypatch, capsys
 ):
-    """The package needs a name of its own, which pip and Python have not yet; what
-    users type has not.
-    """
+    """Only the package needs a name that is free."""
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "torch")
     assert (
@@ -130,8 +128,8 @@ def test_backend_names_are_checked(backend, message, capsys):
             "2fast",
             2,
             (
-                "error [usage-invalid]: no backend can be called '2fast': a name has"
-                " letters"
+                "error [usage-invalid]: no backend can be called '2fast': a name"
+                " consists of letters"
             ),
         ),
         (
@@ -142,7 +140,9 @@ def test_backend_names_are_checked(backend, message, capsys):
         ("npu", 1, "error [write-failed]: cannot write npu: the folder is not empty"),
     ],
 )
-def test_the_command_refuses(name, code, message, tmp_path, monkeypatch, capsys):
+def test_refusals_leave_the_folder_unchanged(
+    name, code, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "npu").mkdir()
     (tmp_path / "npu" / "mine").touch()

@@ -1,9 +1,7 @@
-"""Every way in which a plugin can be bad, one row each: survived, reported and
-explained, and its neighbour works.
+"""Faults of plugins, one row each: doctor explains them, and other plugins work.
 
-Each row is an installation folder with a good plugin and a bad one. In this process:
-what is listed, and a lowering with the good one. In another: what ``delegraph doctor``
-says of the bad one, and its exit code.
+Each row is an installation folder with a good plugin and a bad one. This process lists
+both and lowers with the good one. Another process runs ``delegraph doctor``.
 """
 
 import json
@@ -37,8 +35,8 @@ def {hook}({arguments}):
 
 @dataclass(frozen=True)
 class Row:
-    """``install`` puts the bad plugin there. In what doctor says of it, ``error`` and
-    ``hint`` are searched.
+    """``install`` writes the bad plugin. ``error`` and ``hint`` are patterns for the
+    report of doctor.
     """
 
     install: Callable[..., None]
@@ -46,8 +44,7 @@ class Row:
     hint: str
     status: Status = Status.BROKEN
     listed: Status | None = None
-    """What the listing, which imports no targets, calls it, if that is not ``status``.
-    """
+    """The status in the listing, which imports no targets, if it is not ``status``."""
     distributions: tuple[str, ...] = ("bad-one",)
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -61,7 +58,7 @@ def answers(answer, hook="delegraph_backends", arguments=""):
 
 
 def target(source, name="BadBackend"):
-    """A backend whose target is in a module of its own."""
+    """Return the installation of a backend with its target in another module."""
 
     def install(site):
         (site.folder / "bad_target.py").write_text(source)
@@ -246,7 +243,7 @@ ROWS = {
         r"^pip install bad-one\[sdk\]$",
         Status.UNAVAILABLE,
     ),
-    "missing required module of one backend, beside what can be used": Row(
+    "missing required module of one backend, and a usable format": Row(
         light(
             HOOK.format(
                 hook="delegraph_backends",
@@ -344,7 +341,7 @@ ROWS = {
     ),
     "requirement that is none": Row(
         requiring(">= all of it"),
-        "^its metadata requires '>= all of it', which is no requirement$",
+        "^its metadata has an invalid requirement: '>= all of it'$",
         "PEP 508",
         Status.OK,
     ),
@@ -372,18 +369,17 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
     for name, value in row.variables.items():
         monkeypatch.setenv(name, value)
     assert_good_works(row)
-    said = doctor(
+    shown = doctor(
         site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables}
     )
-    assert said.returncode == (
-        0 if row.status in (Status.OK, Status.DISABLED) else 1
-    ), said.stderr
-    rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
+    code = 0 if row.status in (Status.OK, Status.DISABLED) else 1
+    assert shown.returncode == code, shown.stderr
+    rows = {p["distribution"]: p for p in json.loads(shown.stdout)["plugins"]}
     for k, distribution in enumerate(row.distributions):
         assert_explained(rows[distribution], row, site, version=f"0.{7 + k}")
 
 
-def test_a_format_that_lacks_the_same_module_makes_no_plugin_usable(site, monkeypatch):
+def test_a_plugin_without_usable_declarations_is_unavailable(site, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     light(
         HOOK.format(
@@ -405,7 +401,7 @@ def install_good(site):
 
 
 def assert_good_works(row=None):
-    """Listed as ok, and it lowers; returns the lowered program."""
+    """Assert that it is listed as ok, and lowers; return the lowered program."""
     registry = Registry()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", delegraph.DelegraphWarning)
@@ -421,7 +417,7 @@ def assert_good_works(row=None):
 
 
 def assert_explained(found, row, site, version):
-    """What is wrong, whose it is, and what to do."""
+    """Assert that the report has the status, the place, the fault and the hint."""
     assert (found["status"], found["version"]) == (row.status.value, version)
     assert found["location"].startswith(str(site.folder))
     kind, other = (
@@ -452,10 +448,7 @@ def doctor(site, *arguments, **variables):
     )
 
 
-def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
-    """The ways to end the process among them: neither doctor nor the examination of the
-    good one ends with it.
-    """
+def test_plugins_that_end_their_process_do_not_disturb_others(site):
     install_good(site)
     for k, end in enumerate(
         (
@@ -467,10 +460,10 @@ def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
         )
     ):
         site.plugin(f"bad-{k}", f"import os\n\n{end}")
-    said = doctor(
+    shown = doctor(
         site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))])
     )
-    rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
+    rows = {p["distribution"]: p for p in json.loads(shown.stdout)["plugins"]}
     assert [rows[f"bad-{k}"]["status"] for k in range(5)] == [*["broken"] * 4, "ok"]
     assert rows["good-one"]["status"] == "ok"
     assert rows["good-one"]["problems"] == rows["good-one"]["warnings"] == []
@@ -485,16 +478,14 @@ def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
         errors[3] == "importing its light module killed the process (Interrupt)"
         f" ({site.folder / 'bad_3.py'}:3)"
     )
-    assert said.returncode == 1
+    assert shown.returncode == 1
 
 
-def test_a_plugin_that_never_ends_is_given_up(site):
+def test_a_plugin_that_never_ends_is_stopped(site):
     site.plugin("bad-one", "\nimport threading\nthreading.Event().wait()")
-    # of which Python takes some to start
-    said = doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
-    (fault,) = (
-        json.loads(said.stdout)["plugins"][0]["problems"] if said.stdout else [None]
-    )
+    # the limit includes the start of Python
+    shown = doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
     assert (
         fault["error"] == "importing its light module took longer than 8 s"
         f" ({site.folder / 'bad_one.py'}:3)"
@@ -506,12 +497,12 @@ def test_a_plugin_that_never_ends_is_given_up(site):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_a_time_limit_is_a_positive_number(site, seconds):
-    said = doctor(site, "--timeout", seconds)
-    assert said.returncode == 2
-    assert json.loads(said.stdout)["code"] == "usage-invalid"
+    shown = doctor(site, "--timeout", seconds)
+    assert shown.returncode == 2
+    assert json.loads(shown.stdout)["code"] == "usage-invalid"
 
 
-def test_what_a_target_prints_and_leaves_running_does_not_hold_doctor_up(site):
+def test_output_and_threads_of_a_target_do_not_delay_doctor(site):
     source = """
 import atexit, os, subprocess, sys, threading, time
 
@@ -522,12 +513,12 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 atexit.register(time.sleep, 1000)
 """
     target(source)(site)
-    said = doctor(site, DELEGRAPH_PLUGINS="bad-one")
-    (fault,) = json.loads(said.stdout)["plugins"][0]["problems"]
+    shown = doctor(site, DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
     assert "has no 'BadBackend'" in fault["error"]
 
 
-def test_after_a_crash_what_was_not_examined_is_told(site):
+def test_after_a_crash_unexamined_targets_are_reported(site):
     (site.folder / "bad_target.py").write_text("import os; os.kill(os.getpid(), 9)")
     answer = "[BackendSpec(n, f'bad_target:{n}', n, 1) for n in ('A', 'B', 'C')]"
     site.plugin(

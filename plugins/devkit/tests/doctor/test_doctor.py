@@ -19,7 +19,7 @@ SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema.json").read_text()
 
 
 def test_doctor_examines_targets(site, monkeypatch):
-    # no others: each takes an import of torch
+    # no other plugins: each needs an import of torch
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "hollow,good-one,idle")
     site.backend("hollow", "hollow", target="no_such_module:HollowBackend")
     site.backend("good-one", "good")
@@ -47,30 +47,27 @@ def runtime(available):
 
 
 @pytest.mark.parametrize(
-    "available, status, said",
+    "available, status, text",
     [
-        (False, "ok", "warning: EchoRuntime says that it cannot run programs here"),
+        (False, "ok", "warning: EchoRuntime cannot run programs on this host"),
         (
             NoRuntime("no-runtime", "no device", hint="plug it in"),
             "ok",
-            "no device\n  what to do: plug it in",
+            "no device\n  hint: plug it in",
         ),
-        (
-            ValueError("a defect"),
-            "broken",
-            "raised ValueError when asked whether it is available: a defect",
-        ),
+        (ValueError("a defect"), "broken", "EchoRuntime raised ValueError: a defect"),
     ],
 )
-def test_doctor_says_why_programs_cannot_run_here(available, status, said, monkeypatch):
+def test_doctor_reports_why_programs_cannot_run(available, status, text, monkeypatch):
     monkeypatch.setattr(EchoRuntime, "is_available", runtime(available).is_available)
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
     report = examine(registry)
-    assert said in str(report) and report.plugins[0].status.value == status
+    assert text in str(report)
+    assert report.plugins[0].status.value == status
 
 
-def test_doctor(site):
+def test_doctor_reports_missing_and_broken_plugins(site):
     site.backend("chip-vendor", "npu")
     only = {"DELEGRAPH_PLUGINS": "chip-vendor,bad-one,devkit"}
     shown = python("-m", "delegraph", "doctor", path=site.folder, **only)
@@ -103,8 +100,10 @@ class Command:
 
 
 def examine_commands(site, *plugins):
-    """The printed report on plugins with a command each: (distribution, name of the
-    command, further fields of the declaration, source of the target's module).
+    """Print the report on plugins with one command each.
+
+    A plugin is (distribution, name of the command, further fields of the declaration,
+    source of the target's module).
     """
     for distribution, name, fields, target in plugins:
         module = distribution.replace("-", "_")
@@ -136,7 +135,7 @@ def test_a_command_without_its_modules_is_a_warning(site):
     fields = ", requires=('absent_module',), install_hint='pip install acme-sdk'"
     shown = examine_commands(site, ("acme-npu", "measure", fields, TARGET))
     assert shown.returncode == 0
-    assert "what to do: pip install acme-sdk" in shown.stdout
+    assert "hint: pip install acme-sdk" in shown.stdout
 
 
 def test_commands_of_one_name_are_noted_with_their_owners(site):
@@ -146,10 +145,10 @@ def test_commands_of_one_name_are_noted_with_their_owners(site):
         ("acme-tpu", "measure", "", TARGET),
         ("acme-xpu", "backends", "", TARGET),
     )
-    assert "it is acme-npu/measure" in shown.stdout
+    assert "call it as acme-npu/measure" in shown.stdout
     assert (
-        "has a command 'backends', and so has delegraph itself; it is acme-xpu/backends"
-        in shown.stdout
+        "has a command 'backends', and so has delegraph itself; call it as"
+        " acme-xpu/backends" in shown.stdout
     )
 
 

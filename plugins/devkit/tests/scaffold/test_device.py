@@ -1,6 +1,4 @@
-"""The device half of a new package, in ExecuTorch's own runtime: the package's own test
-of it.
-"""
+"""The device half of a new package passes its own tests, in ExecuTorch's runtime."""
 
 import importlib.util
 import os
@@ -14,7 +12,7 @@ from delegraph_devkit.scaffold import Names
 
 @pytest.fixture
 def made(request, tmp_path, site):
-    """The package, beside a folder that makes it look installed."""
+    """Write the package, and metadata that make it look installed."""
     scaffold.generate(
         Names.of("my-npu"),
         tmp_path / "made",
@@ -51,7 +49,7 @@ def test_the_tests_of_the_tosa_package_pass(made):
 
 
 def run_its_test(made, passed, *arguments):
-    """Run the test of the device half by itself, and see that it says ``passed``."""
+    """Run the package's test of the device half; its output contains ``passed``."""
     if importlib.util.find_spec("executorch") is None:
         pytest.skip(
             "the stock runtime is not installed (pip install executorch==1.5.1)"
@@ -85,7 +83,7 @@ def run_its_test(made, passed, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [False, True], ids=["plain", "tosa"], indirect=True)
-def test_its_types_are_right(made, tmp_path):
+def test_generated_packages_pass_mypy(made, tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(command, cwd=made[0], capture_output=True, text=True)
     assert "no issues found in 11 source files" in done.stdout, (

@@ -1,4 +1,4 @@
-"""Names of a new backend: what they become, and which are refused or taken."""
+"""Names of a new backend: normal forms, refusals, and taken names."""
 
 import pytest
 from delegraph import Registry
@@ -22,8 +22,8 @@ REFUSED = {
     "n" * 41: "at most 40 characters; this one has 41",
     "delegraph": "'delegraph' is reserved",
     "Tests": "'tests' is reserved",
-    "lambda": "a word of the Python language",
-    "json": "a module of Python's own library",
+    "lambda": "a keyword of Python",
+    "json": "the package would hide the module 'json' of Python's standard library",
 }
 BACKEND = """
 from delegraph.plugin import BackendSpec, hookimpl
@@ -42,11 +42,11 @@ def test_names_are_normalized(text):
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_a_name_that_cannot_be_is_refused_with_the_reason(text):
+def test_invalid_names_are_refused_with_the_reason(text):
     assert REFUSED[text] in why_not(text)
 
 
-def test_a_name_that_is_taken_is_refused_with_its_owner(site):
+def test_taken_names_are_refused_with_their_owner(site):
     site.plugin("acme-tools", BACKEND)
     registry = Registry()
     assert "acme-tools 1.0 is installed and offers 'npu2'" in taken(

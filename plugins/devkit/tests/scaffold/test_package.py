@@ -1,4 +1,4 @@
-"""The package of a new backend: whole or not there, clean, and it works."""
+"""The package of a new backend is written whole or not at all, is clean, and works."""
 
 import ast
 import difflib
@@ -33,8 +33,8 @@ def test_the_listed_files_are_the_template():
 
 
 def test_build_requirements_are_in_the_extra_dev():
-    """``python -m build --no-isolation`` takes what is installed, and the guide
-    installs the extra ``dev``.
+    """``python -m build --no-isolation`` uses installed packages, and the guide installs
+    the extra ``dev``.
     """
     text = contents(package.TEMPLATE)["pyproject.toml"]
     builds, extra = (
@@ -93,7 +93,7 @@ def test_tosa_templates_have_at_most_300_lines_to_replace(
     written = contents(tmp_path / "made")
     mine = re.findall(r"^\| `(src/\S+)` \|", written["README.md"], re.MULTILINE)
     assert len(mine) == 7 and "src/my_npu/device/my_npu.cpp" in mine
-    # in which only names are one's own
+    # these two differ from the template in names only
     declared = ("src/my_npu/plugin.py", "src/my_npu/partitioner.py")
     assert (
         sum(
@@ -104,30 +104,29 @@ def test_tosa_templates_have_at_most_300_lines_to_replace(
 
 
 def _lines_of_code(path, text):
-    """Without blank lines, comments and docstrings."""
-    told = set()
+    """Count lines without blank lines, comments and docstrings."""
+    documented = set()
     if path.endswith(".py"):
         texts = (
             n
             for n in ast.walk(ast.parse(text))
             if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
         )
-        told = {
+        documented = {
             number
             for node in texts
             for number in range(node.lineno, node.end_lineno + 1)
         }
     lines = enumerate(text.splitlines(), start=1)
     return sum(
-        k not in told
+        k not in documented
         and not line.strip().startswith(("#", "//"))
         and line.strip() != ""
         for k, line in lines
     )
 
 
-def test_the_operations_of_both_halves_are_in_one_order():
-    """``#include`` is no comment of C++, and the list of names is one line of the half."""
+def test_both_halves_list_operations_in_one_order():
     written = contents(package.TOSA_DEVICE_TEMPLATE)
     listed = re.search(
         r"^enum \{ CONST, INPUT, (.+) \};",
@@ -187,7 +186,7 @@ def test_generated_code_is_clean_for_all_names(text, kind, tmp_path):
     "text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_template_s_names_are_replaced_everywhere_once(text, kind, tmp_path):
+def test_names_of_the_template_are_replaced_everywhere_once(text, kind, tmp_path):
     names = Names.of(*text.split())
     generate(names, tmp_path / "made", **dict.fromkeys(kind.split(), True))
     everything = json.dumps(contents(tmp_path / "made"))
@@ -288,12 +287,12 @@ def test_a_failure_leaves_nothing(step, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- what it does
+# --- the package works
 
 
 @pytest.fixture
 def made(tmp_path, site):
-    """The template under another name, importable."""
+    """Write the template under another name, and make it importable."""
     scaffold.generate(Names.of("my-npu"), tmp_path / "made")
     sys.path.insert(0, str(tmp_path / "made" / "src"))
     return tmp_path / "made"

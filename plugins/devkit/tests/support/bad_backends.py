@@ -35,27 +35,21 @@ MAGIC = b"GOOD"
 OPERATORS = {
     str(op): op
     for op in (
-        *(
-            aten.add.Tensor,
-            aten.sub.Tensor,
-            aten.mul.Tensor,
-            aten.neg.default,
-            aten.abs.default,
-            aten.relu.default,
-        ),
-        *(
-            aten.tanh.default,
-            aten.sigmoid.default,
-            aten.sin.default,
-            aten.exp.default,
-            aten.mm.default,
-        ),
-        *(
-            aten.linear.default,
-            aten.split_with_sizes.default,
-            aten.transpose.int,
-            aten.narrow.default,
-        ),
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.abs.default,
+        aten.relu.default,
+        aten.tanh.default,
+        aten.sigmoid.default,
+        aten.sin.default,
+        aten.exp.default,
+        aten.mm.default,
+        aten.linear.default,
+        aten.split_with_sizes.default,
+        aten.transpose.int,
+        aten.narrow.default,
     )
 }
 

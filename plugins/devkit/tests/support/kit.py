@@ -1,4 +1,4 @@
-"""Running the kit on the backends of bad_backends.py, with few programs."""
+"""Run the kit on the backends of bad_backends.py, with few programs."""
 
 import re
 
@@ -25,12 +25,10 @@ def failure(name, check, **fields):
     return caught.value
 
 
-LEFT_BEHIND = re.compile(r"__pycache__|\.\w+_cache")
+CACHES = re.compile(r"__pycache__|\.\w+_cache")
 
 
 def contents(folder):
-    """Path -> text, without what Python and linters leave behind."""
+    """Return path -> text, without caches of Python and linters."""
     files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
-    return {
-        path: p.read_text() for path, p in files.items() if not LEFT_BEHIND.search(path)
-    }
+    return {path: p.read_text() for path, p in files.items() if not CACHES.search(path)}

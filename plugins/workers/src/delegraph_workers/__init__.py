@@ -1,8 +1,7 @@
-"""Compiles for delegraph in other processes, in executors of any kind, in other
-environments, and keeps results.
+"""Compile partitions in other processes, executors and environments, and cache results.
 
-``delegraph.lower(..., compiler=delegraph_workers.Compiler(...))``; the flags of
-``delegraph lower`` make one, too.
+Use it as ``delegraph.lower(..., compiler=delegraph_workers.Compiler(...))``, or by the
+flags of ``delegraph lower``.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if not TYPE_CHECKING:
     }
 
     def __getattr__(name: str) -> Any:
-        """The names above import torch, which the light module does without."""
+        """Import a name at its first use: the light module does without torch."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(
-            import_module(f"{__name__}.{_HOMES[name]}"), name
-        )
+        module = import_module(f"{__name__}.{_HOMES[name]}")
+        found = getattr(module, name)
+        globals()[name] = found
         return found

@@ -1,9 +1,8 @@
-"""torchao's annotations of a graph in words of JSON, and annotations of those words.
+"""Write torchao's annotations of a graph as JSON, and read them.
 
-Specs and observers are rows of one table, each once: torchao lets two uses of a tensor
-share an observer if they have the same one. Observers go by name: torchao's own, and
-those of a plugin that is installed here as well, so a message cannot name any class to
-import.
+Specs and observers are rows of one table, each once: in torchao, two uses of a tensor
+share an observer if it is the same object. An observer is written by its name. It must
+belong to torchao or to an installed plugin, so that a message cannot import any class.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -48,48 +47,45 @@ _CONSTANTS = {
 
 
 def write_annotations(graph: Graph, keep: Callable[[Derive], int]) -> list[Any]:
-    """The annotations of a graph: a table of specs and observers, and a row for each
-    node that has an annotation.
+    """Return the annotations of a graph: a table of specs and observers, and a row for
+    each annotated node.
 
     ``keep`` returns the number of a function that stays in this process. Raises
-    Unsupported for what has no words.
+    Unsupported for a value that cannot be sent.
     """
-    words = _Words(keep)
-    rows = [
-        [
-            node.name,
-            words.of(
-                {
-                    f.name: getattr(annotation, f.name)
-                    for f in dataclasses.fields(annotation)
-                }
-            ),
-        ]
-        for node in graph.nodes
-        if (annotation := node.meta.get(Q_ANNOTATION_KEY)) is not None
-    ]
-    return [words.table, rows]
+    writer = _Writer(keep)
+    rows = []
+    for node in graph.nodes:
+        annotation = node.meta.get(Q_ANNOTATION_KEY)
+        if annotation is not None:
+            rows.append([node.name, writer.write(_fields(annotation))])
+    return [writer.table, rows]
 
 
-class _Words:
-    """Values in words of JSON. ``table``: the words of specs and observers."""
+def _fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name."""
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+
+
+class _Writer:
+    """Writes values as JSON. ``table``: the rows of specs and observers."""
 
     def __init__(self, keep: Callable[[Derive], int]) -> None:
         self.table = list[Any]()
         self._keep = keep
-        # id -> number in the table, and the object, which keeps the id
+        # id -> number in the table, and the object, which keeps its id in use
         self._seen: dict[int, tuple[int, Any]] = {}
 
-    def of(self, value: Any) -> Any:
-        """A value: what JSON has as it is, anything else as ``{kind: words}``."""
+    def write(self, value: Any) -> Any:
+        """Return a value as JSON; types that JSON lacks become ``{kind: content}``."""
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, float):
             return {"float": value.hex()}
         if isinstance(value, (tuple, list)):
-            return {type(value).__name__: [self.of(v) for v in value]}
+            return {type(value).__name__: [self.write(v) for v in value]}
         if isinstance(value, dict):
-            return {"dict": [[self.of(k), self.of(v)] for k, v in value.items()]}
+            return {"dict": [[self.write(k), self.write(v)] for k, v in value.items()]}
         if isinstance(value, Node):
             return {"node": value.name}
         if str(value) in _CONSTANTS:
@@ -100,75 +96,103 @@ class _Words:
         return {"row": self._seen[id(value)][0]}
 
     def _row(self, value: Any) -> list[Any]:
-        """The words of a spec, of an observer's class, of one with arguments, or of a
-        function that stays here.
+        """Return the row of a spec, of an observer class, of a class with arguments, or
+        of a function that stays in this process.
         """
         if type(value) in _SPECS.values():
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            return ["spec", type(value).__name__, self.of(fields)]
+            return ["spec", type(value).__name__, self.write(_fields(value))]
         if isinstance(value, type):
-            own = _OBSERVERS.get(value.__name__) is value
-            name = value.__name__ if own else f"{value.__module__}:{value.__name__}"
+            name = value.__name__
+            if _OBSERVERS.get(name) is not value:
+                name = f"{value.__module__}:{name}"
             if _observer(name) is not value:
                 raise _no_observer(name)
             return ["observer", name]
-        partial = getattr(value, "p", value)  # torchao wraps what ``with_args`` makes
-        if (
-            isinstance(partial, functools.partial)
-            and not partial.args
-            and not getattr(value, "callable_args", None)
-        ):
-            return ["partial", self.of(partial.func), self.of(dict(partial.keywords))]
+        # torchao wraps the partial object of ``with_args``
+        partial = getattr(value, "p", value)
+        if isinstance(partial, functools.partial) and not partial.args:
+            if not getattr(value, "callable_args", None):
+                keywords = dict(partial.keywords)
+                return ["partial", self.write(partial.func), self.write(keywords)]
         if callable(value):
             return ["function", self._keep(value)]
         raise Unsupported(
             "unsupported",
-            f"its quantizer's annotations have {value!r:.80}, which cannot be sent",
+            f"its quantizer's annotations have {value!r:.80}, which cannot be sent"
+            " between environments",
         )
 
 
-def apply_annotations(graph: Graph, told: Any, derive: Callable[[int], Derive]) -> None:
-    """Annotate a graph as ``write_annotations`` says.
+def apply_annotations(
+    graph: Graph, received: Any, derive: Callable[[int], Derive]
+) -> None:
+    """Annotate a graph with the result of ``write_annotations``.
 
-    ``derive`` makes a function of the number of one that is kept.
-
-    Raises FormatError for what no quantizer says.
+    ``derive`` returns the function with a number. Raises FormatError for an invalid
+    message.
     """
     try:
-        table, rows = told
-        by_name = {node.name: node for node in graph.nodes}
-        made = list[Any]()
-        for kind, *row in table:  # rows name earlier ones alone
-            made.append(_object(kind, row, made, by_name, derive))
+        table, rows = received
+        reader = _Reader(graph, derive)
+        for kind, *row in table:  # a row refers to earlier rows only
+            reader.table.append(reader.read_row(kind, row))
         for name, fields in rows:
-            by_name[name].meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
-                **_value(fields, made, by_name)
-            )
+            annotation = QuantizationAnnotation(**reader.read(fields))
+            reader.nodes[name].meta[Q_ANNOTATION_KEY] = annotation
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
-        text = (
-            "the annotations of a quantizer elsewhere are none:"
-            f" {type(e).__name__}: {e}"
-        )
-        raise FormatError("format-invalid", text) from e
+        raise FormatError(
+            "format-invalid",
+            "the annotations from another environment are invalid:"
+            f" {type(e).__name__}: {e}",
+        ) from e
 
 
-def _object(
-    kind: str, row: list[Any], made: list[Any], nodes: Mapping[str, Node], derive: Any
-) -> Any:
-    if kind == "spec":
-        return _SPECS[row[0]](**_value(row[1], made, nodes))
-    if kind == "observer":
-        return _observer(row[0])
-    if kind == "partial":
-        return _value(row[0], made, nodes).with_args(**_value(row[1], made, nodes))
-    if kind == "function":
-        return derive(int(row[0]))
-    raise ValueError(f"a row {kind!r:.40}")
+class _Reader:
+    """Reads values of ``_Writer``. ``table``: the objects of earlier rows."""
+
+    def __init__(self, graph: Graph, derive: Callable[[int], Derive]) -> None:
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.table = list[Any]()
+        self._derive = derive
+
+    def read_row(self, kind: str, row: list[Any]) -> Any:
+        """Return the object of a row."""
+        if kind == "spec":
+            return _SPECS[row[0]](**self.read(row[1]))
+        if kind == "observer":
+            return _observer(row[0])
+        if kind == "partial":
+            return self.read(row[0]).with_args(**self.read(row[1]))
+        if kind == "function":
+            return self._derive(int(row[0]))
+        raise ValueError(f"a row {kind!r:.40}")
+
+    def read(self, content: Any) -> Any:
+        """Return a value that ``_Writer.write`` wrote."""
+        if not isinstance(content, dict):
+            return content
+        ((kind, given),) = content.items()
+        if kind == "row":
+            return self.table[given]
+        if kind == "node":
+            return self.nodes[given]
+        if kind == "torch":
+            return _CONSTANTS[given]
+        if kind == "float":
+            return float.fromhex(given)
+        if kind == "dict":
+            return {self.read(key): self.read(value) for key, value in given}
+        if kind == "tuple":
+            return tuple(self.read(value) for value in given)
+        if kind == "list":
+            return [self.read(value) for value in given]
+        raise ValueError(f"a value {kind!r:.40}")
 
 
 def _observer(name: str) -> type:
-    """The class of a name: torchao's own, or ``"module:Name"`` of an installed plugin;
-    Unsupported for others.
+    """Return the class of a name: torchao's own, or ``"module:Name"`` of a plugin.
+
+    Raises Unsupported for other classes.
     """
     if ":" not in name:
         return _OBSERVERS[name]
@@ -183,43 +207,17 @@ def _observer(name: str) -> type:
         found = getattr(importlib.import_module(module), kind, None)
     except ImportError as e:  # another release of the plugin
         raise _no_observer(name) from e
-    if not (
-        isinstance(found, type)
-        and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))
+    if isinstance(found, type) and issubclass(
+        found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase)
     ):
-        raise _no_observer(name)
-    return found
+        return found
+    raise _no_observer(name)
 
 
 def _no_observer(name: str) -> Unsupported:
-    text = (
-        f"its quantizer uses the observer {name.replace(':', '.')}, and calibration"
-        " runs here"
+    return Unsupported(
+        "unsupported",
+        f"its quantizer uses the observer {name.replace(':', '.')}, but calibration"
+        " runs in this environment, which lacks it",
+        hint="use observers of torchao, or of a plugin that is also installed here",
     )
-    hint = (
-        "torchao's own observers work across environments, and those of a plugin that"
-        " is installed here as well"
-    )
-    return Unsupported("unsupported", text, hint=hint)
-
-
-def _value(words: Any, made: list[Any], nodes: Mapping[str, Node]) -> Any:
-    """The value that ``_Words.of`` has put into words."""
-    if not isinstance(words, dict):
-        return words
-    ((kind, given),) = words.items()
-    if kind == "row":
-        return made[given]
-    if kind == "node":
-        return nodes[given]
-    if kind == "torch":
-        return _CONSTANTS[given]
-    if kind == "float":
-        return float.fromhex(given)
-    if kind == "dict":
-        return {_value(k, made, nodes): _value(v, made, nodes) for k, v in given}
-    if kind in ("tuple", "list"):
-        return (tuple if kind == "tuple" else list)(
-            _value(v, made, nodes) for v in given
-        )
-    raise ValueError(f"a value {kind!r:.40}")

@@ -1,6 +1,6 @@
-"""Answers of partitioners, kept in a lowering's cache: ``ask_once``.
+"""Cache the answers of partitioners: ``ask_once``.
 
-The key has the form of the whole program, and its names, because reasons and tags may
+The key contains the form of the whole program and its names: reasons and tags may
 contain names.
 """
 
@@ -37,12 +37,11 @@ def ask_once(
     cache: Entries,
     ask: Callable[[], PartitionResult],
 ) -> PartitionResult:
-    """The answer of ``partitioner`` about ``program``: from ``cache``, or else from
-    ``ask``, which is then kept.
+    """Return the answer of ``partitioner`` about ``program``, from ``cache`` or from
+    ``ask``.
 
-    In both cases the program's nodes then have the tags and the metadata that the
-    partitioner gave them. ``fingerprint``: what the partitioner says that its answer
-    depends on.
+    In both cases, the nodes of the program have the tags and the metadata of the
+    partitioner afterwards. ``fingerprint`` describes further inputs of the answer.
     """
     name = type(partitioner).__name__
     try:
@@ -51,8 +50,8 @@ def ask_once(
         cache.say(f"an answer of {name} is not cached: {e.message}")
         return ask()
     kind = type(partitioner)
-    # of the partitioner, and of this module, which writes and reads the entry
-    code = code_of(kind), code_of(Entries)
+    # the partitioner makes the answer; this module writes and reads the entry
+    code = [code_of(kind), code_of(Entries)]
     key = key_of(kind, ["answer", code, form.key, form.names, fingerprint])
     found = cache.fetch(key, lambda data: _read(key, data, program))
     if found is not None:
@@ -63,37 +62,32 @@ def ask_once(
     try:
         rows = _rows(program, before, result)
     except (ContractViolation, KeyError, TypeError, AttributeError) as e:
-        # The answer may be wrong, which the caller checks, or right and no JSON.
-        # Neither is cached.
+        # JSON cannot express the answer; if it is also wrong, the caller notices
         cache.say(f"an answer of {name} is not cached: {e}")
         return result
     header = [{"partitioner": name, "torch": torch.__version__}, *rows]
-    # an entry may also have parts of bytes; an answer has none
-    cache.keep(key, packed(key, header, ()))
+    cache.keep(key, packed(key, header, parts=()))
     return result
 
 
 def _rows(
     program: ExportedProgram, before: list[set[str]], result: PartitionResult
 ) -> list[Any]:
-    """An answer as JSON: tags of partitions, boundary types, refusals, and the metadata
-    that nodes got.
+    """Return an answer as JSON: tags, boundary types, refusals, and new metadata.
 
-    ``before``: for each node, the keys of its metadata before the partitioner was
-    asked. Nodes are written by number. Raises ContractViolation, KeyError, TypeError or
+    ``before`` has the keys of each node's metadata before the partitioner was called.
+    Nodes are written as numbers. Raises ContractViolation, KeyError, TypeError or
     AttributeError for an answer that JSON cannot express.
     """
     nodes = list(program.graph.nodes)
     number: dict[Any, Any] = {None: None} | {node: k for k, node in enumerate(nodes)}
     number_by_name = {node.name: k for k, node in enumerate(nodes)}
-    specs = result.partition_tags.items()
-    tags = [
-        [tag, spec.backend_id, [[c.key, c.value.hex()] for c in spec.compile_specs]]
-        for tag, spec in specs
-    ]
-    # dtypes by their names without ``torch.``
+    tags = []
+    for tag, spec in result.partition_tags.items():
+        settings = [[c.key, c.value.hex()] for c in spec.compile_specs]
+        tags.append([tag, spec.backend_id, settings])
     types = [
-        [number_by_name[name], str(dtype)[6:]]
+        [number_by_name[name], _name_of_dtype(dtype)]
         for name, dtype in result.boundary_types.items()
     ]
     refusals = []
@@ -107,89 +101,91 @@ def _rows(
     return [tags, types, refusals, metas]
 
 
+def _name_of_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _details(reason: Reason, number: Mapping[Any, Any]) -> list[Any]:
-    """The fields of a reason as JSON. ``number``: node -> its number."""
+    """Return the fields of a reason as JSON. ``number``: node -> its number."""
     unless: Any = reason.unless
     if isinstance(unless, tuple):
         unless = [*unless]
     elif unless not in (None, "static"):
-        unless = str(unless)[6:]  # the name of a dtype
-    instead = (
-        None
-        if reason.instead is None
-        else [str(reason.instead), _details(reason.instead, number)]
-    )
+        unless = _name_of_dtype(unless)
+    instead = None
+    if reason.instead is not None:
+        instead = [str(reason.instead), _details(reason.instead, number)]
     return [reason.hint, reason.cause, number[reason.of], unless, instead]
 
 
 def marks_of(node: Node, before: set[str]) -> dict[str, Any]:
-    """What a partitioner left in the metadata of ``node`` for its backend, as JSON that
-    ``unplain`` reads.
+    """Return the new metadata of ``node`` as JSON that ``unplain`` reads.
 
-    ``before``: the keys that were there before. The tag is none of it, nor is what no
-    form has. Raises ContractViolation for a mark that JSON has no words for.
+    ``before`` has the keys before the partitioner was called. The tag, and keys that
+    forms leave out, are not included. Raises ContractViolation for a value that JSON
+    cannot express.
     """
-    added = [
-        key for key in node.meta if key not in before and not key.startswith("local:")
-    ]
-    return {key: plain(node.meta[key]) for key in added if key not in NOT_IN_FORM}
+    marks = {}
+    for key, value in node.meta.items():
+        is_new = key not in before and not key.startswith("local:")
+        if is_new and key not in NOT_IN_FORM:
+            marks[key] = plain(value)
+    return marks
 
 
 def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
-    """The inverse of ``_rows``: the answer in ``data``, the entry with the key ``key``,
-    about ``program``.
+    """Read an answer about ``program`` from an entry; the inverse of ``_rows``.
 
-    Puts the tags and metadata of the answer on the nodes of ``program``. Raises
+    Sets the tags and metadata of the answer on the nodes of ``program``. Raises
     FormatError if the entry is damaged; then no node is changed.
     """
     header, _ = unpacked(key, data)
     nodes: list[Node] = list(program.graph.nodes)
     try:
         _, tags, types, refusals, metas = header
-        specs = {
-            tag: DelegationSpec(
-                backend_id,
-                [CompileSpec(name, bytes.fromhex(value)) for name, value in settings],
-            )
-            for tag, backend_id, settings in tags
-        }
+        specs = {}
+        for tag, backend_id, settings in tags:
+            compile_specs = [
+                CompileSpec(name, bytes.fromhex(value)) for name, value in settings
+            ]
+            specs[tag] = DelegationSpec(backend_id, compile_specs)
         boundary = {nodes[k].name: DTYPES[dtype] for k, dtype in types}
         reasons = [
             Refusal(nodes[k], _reason(text, more, nodes), final)
             for k, text, final, more in refusals
         ]
-        # for each node, its tag (None if it has none) and its new metadata
-        added = [
-            (unplain(tag), {name: unplain(value) for name, value in meta.items()})
-            for tag, meta in metas
-        ]
-        # only now, when everything was read, are nodes changed
+        added: list[dict[str, Any]] = []
+        for tag, meta in metas:
+            values = {name: unplain(value) for name, value in meta.items()}
+            if tag is not None:
+                values[_TAG] = unplain(tag)
+            added.append(values)
         pairs = list(zip(nodes, added, strict=True))
-        for node, (tag, meta) in pairs:
-            node.meta.pop(_TAG, None)
-            node.meta |= meta if tag is None else {**meta, _TAG: tag}
     except DelegraphError:
         raise
     except Exception as e:
         raise nonsense(e) from e
+    # the entry is valid, so the nodes can be changed
+    for node, values in pairs:
+        node.meta.pop(_TAG, None)
+        node.meta |= values
     return PartitionResult(program, specs, boundary, reasons)
 
 
 def _reason(text: str, more: Any, nodes: list[Node]) -> str:
-    """The reason of a refusal, from its text and its other fields as ``_rows`` writes
-    them.
+    """Return the reason of a refusal; the inverse of ``_details``.
 
-    ``more`` None: the reason was a plain text. ``nodes``: the nodes of the program, by
-    number.
+    If ``more`` is None, the reason was a plain text.
     """
     if more is None:
         return text
     hint, cause, of, unless, other = more
+    changed: Any = unless
     if isinstance(unless, list):
         low, high = unless
-        changed: Any = (low, high)
-    else:
-        changed = unless if unless in (None, "static") else DTYPES[unless]
+        changed = (low, high)
+    elif unless not in (None, "static"):
+        changed = DTYPES[unless]
     node = None if of is None else nodes[of]
     instead: Any = None if other is None else _reason(other[0], other[1], nodes)
     return Reason(

@@ -1,4 +1,4 @@
-"""NumPy arrays in messages: a row of type and shape, and the elements in C order."""
+"""Write NumPy arrays into messages: rows of type and shape, and elements in C order."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from delegraph.errors import FormatError
 def write_arrays(
     arrays: Sequence[np.ndarray[Any, Any]],
 ) -> tuple[list[Any], list[bytes]]:
-    """A row for each array, and its bytes."""
-    return [[array.dtype.name, list(array.shape)] for array in arrays], [
-        array.tobytes() for array in arrays
-    ]
+    """Return a row for each array, and its bytes."""
+    rows: list[Any] = [[array.dtype.name, list(array.shape)] for array in arrays]
+    parts = [array.tobytes() for array in arrays]
+    return rows, parts
 
 
 def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, Any]]:
-    """The arrays of rows. Raises FormatError for nonsense."""
+    """Return the arrays of rows. Raises FormatError for invalid rows or parts."""
+    arrays = []
     try:
-        return [
-            np.frombuffer(part, _plain(name)).reshape(shape).copy()
-            for (name, shape), part in zip(rows, parts, strict=True)
-        ]
+        for (name, shape), part in zip(rows, parts, strict=True):
+            flat = np.frombuffer(part, _plain(name))
+            arrays.append(flat.reshape(shape).copy())
     except (ValueError, TypeError) as e:
         raise FormatError(
-            "format-invalid", f"arrays in a message that are none: {e}"
+            "format-invalid", f"a message has an invalid array: {e}"
         ) from e
+    return arrays
 
 
 def _plain(name: Any) -> np.dtype[Any]:
     dtype = np.dtype(str(name))
     if dtype.hasobject:
-        raise ValueError(f"elements {name!r:.40}")
+        raise ValueError(f"elements of type {name!r:.40}")
     return dtype

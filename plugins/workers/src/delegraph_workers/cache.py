@@ -1,7 +1,6 @@
-"""A folder of cache entries by key, and optionally a store behind it that a team
-shares.
+"""Keep cache entries by key in a folder, and optionally in a remote store of a team.
 
-An entry is bytes that begin with a digest; ``entry_bytes`` knows what they contain.
+An entry is bytes that begin with a digest; ``entry_bytes`` defines their content.
 """
 
 from __future__ import annotations
@@ -25,44 +24,42 @@ _LIMIT = 10 << 30
 _NAME = re.compile(r"[0-9a-f]{64}\.entry")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """The beginning of a URL. One letter before the colon is a drive of Windows."""
-_NO_FILE = "it is no file, but a folder, link, pipe or device"
+_NO_FILE = "it is no regular file but a folder, link, pipe or device"
 
 
 class CacheEntry(NamedTuple):
-    """An entry of a cache: its key, size in bytes, last use in seconds since the epoch,
-    and file.
-    """
+    """An entry of a cache."""
 
     key: str
     bytes: int
     used: float
+    """The time of the last use, in seconds since the epoch."""
     path: Path
 
 
 class Store(Protocol):
-    """Bytes by key, somewhere else: what a cache reads through and writes back to.
+    """A remote store of bytes by key, which a cache reads and writes.
 
-    Both methods may raise anything: the store is then not used again in that lowering,
-    and the report says why. The caller waits for them, so a store that may be slow
-    needs a limit of its own. Threads call them at the same time.
+    Both methods may raise any exception. The store is then not used again in that
+    lowering, and the report has the reason. The caller waits for them, so a slow store
+    needs a time limit. Several threads may call them at the same time.
     """
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an entry; None if there is none. They are checked by the caller."""
+        """Return the bytes of an entry, unchecked; None if there is none."""
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry. Who reads meanwhile may not see a part of it."""
+        """Store an entry, so that a reader never sees a part of it."""
 
 
 class Cache:
     """Compiled partitions in a folder, for ``Compiler(cache=Cache(...))``.
 
-    ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes;
-    above it, the entries that were not used for the longest time are removed.
-    ``remote``: a store that others use too; entries are copied from there and to there.
-    A text is the URL of a folder, such as ``s3://...``. ``shared``: allow a folder that
-    others own or can write to. It is refused otherwise, because compiled code in it
-    would be run.
+    ``folder``: None stands for the user's cache folder for delegraph. ``limit``: bytes;
+    above the limit, the least recently used entries are removed. ``remote``: a store
+    that a team shares; entries are copied from it and to it. A text is the URL of a
+    folder, such as ``s3://...``. ``shared``: allow a folder that other users own or can
+    write to. By default it is refused: the cache contains compiled code that runs.
 
     Many processes and threads may use a folder at once. Raises OptionError for a folder
     that cannot be a cache.
@@ -88,15 +85,14 @@ class Cache:
                 "option-invalid", f"the folder of a cache is a path, not {folder!r:.80}"
             ) from e
         if _URL.match(os.fspath(self.folder)):
-            text = (
-                "the folder of a cache is on this machine, and it is the URL of a"
-                " remote folder"
+            # a URL may contain a password, so the error does not show it
+            raise OptionError(
+                "option-invalid",
+                "the folder of a cache is the URL of a remote folder, not a folder of"
+                " this machine",
+                hint="pass the URL as Cache(remote=URL), --cache-remote URL or"
+                " DELEGRAPH_CACHE_REMOTE",
             )
-            hint = (
-                "Cache(remote=URL), --cache-remote URL or DELEGRAPH_CACHE_REMOTE; the"
-                " URL is not shown"
-            )
-            raise OptionError("option-invalid", text, hint=hint)
         if isinstance(remote, str):
             remote = RemoteFolder(remote) if remote else None
         self.limit = limit
@@ -110,16 +106,16 @@ class Cache:
             raise _unusable(self.folder, e.strerror or str(e)) from e
         if shared or os.name != "posix":
             return
-        if status.st_uid != os.geteuid() or status.st_mode & (
-            stat.S_IWGRP | stat.S_IWOTH
-        ):
+        is_foreign = status.st_uid != os.geteuid()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_foreign or others_write:
             raise _unusable(
                 self.folder,
-                "others own it or can write to it, and cached code would be run",
+                "other users own it or can write to it, and cached code would run",
             )
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an entry, unchecked; None if the folder has none.
+        """Return the bytes of an entry, unchecked; None if the folder has none.
 
         Raises OSError if it cannot be read.
         """
@@ -128,8 +124,8 @@ class Cache:
             data = _content(path)
         except FileNotFoundError:
             return None
-        # record the use, by which ``make_room`` chooses; fails if another user owns the
-        # entry, or it is gone by now
+        # record the use for ``make_room``; this fails if another user owns the entry,
+        # or another process removed it
         with contextlib.suppress(OSError):
             os.utime(path)
         return data
@@ -137,24 +133,28 @@ class Cache:
     def write(self, key: str, data: bytes) -> None:
         """Store an entry, completely or not at all.
 
-        Raises WriteError, also if its name is that of no file.
+        Raises WriteError, also if a folder, link, pipe or device has its name.
         """
         path = self._path(key)
-        # ``write_whole`` would write to where it leads
+        # ``write_whole`` would follow a link
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise WriteError("write-failed", f"cannot write {path}: {_NO_FILE}")
         write_whole(path, data)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """The entries of the folder, except those that another process removes
-        meanwhile. Only files are entries.
+        """Yield the entries of the folder, without entries that another process removes.
+
+        Only regular files are entries.
         """
         for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if _NAME.fullmatch(path.name) and stat.S_ISREG(
-                    (status := path.lstat()).st_mode
-                ):
-                    yield CacheEntry(path.stem, status.st_size, status.st_mtime, path)
+            if not _NAME.fullmatch(path.name):
+                continue
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield CacheEntry(path.stem, status.st_size, status.st_mtime, path)
 
     def remove(self, keys: Any) -> None:
         """Remove entries. A process that has one open can still read it."""
@@ -164,7 +164,7 @@ class Cache:
     def make_room(self) -> None:
         """Remove the least recently used entries until the limit is kept.
 
-        Other processes may do so meanwhile.
+        Other processes may do so at the same time.
         """
         known = sorted(self.entries(), key=lambda entry: entry.used)
         size = sum(entry.bytes for entry in known)
@@ -181,13 +181,12 @@ class Cache:
 def choose_cache(
     given: bool | str | os.PathLike[str] | Cache | None, remote: str | None = None
 ) -> Cache | None:
-    """The cache for ``given``, the ``cache`` argument of a ``Compiler``; None for none.
+    """Return the cache for ``given``, the ``cache`` argument of a ``Compiler``.
 
-    A ``Cache`` is returned as it is. A path stands for a cache in that folder, "" and
-    True for one in the user's folder, False for no cache. None leaves the choice to the
-    environment: a cache in the folder that ``DELEGRAPH_CACHE`` names, or in the user's
-    folder if there only is a remote folder, or no cache. ``remote``: the URL of that
-    folder; None: ``DELEGRAPH_CACHE_REMOTE``, if that is set.
+    A ``Cache`` is returned unchanged. A path stands for a cache in that folder, "" and
+    True for one in the user's folder, False for no cache. None leaves the choice to
+    ``DELEGRAPH_CACHE``; if it is not set, a remote folder implies the user's folder.
+    ``remote`` is the URL of a remote folder, by default ``DELEGRAPH_CACHE_REMOTE``.
     """
     if isinstance(given, Cache):
         return given
@@ -204,28 +203,22 @@ def choose_cache(
 
 
 def user_folder() -> Path:
-    """The folder for delegraph's cache in the user's cache folder of this operating
-    system.
-    """
+    """Return delegraph's folder in the user's cache folder of this operating system."""
     if sys.platform == "win32":
-        return (
-            Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
-            / "delegraph/cache"
-        )
+        local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local"
+        return Path(local) / "delegraph/cache"
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/delegraph"
-    # no absolute path is to be ignored, as its specification says
+    # the XDG specification ignores relative paths
     given = os.environ.get("XDG_CACHE_HOME", "")
-    return (
-        Path(given) if os.path.isabs(given) else Path.home() / ".cache"
-    ) / "delegraph"
+    folder = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    return folder / "delegraph"
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of an entry.
+    """Return the bytes of an entry.
 
-    Raises OSError, also for what is no file: a pipe could have no writer, a device no
-    end.
+    Raises OSError, also for a pipe or a device: reading it might not end.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError(errno.EINVAL, _NO_FILE)
@@ -233,10 +226,10 @@ def _content(path: Path) -> bytes:
 
 
 def _unusable(folder: Path, why: str) -> OptionError:
-    """The error for a folder that cannot be a cache, because of ``why``."""
+    """Return the error for a folder that cannot be a cache."""
     text = f"the folder {folder} cannot be a cache: {why}"
     hint = (
-        "name a folder of your own, with the mode 0700 (a new one gets it), or"
+        "name a folder of your own with the mode 0700 (a new folder gets it), or pass"
         " Cache(folder, shared=True)"
     )
     return OptionError("option-invalid", text, hint=hint)

@@ -1,6 +1,4 @@
-"""``delegraph cache``: what is in a cache of compiled partitions, and how to be rid of
-it.
-"""
+"""List, measure and clear a cache of compiled partitions: ``delegraph cache``."""
 
 from __future__ import annotations
 
@@ -27,19 +25,19 @@ class CacheCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         actions = (
-            "list the entries (default), say how large they are, remove all, or remove"
-            " those that are damaged"
+            "list the entries (default), print their size, remove all of them, or"
+            " remove damaged ones"
         )
         choices = ("list", "size", "clear", "verify")
         parser.add_argument(
             "action", nargs="?", default="list", choices=choices, help=actions
         )
-        place = "the folder (default: $DELEGRAPH_CACHE, else the user's)"
+        place = "the folder (default: $DELEGRAPH_CACHE, or the user's folder)"
         parser.add_argument("--cache", type=Path, metavar="DIR", help=place)
         parser.add_argument(
             "--shared",
             action="store_true",
-            help="others may own the folder or write to it",
+            help="allow a folder that other users own or can write to",
         )
 
     @staticmethod
@@ -51,17 +49,18 @@ class CacheCommand:
             raise UsageError(
                 "usage-invalid",
                 f"there is no folder {folder}",
-                hint="delegraph lower --cache makes one",
+                hint="create a cache with delegraph lower --cache DIR",
             )
         cache = Cache(folder, shared=args.shared)
         entries = sorted(cache.entries(), key=lambda entry: -entry.used)
-        # which reads all of it
-        rows = [] if args.action == "clear" else [_row(entry) for entry in entries]
-        doomed = {
-            "clear": [entry.key for entry in entries],
-            "verify": [row["key"] for row in rows if row["damaged"]],
-        }
-        removed = _remove(cache, doomed.get(args.action, []))
+        rows: list[dict[str, Any]] = []
+        removed: set[str] = set()
+        if args.action == "clear":
+            removed = _remove(cache, [entry.key for entry in entries])
+        else:
+            rows = [_row(entry) for entry in entries]
+        if args.action == "verify":
+            removed = _remove(cache, [row["key"] for row in rows if row["damaged"]])
         rows = [row for row in rows if row["key"] not in removed]
         size = sum(row["bytes"] for row in rows)
         content = {
@@ -70,12 +69,11 @@ class CacheCommand:
             "entries": rows,
             "removed": sorted(removed),
         }
-        lines = [_line(row) for row in rows] if args.action == "list" else []
-        lines += (
-            [f"removed: {pluralize(len(removed), 'file')}"]
-            if args.action in ("clear", "verify")
-            else []
-        )
+        lines = []
+        if args.action == "list":
+            lines = [_line(row) for row in rows]
+        elif args.action in ("clear", "verify"):
+            lines = [f"removed: {pluralize(len(removed), 'file')}"]
         lines.append(
             f"{pluralize(len(rows), 'file')}, {format_size(size)}, in {cache.folder}"
         )
@@ -83,9 +81,9 @@ class CacheCommand:
 
 
 def _remove(cache: Cache, keys: Sequence[str]) -> set[str]:
-    """Remove entries; returns their keys.
+    """Remove entries; return their keys.
 
-    Raises WriteError if some are left, such as those of others in a folder.
+    Raises WriteError if some cannot be removed, such as entries of other users.
     """
     errors: list[OSError] = []
     for key in keys:
@@ -94,43 +92,37 @@ def _remove(cache: Cache, keys: Sequence[str]) -> set[str]:
         except OSError as e:
             errors.append(e)
     if errors:
-        text = (
+        raise WriteError(
+            "write-failed",
             f"{len(errors)} of {pluralize(len(keys), 'file')} in {cache.folder} could"
-            " not be removed"
+            f" not be removed: {errors[0].strerror or errors[0]}",
         )
-        raise WriteError("write-failed", f"{text}: {errors[0].strerror or errors[0]}")
     return set(keys)
 
 
 def _row(entry: Any) -> dict[str, Any]:
-    """What there is to tell of an entry; of one that is damaged, that it is.
-
-    Looking at it does not count as use.
-    """
-    told = dict[str, str]()
+    """Return the facts of an entry. Reading it does not count as use."""
+    facts = dict[str, str]()
     damaged = False
     try:
-        facts = dict(unpacked(entry.key, entry.path.read_bytes())[0][0])
-        told = {str(name): str(value) for name, value in facts.items()}
-    except OSError as e:  # it may be gone by now, or be somebody's who can read it
-        told = {"cannot be read:": e.strerror or str(e)}
+        header, _ = unpacked(entry.key, entry.path.read_bytes())
+        facts = {str(name): str(value) for name, value in dict(header[0]).items()}
+    except OSError as e:  # another process removed it, or another user owns it
+        facts = {"cannot be read:": e.strerror or str(e)}
     except (FormatError, TypeError, ValueError, LookupError):
-        # a header of another kind has no facts in it
         damaged = True
     return {
         "key": entry.key,
         "bytes": entry.bytes,
         "used": entry.used,
         "damaged": damaged,
-        "told": told,
+        "facts": facts,
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     used = datetime.fromtimestamp(row["used"]).strftime("%Y-%m-%d %H:%M")
-    told = (
-        "damaged"
-        if row["damaged"]
-        else ", ".join(f"{name} {value}" for name, value in row["told"].items())
-    )
-    return f"{row['key'][:12]}  {used}  {format_size(row['bytes'])}  {told}"
+    about = ", ".join(f"{name} {value}" for name, value in row["facts"].items())
+    if row["damaged"]:
+        about = "damaged"
+    return f"{row['key'][:12]}  {used}  {format_size(row['bytes'])}  {about}"

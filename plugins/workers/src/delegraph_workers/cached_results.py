@@ -1,9 +1,9 @@
-"""Takes compiled results of partitions from a cache, and adds those that it lacks.
+"""Take compiled results of partitions from a cache, and add missing ones.
 
-A result from the cache has to be the one that compiling would give. So the backend
-compiles the canonical program, which is the same for all partitions with one key; only
-the debug handles are then translated to those of each program. A backend that keeps
-names compiles the program itself, and the names are part of the key.
+A result from the cache must equal the result of compiling. So the backend compiles the
+canonical program, which is the same for all partitions with one key. Then only the
+debug handles are translated to those of each program. A backend that keeps names
+compiles the program itself, and the names are part of the key.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Entries:
 
     @property
     def notes(self) -> list[str]:
-        """How many results were found and stored, and what went wrong."""
+        """Return the numbers of found and stored results, and the faults."""
         found = pluralize(len(self.found), "partition")
         counts = f"{found} found, {len(self.stored)} stored"
         return [f"cache {self.cache.folder}: {counts}", *self._said]
 
     def fetch(self, key: str, decode: Callable[[bytes], T]) -> T | None:
-        """An entry as ``decode`` returns it; None if there is none.
+        """Return an entry, decoded by ``decode``; None if there is none.
 
-        It is looked for in the local folder, then in the remote one. A remote entry is
-        copied to the local folder. A damaged entry becomes a note, and so does an entry
-        for which ``decode`` raises DelegraphError or OSError.
+        The local folder comes first, then the remote store. A remote entry is copied to
+        the local folder. If ``decode`` raises DelegraphError or OSError, that becomes a
+        note.
         """
         stores: list[Store] = [self.cache]
         if self._remote is not None:
@@ -82,11 +82,11 @@ class Entries:
             data = None
             with self._noting(store, unused):
                 data = store.read(key)
-                # a store of somebody else's may return anything
+                # a foreign store may return any type
                 data = None if data is None else bytes(data)
             if data is None:
                 continue
-            # a damaged entry is no reason to give the remote folder up
+            # after a damaged entry, the remote store is still used
             with self._noting(self.cache, unused):
                 found = decode(data)
                 if store is not self.cache:
@@ -95,10 +95,9 @@ class Entries:
         return None
 
     def keep(self, key: str, data: bytes) -> bool:
-        """Store an entry in the local folder, and in the remote one if there is one.
+        """Store an entry in the local folder, and in the remote store if there is one.
 
-        A failure becomes a note. Returns False if storing it failed in the local
-        folder.
+        A failure becomes a note. Returns whether the local folder has the entry.
         """
         stored = self._store(key, data)
         remote = self._remote
@@ -126,18 +125,17 @@ class Entries:
 
     @contextmanager
     def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
-        """A block that uses ``store``. Errors in it become notes.
+        """Turn errors of a block that uses ``store`` into notes.
 
-        Any error of the remote store ends its use in this lowering. Of the local
-        folder, only DelegraphError and OSError become notes, which begin with
+        Any error of the remote store ends its use in this lowering. For the local
+        folder, only DelegraphError and OSError become notes; they begin with
         ``failure``.
         """
         try:
             yield
         except Exception as e:
             if store is not self.cache:
-                # The texts of other errors, those of the store's libraries, may hold a
-                # password.
+                # the texts of other errors may contain a password
                 known = isinstance(e, (StoreError, DelegraphError))
                 why = str(e) if known else kind_and_status(e)
                 name = getattr(store, "name", type(store).__name__)
@@ -161,7 +159,7 @@ class _Cacheable:
 
     @cached_property
     def handles(self) -> dict[int, int]:
-        """Debug handle of the canonical program -> that of the partition's program.
+        """Return debug handles of the partition by those of the canonical program.
 
         A backend that lowers its program through another one adds calls of delegates.
         In both programs, the added calls have the handles after the largest own handle.
@@ -174,7 +172,7 @@ class _Cacheable:
         return handles | {k: k + behind for k in range(count + 1, 2 * count + 1)}
 
     def own_handles(self, result: PreprocessResult) -> PreprocessResult:
-        """A result of the canonical program, with the handles of the partition's own."""
+        """Return a result of the canonical program with the partition's own handles."""
         return _renumbered(result, self.handles)
 
     def canonical_handles(self, result: PreprocessResult) -> PreprocessResult:
@@ -183,9 +181,9 @@ class _Cacheable:
         return _renumbered(result, numbers)
 
     def canonical_program(self) -> ExportedProgram:
-        """The canonical program."""
+        """Return the canonical program."""
         program = canonical(self.form)
-        # The canonical program lacks method and tag, which progress messages show.
+        # progress messages show method and tag, which the canonical program lacks
         request = self.request
         program.graph_module.meta["local:place"] = f"{request.tag} of {request.method}"
         return program
@@ -194,8 +192,8 @@ class _Cacheable:
 class CachedResults:
     """The answers to the requests of one call of ``Session.compile``.
 
-    ``entries``: the cache. ``answers``: position of a request -> its answer.
-    ``_equal``: position of a request -> that of an earlier request that equals it.
+    ``answers``: position of a request -> its answer. ``_equal``: position of a request
+    -> position of an earlier, equal request.
     """
 
     def __init__(self, entries: Entries, requests: Sequence[Request]) -> None:
@@ -206,10 +204,9 @@ class CachedResults:
         self._equal: dict[int, int] = {}
 
     def look_up(self) -> list[int]:
-        """Take the results that the cache has. Returns the positions of other requests.
+        """Take results from the cache; return the positions of other requests.
 
-        Of several equal requests only the first is compiled, so only its position is
-        returned.
+        Only the first of several equal requests is compiled and returned.
         """
         first_of: dict[str, int] = {}  # key -> position
         left: list[int] = []
@@ -236,12 +233,10 @@ class CachedResults:
     def compile(self, position: int, first: int, total: int) -> Compiled:
         """Compile a request, and add the result to the cache.
 
-        ``first`` and ``total``: those of ``compile_here``.
-
-        Compiles the canonical program. The partition's own program is compiled instead
-        if it cannot be cached, if the backend keeps names, or if the canonical program
-        fails, so that the error has the user's names. Its result is cached only if the
-        backend keeps names.
+        ``compile_here`` describes ``first`` and ``total``. This compiles the canonical
+        program. It compiles the partition's own program if that cannot be cached, or if
+        the backend keeps names. It also does so if the canonical program fails, so that
+        the error has the user's names; the result is then not cached.
         """
         start = time.perf_counter()
         request = self._requests[position]
@@ -260,9 +255,10 @@ class CachedResults:
         return compiled._replace(origin="compiled")
 
     def complete(self) -> list[Compiled]:
-        """All answers: equal requests get the results of those that they equal.
+        """Return all answers; equal requests get equal results.
 
-        A partition is compiled by itself if the backend refused the one that it equals.
+        If the backend refused the first of several equal requests, the others are
+        compiled one by one.
         """
         for position, first in self._equal.items():
             start = time.perf_counter()
@@ -279,17 +275,19 @@ class CachedResults:
         return [self.answers[k] for k in range(len(self._requests))]
 
     def _prepare(self, request: Request) -> _Cacheable | None:
-        """The form and the key of a partition; None, with a note, if it has no key."""
+        """Return a partition with its form and key; None, with a note, without a key."""
         backend = request.backend
         name = backend.kind.__name__
         if compiles_jointly(backend.kind):
-            text = f"{name} compiles its partitions jointly: nothing of it is cached"
+            text = f"{name} compiles its partitions jointly, so they are not cached"
             self._entries.say(text)
             return None
         fingerprint = fingerprint_of(backend, request.compile_specs)
         if fingerprint is None:
-            text = f"{name} gives no fingerprint for its compile specs"
-            self._entries.say(f"{text}: nothing that has them is cached")
+            self._entries.say(
+                f"{name} returns no fingerprint for its compile specs, so partitions"
+                " with them are not cached"
+            )
             return None
         try:
             form = write(request.extract())
@@ -299,11 +297,11 @@ class CachedResults:
         return _Cacheable(request, form, _key_of(request, form, fingerprint))
 
     def _get(self, partition: _Cacheable) -> PreprocessResult | None:
-        """The result of a partition, if the cache has it."""
+        """Return the result of a partition from the cache; None if it has none."""
         request = partition.request
 
         def decode(data: bytes) -> PreprocessResult:
-            """The result in an entry, checked as a backend's result is."""
+            """Return the result in an entry, with the checks of a backend's result."""
             result = read_result(partition.key, data, partition.form)
             name = request.backend.kind.__name__
             check_result(name, request.tag, partition.handles, result)
@@ -332,7 +330,7 @@ class CachedResults:
 
 
 def _key_of(request: Request, form: Form, fingerprint: str) -> str:
-    """The key of a compiled partition: a hash of all that its result may depend on."""
+    """Return the key of a compiled partition: a hash of all inputs of its result."""
     spec = request.backend.spec
     kind: Any = request.backend.kind
     # the class describes the code that is installed in the backend's environment
@@ -349,14 +347,14 @@ def _key_of(request: Request, form: Form, fingerprint: str) -> str:
 def _compile_canonical(
     partition: _Cacheable, first: int, total: int
 ) -> PreprocessResult | None:
-    """The result of compiling the canonical program, with the handles of that program.
+    """Compile the canonical program; return a result with its handles.
 
-    None if the backend fails with it or refuses it.
+    Returns None if the backend fails or refuses it.
     """
     request = partition.request._replace(extract=partition.canonical_program)
     try:
         (compiled,) = compile_here([request], first, total)
-    except ContractViolation:  # compiling the partition's own program could hide it
+    except ContractViolation:  # a second compilation could hide it
         raise
     except DelegraphError:
         return None
@@ -366,7 +364,7 @@ def _compile_canonical(
 def _renumbered(
     result: PreprocessResult, numbers: Mapping[int, int]
 ) -> PreprocessResult:
-    """``result`` with other debug handles: ``numbers`` replaces each of them."""
+    """Return ``result`` with debug handles replaced by ``numbers``."""
     if not result.debug_handle_map:
         return result
     handles: Any = {

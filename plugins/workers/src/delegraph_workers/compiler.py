@@ -1,9 +1,9 @@
-"""``Compiler``: compiles in threads, processes and other machines, and keeps results.
+"""Compile in threads, processes and on other machines, and cache results: ``Compiler``.
 
-A session of it gives requests for isolated backends a stand-in for the backend's class,
-which sends each partition to a process and returns the result. To the rest of a
-lowering, a stand-in is a thread-safe backend. ``compile_here`` of the core makes each
-call, in the thread that lowers or in one of an executor.
+A session replaces the class of an isolated backend by a stand-in, which sends each
+partition to a process and returns the result. For the rest of a lowering, a stand-in is
+a thread-safe backend. ``compile_here`` of the core makes each call, in the thread that
+lowers or in a thread of an executor.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ class Compiler:
     """Compiles partitions for ``delegraph.lower(compiler=Compiler(...))``.
 
     ``cache``: a folder for compiled partitions, "" or True for the user's folder, or a
-    ``Cache``. Partitions that it has are not compiled again, and equal partitions are
-    compiled once; the report says where each delegate came from. None: the folder in
-    the environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
-    ``cache_remote``: the URL of a folder that others share, for a cache that is made
-    here.
+    ``Cache``. Cached partitions are not compiled again, and equal partitions are
+    compiled once; the report shows the source of each delegate. None: the folder in the
+    environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
+    ``cache_remote``: the URL of a shared folder for this cache.
 
     ``executor``: a ``concurrent.futures`` executor that compiles partitions in
-    parallel; the blobs are the same. One of threads is used for thread-safe backends
-    only, one of other processes or machines for all.
+    parallel, to the same blobs. An executor of threads serves thread-safe backends
+    only. One of processes or other machines serves all backends.
 
-    ``isolation="process"``: compile each partition in another process. If that crashes,
+    ``isolation="process"``: compile each partition in another process. If it crashes,
     exits, or takes more than ``time_limit`` seconds or ``memory_limit`` bytes, the
     partition goes to the next backend or to the host. A limit implies isolation.
 
@@ -64,26 +63,26 @@ class Compiler:
         memory_limit: float | None = None,
         cache_remote: str | None = None,
     ) -> None:
-        """Check the choices, which the class describes; no process is started yet."""
+        """Check the arguments; start no process."""
         if isolation not in (None, "process"):
             text = f"isolation is 'process' or None, not {isolation!r}"
             raise OptionError("option-invalid", text)
         _expect_limit("time_limit", time_limit)
         _expect_limit("memory_limit", memory_limit)
         if memory_limit is not None and memory_limit < LEAST_MEMORY:
-            text = f"memory_limit is {memory_limit:,} bytes"
-            text += f", and a worker itself uses up to {LEAST_MEMORY:,}"
-            hint = (
-                f"memory_limit={LEAST_MEMORY} or more, on the command line"
-                " --memory-limit 32"
+            raise OptionError(
+                "option-invalid",
+                f"memory_limit is {memory_limit:,} bytes, but a worker itself uses up"
+                f" to {LEAST_MEMORY:,}",
+                hint=f"pass memory_limit={LEAST_MEMORY} or more, on the command line"
+                " --memory-limit 32",
             )
-            raise OptionError("option-invalid", text, hint=hint)
         self.cache = choose_cache(cache, cache_remote)
         self.executor = executor
         self.isolation = isolation
         self.time_limit = time_limit
         self.memory_limit = memory_limit
-        # foreign: it is not known to run calls in threads of this process
+        # a foreign executor may run calls in other processes
         is_foreign = not isinstance(executor, ThreadPoolExecutor | None)
         if is_foreign:
             takes_calls = callable(getattr(executor, "submit", None))
@@ -96,7 +95,7 @@ class Compiler:
         declare to be isolated."""
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """A new session, with processes of its own."""
+        """Return a new session, with new processes."""
         return Session(self, registry, backends)
 
 
@@ -117,12 +116,12 @@ def _compile_group(
     first: int,
     total: int,
 ) -> list[Compiled]:
-    """Compile the requests at ``positions``, which are one call of their backend."""
+    """Compile the requests at ``positions`` in one call of their backend."""
     if results is None:
         return compile_here([requests[k] for k in positions], first, total)
     if len(positions) == 1:
         return [results.compile(positions[0], first, total)]
-    # a joint call, of which nothing is cached
+    # results of a joint call are not cached
     compiled = compile_here([requests[k] for k in positions], first, total)
     return [one._replace(origin="compiled") for one in compiled]
 
@@ -147,7 +146,7 @@ class Session:
 
     @property
     def notes(self) -> Sequence[str]:
-        """How many results were found and stored, and what went wrong with the cache."""
+        """Return the numbers of found and stored results, and faults of the cache."""
         return self._entries.notes if self._entries is not None else ()
 
     def __enter__(self) -> Session:
@@ -171,9 +170,9 @@ class Session:
     def partition(
         self, partitioner: Partitioner, program: ExportedProgram
     ) -> PartitionResult:
-        """The answer of ``partitioner``, or an earlier one from the cache.
+        """Return the answer of ``partitioner``, or an earlier one from the cache.
 
-        It can be kept if the partitioner says what it depends on (``fingerprint``).
+        The cache keeps it if the partitioner has a ``fingerprint``.
         """
 
         def ask() -> PartitionResult:
@@ -189,7 +188,7 @@ class Session:
         return ask_once(program, partitioner, fingerprint, self._entries, ask)
 
     def compile(self, requests: Sequence[Request]) -> list[Compiled]:
-        """Take the results that the cache has, and compile the other partitions."""
+        """Take results from the cache, and compile the other partitions."""
         sent = [self._sent(request) for request in requests]
         if self._entries is None:
             positions = list(range(len(sent)))
@@ -205,9 +204,9 @@ class Session:
         positions: Sequence[int],
         results: CachedResults | None,
     ) -> dict[int, Compiled]:
-        """Compile the requests at ``positions``. Returns answers by position.
+        """Compile the requests at ``positions``; return answers by position.
 
-        ``results`` adds them to the cache; None: there is no cache.
+        ``results`` adds them to the cache; it is None without a cache.
         """
         groups = calls_of([requests[k] for k in positions])
         total = len(positions)
@@ -234,7 +233,7 @@ class Session:
             self._started().prepare(names)
 
     def _sent(self, request: Request) -> Request:
-        """``request`` with a stand-in for its backend if that compiles elsewhere."""
+        """Return ``request``, with a stand-in for a backend that compiles elsewhere."""
         backend = request.backend
         if not self._compiler.isolates_all and not backend.spec.traits.isolated:
             return request
@@ -246,7 +245,7 @@ class Session:
         return request._replace(backend=self._stand_ins[backend.full_name])
 
     def _started(self) -> Workers:
-        """The processes, which are started when they are first needed."""
+        """Return the processes, which start at the first use."""
         if self._workers is None:
             chosen = self._compiler
             memory = chosen.memory_limit
@@ -261,6 +260,6 @@ class Session:
 
 
 def from_flags(memory_limit: float | None = None, **options: Any) -> Compiler:
-    """The compiler for flags of the command line. ``memory_limit`` is in MB."""
+    """Return the compiler for flags of the command line; ``memory_limit`` is in MB."""
     memory = None if memory_limit is None else memory_limit * 1e6
     return Compiler(memory_limit=memory, **options)

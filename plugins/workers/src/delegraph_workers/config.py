@@ -6,6 +6,7 @@ named file, never from the working directory. Imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -37,13 +38,14 @@ KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 
 
 class BadSettings(Exception):
-    """Settings that cannot be used, or an environment that does not answer."""
+    """Invalid settings, or an environment that does not describe its backend."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A backend in another environment: its names here and there, and the interpreter.
+    """A backend in another environment: its interpreter, and its names.
 
+    ``name`` is the name in this environment, ``backend`` the name in the other.
     ``wrong``: the fault of its table, which disables only this backend.
     """
 
@@ -58,20 +60,18 @@ def path_of_settings() -> Path:
     if os.environ.get(CONFIG):
         return Path(os.environ[CONFIG])
     if sys.platform == "win32":
-        return (
-            Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming")
-            / "delegraph/delegraph.toml"
-        )
+        roaming = os.environ.get("APPDATA") or Path.home() / "AppData/Roaming"
+        return Path(roaming) / "delegraph/delegraph.toml"
     if sys.platform == "darwin":
         return Path.home() / "Library/Application Support/delegraph/delegraph.toml"
     return _folder("XDG_CONFIG_HOME", ".config") / "delegraph/delegraph.toml"
 
 
 def _folder(variable: str, usual: str) -> Path:
-    """Return a folder of the user's.
+    """Return the user's folder that a variable names, or the usual one.
 
-    A variable with a relative path is ignored, as its specification requires. Otherwise
-    it would name a folder in the working directory.
+    The XDG specification ignores relative paths, which would depend on the working
+    directory.
     """
     given = os.environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else Path.home() / usual
@@ -98,30 +98,27 @@ def _content(path: Path) -> str:
     UTF-8, or writable by others.
     """
     # without O_NONBLOCK, opening a pipe waits for a writer
-    descriptor = os.open(
-        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    )
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadSettings(
-                f"{path} is no regular file; the settings are read from regular files"
-                " only"
-            )
-        if os.name == "posix" and (
-            status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())
-        ):
-            raise BadSettings(
-                f"{path} names executables, and others own it or can write to it"
-            )
+            raise BadSettings(f"{path} is no regular file; settings must be in one")
+        if os.name == "posix":
+            is_foreign = status.st_uid not in (0, os.geteuid())
+            if is_foreign or status.st_mode & stat.S_IWOTH:
+                raise BadSettings(
+                    f"{path} names executables, but other users own it or can write to"
+                    " it"
+                )
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(LARGEST + 1)
     finally:
         os.close(descriptor)
     if len(data) > LARGEST:
         raise BadSettings(
-            f"{path} is larger than {LARGEST // 1_000_000} MB; a file of settings is a"
-            " few lines"
+            f"{path} is larger than {LARGEST // 1_000_000} MB; a file of settings has"
+            " only a few lines"
         )
     try:
         return data.decode("utf-8")
@@ -134,7 +131,7 @@ def _content(path: Path) -> str:
 def read_settings(text: str, path: Path) -> list[Setting]:
     """Return the backends in the text of a file of settings.
 
-    A wrong table disables its backend alone. Unknown tables and keys are warnings.
+    A wrong table disables only its backend. Unknown tables and keys are warnings.
     Raises BadSettings for a text that is no TOML.
     """
     try:
@@ -143,49 +140,45 @@ def read_settings(text: str, path: Path) -> list[Setting]:
         raise BadSettings(f"{path}: {e}") from e
     for key in sorted(whole.keys() - {"backends"}):
         _ignore(
-            f"{path}: the table or key {key!r} is ignored; the file has tables"
-            " [backends.NAME]"
+            f"{path}: the table or key {key!r} is ignored; write tables [backends.NAME]"
         )
     tables = whole.get("backends", {})
     if not isinstance(tables, Mapping):
         _ignore(
-            f"{path}: backends is ignored, as it is a {type(tables).__name__}; the file"
-            " has tables [backends.NAME]"
+            f"{path}: backends is ignored, because it is a {type(tables).__name__};"
+            " write tables [backends.NAME]"
         )
         return []
     made = []
     for name, table in tables.items():
-        if not _NAME.fullmatch(name):
-            _ignore(
-                f"{path}: [backends.{name!r}] is ignored; a name is letters, digits and"
-                " . _ + -"
-            )
-            continue
-        given = table if isinstance(table, Mapping) else {}
-        python = given.get("python")
-        backend = given.get("backend", name)
-        if (
-            not isinstance(python, str)
-            or not os.path.isabs(python)
-            or not isinstance(backend, str)
-        ):
-            text = (
-                'the table has python = "/absolute/path/of/a/python", and may have'
-                ' backend = "its name there"'
-            )
-            made.append(Setting(name, "", "", f"{path}: {text}"))
-        elif unknown := sorted(given.keys() - {"python", "backend"}):
-            made.append(
-                Setting(
-                    name,
-                    python,
-                    backend,
-                    f"{path}: the table has the unknown key {unknown[0]!r}",
-                )
-            )
+        if _NAME.fullmatch(name):
+            made.append(_setting(name, table, path))
         else:
-            made.append(Setting(name, python, backend))
+            _ignore(
+                f"{path}: [backends.{name!r}] is ignored; a name consists of letters,"
+                " digits and . _ + -"
+            )
     return made
+
+
+def _setting(name: str, table: Any, path: Path) -> Setting:
+    """Return the backend of a table; ``wrong`` names the fault of the table."""
+    given = table if isinstance(table, Mapping) else {}
+    python = given.get("python")
+    backend = given.get("backend", name)
+    wrong = (
+        f'{path}: the table needs python = "/absolute/path/of/a/python", and may have'
+        ' backend = "name in that environment"'
+    )
+    if not isinstance(python, str) or not isinstance(backend, str):
+        return Setting(name, "", "", wrong)
+    if not os.path.isabs(python):
+        return Setting(name, "", "", wrong)
+    unknown = sorted(given.keys() - {"python", "backend"})
+    if unknown:
+        text = f"{path}: the table has the unknown key {unknown[0]!r}"
+        return Setting(name, python, backend, text)
+    return Setting(name, python, backend)
 
 
 def _ignore(text: str) -> None:
@@ -196,57 +189,56 @@ def _ignore(text: str) -> None:
 def description_of(setting: Setting) -> dict[str, Any]:
     """Return an environment's description of a backend (``describe``).
 
-    Raises BadSettings.
-
-    It is kept in the user's cache folder until the installed distributions change.
+    The user's cache folder keeps it until the installed distributions change. Raises
+    BadSettings.
     """
     if setting.wrong:
         raise BadSettings(setting.wrong)
-    base = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
-    kept = base / (
-        hashlib.sha256(
-            json.dumps([setting.python, setting.backend]).encode()
-        ).hexdigest()
-        + ".json"
-    )
+    folder = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
+    names = json.dumps([setting.python, setting.backend])
+    path = folder / f"{hashlib.sha256(names.encode()).hexdigest()}.json"
+    description = _kept_description(path)
+    if description is not None:
+        return description
+
+    description = _ask(setting)
+    kept = {"description": description, "stamps": _stamps(description["path"])}
+    # without a writable folder, the next process needs half a second to ask again
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(kept), "utf-8")
+        partial.rename(path)
+    return description
+
+
+def _kept_description(path: Path) -> dict[str, Any] | None:
+    """Return a kept description; None if it is missing, outdated or damaged."""
     try:
-        known = json.loads(kept.read_text("utf-8"))
-        if known["stamps"] == _stamps(known["told"]["path"]) and _is_description(
-            known["told"]
-        ):
-            return dict(known["told"])
+        kept = json.loads(path.read_text("utf-8"))
+        description = dict(kept["description"])
+        is_current = kept["stamps"] == _stamps(description["path"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is none, or it is of another version: the environment is asked
-    told = _ask(setting)
-    try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}")
-        partial.write_text(
-            json.dumps({"told": told, "stamps": _stamps(told["path"])}), "utf-8"
-        )
-        partial.rename(kept)
-    except OSError:
-        # a folder that cannot be written costs half a second the next time, and nothing
-        # else
-        return told
-    return told
+        return None
+    return description if is_current and _is_description(description) else None
 
 
-def _is_description(told: dict[str, Any]) -> bool:
+def _is_description(answer: dict[str, Any]) -> bool:
     """Return whether an answer has a protocol and the path.
 
-    The rest has the form of ``describe`` of that protocol.
+    The protocol determines the form of the rest (``describe``).
     """
-    path = told.get("path")
-    return (
-        type(told.get("protocol")) is int
-        and isinstance(path, list)
-        and all(type(p) is str for p in path)
-    )
+    path = answer.get("path")
+    if type(answer.get("protocol")) is not int or not isinstance(path, list):
+        return False
+    return all(type(folder) is str for folder in path)
 
 
 def _stamps(path: list[str]) -> list[Any]:
-    """Return when each folder last changed, in nanoseconds; None for a missing one."""
+    """Return the time of the last change of each folder, in nanoseconds.
+
+    A missing folder has None.
+    """
     return [
         os.stat(folder).st_mtime_ns if os.path.exists(folder) else None
         for folder in path
@@ -256,8 +248,8 @@ def _stamps(path: list[str]) -> list[Any]:
 def variables_there(folder: Path) -> dict[str, str]:
     """Return the environment variables for a process of another environment.
 
-    Those about this environment are left out. A plugin that is disabled here may be
-    used there.
+    Variables about this environment are left out: the other one may use a plugin that
+    is disabled here.
     """
     about_this = {
         "PYTHONPATH",
@@ -265,18 +257,19 @@ def variables_there(folder: Path) -> dict[str, str]:
         "PYTHONPLATLIBDIR",
         "PYTHONEXECUTABLE",
         "__PYVENV_LAUNCHER__",
+        "DELEGRAPH_PLUGINS",
+        "DELEGRAPH_DISABLE_PLUGINS",
     }
-    about_this |= {"DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"}
-    return {k: v for k, v in os.environ.items() if k not in about_this} | {
-        CONFIG: str(no_settings(folder))
-    }
+    variables = {k: v for k, v in os.environ.items() if k not in about_this}
+    variables[CONFIG] = str(no_settings(folder))
+    return variables
 
 
 def no_settings(folder: Path) -> Path:
     """Return an empty file of settings for the processes of another environment.
 
-    With the user's settings, an environment with this distribution would ask itself
-    without end.
+    With the user's settings, an environment with this distribution would start itself
+    again and again.
     """
     path = folder / "delegraph.toml"
     path.touch(mode=0o600)
@@ -300,25 +293,22 @@ def _ask(setting: Setting) -> dict[str, Any]:
         except (OSError, subprocess.TimeoutExpired) as e:
             raise BadSettings(f"{setting.python}: {e}") from e
     try:
-        told = json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1])
+        answer = json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1])
     except (ValueError, IndexError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
-            f"exit code {done.returncode}"
-        ]
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = lines[-1] if lines else f"exit code {done.returncode}"
         raise BadSettings(
-            f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}"
+            f"{setting.python} does not describe {setting.backend!r}: {why:.300}"
         ) from None
-    if not isinstance(told, dict) or "error" in told:
-        why = (
-            str(told["error"])
-            if isinstance(told, dict)
-            else f"it answered {told!r:.80} for {setting.backend!r}"
+    if not isinstance(answer, dict):
+        raise BadSettings(
+            f"{setting.python}: it answered {answer!r:.80} for {setting.backend!r}"
         )
-        raise BadSettings(f"{setting.python}: {why}")
-    if not _is_description(told):
-        text = (
-            f"{setting.python} describes {setting.backend!r} in no known form; has it"
-            " another delegraph-workers?"
+    if "error" in answer:
+        raise BadSettings(f"{setting.python}: {answer['error']}")
+    if not _is_description(answer):
+        raise BadSettings(
+            f"{setting.python} describes {setting.backend!r} in an unknown form;"
+            " install the delegraph-workers of this environment there"
         )
-        raise BadSettings(text)
-    return told
+    return answer

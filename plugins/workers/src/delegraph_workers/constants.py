@@ -1,6 +1,4 @@
-"""Large constants of partitions as files of a private folder, by content: written once,
-mapped by all workers.
-"""
+"""Write large constants of partitions once into files, which all workers map."""
 
 from __future__ import annotations
 
@@ -14,22 +12,22 @@ from typing import Any
 from .forms import Memory
 
 INLINE = 1 << 20
-"""Bytes from which on a constant is no part of a form's bytes."""
+"""The least bytes of a constant that is not part of a form's bytes."""
 
 
 class Absent(Exception):
-    """A worker cannot see the folder: it is on another machine."""
+    """A worker cannot access the folder: it runs on another machine."""
 
 
 class Folder:
-    """A folder that has the constants of one lowering."""
+    """A private folder with the constants of one lowering, by digest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
 
     def add(self, memory: Memory) -> None:
-        """Write a constant, unless it is there."""
+        """Write a constant, unless the folder has it."""
         path = self.path / memory.digest.hex()
         with self._lock:
             if path.exists():
@@ -44,8 +42,9 @@ class Folder:
 def fetch_from(
     folder: str | None, inline: dict[bytes, Any]
 ) -> Callable[[bytes, int], Any]:
-    """What gives ``forms.read`` its large constants: a private mapping of a file, or
-    bytes of the message.
+    """Return the function with which ``forms.read`` gets large constants.
+
+    It returns a private mapping of a file, or bytes of the message (``inline``).
     """
 
     def fetch(digest: bytes, size: int) -> Any:

@@ -1,5 +1,6 @@
-"""``python -m delegraph_workers.describe BACKEND``: what this environment has of a
-backend, as a line of JSON.
+"""Describe an installed backend as a line of JSON.
+
+Run as ``python -m delegraph_workers.describe BACKEND``.
 """
 
 from __future__ import annotations
@@ -18,34 +19,32 @@ from .message import PROTOCOL
 
 
 def describe(name: str) -> dict[str, Any]:
-    """The declaration of an installed backend, in words of JSON."""
-    try:
-        info = next(
-            b
-            for b in backends()
-            if name in (b.name, b.backend_id, f"{b.distribution}/{b.name}")
-        )
-    except StopIteration:
-        known = ", ".join(sorted(b.name for b in backends())) or "none"
+    """Return the declaration of an installed backend as values of JSON."""
+    matching = [
+        info
+        for info in backends()
+        if name in (info.name, info.backend_id, f"{info.distribution}/{info.name}")
+    ]
+    if not matching:
+        known = ", ".join(sorted(info.name for info in backends())) or "none"
         return {
             "error": (
-                f"no backend {name!r} is installed there ({known}), and register() is"
-                " for its own process alone"
+                f"no backend {name!r} is installed in that environment (installed:"
+                f" {known}); register() works for its own process only"
             )
         }
+    info = matching[0]
     if not info.usable:
-        return {"error": f"backend {name!r} is {info.status} there: {info.error}"}
-    kinds = {kind.__name__: kind for kind in (str, int, float, bool, list)}
-    options = [
-        [
-            o.name,
-            next(k for k, v in kinds.items() if v is o.type),
-            o.default,
-            list(o.choices),
-            o.help,
-        ]
-        for o in info.spec.options
-    ]
+        return {
+            "error": f"backend {name!r} is {info.status} in that environment:"
+            f" {info.error}"
+        }
+    options = []
+    for option in info.spec.options:
+        kind = option.type.__name__
+        choices = list(option.choices)
+        options.append([option.name, kind, option.default, choices, option.help])
+    formats = [_format(suffix) for suffix in info.formats]
     return {
         "protocol": PROTOCOL,
         "workers": metadata.version("delegraph-workers"),
@@ -59,9 +58,7 @@ def describe(name: str) -> dict[str, Any]:
         "runtime": info.has_runtime,
         "native": default_registry().native_code(info.full_name),
         "quantizer": info.has_quantizer,
-        "formats": [
-            row for suffix in info.formats if (row := _format(suffix)) is not None
-        ],
+        "formats": [row for row in formats if row is not None],
         "prefix": sys.prefix,
         "path": [p for p in sys.path if p],
     }
@@ -87,13 +84,13 @@ ABILITIES = (
 )
 """The methods of file formats that work across environments (``serve_formats``)."""
 _OPTIONAL = "method", "max_memory", "max_iterations"
-"""Parameters of these methods that formats may have or not, and callers look for."""
+"""Optional parameters of these methods, which callers look for."""
 
 
 def _format(suffix: str) -> dict[str, Any] | None:
-    """The format of a suffix; None for one that holds whole programs.
+    """Return the format of a suffix; None for a format of whole programs.
 
-    One that cannot be used says why.
+    A format that cannot be used has its "error".
     """
     try:
         kind: Any = default_registry().get_format(f"a{suffix}")
@@ -101,31 +98,24 @@ def _format(suffix: str) -> dict[str, Any] | None:
         return {"suffix": suffix, "error": str(e)}
     if not issubclass(kind, DelegateFormat):
         return None
-    # what DelegateFormat has is done where the delegate is, unless the format overrides
-    # it
-    own = [
-        name
-        for name in ABILITIES
-        if inspect.getattr_static(kind, name)
-        is not inspect.getattr_static(DelegateFormat, name)
-    ]
-    parameters = {
-        name: inspect.signature(getattr(kind, name)).parameters for name in own
-    }
+    # methods that a format does not override run in the user's process
+    abilities = {}
+    for name in ABILITIES:
+        base = inspect.getattr_static(DelegateFormat, name)
+        if inspect.getattr_static(kind, name) is not base:
+            parameters = inspect.signature(getattr(kind, name)).parameters
+            abilities[name] = [each for each in _OPTIONAL if each in parameters]
     return {
         "suffix": suffix,
         "backend_id": kind.backend_id,
         "holds_named_data": kind.holds_named_data,
-        "abilities": {
-            name: [each for each in _OPTIONAL if each in parameters[name]]
-            for name in own
-        },
+        "abilities": abilities,
     }
 
 
 if __name__ == "__main__":
     try:
-        told = describe(sys.argv[1])
+        description = describe(sys.argv[1])
     except DelegraphError as e:
-        told = {"error": str(e)}
-    sys.stdout.write(f"{json.dumps(told)}\n")
+        description = {"error": str(e)}
+    sys.stdout.write(f"{json.dumps(description)}\n")

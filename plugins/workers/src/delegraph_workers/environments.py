@@ -1,7 +1,7 @@
-"""Represent backends of other environments by classes that ask a worker there.
+"""Represent backends of other environments by classes that call a worker there.
 
-``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made on first use.
-Nothing of the backend is imported here. Two environments may have the same backend, or
+``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made on first use. This
+process does not import the backend. Two environments may have the same backend, or
 backends of one id: their names distinguish them.
 """
 
@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.backend import CompileSpec, PreprocessResult
@@ -52,6 +52,14 @@ _NOTHING = Limits()
 _LOCK = threading.Lock()
 
 
+class Answer(NamedTuple):
+    """The content of an answer, its parts of bytes, and the id of its process."""
+
+    content: dict[str, Any]
+    parts: list[memoryview]
+    process: int
+
+
 class Environment:
     """A backend's environment with its processes.
 
@@ -59,36 +67,28 @@ class Environment:
     """
 
     def __init__(self, name: str) -> None:
-        if name not in described() or "error" in described()[name][1]:
-            why = (
-                described()[name][1]["error"]
-                if name in described()
-                else "the settings do not have it"
-            )
-            raise PluginUnavailable(
-                "plugin-unavailable",
-                f"the environment of backend {name!r} cannot be used: {why}",
-            )
+        if name not in described():
+            raise _unusable(name, "the settings do not contain it")
+        self._setting, self.description = described()[name]
+        if "error" in self.description:
+            raise _unusable(name, self.description["error"])
         self.name = name
-        self._setting, self.told = described()[name]
-        self.backend = str(self.told["name"])
+        self.backend = str(self.description["name"])
         self.where = (
-            f"{self.told['distribution']} {self.told['version']} in"
-            f" {self.told['prefix']}"
+            f"{self.description['distribution']} {self.description['version']} in"
+            f" {self.description['prefix']}"
         )
         self.workers = Workers(isolated=True, python=self._setting.python)
         self._runner: WorkerProcess | None = None
         self._running = threading.RLock()
         self._about: dict[Any, dict[str, Any]] = {}  # by compile specs, in one lowering
-        # process and number of what nobody here has any more
+        # process and number of objects without users in this process
         self._gone: deque[tuple[int, int]] = deque()
         self._owner = os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the environment's processes, unless this process is a fork of their
-        owner.
-        """
+        """End the environment's processes; a fork of their owner does not end them."""
         if os.getpid() != self._owner:
             return
         if self._runner is not None:
@@ -99,30 +99,27 @@ class Environment:
     def ask(
         self, header: Mapping[str, Any], program: ExportedProgram
     ) -> dict[str, Any]:
-        """Return a worker's answer about a program. A lowering begins with it."""
+        """Return a worker's answer about a program, at the beginning of a lowering."""
         self.workers.forget()
         self._about.clear()
-        answer, _ = self.workers.send(
-            {**header, "backend": self.backend}, [write(program)], self.backend
-        )
-        return self._told(answer)[0]
+        job = {**header, "backend": self.backend}
+        answer, _ = self.workers.send(job, [write(program)], self.backend)
+        return self._content(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """Return facts for a cache: keeps_names, installed, and the fingerprint for
+        """Return facts for a cache: keeps_names, installed, and the fingerprint of
         specs.
         """
         rows = None if specs is None else rows_of(specs)
-        if (key := repr(rows)) not in self._about:
+        key = repr(rows)
+        if key not in self._about:
             header = {"do": "about", "backend": self.backend, "specs": rows}
-            self._about[key] = self._told(
-                self.workers.send(header, [], self.backend)[0]
-            )[0]
+            answer, _ = self.workers.send(header, [], self.backend)
+            self._about[key] = self._content(answer)[0]
         return self._about[key]
 
-    def run(
-        self, header: Mapping[str, Any], parts: Sequence[bytes]
-    ) -> tuple[dict[str, Any], list[memoryview], int]:
-        """Return the answer of the process that runs delegates, and its process id.
+    def run(self, header: Mapping[str, Any], parts: Sequence[bytes]) -> Answer:
+        """Return the answer of the process that runs delegates.
 
         The process is started if there is none.
         """
@@ -133,27 +130,34 @@ class Environment:
             let_go = [number for process, number in gone if process == self._runner.pid]
             job = pack({**header, "backend": self.backend, "let_go": let_go}, parts)
             answer, _ = self._runner.run(job, _NOTHING)
-            return *self._told(answer), self._runner.pid
+            content, data = self._content(answer)
+            return Answer(content, data, self._runner.pid)
 
     def keep_for(self, owner: Any, process: int, number: int) -> None:
-        """Release an object of ``process`` with the next job after ``owner`` is gone.
+        """Release an object of ``process`` with the next job after ``owner`` is deleted.
 
-        Not at once: an object may be collected in the middle of another job.
+        Releasing it at once is impossible: ``owner`` may be deleted during another job.
         """
         weakref.finalize(owner, self._gone.append, (process, number)).atexit = False
 
-    def show(
-        self, header: Mapping[str, Any], form: Form
-    ) -> tuple[dict[str, Any], list[memoryview], int]:
-        """Do ``run`` for a program. The process maps its large constants."""
+    def show(self, header: Mapping[str, Any], form: Form) -> Answer:
+        """Return the answer about a program; the process maps its large constants."""
         packed, _ = self.workers.lay_out([form])
         return self.run({**header, "folder": str(self.workers.path)}, packed)
 
-    def _told(self, answer: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+    def _content(self, answer: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+        """Return the header and the parts of an answer; raise its error."""
         header, parts = unpack(answer)
         if "error" in header:
             raise self.workers.error(header["error"], {}, _NOTHING)
         return header, parts
+
+
+def _unusable(name: str, why: str) -> PluginUnavailable:
+    return PluginUnavailable(
+        "plugin-unavailable",
+        f"the environment of backend {name!r} cannot be used: {why}",
+    )
 
 
 def environment(name: str) -> Environment:
@@ -170,14 +174,16 @@ def _environment(name: str, process: int) -> Environment:
 
 def __getattr__(attribute: str) -> Any:
     """Return the classes that ``plugin`` declares."""
-    kind, _, named = attribute.partition("_")
-    for name, (_, told) in described().items():
-        if named != identifier(name):
+    kind, _, backend = attribute.partition("_")
+    for name, (_, description) in described().items():
+        if backend != identifier(name):
             continue
         if kind == "Backend":
-            return _backend(name, told["backend_id"], _NOTHING)
-        if kind in ("Partitioner", "Runtime"):
-            return _partitioner(name) if kind == "Partitioner" else _runtime(name)
+            return _backend(name, description["backend_id"], _NOTHING)
+        if kind == "Partitioner":
+            return _partitioner(name)
+        if kind == "Runtime":
+            return _runtime(name)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
 
@@ -199,36 +205,42 @@ def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
         there = environment(name)
         programs = {"": [edge_program]}
         specs = {"": [compile_specs]}
-        result = there.workers.compile(
+        compiled = there.workers.compile(
             backend_id, there.backend, {}, programs, specs, limits
-        )[""][0]
+        )
+        [result] = compiled[""]
         if isinstance(result.facts, Mapping):
             result.facts = {**result.facts, "environment": there.where}
         return result
+
+    def limited(cls: type[Remote], limits: Limits) -> type[Remote]:
+        return _backend(name, backend_id, limits)
+
+    def fingerprint(compile_specs: list[CompileSpec]) -> Any:
+        return environment(name).about(compile_specs).get("fingerprint")
+
+    def installed() -> Any:
+        return environment(name).about().get("installed")
 
     body = {
         "__module__": __name__,
         "__doc__": f"Compiles as {backend_id} does in the environment of {name!r}.",
         "thread_safe": True,
         "preprocess": staticmethod(preprocess),
-        "limited": classmethod(lambda cls, limits: _backend(name, backend_id, limits)),
-        "fingerprint": staticmethod(
-            lambda compile_specs: (
-                environment(name).about(compile_specs).get("fingerprint")
-            )
-        ),
-        "installed": staticmethod(lambda: environment(name).about().get("installed")),
+        "limited": classmethod(limited),
+        "fingerprint": staticmethod(fingerprint),
+        "installed": staticmethod(installed),
     }
     made: Any = type(backend_id, (Remote,), body)
-    # after the class was checked, which reads all attributes
+    # the check of a new class reads all attributes, and must not start a worker
     made.keeps_names = _KeepsNames(name)
     return made  # type: ignore[no-any-return]
 
 
 class _KeepsNames:
-    """The attribute of a class in another environment.
+    """The attribute ``keeps_names`` of a class in another environment.
 
-    Reading it asks that environment.
+    Reading it calls a worker there.
     """
 
     def __init__(self, name: str) -> None:
@@ -243,7 +255,7 @@ class _KeepsNames:
 
 @cache
 def _partitioner(name: str) -> type[Partitioner]:
-    """Return the class that asks the backend's own partitioner."""
+    """Return the class that calls the backend's own partitioner."""
     return type(
         f"Partitioner_{identifier(name)}",
         (RemotePartitioner,),
@@ -252,10 +264,10 @@ def _partitioner(name: str) -> type[Partitioner]:
 
 
 class RemotePartitioner(Partitioner):
-    """Tags the nodes that a partitioner in another environment tags, with its reasons.
+    """Tags nodes as a partitioner in another environment does, with its reasons.
 
-    It gets whole programs. The operators that it keeps are kept; others are decomposed
-    to core ATen before it is asked for its partitions.
+    That partitioner gets whole programs. The operators that it keeps are not
+    decomposed; others are decomposed to core ATen before.
     """
 
     name: str
@@ -264,97 +276,102 @@ class RemotePartitioner(Partitioner):
         super().__init__(options)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         try:
             sent, nodes = _without_delegates(exported_program)
-            told = self._ask("partition", sent)
+            answer = self._ask("partition", sent)
         except Unsupported as e:
             why = (
                 f"the program cannot be sent to the environment of {self.name!r}:"
                 f" {e.message}"
             )
-            return PartitionResult(
-                exported_program, {}, refusals=[Refusal(n, why) for n in calls]
-            )
+            refusals = [
+                Refusal(node, why)
+                for node in exported_program.graph.nodes
+                if node.op == "call_function"
+            ]
+            return PartitionResult(exported_program, {}, refusals=refusals)
         try:
-            return self._followed(exported_program, nodes, told)
+            return self._apply(answer, exported_program, nodes)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            text = (
-                f"the environment of {self.name!r} gave an invalid partitioner's answer:"
-                f" {type(e).__name__}: {e}"
-            )
-            raise FormatError("format-invalid", text) from e
+            raise FormatError(
+                "format-invalid",
+                f"the partitioner in the environment of {self.name!r} gave an invalid"
+                f" answer: {type(e).__name__}: {e}",
+            ) from e
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         try:
             sent, nodes = _without_delegates(ep)
-            told = self._ask("keeps", sent)
+            answer = self._ask("keeps", sent)
         except Unsupported:
             return [], None
-        kept = {nodes[str(name)] for name in told.get("kept", ()) if str(name) in nodes}
-        asked = set(nodes.values())
-        operators = [
-            op for op in map(_operator, told.get("operators", ())) if op is not None
-        ]
-        # a call that a decomposition has made was not asked about: it is kept if others
-        # of its operator are
-        return operators, lambda node: node in kept or node not in asked
+        names = map(str, answer.get("kept", ()))
+        kept = {nodes[name] for name in names if name in nodes}
+        known = set(nodes.values())
+        found = map(_operator, answer.get("operators", ()))
+        operators = [operator for operator in found if operator is not None]
 
-    def _ask(self, what: str, program: ExportedProgram) -> dict[str, Any]:
-        return environment(self.name).ask(
-            {"do": what, "options": dict(self.spec)}, program
-        )
+        def keeps(node: Node) -> bool:
+            # the other partitioner does not know calls that decompositions made: they
+            # are kept if their operator is
+            return node in kept or node not in known
 
-    def _followed(
+        return operators, keeps
+
+    def _ask(self, job: str, program: ExportedProgram) -> dict[str, Any]:
+        header = {"do": job, "options": dict(self.spec)}
+        return environment(self.name).ask(header, program)
+
+    def _apply(
         self,
+        answer: Mapping[str, Any],
         program: ExportedProgram,
         nodes: Mapping[str, Node],
-        told: Mapping[str, Any],
     ) -> PartitionResult:
         """Apply the other partitioner's answer to the nodes of this program."""
-        for name, tag in told["tags"].items():
-            nodes[name].meta["delegation_tag"] = (
-                tuple(tag) if isinstance(tag, list) else tag
-            )
-        for name, marks in told["marks"].items():
-            nodes[name].meta.update(
-                {
-                    str(k): unplain(v)
-                    for k, v in marks.items()
-                    if k not in nodes[name].meta
-                }
-            )
-        own = str(environment(self.name).told["backend_id"])
-        specs = {}
-        for tag, backend_id, given in told["partitions"]:
-            if backend_id not in (own, environment(self.name)._setting.backend):
-                text = (
-                    f"the partitioner of {self.name!r} gave {tag} to {backend_id},"
-                    " which is another backend"
-                )
-                raise ContractViolation("contract-violation", text)
-            specs[str(tag)] = DelegationSpec(
-                self.name, [CompileSpec(k, bytes.fromhex(v)) for k, v in given]
-            )
+        for name, tag in answer["tags"].items():
+            # JSON has no tuples
+            meta = nodes[name].meta
+            meta["delegation_tag"] = tuple(tag) if isinstance(tag, list) else tag
+        for name, marks in answer["marks"].items():
+            meta = nodes[name].meta
+            new = {str(k): unplain(v) for k, v in marks.items() if k not in meta}
+            meta.update(new)
         boundary = {
             nodes[name].name: getattr(torch, dtype)
-            for name, dtype in told["boundary"].items()
+            for name, dtype in answer["boundary"].items()
         }
-        return PartitionResult(
-            program,
-            specs,
-            boundary,
-            [_refusal(nodes, row) for row in told["refusals"] if row[0] in nodes],
-        )
+        refusals = [
+            _refusal(nodes, row) for row in answer["refusals"] if row[0] in nodes
+        ]
+        specs = self._delegation_specs(answer["partitions"])
+        return PartitionResult(program, specs, boundary, refusals)
+
+    def _delegation_specs(self, rows: Any) -> dict[str, DelegationSpec]:
+        """Return the partitions of an answer, by tag."""
+        there = environment(self.name)
+        own = (str(there.description["backend_id"]), there._setting.backend)
+        specs = {}
+        for tag, backend_id, settings in rows:
+            if backend_id not in own:
+                raise ContractViolation(
+                    "contract-violation",
+                    f"the partitioner of {self.name!r} gave partition {tag} to"
+                    f" {backend_id}, another backend",
+                )
+            compile_specs = [
+                CompileSpec(key, bytes.fromhex(value)) for key, value in settings
+            ]
+            specs[str(tag)] = DelegationSpec(self.name, compile_specs)
+        return specs
 
 
 def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
     """Return the refusal of a row.
 
-    The other partitioner cannot repeat the check, so the refusal names no change that
-    would help.
+    It names no change that would help: the other partitioner cannot repeat its check.
     """
     name, text, final, hint, cause, of = row
     reason = Reason(str(text), hint=str(hint), cause=str(cause), of=nodes.get(str(of)))
@@ -378,48 +395,52 @@ def _without_delegates(
     """
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Node]()
-    calls = [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function" and n.target is CALL_DELEGATE
-    ]
-    skipped = {*calls, *(n.args[0] for n in calls)}
-    returned = {user for call in calls for user in call.users}
+    skipped = set[Node]()
+    results = set[Node]()
     for node in program.graph.nodes:
-        if node in returned:
-            given = [n for n in node.args[0].args[1:] if isinstance(n, Node)]
-            by_kind = {
-                kind: [copies[n] for n in given if isinstance(n.meta.get("val"), kind)]
-                for kind in (torch.Tensor, (int, torch.SymInt))
-            }
-            meta = {
-                key: node.meta[key]
-                for key in ("val", "debug_handle")
-                if key in node.meta
-            }
-            copies[node] = append_node(
-                graph,
-                "call_function",
-                HIDDEN,
-                (*by_kind.values(),),
-                {},
-                node.name,
-                meta,
-            )
+        if node.op == "call_function" and node.target is CALL_DELEGATE:
+            skipped |= {node, node.args[0]}
+            results.update(node.users)
+    for node in program.graph.nodes:
+        if node in results:
+            copies[node] = _hidden(graph, node, copies)
         elif node not in skipped:
             copies[node] = copy_node(graph, node, copies.__getitem__)
     inputs = program.graph_signature.input_specs
     outputs = program.graph_signature.output_specs
-    arriving = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
-    call = flat_call(arriving, len(outputs))
+    user_inputs = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
+    call = flat_call(user_inputs, len(outputs))
     made = build_program(
         program.graph_module, graph, inputs, outputs, program, call, check=False
     )
     for node in made.graph.nodes:
         node.meta.pop("delegation_tag", None)
-    return made, {
-        copy.name: node for node, copy in copies.items() if node not in returned
-    }
+    names = {copy.name: node for node, copy in copies.items() if node not in results}
+    return made, names
+
+
+def _hidden(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+    """Add a call of HIDDEN to ``graph`` in place of ``node``, a result of a delegate.
+
+    It has the delegate's operands: tensors, then numbers.
+    """
+    tensors = []
+    numbers = []
+    for operand in node.args[0].args[1:]:  # type: ignore[union-attr]
+        if not isinstance(operand, Node):
+            continue
+        value = operand.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            tensors.append(copies[operand])
+        elif isinstance(value, (int, torch.SymInt)):
+            numbers.append(copies[operand])
+    meta: dict[str, Any] = {}
+    for key in ("val", "debug_handle"):
+        if key in node.meta:
+            meta[key] = node.meta[key]
+    return append_node(
+        graph, "call_function", HIDDEN, (tensors, numbers), {}, node.name, meta
+    )
 
 
 # --- running --------------------------------------------------------------------------
@@ -441,22 +462,23 @@ def _runtime(name: str) -> type[BackendRuntime]:
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        asked = {
+        job = {
+            "do": "compatible",
             "id": header.backend_id,
             "size": header.size,
             "producer": header.producer,
+            "fingerprint": header.fingerprint,
+            "specs": rows_of(compile_specs),
+            "device": device,
         }
-        asked |= {"do": "compatible", "specs": rows_of(compile_specs), "device": device}
-        there = environment(name)
-        told, _, _ = there.run(
-            {**asked, "fingerprint": header.fingerprint}, [header.beginning]
-        )
+        answer = environment(name).run(job, [header.beginning])
         try:
-            return told["verdict"] and Compatibility(*told["verdict"])
+            verdict = answer.content["verdict"]
+            return None if verdict is None else Compatibility(*verdict)
         except (KeyError, TypeError, ValueError) as e:
             raise FormatError(
                 "format-invalid",
-                f"the environment of {name!r} gave a verdict that is none: {e}",
+                f"the environment of {name!r} gave an invalid verdict: {e}",
             ) from e
 
     body = {
@@ -479,10 +501,10 @@ class _Loaded:
     ) -> None:
         self._name = name
         header = {"do": "load", "specs": rows_of(specs), "keys": list(named_data)}
-        told, _, self._process = environment(name).run(
-            header, [bytes(blob), *map(bytes, named_data.values())]
-        )
-        self._number = told["number"]
+        parts = [bytes(blob), *map(bytes, named_data.values())]
+        answer = environment(name).run(header, parts)
+        self._process = answer.process
+        self._number = answer.content["number"]
         environment(name).keep_for(self, self._process, self._number)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -490,9 +512,11 @@ class _Loaded:
 
 
 def call_there(name: str, number: int, process: int, *args: Any) -> Any:
-    """Call the object that a process of an environment has under a number."""
+    """Call the object with a number in a process of an environment."""
     rows, parts = write_values(args)
     header = {"do": "call", "number": number, "process": process, "values": rows}
-    told, data, _ = environment(name).run(header, parts)
-    values = read_values(told["values"], data)
-    return values[0] if told.get("alone") and values else tuple(values)
+    answer = environment(name).run(header, parts)
+    values = read_values(answer.content["values"], answer.parts)
+    if answer.content.get("alone") and values:
+        return values[0]
+    return tuple(values)

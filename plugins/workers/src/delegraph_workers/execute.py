@@ -1,4 +1,4 @@
-"""Do a worker's job: compile the partitions in it.
+"""Execute jobs in a worker: compile partitions, or answer other requests.
 
 Jobs and answers are bytes (``message``).
 """
@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import delegraph
 import torch
@@ -31,14 +31,13 @@ from .serve import ANSWERS
 from .supervise import data_size
 
 Begun = Callable[[], None]
-"""A function that is called when the backend begins.
-
-Until then, modules and the partition were read.
+"""A function that is called when the backend begins, after modules and partitions were
+read.
 """
 
 
 def run(job: bytes) -> bytes:
-    """Do a job in this process; executors of other processes get this function."""
+    """Execute a job in this process; executors of other processes get this function."""
     header, _ = unpack(job)
     if header.get("isolated"):
         from .supervise import run_isolated
@@ -48,7 +47,7 @@ def run(job: bytes) -> bytes:
 
 
 def warm(backends: Sequence[str]) -> int:
-    """Import the modules for jobs of these backends, and make a first program.
+    """Import the modules for jobs of these backends, and export a first program.
 
     Returns the process id.
     """
@@ -57,7 +56,7 @@ def warm(backends: Sequence[str]) -> int:
         program = torch.export.export(module, (torch.ones(1),), strict=False)
     read(b"".join(write(program).pieces()))
     for name in backends:
-        # the job that needs it says what is wrong
+        # a job that needs the backend reports its error
         with contextlib.suppress(Exception, SystemExit):
             delegraph.get_backend(name)
     return os.getpid()
@@ -75,21 +74,17 @@ def execute(
         service = header.get("do")
         if service is not None:
             if service not in ANSWERS:
-                text = (
-                    f"the worker of {sys.prefix} does not know the job {service!r:.40}"
-                )
                 raise DelegraphError(
                     "workers/versions",
-                    text,
-                    hint="install the same delegraph-workers there",
+                    f"the worker of {sys.prefix} does not know the job {service!r:.40}",
+                    hint="install the same delegraph-workers in both environments",
                 )
             begun()
-            told, data = ANSWERS[service](header, parts)
-            return pack({**told, **where}, data)
-        return pack(
-            {"seconds": time.perf_counter() - start, **where},
-            _compile(header, parts, begun, memory_limit),
-        )
+            content, data = ANSWERS[service](header, parts)
+            return pack({**content, **where}, data)
+        # the time for reading the job is measured before it is compiled
+        facts = {"seconds": time.perf_counter() - start, **where}
+        return pack(facts, _compile(header, parts, begun, memory_limit))
     except (Exception, SystemExit) as e:
         if isinstance(e.__cause__, Absent):
             return pack({"absent": str(e.__cause__), **where})
@@ -111,58 +106,77 @@ def _compile(
         )
         raise ContractViolation("contract-violation", text)
     _expect_versions(header["versions"], backend)
-    settings = torch.get_default_dtype(), torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    threads = torch.get_num_threads()
     torch.set_default_dtype(getattr(torch, header["dtype"]))
     torch.set_num_threads(header["threads"])
     try:
-        forms = len(header["programs"])
-        inline = dict(
-            zip(map(bytes.fromhex, header["inline"]), parts[forms:], strict=True)
-        )
-        fetch = fetch_from(header["folder"], inline)
-        register_operators(parts[:forms])
-        programs = [read(part, fetch, named=True) for part in parts[:forms]]
-        written = [write(program) for program in programs]
-        borders = [_border(program) for program in programs]
-        by_method: dict[str, list[int]] = {}
-        for k, (method, _) in enumerate(header["programs"]):
-            by_method.setdefault(method, []).append(k)
-        specs = [
-            [CompileSpec(key, bytes.fromhex(value)) for key, value in given]
-            for _, given in header["programs"]
-        ]
+        partitions = _read_partitions(header, parts)
+        programs: dict[str, list[ExportedProgram]] = {}
+        specs: dict[str, list[list[CompileSpec]]] = {}
+        for partition in partitions:
+            programs.setdefault(partition.method, []).append(partition.program)
+            specs.setdefault(partition.method, []).append(partition.compile_specs)
         begun()
-        with (
-            contextlib.nullcontext() if backend.thread_safe else TRACING,
-            _limited(memory_limit),
-        ):
-            returned = backend.preprocess_multimethod(
-                {
-                    method: [programs[k] for k in listed]
-                    for method, listed in by_method.items()
-                },
-                {
-                    method: [list(specs[k]) for k in listed]
-                    for method, listed in by_method.items()
-                },
-            )
-        _expect_counts(backend, by_method, returned)
-        results = {
-            k: result
-            for m, listed in by_method.items()
-            for k, result in zip(listed, returned[m], strict=True)
-        }
+        lock = contextlib.nullcontext() if backend.thread_safe else TRACING
+        with lock, _limited(memory_limit):
+            returned = backend.preprocess_multimethod(programs, specs)
+        wanted = {method: len(listed) for method, listed in programs.items()}
+        _expect_counts(backend, wanted, returned)
+        results = {method: iter(returned[method]) for method in wanted}
         return [
-            _packed(backend, results[k], written[k], borders[k], programs[k])
-            for k in range(forms)
+            _packed(backend, next(results[partition.method]), partition)
+            for partition in partitions
         ]
     finally:
-        torch.set_default_dtype(settings[0])
-        torch.set_num_threads(settings[1])
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+
+
+class _Signature(NamedTuple):
+    """The names of a program's inputs, and the number of its outputs."""
+
+    inputs: list[str]
+    outputs: int
+
+    @staticmethod
+    def of(program: ExportedProgram) -> _Signature:
+        names = [node.name for node in user_inputs(program)]
+        return _Signature(names, len(program.graph_signature.output_specs))
+
+
+class _Partition(NamedTuple):
+    """A partition of a job, with its form and signature before it is compiled."""
+
+    method: str
+    program: ExportedProgram
+    compile_specs: list[CompileSpec]
+    form: Form
+    signature: _Signature
+
+
+def _read_partitions(
+    header: Mapping[str, Any], parts: Sequence[memoryview]
+) -> list[_Partition]:
+    """Return the partitions of a job: their forms come first in ``parts``."""
+    count = len(header["programs"])
+    digests = map(bytes.fromhex, header["inline"])
+    inline = dict(zip(digests, parts[count:], strict=True))
+    fetch = fetch_from(header["folder"], inline)
+    forms = parts[:count]
+    register_operators(forms)
+    partitions = []
+    for (method, settings), form in zip(header["programs"], forms, strict=True):
+        program = read(form, fetch, named=True)
+        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in settings]
+        partitions.append(
+            _Partition(method, program, specs, write(program), _Signature.of(program))
+        )
+    return partitions
 
 
 def versions_of(distribution: str) -> dict[str, str]:
-    """Return the versions that must be the same where a partition is made and compiled."""
+    """Return the versions that must be equal in both processes."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"delegraph": delegraph.__version__, "torch": torch.__version__}
@@ -183,76 +197,65 @@ def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -
         if found.get(name) != given
     ]
     if differing:
-        text = (
-            f"a worker for {backend.__name__} has other versions than the process that"
-            f" asks: {', '.join(differing)}"
-        )
         raise DelegraphError(
-            "workers/versions", text, hint="install the same ones there"
+            "workers/versions",
+            f"the worker for {backend.__name__} has other versions than this process:"
+            f" {', '.join(differing)}",
+            hint="install the same versions in both environments",
         )
-
-
-def _border(program: ExportedProgram) -> tuple[list[str], int]:
-    """Return the names of a program's inputs, and the number of its outputs."""
-    return [node.name for node in user_inputs(program)], len(
-        program.graph_signature.output_specs
-    )
 
 
 def _expect_counts(
-    backend: type[BackendDetails], by_method: Mapping[str, Sequence[int]], returned: Any
+    backend: type[BackendDetails], wanted: Mapping[str, int], returned: Any
 ) -> None:
     """Raise ContractViolation unless each method has as many results as programs."""
-    wanted = {method: len(listed) for method, listed in by_method.items()}
-    listed = (
-        {m: r for m, r in returned.items() if isinstance(r, (list, tuple))}
-        if isinstance(returned, Mapping)
-        else {}
-    )
-    if {method: len(results) for method, results in listed.items()} != wanted:
+    counts = {}
+    if isinstance(returned, Mapping):
+        for method, results in returned.items():
+            if isinstance(results, (list, tuple)):
+                counts[method] = len(results)
+    if counts != wanted:
         text = (
             f"{backend.__name__}.preprocess_multimethod returned {returned!r:.80}; it"
-            f" was given {wanted} programs"
+            f" got {wanted} programs"
         )
         raise ContractViolation("contract-violation", text)
 
 
-def _packed(
-    backend: type[BackendDetails],
-    result: Any,
-    form: Form,
-    border: tuple[list[str], int],
-    program: ExportedProgram,
-) -> bytes:
-    """A result as bytes.
+def _packed(backend: type[BackendDetails], result: Any, partition: _Partition) -> bytes:
+    """Return a result as bytes.
 
-    ContractViolation if it is something else, or if the program is now called
-    otherwise.
+    Raises ContractViolation if it is no PreprocessResult, or if the backend changed the
+    inputs or outputs of the program.
     """
     if not isinstance(result, PreprocessResult):
-        text = (
-            f"{backend.__name__}.preprocess returned {result!r:.80}; a PreprocessResult"
-            " is wanted"
+        raise ContractViolation(
+            "contract-violation",
+            f"{backend.__name__}.preprocess returned {result!r:.80}; it must return a"
+            " PreprocessResult",
         )
-        raise ContractViolation("contract-violation", text)
+    program = partition.program
+    names = partition.signature.inputs
     left = [
         node.name
         for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in border[0]
+        if node.op == "placeholder" and node.name in names
     ]
-    if (left, len(program.graph_signature.output_specs)) != border:
-        text = (
-            f"{backend.__name__}.preprocess changed how its program is called: its"
-            f" inputs were {border[0]}, now {left}"
+    outputs = len(program.graph_signature.output_specs)
+    if _Signature(left, outputs) != partition.signature:
+        raise ContractViolation(
+            "contract-violation",
+            f"{backend.__name__}.preprocess changed the signature of its program: its"
+            f" inputs were {names}, now {left}",
         )
-        raise ContractViolation("contract-violation", text)
-    return write_result("", None, result, form)
+    return write_result("", None, result, partition.form)
 
 
 @contextlib.contextmanager
 def _limited(limit: int | None) -> Iterator[None]:
-    """A block that may take ``limit`` bytes of memory more than the process has: what
-    asks for more gets an error.
+    """Limit a block to ``limit`` bytes of memory more than the process uses.
+
+    An allocation beyond the limit fails.
     """
     if limit is None:
         yield
@@ -260,12 +263,10 @@ def _limited(limit: int | None) -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    # a limit that is there already is not lifted
-    others = [n for n in before if n != resource.RLIM_INFINITY]
-    resource.setrlimit(
-        resource.RLIMIT_DATA,
-        (min(data_size() + limit, sys.maxsize, *others), before[1]),
-    )
+    # an existing limit stays
+    existing = [n for n in before if n != resource.RLIM_INFINITY]
+    soft = min(data_size() + limit, sys.maxsize, *existing)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Runs calls in the threads of an executor, or in the thread that lowers."""
+"""Run calls in the threads of an executor, or in the thread that lowers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Call(Generic[T]):
     """A call that is made once, by the first thread that begins it.
 
     ``takes_threads``: a thread of an executor may make it. ``outcome`` is done when the
-    call has ended. ``_first``: a lock. The thread that begins the call takes it and
-    keeps it.
+    call has ended. The thread that begins the call acquires ``_first``, and never
+    releases it.
     """
 
     def __init__(self, function: Callable[[], T], takes_threads: bool) -> None:
@@ -34,7 +34,7 @@ class Call(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether some thread makes the call now."""
+        """Return whether a thread makes the call now."""
         return self._first.locked() and not self.outcome.done()
 
     def begin(self) -> None:
@@ -50,7 +50,7 @@ class Call(Generic[T]):
             self.outcome.set_exception(e)
 
     def drop(self) -> bool:
-        """Keep every thread from beginning the call; False if one has begun it."""
+        """Cancel the call; return False if a thread has begun it."""
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:
@@ -65,26 +65,27 @@ class Call(Generic[T]):
         future.add_done_callback(partial(self._finished_by, executor))
 
     def _finished_by(self, executor: Executor, future: Future[None]) -> None:
-        """Set an error if the executor is done with the call, and never began it.
+        """Set an error if the executor ended the call without beginning it.
 
-        ``future``: the executor's own outcome of the call. A call that the executor
-        cancelled is left to the thread that lowers.
+        ``future`` is the executor's own outcome of the call. The thread that lowers
+        makes calls that the executor cancelled.
         """
         if not future.cancelled() and self._first.acquire(blocking=False):
             self.outcome.set_exception(no_threads(executor, future.exception()))
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled, as an executor of processes would do."""
-        text = "partitions are compiled in this process and interpreter"
-        raise TypeError(f"{text}, and cannot be sent to another")
+        raise TypeError(
+            "a call belongs to this process and interpreter, and cannot be sent to"
+            " another"
+        )
 
 
 def run_calls(calls: Sequence[Call[T]], executor: Executor | None) -> list[T]:
-    """Make calls, and return what they returned.
+    """Make calls, and return their results.
 
-    Those that take threads are made by ``executor``, if there is one, and all others by
-    this thread. If the executor cannot begin a call, because its threads all wait for
-    this one, this thread makes it.
+    ``executor`` makes the calls that take threads, and this thread makes the others. If
+    all threads of the executor wait for this one, this thread makes their calls, too.
     """
     in_threads = [c for c in calls if c.takes_threads and executor is not None]
     here = [c for c in calls if c not in in_threads]
@@ -98,7 +99,7 @@ def run_calls(calls: Sequence[Call[T]], executor: Executor | None) -> list[T]:
         for call in in_threads:
             _await(call, in_threads)
     finally:
-        # Before an error is raised, calls that run end, and no other begins.
+        # before an error is raised, running calls end, and others do not begin
         wait([call.outcome for call in calls if not call.drop()])
     return [call.outcome.result() for call in calls]
 
@@ -106,10 +107,11 @@ def run_calls(calls: Sequence[Call[T]], executor: Executor | None) -> list[T]:
 def _await(call: Call[T], others: Sequence[Call[T]]) -> None:
     """Wait for ``call``, which is one of ``others``. Raises its error.
 
-    If after a moment the executor runs none of ``others``, this thread makes the call.
+    If the executor runs none of ``others`` after a moment, this thread makes the call.
     """
     while not call.outcome.done():
-        if running := [c.outcome for c in others if c.is_running]:
+        running = [c.outcome for c in others if c.is_running]
+        if running:
             wait(running, return_when=FIRST_COMPLETED)
             continue
         wait([call.outcome], _MOMENT)  # the executor may be about to begin a call
@@ -119,12 +121,15 @@ def _await(call: Call[T], others: Sequence[Call[T]]) -> None:
 
 
 def no_threads(executor: Any, why: BaseException | None = None) -> OptionError:
-    """The error for an executor that cannot run calls in threads.
+    """Return the error for an executor that cannot run calls in threads.
 
-    ``why``: the error that shows it, if there is one.
+    ``why`` is the error that shows it, if there is one.
     """
-    text = f"executor is to run threads; it is a {type(executor).__name__}"
+    text = (
+        f"the executor is a {type(executor).__name__}, which cannot run calls in"
+        " threads of this process"
+    )
     if why is not None:
-        text += f", which cannot run calls of this process: {type(why).__name__}: {why}"
-    hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
+        text += f": {type(why).__name__}: {why}"
+    hint = "pass for example concurrent.futures.ThreadPoolExecutor(4)"
     return OptionError("option-invalid", text, hint=hint)

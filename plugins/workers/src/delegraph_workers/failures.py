@@ -1,13 +1,13 @@
-"""Errors of workers in words of JSON, and errors of those words.
+"""Write errors of workers as JSON, and read them.
 
-No class is looked up by what a message says it is.
+A message cannot make this process import or call a class: only known classes are made.
 """
 
 from __future__ import annotations
 
 import builtins
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from delegraph import errors
@@ -15,65 +15,62 @@ from delegraph.errors import DelegraphError
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error in words of JSON."""
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    told: dict[str, Any] = {
-        "kinds": kinds,
+    """Return an error as values of JSON."""
+    content: dict[str, Any] = {
+        "kinds": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error),
         "trace": traceback.format_exc(),
     }
     if isinstance(error, DelegraphError):
-        node = getattr(error.node, "name", None)
-        told |= {
+        content |= {
             "code": error.code,
             "message": error.message,
             "hint": error.hint,
-            "node": node,
+            "node": getattr(error.node, "name", None),
+            "raised_by": error.raised_by,
         }
-        told["raised_by"] = error.raised_by
-    return told
+    return content
 
 
-def error_of(told: Any, nodes: Mapping[str, Any]) -> BaseException:
-    """The error that ``describe`` put into words, of a class that this process knows.
+def error_of(content: Any, nodes: Mapping[str, Any]) -> BaseException:
+    """Return the error that ``describe`` wrote, of a class that this process knows.
 
     ``nodes`` has nodes by name.
     """
-    kinds = [str(kind) for kind in told["kinds"]]
-    message = str(told["message"])
+    kinds = [str(kind) for kind in content["kinds"]]
+    message = str(content["message"])
     ours = next((kind for kind in kinds if kind in errors.__all__), None)
     error: BaseException
-    if ours is not None and "code" in told:
-        node = nodes.get(str(told["node"]))
-        hint = told["hint"]
-        error = getattr(errors, ours)(
-            str(told["code"]), message, node, hint=hint and str(hint)
-        )
+    if ours is not None and "code" in content:
+        node = nodes.get(str(content["node"]))
+        hint = None if content["hint"] is None else str(content["hint"])
+        kind = getattr(errors, ours)
+        error = kind(str(content["code"]), message, node, hint=hint)
     else:
-        known: dict[str, Any] = {
-            name: kind
-            for name, kind in vars(builtins).items()
-            if isinstance(kind, type)
-        }
-        # no KeyboardInterrupt: nobody here has pressed a key
-        raised = [
-            known[k]
-            for k in kinds
-            if k in known and issubclass(known[k], (Exception, SystemExit))
-        ]
-        kind = raised[0] if raised else Exception
-        try:
-            error = kind(
-                message if kinds[0] == kind.__name__ else f"{kinds[0]}: {message}"
-            )
-        except TypeError:  # such as UnicodeDecodeError, which takes five arguments
-            error = RuntimeError(f"{kinds[0]}: {message}")
-    error.__cause__ = InWorker(str(told["trace"]))
+        error = _builtin_error(kinds, message)
+    error.__cause__ = InWorker(str(content["trace"]))
     return error
 
 
+def _builtin_error(kinds: Sequence[str], message: str) -> BaseException:
+    """Return an error of the first built-in class in ``kinds``."""
+    kind: Any = Exception
+    for name in kinds:
+        found = getattr(builtins, name, None)
+        # no KeyboardInterrupt: the user of this process pressed no key
+        if isinstance(found, type) and issubclass(found, (Exception, SystemExit)):
+            kind = found
+            break
+    if kinds[0] != kind.__name__:
+        message = f"{kinds[0]}: {message}"
+    try:
+        return kind(message)  # type: ignore[no-any-return]
+    except TypeError:  # such as UnicodeDecodeError, which takes five arguments
+        return RuntimeError(f"{kinds[0]}: {message}")
+
+
 class InWorker(Exception):
-    """The traceback of an error in a worker, for who looks for its cause."""
+    """The traceback of an error in a worker."""
 
     def __str__(self) -> str:
         return f"in the worker:\n{self.args[0]}"

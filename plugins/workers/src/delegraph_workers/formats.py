@@ -1,16 +1,17 @@
 """Represent file formats of backends in other environments.
 
-``Format_SUFFIX`` is made on first use. The worker itself reads and writes files, with
-the rights of this process; blobs and values of calls are sent. Only formats with the
-blob of one delegate are taken from an environment. Formats of whole programs have
-delegates of any backend, so they are needed here.
+``Format_SUFFIX`` is made on first use. A worker reads and writes the files, with the
+rights of this process; blobs and values of calls are sent. This applies to formats of
+one delegate only. Files of whole programs may contain delegates of any backend, so
+their formats must be installed in this environment.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,8 @@ from delegraph.formats import (
 from delegraph.runtime import BlobHeader
 
 from .arrays import read_arrays, write_arrays
-from .environments import call_there, environment, rows_of
+from .environments import Answer, call_there, environment, rows_of
 from .plugin import described, identifier, suffixes
-
-_Words = Callable[[dict[str, Any], list[memoryview]], Any]
-"""A function that makes a value of the header and the parts of an answer."""
 
 
 def __getattr__(attribute: str) -> Any:
@@ -53,37 +51,35 @@ def __getattr__(attribute: str) -> Any:
 @cache
 def _format(name: str, suffix: str) -> type[DelegateFormat]:
     """Return the format of a suffix in the environment of backend ``name``."""
-    told = next(
-        row
-        for row in described()[name][1]["formats"]
-        if row["suffix"].lower() == suffix
-    )
-    if "error" in told:
-        text = (
+    _, description = described()[name]
+    rows = {row["suffix"].lower(): row for row in description["formats"]}
+    row = rows[suffix]
+    if "error" in row:
+        raise PluginUnavailable(
+            "plugin-unavailable",
             f"the format of {suffix} files in the environment of {name!r} cannot be"
-            f" used: {told['error']}"
+            f" used: {row['error']}",
         )
-        raise PluginUnavailable("plugin-unavailable", text)
     body: dict[str, Any] = {
         "__module__": __name__,
         "__doc__": f"{suffix} files, by the format in the environment of {name!r}.",
-        "backend_id": told["backend_id"],
-        "holds_named_data": told["holds_named_data"],
+        "backend_id": row["backend_id"],
+        "holds_named_data": row["holds_named_data"],
     }
-    there = _There(name, suffix)
-    for ability, parameters in told["abilities"].items():
-        method = getattr(there, ability, None)
-        if method is None:
-            continue
-        body[ability] = staticmethod(_with_parameters(method, parameters))
+    remote = _RemoteFormat(name, suffix)
+    for ability, parameters in row["abilities"].items():
+        method = getattr(remote, ability, None)
+        if method is not None:
+            body[ability] = staticmethod(_with_parameters(method, parameters))
     if "serialize" in body:
-        checked = body["serialize"].__func__
+        serialize_there = body["serialize"].__func__
 
         def serialize(
             cls: Any, program: ProgramContents, options: Mapping[str, Any]
         ) -> bytes | Blob:
-            DelegateFormat.serialize.__func__(cls, program, {})  # type: ignore[attr-defined]  # one delegate alone
-            return checked(program, options)  # type: ignore[no-any-return]
+            # raises for a program of more than one delegate
+            DelegateFormat.serialize.__func__(cls, program, {})  # type: ignore[attr-defined]
+            return serialize_there(program, options)  # type: ignore[no-any-return]
 
         body["serialize"] = classmethod(serialize)
     return type(f"Format_{identifier(suffix)}", (DelegateFormat,), body)
@@ -110,8 +106,8 @@ def _with_parameters(
     return function
 
 
-class _There:
-    """The methods of a format in another environment, like those of ``ProgramFormat``."""
+class _RemoteFormat:
+    """A format in another environment, with the methods of ``ProgramFormat``."""
 
     def __init__(self, name: str, suffix: str) -> None:
         self._name = name
@@ -123,54 +119,48 @@ class _There:
         path: Path | None = None,
         parts: Sequence[bytes] = (),
         **fields: Any,
-    ) -> tuple[dict[str, Any], list[memoryview], int]:
-        header = {"do": "format", "ability": ability, "suffix": self._suffix, **fields}
-        return environment(self._name).run(
-            header | {"path": path and os.path.abspath(path)}, parts
-        )
+    ) -> Answer:
+        """Call a method of the format in its environment."""
+        header = {
+            "do": "format",
+            "ability": ability,
+            "suffix": self._suffix,
+            "path": None if path is None else os.path.abspath(path),
+            **fields,
+        }
+        return environment(self._name).run(header, parts)
 
-    def _read(
-        self,
-        ability: str,
-        words: Callable[[dict[str, Any], list[memoryview]], Any],
-        *args: Any,
-        **fields: Any,
-    ) -> Any:
-        """Return the value that ``words`` makes of an answer.
-
-        Raises FormatError if it is invalid.
-        """
-        told, parts, _ = self._ask(ability, *args, **fields)
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise FormatError if the block finds an invalid answer."""
         try:
-            return words(told, parts)
+            yield
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
-            text = (
-                f"the format of {self._suffix} files in the environment of"
-                f" {self._name!r} gave an invalid answer"
-            )
             raise FormatError(
-                "format-invalid", f"{text}: {type(e).__name__}: {e}"
+                "format-invalid",
+                f"the format of {self._suffix} files in the environment of"
+                f" {self._name!r} gave an invalid answer: {type(e).__name__}: {e}",
             ) from e
 
     def why_not(self, backend_ids: Sequence[str]) -> Any:
-        return self._read(
-            "why_not", lambda told, _: told["text"], ids=sorted(backend_ids)
-        )
+        answer = self._ask("why_not", ids=sorted(backend_ids))
+        with self._reading():
+            return answer.content["text"]
 
     def serialize(self, program: ProgramContents, options: Mapping[str, Any]) -> bytes:
-        return bytes(self._contents("serialize", program, options)[""])
+        return self._files_of("serialize", program, options)[""]
 
     def files(
         self, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
-        return self._contents("files", program, options)
+        return self._files_of("files", program, options)
 
     def write(
         self, program: ProgramContents, path: Path, options: Mapping[str, Any]
     ) -> None:
-        self._contents("write", program, options, path)
+        self._files_of("write", program, options, path)
 
-    def _contents(
+    def _files_of(
         self,
         ability: str,
         program: ProgramContents,
@@ -179,12 +169,10 @@ class _There:
     ) -> dict[str, bytes]:
         """Return the files that a format makes of a program of one delegate."""
         delegate = program.whole_delegate()
-        data = delegate.named_data
-        entries = (
-            [[k, e.buffer_index, e.alignment] for k, e in data.pte_data.items()]
-            if data
-            else None
-        )
+        handles = [
+            [identifier, list(listed)]
+            for identifier, listed in delegate.debug_handle_map.items()
+        ]
         fields = {
             "method": delegate.method,
             "name": delegate.name,
@@ -194,29 +182,33 @@ class _There:
             "specs": rows_of(delegate.compile_specs),
             "inputs": [_border(each) for each in delegate.inputs],
             "outputs": [_border(each) for each in delegate.outputs],
-            "handles": [[k, list(v)] for k, v in delegate.debug_handle_map.items()],
+            "handles": handles,
         }
-        blobs = [
-            join(blob) for blob in (delegate.blob, *(data.buffers if data else ()))
-        ]
-        return self._read(  # type: ignore[no-any-return]
+        blobs = [join(delegate.blob)]
+        entries = None
+        data = delegate.named_data
+        if data:
+            blobs += [join(buffer) for buffer in data.buffers]
+            entries = [
+                [key, entry.buffer_index, entry.alignment]
+                for key, entry in data.pte_data.items()
+            ]
+        answer = self._ask(
             ability,
-            lambda told, parts: dict(
-                zip(told["names"], map(bytes, parts), strict=True)
-            ),
             path,
             blobs,
             delegate=fields,
             entries=entries,
             options=dict(options),
         )
+        with self._reading():
+            contents = map(bytes, answer.parts)
+            return dict(zip(answer.content["names"], contents, strict=True))
 
     def read(
         self, path: Path, load_delegate: Any, **limits: Any
     ) -> Mapping[str, Callable[..., Any]]:
-        return self._methods(
-            "read", path, limits={k: v for k, v in limits.items() if v is not None}
-        )
+        return self._methods("read", path, limits=_without_none(limits))
 
     def load_in(self, runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
         return self._methods("load_in", path, runtime=runtime)
@@ -224,101 +216,83 @@ class _There:
     def _methods(
         self, ability: str, path: Path, **fields: Any
     ) -> Mapping[str, Callable[..., Any]]:
-        told, _, process = self._ask(ability, path, **fields)
-        made = {}
-        for method, number in told.get("methods", {}).items():
-            made[method] = partial(call_there, self._name, number, process)
-            environment(self._name).keep_for(made[method], process, number)
-        return made
+        answer = self._ask(ability, path, **fields)
+        process = answer.process
+        methods = {}
+        for method, number in answer.content.get("methods", {}).items():
+            methods[method] = partial(call_there, self._name, number, process)
+            environment(self._name).keep_for(methods[method], process, number)
+        return methods
 
     def quantization(self, path: Path) -> Quantization:
-        def parameters(row: Any) -> QuantizationParameters | None:
-            return row and QuantizationParameters(
-                str(row[0]), float.fromhex(row[1]), int(row[2])
-            )
-
-        return self._read(  # type: ignore[no-any-return]
-            "quantization",
-            lambda told, _: Quantization(
-                *({n: parameters(row) for n, row in side} for side in told["sides"])
-            ),
-            path,
-        )
+        answer = self._ask("quantization", path)
+        with self._reading():
+            inputs, outputs = answer.content["sides"]
+            return Quantization(_parameters(inputs), _parameters(outputs))
 
     def named_data(self, path: Path) -> Mapping[str, bytes | memoryview]:
-        made = self._read(
-            "named_data",
-            lambda told, parts: dict(zip(told["names"], parts, strict=True)),
-            path,
-        )
-        return made  # type: ignore[no-any-return]
+        answer = self._ask("named_data", path)
+        with self._reading():
+            return dict(zip(answer.content["names"], answer.parts, strict=True))
 
     def blobs(self, path: Path) -> Sequence[StoredBlob]:
-        def stored(row: Any, beginning: memoryview) -> StoredBlob:
-            method, backend_id, size, producer, fingerprint, specs = row
-            header = BlobHeader(
-                backend_id, size, bytes(beginning), producer, fingerprint
-            )
-            return StoredBlob(
-                method,
-                header,
-                tuple(CompileSpec(key, bytes.fromhex(value)) for key, value in specs),
-            )
-
-        return self._read(  # type: ignore[no-any-return]
-            "blobs",
-            lambda told, parts: [
-                stored(*each) for each in zip(told["rows"], parts, strict=True)
-            ],
-            path,
-        )
+        answer = self._ask("blobs", path)
+        blobs = []
+        with self._reading():
+            for row, beginning in zip(
+                answer.content["rows"], answer.parts, strict=True
+            ):
+                method, backend_id, size, producer, fingerprint, settings = row
+                header = BlobHeader(
+                    backend_id, size, bytes(beginning), producer, fingerprint
+                )
+                specs = tuple(
+                    CompileSpec(key, bytes.fromhex(value)) for key, value in settings
+                )
+                blobs.append(StoredBlob(method, header, specs))
+        return blobs
 
     def inspect(self, path: Path) -> _Inspection:
-        return self._read(  # type: ignore[no-any-return]
-            "inspect", lambda told, _: _Inspection(told["text"], told["json"]), path
-        )
+        answer = self._ask("inspect", path)
+        with self._reading():
+            return _Inspection(answer.content["text"], answer.content["json"])
 
     def summarize(self, path: Path) -> Summary:
-        return self._read("summarize", lambda told, _: _summary(told["summary"]), path)  # type: ignore[no-any-return]
+        answer = self._ask("summarize", path)
+        with self._reading():
+            return _summary(answer.content["summary"])
 
     def sample(self, path: Path, seed: int, **named: Any) -> list[np.ndarray[Any, Any]]:
-        return self._read(  # type: ignore[no-any-return]
-            "sample",
-            lambda told, p: read_arrays(told["arrays"], p),
-            path,
-            seed=seed,
-            named=named,
-        )
+        answer = self._ask("sample", path, seed=seed, named=named)
+        with self._reading():
+            return read_arrays(answer.content["arrays"], answer.parts)
 
     def run(
         self, path: Path, inputs: Sequence[np.ndarray[Any, Any]], **limits: Any
     ) -> list[tuple[str, np.ndarray[Any, Any]]]:
         rows, parts = write_arrays(inputs)
-        limits = {k: v for k, v in limits.items() if v is not None}
-        return self._read(  # type: ignore[no-any-return]
-            "run",
-            lambda told, p: list(
-                zip(told["names"], read_arrays(told["arrays"], p), strict=True)
-            ),
-            path,
-            parts,
-            arrays=rows,
-            limits=limits,
+        answer = self._ask(
+            "run", path, parts, arrays=rows, limits=_without_none(limits)
         )
+        with self._reading():
+            arrays = read_arrays(answer.content["arrays"], answer.parts)
+            return list(zip(answer.content["names"], arrays, strict=True))
 
     def page(self, path: Path) -> str:
-        return str(self._read("page", lambda told, _: told["text"], path))
+        answer = self._ask("page", path)
+        with self._reading():
+            return str(answer.content["text"])
 
     def node_of(self, identifier: Any) -> tuple[str, str]:
-        graph, node = self._read(
-            "node_of", lambda told, _: map(str, told["node"]), identifier=identifier
-        )
-        return graph, node
+        answer = self._ask("node_of", identifier=identifier)
+        with self._reading():
+            graph, node = answer.content["node"]
+            return str(graph), str(node)
 
     def verify(self, path: Path) -> Sequence[Verdict]:
-        return self._read(  # type: ignore[no-any-return]
-            "verify", lambda told, _: [Verdict(*row) for row in told["verdicts"]], path
-        )
+        answer = self._ask("verify", path)
+        with self._reading():
+            return [Verdict(*row) for row in answer.content["verdicts"]]
 
 
 class _Inspection:
@@ -335,39 +309,58 @@ class _Inspection:
         return self._json
 
 
+def _without_none(limits: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
 def _border(value: Any) -> list[Any]:
-    """Return name, type and sizes of a delegate's input or output; unknown sizes are
-    text.
+    """Return name, type and sizes of a delegate's input or output.
+
+    Unknown sizes are text.
     """
-    sizes = (
-        None
-        if value.shape is None
-        else [int(n) if isinstance(n, int) else str(n) for n in value.shape]
-    )
+    sizes = None
+    if value.shape is not None:
+        sizes = [int(n) if isinstance(n, int) else str(n) for n in value.shape]
     return [value.name, str(value.dtype).removeprefix("torch."), sizes]
 
 
-def _summary(told: Mapping[str, Any]) -> Summary:
+def _parameters(rows: Any) -> dict[str, QuantizationParameters | None]:
+    """Return the quantization of inputs or outputs, by name."""
+    parameters: dict[str, QuantizationParameters | None] = {}
+    for name, row in rows:
+        parameters[name] = None
+        if row:
+            dtype, scale, zero_point = row
+            parameters[name] = QuantizationParameters(
+                str(dtype), float.fromhex(scale), int(zero_point)
+            )
+    return parameters
+
+
+def _summary(content: Mapping[str, Any]) -> Summary:
     """Return the Summary of a dictionary from ``Summary.to_json`` after JSON."""
-
-    def tensors(rows: Any) -> tuple[TensorSummary, ...]:
-        return tuple(
-            TensorSummary(**row | {"shape": row["shape"] and tuple(row["shape"])})
-            for row in rows
+    methods = []
+    for row in content["methods"]:
+        delegates = tuple(DelegateSummary(**each) for each in row["delegates"])
+        methods.append(
+            MethodSummary(
+                row["name"],
+                _tensors(row["inputs"]),
+                _tensors(row["outputs"]),
+                row["operators"],
+                delegates,
+            )
         )
-
-    methods = tuple(
-        MethodSummary(
-            row["name"],
-            tensors(row["inputs"]),
-            tensors(row["outputs"]),
-            row["operators"],
-            tuple(DelegateSummary(**each) for each in row["delegates"]),
-        )
-        for row in told["methods"]
-    )
     largest = tuple(
-        ConstantSummary(**row | {"shape": tuple(row["shape"])})
-        for row in told["largest"]
+        ConstantSummary(**{**row, "shape": tuple(row["shape"])})
+        for row in content["largest"]
     )
-    return Summary(**dict(told) | {"methods": methods, "largest": largest})
+    return Summary(**{**content, "methods": tuple(methods), "largest": largest})
+
+
+def _tensors(rows: Any) -> tuple[TensorSummary, ...]:
+    tensors = []
+    for row in rows:
+        shape = None if row["shape"] is None else tuple(row["shape"])
+        tensors.append(TensorSummary(**{**row, "shape": shape}))
+    return tuple(tensors)

@@ -1,8 +1,7 @@
-"""An operator that stands for a delegate of another backend where a program is shown to
-a partitioner elsewhere.
+"""Register an operator that replaces delegates of other backends.
 
-Importing this module registers it. It computes nothing; no backend knows it, so each
-leaves it to the host.
+A partitioner in another environment gets programs with this operator. No backend knows
+it, so each leaves it to the host. It computes nothing.
 """
 
 from __future__ import annotations
@@ -13,4 +12,4 @@ torch.library.define(
     "delegraph_workers::hidden", "(Tensor[] inputs, SymInt[] sizes) -> Tensor"
 )
 HIDDEN = torch.ops.delegraph_workers.hidden.default
-"""One value that a delegate returns: it depends on these inputs."""
+"""One result of a delegate, which depends on these inputs."""

@@ -1,4 +1,4 @@
-"""What is installed of the code that a result depends on, for the keys of caches."""
+"""Hash the installed code that results depend on, for the keys of caches."""
 
 from __future__ import annotations
 
@@ -25,43 +25,29 @@ _DELEGRAPH = ("delegraph", "delegraph_programs", "delegraph_workers")
 def code_of(
     kind: type, composes: Iterable[str] = (), independent_of: Collection[str] = ()
 ) -> list[Any]:
-    """The code that results of the class ``kind`` depend on, as a JSON value.
+    """Return the code that results of the class ``kind`` depend on, as a value of JSON.
 
-    It has a hash of the Python files of the class's package, one of those of delegraph,
-    torch's version, and name, version and a hash (see ``_versions``) of each of the
-    distributions ``composes``. ``independent_of``: "torch", "delegraph" or both, which
-    are left out.
+    It has hashes of the Python files of the class's package and of delegraph, and the
+    version of torch. For each distribution in ``composes``, it has name, version and
+    hash. ``independent_of`` names "torch" or "delegraph" to leave them out.
     """
-    own = _sources(kind.__module__.partition(".")[0])
-    delegraph = (
-        None
-        if "delegraph" in independent_of
-        else [_sources(package) for package in _DELEGRAPH]
-    )
+    delegraph = None
+    if "delegraph" not in independent_of:
+        delegraph = [_sources(package) for package in _DELEGRAPH]
     return [
-        own,
+        _sources(kind.__module__.partition(".")[0]),
         delegraph,
         None if "torch" in independent_of else torch.__version__,
-        _versions(composes),
+        [(name, *_version(name)) for name in composes],
     ]
-
-
-def _versions(distributions: Iterable[str]) -> list[tuple[str, str, str]]:
-    """(name, version, hash of code) of each distribution; a version of "" means that it
-    is not installed.
-
-    The hash is of the Python files of an editable installation, and "" otherwise: there
-    the version says enough.
-    """
-    return [(name, *_version(name)) for name in distributions]
 
 
 @cache
 def _version(distribution: str) -> tuple[str, str]:
-    """The version of a distribution, and a hash of its code if it is an editable
-    installation, else "".
+    """Return the version of a distribution, and a hash of its code.
 
-    Two empty texts if the distribution is not installed.
+    The hash is "" unless the installation is editable: otherwise the version is enough.
+    Both are "" if the distribution is not installed.
     """
     try:
         installed = metadata.distribution(distribution)
@@ -75,48 +61,46 @@ def _version(distribution: str) -> tuple[str, str]:
 
 @cache
 def _sources(package: str) -> str:
-    """A hash of a package's Python files, since a package that is being edited keeps
-    its version.
-    """
+    """Return a hash of a package's Python files: edits do not change its version."""
     module = sys.modules[package]
-    # none if it is a single file
-    folders = sorted(map(Path, getattr(module, "__path__", ())))
-    return _hash(
-        folders or [Path(file) for file in [getattr(module, "__file__", None)] if file]
-    )
+    places = sorted(map(Path, getattr(module, "__path__", ())))
+    file = getattr(module, "__file__", None)
+    if not places and file:  # a module of a single file
+        places = [Path(file)]
+    return _hash(places)
 
 
 def _hash(places: Iterable[Path]) -> str:
-    """A hash of the Python files ``places``, or in folders ``places``; hidden files and
-    folders are left out.
+    """Return a hash of Python files, and of those in folders.
+
+    Hidden files and folders are left out.
     """
     digest = hashlib.sha256()
     for place in places:
-        for path in sorted(_python_files(place)) if place.is_dir() else [place]:
+        paths = sorted(_python_files(place)) if place.is_dir() else [place]
+        for path in paths:
             name = path.relative_to(place).as_posix()
-            digest.update(
-                f"{name}\0".encode() + hashlib.sha256(_content(path)).digest()
-            )
+            digest.update(f"{name}\0".encode())
+            digest.update(hashlib.sha256(_content(path)).digest())
     return digest.hexdigest()
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """The Python files in a folder.
+    """Yield the Python files in a folder.
 
     Hidden folders are not entered: virtual environments are large.
     """
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (
-            Path(place, name)
-            for name in files
-            if name.endswith(".py") and not name.startswith(".")
-        )
+        for name in files:
+            if name.endswith(".py") and not name.startswith("."):
+                yield Path(place, name)
 
 
 def _content(path: Path) -> bytes:
-    """The content of a file; b"" for one that is gone by now, or cannot be read, which
-    gives another key.
+    """Return the content of a file; b"" if it was removed or cannot be read.
+
+    The key then differs from the key of the file.
     """
     try:
         return path.read_bytes()

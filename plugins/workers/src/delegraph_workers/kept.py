@@ -1,8 +1,7 @@
-"""What a worker keeps for the process that asks, by number: delegates, methods of
-files, functions of quantizers.
+"""Keep objects of a worker for another process: delegates, methods, functions.
 
-A number is used once. The other side says with its next job which ones nobody has any
-more.
+Each object has a number, which is used once. The other process releases numbers with
+its next job.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ _numbers = itertools.count()
 
 
 def keep(thing: Any) -> int:
-    """Keep a thing; returns its number."""
-    _kept[number := next(_numbers)] = thing
+    """Keep an object; return its number."""
+    number = next(_numbers)
+    _kept[number] = thing
     return number
 
 
 def kept(number: int, process: int) -> Any:
-    """The thing of a number that ``process`` gave.
+    """Return the object with a number of ``process``.
 
-    Raises DelegraphError if that was not this one.
+    Raises DelegraphError if this process is another one.
     """
     if process != os.getpid():
         raise DelegraphError(
@@ -38,6 +38,6 @@ def kept(number: int, process: int) -> Any:
 
 
 def let_go(numbers: Iterable[int]) -> None:
-    """Forget what has these numbers."""
+    """Release the objects with these numbers."""
     for number in numbers:
         _kept.pop(number, None)

@@ -14,18 +14,17 @@ from typing import Any
 from delegraph.errors import FormatError
 
 PROTOCOL = 1
-"""The version of the messages below; both sides have to speak it.
+"""The version of the messages, which must be equal in both processes.
 
-It changes with what a job or an answer means, such as the fields of a result, and with
-the jobs that there are.
+It changes with the kinds of jobs, and with the fields of jobs and answers.
 """
 _MAGIC = b"delegraph message"
-# magic, protocol, SHA-256 of what follows it, size of the header
+# magic, protocol, SHA-256 of the bytes after the digest, size of the header
 _HEAD = struct.Struct("<17sB32sQ")
 
 
 def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
-    """A message of a header, which JSON has words for, and parts."""
+    """Return a message of a header, which is a value of JSON, and parts."""
     parts = list(parts)
     text = json.dumps([header, [len(part) for part in parts]]).encode()
     size = len(text).to_bytes(8, "little")
@@ -36,20 +35,20 @@ def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and parts of a message.
+    """Return the header and the parts of a message.
 
-    Raises FormatError if it is damaged, or of another protocol.
+    Raises FormatError if it is damaged, or has another protocol.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[:17]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no message of a worker")
     _, protocol, digest, size = _HEAD.unpack_from(view)
     if protocol != PROTOCOL:
-        hint = "install the same delegraph-workers in both environments"
         raise FormatError(
             "format-invalid",
-            f"a worker speaks protocol {protocol}, and {PROTOCOL} is known here",
-            hint=hint,
+            f"a worker has protocol {protocol}, but this process has protocol"
+            f" {PROTOCOL}",
+            hint="install the same delegraph-workers in both environments",
         )
     if hashlib.sha256(view[50:]).digest() != digest:
         raise FormatError(

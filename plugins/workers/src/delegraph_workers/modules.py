@@ -1,8 +1,7 @@
-"""Graph modules, as torchao's quantizers get them, as programs that have a form; and
-what was changed of one put back.
+"""Convert graph modules of torchao's quantizers to programs, and apply changes back.
 
-In such a module, parameters and buffers are attributes that its graph fetches. They are
-constants of the program, ``sent_0``, ``sent_1`` and so on.
+In such a module, parameters and buffers are attributes that its graph fetches. They
+become constants of the program: ``sent_0``, ``sent_1`` and so on.
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ SENT = "sent_"
 
 
 def program_of(module: GraphModule) -> ExportedProgram:
-    """The program of a module.
-
-    It has the names, the metadata and the tensors of the module.
-    """
+    """Return the program of a module, with its names, metadata and tensors."""
     root = torch.nn.Module()
     graph = Graph()
     copies = dict[Node, Node]()
     for k, node in enumerate(module.graph.nodes):
-        copies[node] = copy = copy_node(graph, node, copies.__getitem__)
+        copy = copy_node(graph, node, copies.__getitem__)
+        copies[node] = copy
         if node.op == "get_attr":
             attribute = attrgetter(str(node.target))(module)
             copy.target = f"{SENT}{k}"
             setattr(root, copy.target, attribute)
+            # torch does not set "val" when it folds batch norms
             if copy.meta["val"] is None and isinstance(attribute, torch.Tensor):
-                # torch does not set it where it folds batch norms
                 copy.meta["val"] = attribute.detach()
     inputs = [
         InputSpec(InputKind.USER_INPUT, argument_of(node), None)
@@ -50,39 +47,30 @@ def program_of(module: GraphModule) -> ExportedProgram:
     outputs = [
         OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None) for value in values
     ]
-    like: Any = SimpleNamespace(
+    source: Any = SimpleNamespace(
         state_dict={}, constants={}, range_constraints={}, _guards_code=()
     )
-    return build_program(
-        root,
-        graph,
-        inputs,
-        outputs,
-        like,
-        flat_call(len(inputs), len(outputs)),
-        check=False,
-    )
+    call = flat_call(len(inputs), len(outputs))
+    return build_program(root, graph, inputs, outputs, source, call, check=False)
 
 
-def follow(module: GraphModule, changed: GraphModule) -> None:
-    """Change a module as the program that was made of it was changed elsewhere.
+def apply_changes(module: GraphModule, changed: GraphModule) -> None:
+    """Apply changes of a module's program in another environment to the module.
 
-    Nodes go by their names: those that were there keep their metadata and their
-    tensors, unless these are other ones.
+    Nodes are identified by name. Existing nodes keep their metadata, and their tensors
+    unless these were changed.
     """
     before = {node.name: node for node in module.graph.nodes}
     graph = Graph(owning_module=module)
     copies = dict[Node, Node]()
     for node in changed.graph.nodes:
-        args, kwargs = (
-            map_arg(given, copies.__getitem__) for given in (node.args, node.kwargs)
-        )
+        args = map_arg(node.args, copies.__getitem__)
+        kwargs = map_arg(node.kwargs, copies.__getitem__)
         old = before.get(node.name)
         target = node.target
         if node.op == "get_attr":
-            target = _attribute(
-                module, old, node.name, getattr(changed, str(node.target))
-            )
+            value = getattr(changed, str(node.target))
+            target = _attribute(module, old, node.name, value)
         meta = node.meta if old is None else old.meta
         copies[node] = append_node(
             graph, node.op, target, args, kwargs, node.name, meta
@@ -92,28 +80,29 @@ def follow(module: GraphModule, changed: GraphModule) -> None:
 
 
 def _attribute(module: GraphModule, old: Node | None, name: str, value: Any) -> str:
-    """The attribute of the module that a node fetches: that of the node before, or a
-    new one.
+    """Return the attribute of the module that a node fetches: the old one if its value
+    is the same, or a new one.
     """
     if old is not None and old.op == "get_attr":
         known = attrgetter(str(old.target))(module)
         if not isinstance(value, torch.Tensor) or _are_same(known, value):
             return str(old.target)
-    made = next(
-        n
-        for k in range(len(module.graph.nodes) + 2)
-        if not hasattr(module, n := f"{name}_{k}")
-    )
+    number = 0
+    while hasattr(module, f"{name}_{number}"):
+        number += 1
+    attribute = f"{name}_{number}"
     if isinstance(value, torch.Tensor):
-        module.register_buffer(made, value)
+        module.register_buffer(attribute, value)
     else:
-        setattr(module, made, value)
-    return made
+        setattr(module, attribute, value)
+    return attribute
 
 
 def _are_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same type, sizes and elements, NaN included."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
+    """Return whether two tensors have the same type, sizes and bits."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(_bits(a), _bits(b))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,8 +110,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tracer_names(module: GraphModule) -> Mapping[str, Any]:
-    """What torch says a call was made of, by node: no part of a form, since no compiler
-    reads it; quantizers may.
+    """Return torch's names of the functions that were called, by node.
+
+    Forms leave these names out: quantizers may read them, but compilers do not.
     """
     return {
         n.name: list(n.meta["torch_fn"])

@@ -1,21 +1,19 @@
-"""Operators of programs that are sent which torch has only after a module of it was
-imported.
-"""
+"""Import the module that registers torch's operators of quantized programs."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
 
-_QUANTIZED = b"quantized_decomposed::", "torch.ao.quantization.fx._decomposed"
+_PREFIX = b"quantized_decomposed::"
+_MODULE = "torch.ao.quantization.fx._decomposed"
 
 
 def register_operators(forms: Iterable[memoryview]) -> None:
-    """Register the operators of quantized programs if one of these forms names them.
+    """Register the operators of quantized programs if one of these forms calls them.
 
-    Other operators come with the backend that they are for; a message names no module
-    that is imported.
+    The import of a backend registers its own operators. A message cannot make a worker
+    import any other module.
     """
-    prefix, module = _QUANTIZED
-    if any(prefix in bytes(form) for form in forms):
-        importlib.import_module(module)
+    if any(_PREFIX in bytes(form) for form in forms):
+        importlib.import_module(_MODULE)

@@ -1,5 +1,6 @@
-"""The light module: backends in environments of their own, as the user's settings name
-them. Imports no torch.
+"""Declare the backends of other environments that the user's settings name.
+
+This light module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,32 +36,39 @@ from .message import PROTOCOL
 
 @functools.cache
 def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
-    """Name -> setting and description of each backend; a description with ``error`` is
-    of one that cannot be used.
+    """Return the setting and the description of each backend by name.
+
+    The description of an unusable backend has an ``error``.
     """
-    made = {}
+    found = {}
     for setting in settings():
         try:
-            told = description_of(setting)
-            if told["protocol"] != PROTOCOL:
-                theirs = (
-                    f"delegraph-workers {told.get('workers', 'there')} speaks protocol"
-                    f" {told['protocol']}"
-                )
-                ours = (
-                    f"delegraph-workers {metadata.version('delegraph-workers')} here"
-                    f" speaks {PROTOCOL}"
-                )
-                told = {
-                    "error": (
-                        f"{setting.python}: {theirs}, and {ours}; install the same one"
-                        " in both"
-                    )
-                }
+            description = description_of(setting)
+            if description["protocol"] != PROTOCOL:
+                description = {"error": _other_protocol(setting, description)}
         except BadSettings as e:
-            told = {"error": str(e)}
-        made[setting.name] = setting, told
-    return made
+            description = {"error": str(e)}
+        found[setting.name] = (setting, description)
+    return found
+
+
+def _other_protocol(setting: Setting, description: dict[str, Any]) -> str:
+    ours = metadata.version("delegraph-workers")
+    theirs = description.get("workers", "of an unknown version")
+    return (
+        f"{setting.python}: its delegraph-workers {theirs} has protocol"
+        f" {description['protocol']}, but delegraph-workers {ours} of this environment"
+        f" has protocol {PROTOCOL}; install the same version in both environments"
+    )
+
+
+def _usable() -> dict[str, dict[str, Any]]:
+    """Return the descriptions of usable backends by name."""
+    return {
+        name: description
+        for name, (_, description) in described().items()
+        if "error" not in description
+    }
 
 
 @hookimpl
@@ -69,38 +77,38 @@ def delegraph_compilers() -> list[CompilerSpec]:
         FlagSpec(
             "cache",
             help=(
-                "keep compiled partitions in this folder, or in the user's, and compile"
-                " none that is there (default: $DELEGRAPH_CACHE)"
+                "cache compiled partitions in this folder, or in the user's cache"
+                " folder (default: $DELEGRAPH_CACHE)"
             ),
             metavar="DIR",
             bare="",
         ),
         FlagSpec(
             "cache-remote",
-            help="also in this one, which others share, such as s3://bucket/folder",
+            help="share the cache with others at this URL, such as s3://bucket/folder",
             metavar="URL",
         ),
         FlagSpec(
             "isolation",
             choices=("process",),
             help=(
-                "compile each partition in a process of its own, which a compiler"
-                " may end"
+                "compile each partition in a new process; its crash costs only this"
+                " partition"
             ),
         ),
         FlagSpec(
             "time-limit",
             float,
             help=(
-                "stop compiling a partition after so long; it goes to the next backend"
-                " or to the host"
+                "stop compiling a partition after this time; it goes to the next"
+                " backend or to the host"
             ),
             metavar="SECONDS",
         ),
         FlagSpec(
             "memory-limit",
             float,
-            help="the same for memory that compiling a partition takes",
+            help="stop compiling a partition that uses more memory",
             metavar="MB",
         ),
     )
@@ -120,74 +128,70 @@ def delegraph_commands() -> list[CommandSpec]:
 
 @hookimpl
 def delegraph_backends() -> list[BackendSpec]:
-    return [_spec(name, setting, told) for name, (setting, told) in described().items()]
+    return [
+        _spec(name, setting, description)
+        for name, (setting, description) in described().items()
+    ]
 
 
 @hookimpl
 def delegraph_partitioners() -> list[PartitionerSpec]:
     home = "delegraph_workers.environments:Partitioner_"
-    usable = {
-        name: told for name, (_, told) in described().items() if "error" not in told
-    }
     return [
         PartitionerSpec(name, name, f"{home}{identifier(name)}", default=True)
-        for name in usable
+        for name in _usable()
     ]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     home = "delegraph_workers.environments:Runtime_"
-    running = {
-        name: told for name, (_, told) in described().items() if told.get("runtime")
-    }
-    return [
-        RuntimeSpec(name, f"{home}{identifier(name)}", native=told.get("native", ""))
-        for name, told in running.items()
-    ]
+    specs = []
+    for name, description in _usable().items():
+        if description.get("runtime"):
+            native = description.get("native", "")
+            specs.append(RuntimeSpec(name, f"{home}{identifier(name)}", native=native))
+    return specs
 
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
     home = "delegraph_workers.quantizer:Quantizer_"
     hint = "pip install delegraph-quantize"
-    having = [name for name, (_, told) in described().items() if told.get("quantizer")]
     return [
         QuantizerSpec(name, f"{home}{identifier(name)}", ("torchao",), hint)
-        for name in having
+        for name, description in _usable().items()
+        if description.get("quantizer")
     ]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
     home = "delegraph_workers.formats:Format_"
-    return [
-        FormatSpec(
-            suffix,
-            f"{home}{identifier(suffix)}",
-            f"of {described()[name][1]['prefix']}",
-        )
-        for suffix, name in suffixes().items()
-    ]
+    specs = []
+    for suffix, name in suffixes().items():
+        summary = f"of {_usable()[name]['prefix']}"
+        specs.append(FormatSpec(suffix, f"{home}{identifier(suffix)}", summary))
+    return specs
 
 
 def suffixes() -> dict[str, str]:
-    """Suffix of a file format -> the backend whose environment has it; of several the
-    first of the settings.
+    """Return the backend for each suffix of a file format in another environment.
 
-    A distribution that is installed here as well declares its formats itself.
+    If several environments have a suffix, the first one in the settings counts. A
+    distribution that is also installed in this environment declares its own formats.
     """
-    made: dict[str, str] = {}
-    for name, (_, told) in described().items():
-        if "formats" not in told or is_installed(told["distribution"]):
+    backends: dict[str, str] = {}
+    for name, description in _usable().items():
+        if is_installed(description["distribution"]):
             continue
-        for row in told["formats"]:
-            made.setdefault(row["suffix"].lower(), name)
-    return made
+        for row in description.get("formats", ()):
+            backends.setdefault(row["suffix"].lower(), name)
+    return backends
 
 
 def is_installed(distribution: str) -> bool:
-    """Whether this environment has a distribution."""
+    """Return whether this environment has a distribution."""
     try:
         metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
@@ -196,48 +200,51 @@ def is_installed(distribution: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """A backend's name, or a suffix, in a target: no two have the same, also ``a-b``
-    and ``a_b``.
+    """Return the identifier for a backend's name or a suffix.
+
+    Different names, such as ``a-b`` and ``a_b``, have different identifiers.
     """
     return "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in name)
 
 
-def _spec(name: str, setting: Setting, told: dict[str, Any]) -> RemoteBackendSpec:
-    """The declaration of a backend; one whose environment cannot be used says why."""
+def _spec(
+    name: str, setting: Setting, description: dict[str, Any]
+) -> RemoteBackendSpec:
+    """Return the declaration of a backend, with the reason if it is unusable."""
     path = path_of_settings()
     table = f"[backends.{name}]"
     location = f"{table} of {path}: {setting.python}"
-    way_out = f"change or remove {table} in {path}"
-    home = f"delegraph_workers.environments:Backend_{identifier(name)}"
-    if "error" in told:
-        why = (
-            f"backend {name!r} is in an environment of its own that cannot be used:"
-            f" {told['error']}"
-        )
-        hint = f"mend that environment, or {way_out}"
-        backend_id = f"Backend_{identifier(name)}"
+    hint = f"change or remove {table} in {path}"
+    target = f"delegraph_workers.environments:Backend_{identifier(name)}"
+    if "error" in description:
         return RemoteBackendSpec(
             name,
-            home,
-            backend_id,
-            1,
-            install_hint=hint,
+            target,
+            backend_id=f"Backend_{identifier(name)}",
+            api=1,
+            install_hint=f"mend that environment, or {hint}",
             location=location,
-            unusable=why,
+            unusable=f"backend {name!r} is in another environment that cannot be used:"
+            f" {description['error']}",
         )
     options = tuple(
-        OptionSpec(n, KINDS[kind], default, tuple(c), text)
-        for n, kind, default, c, text in told["options"]
+        OptionSpec(option, KINDS[kind], default, tuple(choices), text)
+        for option, kind, default, choices, text in description["options"]
+    )
+    distribution = description["distribution"]
+    version = description["version"]
+    summary = (
+        f"{description['summary']} ({distribution} {version} in"
+        f" {description['prefix']})"
     )
     return RemoteBackendSpec(
         name,
-        home,
-        told["backend_id"],
-        1,
-        f"{told['summary']} ({told['distribution']} {told['version']} in"
-        f" {told['prefix']})".strip(),
-        install_hint=way_out,
+        target,
+        backend_id=description["backend_id"],
+        api=1,
+        summary=summary.strip(),
+        install_hint=hint,
         options=options,
-        origin=(told["distribution"], told["version"]),
+        origin=(distribution, version),
         location=location,
     )

@@ -1,7 +1,6 @@
-"""Quantizers of backends in environments of their own: torchao's, which ask there how a
-graph is to be annotated.
+"""Represent quantizers of other environments by torchao quantizers that call them.
 
-``Quantizer_NAME`` is made when it is asked for. torchao is needed here as well:
+``Quantizer_NAME`` is made on first use. This environment needs torchao, too:
 calibration runs here.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -18,13 +17,13 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from .annotations import apply_annotations
 from .environments import environment
 from .forms import read, write
-from .modules import follow, program_of, tracer_names
+from .modules import apply_changes, program_of, tracer_names
 from .plugin import described, identifier
 from .tensors import read_values, write_values
 
 
 def __getattr__(attribute: str) -> Any:
-    """The classes that ``plugin`` declares."""
+    """Return the classes that ``plugin`` declares."""
     for name in described():
         if attribute == f"Quantizer_{identifier(name)}":
             return _quantizer(name)
@@ -37,62 +36,72 @@ def _quantizer(name: str) -> type[Quantizer]:
     return type(f"Quantizer_{identifier(name)}", (RemoteQuantizer,), body)
 
 
+class _Annotated(NamedTuple):
+    """A model, its annotations, and the process that has their functions."""
+
+    model: GraphModule
+    annotations: Any
+    process: int
+
+
 class RemoteQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates as the quantizer of another environment does, with its settings as it
-    is made.
-    """
+    """Annotates as the quantizer of another environment with default settings."""
 
     name: str
 
     def __init__(self) -> None:
-        # module, its annotations, and the process that knows
-        self._asked: tuple[GraphModule, Any, int] | None = None
+        self._annotated: _Annotated | None = None
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Change the model as the other quantizer does, which annotates it at once."""
-        self._asked = self._ask(model, True)
+        """Change the model as the other quantizer does, which also annotates it."""
+        self._annotated = self._ask(model, True)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        asked = self._asked
-        self._asked = None
-        if asked is None or asked[0] is not model:
-            asked = self._ask(model, False)
-        _, told, process = asked
-        apply_annotations(
-            model.graph, told, lambda number: _Derived(self.name, number, process)
-        )
+        annotated = self._annotated
+        self._annotated = None
+        if annotated is None or annotated.model is not model:
+            annotated = self._ask(model, False)
+        process = annotated.process
+
+        def derive(number: int) -> _Derived:
+            return _Derived(self.name, number, process)
+
+        apply_annotations(model.graph, annotated.annotations, derive)
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing: the other quantizer has validated what it annotated."""
+        """Do nothing: the other quantizer has validated its annotations."""
 
-    def _ask(self, model: GraphModule, transform: bool) -> tuple[GraphModule, Any, int]:
-        there = environment(self.name)
+    def _ask(self, model: GraphModule, transform: bool) -> _Annotated:
+        """Return the annotations of a model, and apply changes of the model."""
         form = write(program_of(model))
         header = {
             "do": "quantize",
             "transform": transform,
             "names": tracer_names(model),
         }
-        told, parts, process = there.show(header, form)
-        if parts:
+        answer = environment(self.name).show(header, form)
+        if answer.parts:
+            program, *constants = answer.parts
+            digests = map(bytes.fromhex, answer.content["inline"])
+            new = dict(zip(digests, constants, strict=True))
             sent = {memory.digest: memory for memory in form.memories}
-            made = dict(zip(map(bytes.fromhex, told["inline"]), parts[1:], strict=True))
 
             def fetch(digest: bytes, size: int) -> bytearray:
-                return bytearray(
-                    made[digest] if digest in made else b"".join(sent[digest].pieces())
-                )
+                if digest in new:
+                    return bytearray(new[digest])
+                return bytearray(b"".join(sent[digest].pieces()))
 
-            follow(model, read(parts[0], fetch, named=True).graph_module)
-        return model, told["annotations"], process
+            changed = read(program, fetch, named=True)
+            apply_changes(model, changed.graph_module)
+        return _Annotated(model, answer.content["annotations"], answer.process)
 
 
 class _Derived:
     """A function of the other quantizer, from observers to scale and zero point.
 
-    It is called there.
+    It runs in the other environment.
     """
 
     def __init__(self, name: str, number: int, process: int) -> None:
@@ -102,17 +111,18 @@ class _Derived:
         environment(name).keep_for(self, process, number)
 
     def __call__(self, observers: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, parts = write_values(
-            [value for each in observers for value in each.calculate_qparams()]
-        )
+        values: list[Any] = []
+        for observer in observers:
+            values += observer.calculate_qparams()
+        rows, parts = write_values(values)
         header = {
             "do": "derive",
             "number": self._number,
             "process": self._process,
             "values": rows,
         }
-        told, data, _ = environment(self._name).run(header, parts)
-        scale, zero_point = read_values(told["values"], data)
+        answer = environment(self._name).run(header, parts)
+        scale, zero_point = read_values(answer.content["values"], answer.parts)
         return scale, zero_point
 
     def __deepcopy__(self, memo: Any) -> _Derived:

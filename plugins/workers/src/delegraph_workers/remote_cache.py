@@ -1,4 +1,4 @@
-"""The remote folder of a cache: what a team shares, in any store that fsspec opens."""
+"""Read and write the remote folder of a cache, in any store that fsspec opens."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ _SHOWN = re.compile(
     r"(?P<path>(?:/[^@?#%;]*)?)"
     r"(?:[?#][^@]*)?"  # query and fragment
 )
-"""A URL of which the parts that may be secret are known."""
+"""A URL of a known form: its parts that may be secret are known."""
 _LOCAL = re.compile(r"[^:@?#%;]*")
 """A path on this machine."""
 
 
 class Away(StoreError):
-    """The folder does not answer, or answers with an error; the message says which."""
+    """The folder does not answer, or answers with an error, which the message names."""
 
 
 class RemoteFolder:
-    """Entries in the folder at ``url``, for ``delegraph.Cache(remote=...)``; the
-    package for its scheme is installed.
+    """Entries in the folder at ``url``, for ``delegraph_workers.Cache(remote=...)``.
 
-    A folder that does not answer or is full raises ``Away``, which the cache makes a
-    note of its report.
+    fsspec needs the package for the scheme of the URL. A folder that does not answer or
+    is full raises ``Away``, which becomes a note of the report.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,11 +41,11 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        """The URL for reports: scheme, host and path, without user name, password,
+        """Return the URL for reports: scheme, host and path, without user name, password,
         query and fragment.
 
-        Of a URL in any other form, only the scheme is shown, because a part of it may
-        be a password.
+        For a URL of an unknown form, this returns only the scheme: the rest may contain
+        a password.
         """
         if _LOCAL.fullmatch(self.url):
             return self.url
@@ -54,15 +53,14 @@ class RemoteFolder:
         if parts is not None and "/.." not in parts["path"]:
             return f"{parts['scheme']}://{parts['host']}{parts['path']}"
         scheme = _SCHEME.match(self.url)
-        return (
-            f"{scheme[1]}://..." if scheme is not None else "at a URL without a scheme"
-        )
+        if scheme is None:
+            return "at a URL without a scheme"
+        return f"{scheme[1]}://..."
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an entry; None if there is none. Raises Away."""
+        """Return the bytes of an entry; None if there is none. Raises Away."""
 
         def ask() -> bytes | None:
-            """The bytes of the entry; None if there is none."""
             system, folder = self._open()
             try:
                 data: bytes = system.cat_file(f"{folder}/{key}.entry")
@@ -77,13 +75,13 @@ class RemoteFolder:
         """Store an entry. Raises Away."""
 
         def store() -> None:
-            """Write the entry, and make the folder if there is none."""
+            """Write the entry, and create a missing folder."""
             system, folder = self._open()
             try:
                 system.pipe_file(f"{folder}/{key}.entry", data)
             except FileNotFoundError:
-                # The folder does not exist: make it. But not the bucket or folder above
-                # it, which a misspelt URL would create.
+                # Create the folder, but not the bucket or folder above it: a misspelt
+                # URL would create a wrong one.
                 if "/" not in folder.strip("/"):
                     raise
                 system.mkdir(folder, create_parents=False)
@@ -92,23 +90,22 @@ class RemoteFolder:
         self._within(store)
 
     def _open(self) -> tuple[Any, str]:
-        """The fsspec file system, and the folder's path in it."""
+        """Return the fsspec file system, and the folder's path in it."""
         import fsspec  # imported late: it takes half a second
 
         found: tuple[Any, str] = fsspec.core.url_to_fs(self.url)
         return found
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, made in a thread.
+        """Return the result of ``call``, made in a thread.
 
-        Raises Away if it fails or takes longer than ``_PATIENCE``.
-
-        In the second case the thread goes on by itself, and its result is dropped.
+        Raises Away if it fails or takes longer than ``_PATIENCE``. In the second case,
+        the thread continues, and its result is dropped.
         """
         answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
         def run() -> None:
-            """Put the result and None into ``answer``, or None and the error."""
+            """Put the result or the error into ``answer``."""
             try:
                 answer.put((call(), None))
             except BaseException as e:
@@ -120,22 +117,19 @@ class RemoteFolder:
         except Empty:
             raise Away(f"no answer in {_PATIENCE:g} s") from None
         if failed is not None:
-            # not ``from failed``: a traceback would show its text, which may hold the
-            # password
+            # not ``from failed``: a traceback would show its text, which may contain
+            # the password
             raise Away(self._why(failed)) from None
         return result
 
     def _why(self, failed: BaseException) -> str:
-        """The reason of a failure, without the text of a foreign error."""
+        """Return the reason of a failure, without the text of a foreign error."""
         import fsspec
 
         scheme = _SCHEME.match(self.url)
-        if (
-            isinstance(failed, ModuleNotFoundError)
-            and failed.name
-            and failed.name.isidentifier()
-        ):
-            return f"the package {failed.name} is not installed"
+        if isinstance(failed, ModuleNotFoundError):
+            if failed.name and failed.name.isidentifier():
+                return f"the package {failed.name} is not installed"
         if isinstance(failed, ImportError) and scheme is not None:
             # such as "Install s3fs to access S3", which fsspec has for each scheme
             known = fsspec.registry.known_implementations.get(scheme[1], {})

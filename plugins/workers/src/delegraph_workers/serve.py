@@ -1,8 +1,7 @@
-"""What a worker of a backend's own environment does besides compiling: it partitions,
-it runs delegates, and more.
+"""Answer the jobs of other environments that are no compilations.
 
-``serve_quantizer`` annotates what is to be quantized, ``serve_formats`` reads and
-writes files.
+They partition, load and run delegates. ``serve_quantizer`` annotates graphs,
+``serve_formats`` reads and writes files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from . import (
-    hidden,  # noqa: F401  # its operator is in programs that are sent
+    hidden,  # noqa: F401  # registers an operator of the programs
     serve_formats,
     serve_quantizer,
 )
@@ -43,124 +42,124 @@ def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Exported
 
 
 def _partitioner(header: Mapping[str, Any]) -> Partitioner:
-    # which may register operators that the program calls
+    # the import of a backend may register operators that the program calls
     delegraph.get_backend(header["backend"])
     return delegraph.get_partitioner(header["backend"], **header["options"])
 
 
 def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """The tags that the backend's partitioner puts on a program, by name of node, and
-    its refusals.
-    """
-    who = _partitioner(header)
+    """Return the tags of the backend's partitioner by node, and its refusals."""
+    partitioner = _partitioner(header)
     program = _program(header, parts)
     before = {node: set(node.meta) for node in program.graph.nodes}
     with TRACING:
-        result = who(program)
-    tags = {
-        n.name: n.meta["delegation_tag"]
-        for n in program.graph.nodes
-        if n.meta.get("delegation_tag") is not None
+        result = partitioner(program)
+    tags = {}
+    marks = {}
+    for node, known in before.items():
+        tag = node.meta.get("delegation_tag")
+        if tag is not None:
+            tags[node.name] = list(tag) if isinstance(tag, tuple) else tag
+        added = _marks(node, known)
+        if added:
+            marks[node.name] = added
+    partitions = []
+    for name, spec in result.partition_tags.items():
+        settings = [[s.key, s.value.hex()] for s in spec.compile_specs]
+        partitions.append([name, spec.backend_id, settings])
+    boundary = {
+        name: str(dtype).removeprefix("torch.")
+        for name, dtype in result.boundary_types.items()
     }
-    marks = {node.name: _marks(node, known) for node, known in before.items()}
-    return {
-        "tags": {
-            name: list(tag) if isinstance(tag, tuple) else tag
-            for name, tag in tags.items()
-        },
-        "marks": {name: added for name, added in marks.items() if added},
-        "partitions": [
-            [tag, spec.backend_id, [[s.key, s.value.hex()] for s in spec.compile_specs]]
-            for tag, spec in result.partition_tags.items()
-        ],
-        "boundary": {
-            name: str(dtype).removeprefix("torch.")
-            for name, dtype in result.boundary_types.items()
-        },
+    content = {
+        "tags": tags,
+        "marks": marks,
+        "partitions": partitions,
+        "boundary": boundary,
         "refusals": [_refusal(r.node, r.reason, r.final) for r in result.refusals],
-    }, []
+    }
+    return content, []
 
 
 def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
-    """A refusal: name of the node, text, whether it is final, hint, cause and operand."""
-    of = getattr(getattr(reason, "of", None), "name", None)
+    """Return a refusal: node, text, whether it is final, hint, cause and operand."""
+    operand = getattr(reason, "of", None)
     return [
         node.name,
         str(reason),
         final,
         getattr(reason, "hint", ""),
         getattr(reason, "cause", ""),
-        of,
+        getattr(operand, "name", None),
     ]
 
 
 def _marks(node: Node, before: set[str]) -> dict[str, Any]:
-    """``marks_of``.
+    """Return the new metadata of a node (``marks_of``).
 
-    Raises Unsupported for one that cannot be sent: without it another blob might be
-    compiled.
+    Raises Unsupported if it cannot be sent: without it, the blob might differ.
     """
     try:
         return marks_of(node, before)
     except ContractViolation as e:
-        text = (
-            f"the metadata that the partitioner set on {node.name} cannot be sent:"
-            f" {e.message}"
-        )
-        raise Unsupported("unsupported", text) from e
+        raise Unsupported(
+            "unsupported",
+            f"the metadata that the partitioner set on {node.name} cannot be sent to"
+            f" another process: {e.message}",
+        ) from e
 
 
 def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """The calls of a program that the backend wants whole, by name, and their
+    """Return the calls of a program that the backend keeps undecomposed, and their
     operators.
     """
-    who = _partitioner(header)
+    partitioner = _partitioner(header)
     program = _program(header, parts)
     calls = [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function" and isinstance(n.target, OpOverload)
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and isinstance(node.target, OpOverload)
     ]
-    support = who.support
+    support = partitioner.support
     if support is None:
-        operators, wanted = who.ops_to_not_decompose(program)
-        whole = [
-            n for n in calls if n.target in operators and (wanted is None or wanted(n))
-        ]
-        return {
-            "operators": [str(op) for op in operators],
-            "kept": [n.name for n in whole],
-        }, []
+        operators, wanted = partitioner.ops_to_not_decompose(program)
+        whole = [node for node in calls if node.target in operators]
+        if wanted is not None:
+            whole = [node for node in whole if wanted(node)]
+        names = [str(operator) for operator in operators]
+        return {"operators": names, "kept": [node.name for node in whole]}, []
+
     support.begin(program)
-    kept = []
+    accepted = []
     for node in calls:
         if support.why_not(node) is None:
             support.is_constant(node)
-            kept.append(node)
-    return {
-        "operators": list(dict.fromkeys(str(n.target) for n in kept)),
-        "kept": [n.name for n in kept],
-    }, []
+            accepted.append(node)
+    names = list(dict.fromkeys(str(node.target) for node in accepted))
+    return {"operators": names, "kept": [node.name for node in accepted]}, []
 
 
 def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """What a cache has to know of the backend, and its fingerprint if there are compile
-    specs.
+    """Return the facts about the backend for a cache.
+
+    The fingerprint is None without compile specs.
     """
     backend = delegraph.get_backend(header["backend"])
     traits = delegraph.default_registry().spec(header["backend"]).traits
-    return {
-        "fingerprint": (
-            None if header["specs"] is None else backend.fingerprint(_specs(header))
-        ),
+    fingerprint = None
+    if header["specs"] is not None:
+        fingerprint = backend.fingerprint(_specs(header))
+    content = {
+        "fingerprint": fingerprint,
         "keeps_names": backend.keeps_names,
         "installed": code_of(backend, traits.composes, traits.independent_of),
-    }, []
+    }
+    return content, []
 
 
 def compatible(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """What the backend's runtime says of a stored blob, of which there is a header:
-    verdict and reason, or None.
+    """Return the verdict and the reason of the backend's runtime about a header of a
+    blob, or None.
     """
     runtime = delegraph.get_runtime(header["backend"])
     blob = BlobHeader(
@@ -174,9 +173,11 @@ def compatible(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer
     if not isinstance(answer, Compatibility | None):
         raise ContractViolation(
             "contract-violation",
-            f"{runtime.__name__}.compatible returned {answer!r:.80}",
+            f"{runtime.__name__}.compatible returned {answer!r:.80}, not a"
+            " Compatibility or None",
         )
-    return {"verdict": answer and [answer.verdict, answer.reason]}, []
+    verdict = None if answer is None else [answer.verdict, answer.reason]
+    return {"verdict": verdict}, []
 
 
 def _specs(header: Mapping[str, Any]) -> list[CompileSpec]:
@@ -184,32 +185,33 @@ def _specs(header: Mapping[str, Any]) -> list[CompileSpec]:
 
 
 def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Load a blob in the backend's runtime; the answer has a number for it."""
+    """Load a blob in the backend's runtime, and return its number."""
     runtime = delegraph.get_runtime(header["backend"])
-    named = dict(zip(header["keys"], map(bytes, parts[1:]), strict=True))
-    return {"number": keep(runtime.load(bytes(parts[0]), _specs(header), named))}, []
+    blob, *data = map(bytes, parts)
+    named = dict(zip(header["keys"], data, strict=True))
+    delegate = runtime.load(blob, _specs(header), named)
+    return {"number": keep(delegate)}, []
 
 
 def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Call a loaded delegate."""
-    returned: Any = kept(header["number"], header["process"])(
-        *read_values(header["values"], parts)
-    )
+    function = kept(header["number"], header["process"])
+    returned: Any = function(*read_values(header["values"], parts))
     alone = isinstance(returned, torch.Tensor)  # a method of a file may return one
-    returned = (returned,) if alone else returned
+    if alone:
+        returned = (returned,)
     if not isinstance(returned, (tuple, list)):
         raise ContractViolation(
             "contract-violation",
             f"a delegate returned {type(returned).__name__}, not a tuple",
         )
-    rows, data = write_values(
-        [r.clone() if isinstance(r, torch.Tensor) else r for r in returned]
-    )
+    values = [r.clone() if isinstance(r, torch.Tensor) else r for r in returned]
+    rows, data = write_values(values)
     return {"values": rows, "alone": alone}, data
 
 
 def file_format(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """A method of the backend's file format."""
+    """Call a method of the backend's file format."""
     return serve_formats.answer(header, parts)
 
 
@@ -224,4 +226,4 @@ ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer
     "derive": serve_quantizer.derive,
     "format": file_format,
 }
-"""Job besides compiling -> the function that answers it."""
+"""Job -> the function that answers it; compilations are not listed."""

@@ -1,6 +1,4 @@
-"""What a worker of a backend's own environment does for its file format: one method of
-it at a time.
-"""
+"""Call methods of a backend's file format for another environment."""
 
 from __future__ import annotations
 
@@ -25,41 +23,45 @@ Parts = Sequence[memoryview]
 
 
 def answer(header: Header, parts: Parts) -> Answer:
-    """What the format of a suffix answers; methods of programs that it reads are kept."""
-    path = Path(header["path"]) if header["path"] else Path(f"a{header['suffix']}")
+    """Return the answer of a method; the worker keeps methods of programs that it reads."""
+    path = Path(header["path"] or f"a{header['suffix']}")
     file = FileFormat(path, delegraph.default_registry())
     return _ABILITIES[header["ability"]](file, path, header, parts)
 
 
 def _contents(header: Header, parts: Parts) -> Any:
-    """A program of one delegate, as far as formats of delegates look at one."""
-    told = header["delegate"]
+    """Return a program of one delegate, with the attributes that its format reads."""
+    row = header["delegate"]
+    blob, *buffers = map(bytes, parts)
     data = None
     if header["entries"] is not None:
-        data = NamedDataStoreOutput(
-            [bytes(part) for part in parts[1:]],
-            {k: DataEntry(n, align, None) for k, n, align in header["entries"]},
-            {},
-        )
+        entries = {
+            key: DataEntry(index, alignment, None)
+            for key, index, alignment in header["entries"]
+        }
+        data = NamedDataStoreOutput([*buffers], entries, {})
     delegate = SimpleNamespace(
-        **{
-            key: told[key]
-            for key in ("method", "name", "backend_id", "producer", "fingerprint")
-        },
-        blob=bytes(parts[0]),
+        method=row["method"],
+        name=row["name"],
+        backend_id=row["backend_id"],
+        producer=row["producer"],
+        fingerprint=row["fingerprint"],
+        blob=blob,
         compile_specs=[
-            CompileSpec(key, bytes.fromhex(value)) for key, value in told["specs"]
+            CompileSpec(key, bytes.fromhex(value)) for key, value in row["specs"]
         ],
         named_data=data,
-        inputs=[_border(row) for row in told["inputs"]],
-        outputs=[_border(row) for row in told["outputs"]],
-        debug_handle_map={k: tuple(v) for k, v in told["handles"]},
+        inputs=[_border(each) for each in row["inputs"]],
+        outputs=[_border(each) for each in row["outputs"]],
+        debug_handle_map={
+            identifier: tuple(handles) for identifier, handles in row["handles"]
+        },
     )
     return _Contents(delegate)
 
 
 class _Contents:
-    """A program whose delegate was sent, and nothing else of it."""
+    """A program of one delegate, without its graph."""
 
     methods: Sequence[str] = ()
     constant_methods: Mapping[str, Any] = {}
@@ -75,7 +77,7 @@ class _Contents:
     def exported_program(self, name: str = "forward") -> Any:
         raise Unsupported(
             "unsupported",
-            "a format in an environment of its own is shown delegates, and no program",
+            "a format in another environment gets only delegates, and no program",
         )
 
     def core_program(self, name: str = "forward", keep: Any = ()) -> Any:
@@ -85,110 +87,127 @@ class _Contents:
 def _border(row: Sequence[Any]) -> Any:
     name, dtype, shape = row
     return SimpleNamespace(
-        name=name, dtype=getattr(torch, dtype, dtype), shape=shape and tuple(shape)
+        name=name,
+        dtype=getattr(torch, dtype, dtype),
+        shape=None if shape is None else tuple(shape),
     )
 
 
-def _written(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
-    contents = _contents(header, parts)
-    options = header["options"]
-    if header["ability"] == "write":
-        file.write(contents, path, options)
-        return {"names": []}, []
-    made = (
-        {"": file.serialize(contents, options)}
-        if header["ability"] == "serialize"
-        else file.files(contents, options)
-    )
-    return {"names": list(made)}, [join(blob) for blob in made.values()]
+def _why_not(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    return {"text": file.why_not(header["ids"])}, []
+
+
+def _serialize(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    blob = file.serialize(_contents(header, parts), header["options"])
+    return {"names": [""]}, [join(blob)]
+
+
+def _files(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    files = file.files(_contents(header, parts), header["options"])
+    return {"names": list(files)}, [join(blob) for blob in files.values()]
+
+
+def _write(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    file.write(_contents(header, parts), path, header["options"])
+    return {"names": []}, []
 
 
 def _read(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
-    runtime = header.get("runtime")
-    program = file.load(runtime) if runtime else file.load(**header["limits"])
-    return {
-        "methods": {name: keep(program.method(name)) for name in program.methods}
-    }, []
+    return _methods(file.load(**header["limits"]))
 
 
-def _quantization(file: FileFormat, path: Path, *_: Any) -> Answer:
-    sides = [
-        [
-            [name, p and [p.dtype, float(p.scale).hex(), int(p.zero_point)]]
-            for name, p in side.items()
-        ]
-        for side in file.quantization(path)
-    ]
-    return {"sides": sides}, []
+def _load_in(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    return _methods(file.load(header["runtime"]))
 
 
-def _blobs(file: FileFormat, path: Path, *_: Any) -> Answer:
-    blobs = file.blobs(path)
+def _methods(program: Any) -> Answer:
+    numbers = {name: keep(program.method(name)) for name in program.methods}
+    return {"methods": numbers}, []
+
+
+def _quantization(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    quantization = file.quantization(path)
+    inputs = _parameters(quantization.inputs)
+    outputs = _parameters(quantization.outputs)
+    return {"sides": [inputs, outputs]}, []
+
+
+def _parameters(quantized: Mapping[str, Any]) -> list[Any]:
+    """Return rows for inputs or outputs with their quantization parameters or None."""
+    rows: list[Any] = []
+    for name, p in quantized.items():
+        row = None
+        if p is not None:
+            row = [p.dtype, float(p.scale).hex(), int(p.zero_point)]
+        rows.append([name, row])
+    return rows
+
+
+def _blobs(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     rows = []
-    for method, header, specs in blobs:
-        told = [[spec.key, spec.value.hex()] for spec in specs]
-        rows.append(
-            [
-                method,
-                header.backend_id,
-                header.size,
-                header.producer,
-                header.fingerprint,
-                told,
-            ]
-        )
-    return {"rows": rows}, [b.header.beginning for b in blobs]
+    beginnings = []
+    for method, blob, specs in file.blobs(path):
+        settings = [[spec.key, spec.value.hex()] for spec in specs]
+        row = [method, blob.backend_id, blob.size, blob.producer, blob.fingerprint]
+        rows.append([*row, settings])
+        beginnings.append(blob.beginning)
+    return {"rows": rows}, beginnings
 
 
-def _named_data(file: FileFormat, path: Path, *_: Any) -> Answer:
+def _named_data(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     data = file.named_data(path)
     return {"names": list(data)}, list(map(bytes, data.values()))
 
 
-def _inspect(file: FileFormat, path: Path, *_: Any) -> Answer:
-    seen = file.inspect(path)
-    return {"text": str(seen), "json": seen.to_json()}, []
+def _inspect(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    inspection = file.inspect(path)
+    return {"text": str(inspection), "json": inspection.to_json()}, []
 
 
-def _sample(file: FileFormat, path: Path, header: Header, *_: Any) -> Answer:
-    rows, parts = write_arrays(file.sample(path, header["seed"], **header["named"]))
-    return {"arrays": rows}, parts
+def _summarize(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    return {"summary": file.summarize(path).to_json()}, []
+
+
+def _sample(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    arrays = file.sample(path, header["seed"], **header["named"])
+    rows, data = write_arrays(arrays)
+    return {"arrays": rows}, data
 
 
 def _run(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
-    made = file.run(path, read_arrays(header["arrays"], parts), **header["limits"])
-    rows, data = write_arrays([array for _, array in made])
-    return {"names": [name for name, _ in made], "arrays": rows}, data
+    inputs = read_arrays(header["arrays"], parts)
+    outputs = file.run(path, inputs, **header["limits"])
+    rows, data = write_arrays([array for _, array in outputs])
+    return {"names": [name for name, _ in outputs], "arrays": rows}, data
 
 
-def _verify(file: FileFormat, path: Path, *_: Any) -> Answer:
+def _page(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    return {"text": file.page(path)}, []
+
+
+def _node_of(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
+    return {"node": list(file.node_of(header["identifier"]))}, []
+
+
+def _verify(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     return {"verdicts": [list(verdict) for verdict in file.verify(path)]}, []
 
 
-_ABILITIES: Mapping[str, Callable[..., Answer]] = {
-    "why_not": lambda file, path, header, *_: (
-        {"text": file.why_not(header["ids"])},
-        [],
-    ),
-    "serialize": _written,
-    "files": _written,
-    "write": _written,
+_ABILITIES: Mapping[str, Callable[[FileFormat, Path, Header, Parts], Answer]] = {
+    "why_not": _why_not,
+    "serialize": _serialize,
+    "files": _files,
+    "write": _write,
     "read": _read,
-    "load_in": _read,
+    "load_in": _load_in,
     "quantization": _quantization,
     "named_data": _named_data,
     "blobs": _blobs,
     "inspect": _inspect,
-    "summarize": lambda file, path, *_: (
-        {"summary": file.summarize(path).to_json()},
-        [],
-    ),
+    "summarize": _summarize,
     "sample": _sample,
     "run": _run,
-    "page": lambda file, path, *_: ({"text": file.page(path)}, []),
-    "node_of": lambda file, path, header, *_: (
-        {"node": list(file.node_of(header["identifier"]))},
-        [],
-    ),
+    "page": _page,
+    "node_of": _node_of,
     "verify": _verify,
 }

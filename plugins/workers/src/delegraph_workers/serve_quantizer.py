@@ -1,5 +1,5 @@
-"""What a worker of a backend's own environment does for its quantizer: it annotates,
-and derives scales.
+"""Annotate graphs and derive scales with a backend's quantizer, for another
+environment.
 """
 
 from __future__ import annotations
@@ -19,64 +19,62 @@ Answer = tuple[dict[str, Any], list[bytes]]
 
 
 def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """The annotations of the backend's quantizer; and the program, if the quantizer
-    changed it.
-    """
+    """Return the annotations of the backend's quantizer, and a changed program."""
     from torchao.quantization.pt2e.quantizer import Quantizer
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
     from .annotations import write_annotations
     from .modules import program_of
 
-    # which may register operators that the program calls
+    # the import of a backend may register operators that the program calls
     delegraph.get_backend(header["backend"])
     kind = delegraph.default_registry().get_quantizer(header["backend"])
-    who = kind()
-    if not isinstance(who, Quantizer):
+    quantizer = kind()
+    if not isinstance(quantizer, Quantizer):
         raise ContractViolation(
             "contract-violation", f"{kind.__name__} is no Quantizer of torchao"
         )
-    if type(who).prepare_obs_or_fq_callback is not Quantizer.prepare_obs_or_fq_callback:
-        text = (
-            f"{kind.__name__} changes observers while torchao prepares the model, and"
-            " they are in another process"
+    callback = type(quantizer).prepare_obs_or_fq_callback
+    if callback is not Quantizer.prepare_obs_or_fq_callback:
+        raise Unsupported(
+            "unsupported",
+            f"{kind.__name__} changes observers while torchao prepares the model, but"
+            " the observers are in another process",
+            hint="quantize in the environment of the backend",
         )
-        raise Unsupported("unsupported", text, hint="quantize in its own environment")
-    module: Any = read(
-        parts[0], fetch_from(header["folder"], {}), named=True
-    ).graph_module
+    program = read(parts[0], fetch_from(header["folder"], {}), named=True)
+    module: Any = program.graph_module
     module.train(False)
     for node in module.graph.nodes:
         if node.name in header["names"]:
             node.meta["torch_fn"] = tuple(header["names"][node.name])
     before = write(program_of(module))
     if header["transform"]:
-        module = who.transform_for_annotation(module)
-    who.annotate(module)
-    who.validate(module)
+        module = quantizer.transform_for_annotation(module)
+    quantizer.annotate(module)
+    quantizer.validate(module)
 
-    # functions of specs stay here, and are called when scales are known
-    told = {"annotations": write_annotations(module.graph, keep)}
+    # functions of specs stay in this process, and are called when scales are known
+    content: dict[str, Any] = {"annotations": write_annotations(module.graph, keep)}
     for node in module.graph.nodes:
-        # no part of the program, and a form has no words for it
+        # forms cannot express annotations
         node.meta.pop(Q_ANNOTATION_KEY, None)
     after = write(program_of(module))
-    if (after.key, after.beside) == (before.key, before.beside):
-        return told, []
+    if after.key == before.key and after.beside == before.beside:
+        return content, []
+
+    # the other process has the large constants of the original program
     new = {m.digest: m for m in after.memories if m.size >= INLINE}
     for memory in before.memories:
         new.pop(memory.digest, None)
-    whole = [
-        b"".join(after.pieces()),
-        *(b"".join(memory.pieces()) for memory in new.values()),
-    ]
-    return {**told, "inline": [digest.hex() for digest in new]}, whole
+    content["inline"] = [digest.hex() for digest in new]
+    changed = [b"".join(after.pieces())]
+    changed += [b"".join(memory.pieces()) for memory in new.values()]
+    return content, changed
 
 
 class _Observed:
-    """Stands for an observer that is in the process that asks: what its tensor's scale
-    and zero point are.
-    """
+    """Replaces an observer of the other process: it has scale and zero point."""
 
     def __init__(self, scale: Any, zero_point: Any) -> None:
         self._parameters = scale, zero_point
@@ -86,7 +84,7 @@ class _Observed:
 
 
 def derive(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """Scale and zero point of a tensor that follow from those of others."""
+    """Return the scale and zero point of a tensor, derived from those of others."""
     function = kept(header["number"], header["process"])
     values = read_values(header["values"], parts)
     observers = [

@@ -25,8 +25,9 @@ from .failures import describe
 from .message import PROTOCOL, pack
 
 START_LIMIT = 300.0
-"""Seconds until a compile begins: Python starts, torch and the backend are imported,
-and the partition is read.
+"""Seconds until a compilation begins.
+
+Before, Python starts, torch and the backend are imported, and the partition is read.
 """
 _SHOWN_LINES = 5
 _SHOWN_BYTES = 65536
@@ -54,70 +55,51 @@ class WorkerProcess:
     """A process that compiles one partition at a time.
 
     ``python`` is the interpreter of another environment that has ``delegraph-workers``.
-    Without it, the worker finds the same modules as this process. ``folder`` holds
+    Without it, the worker finds the same modules as this process. ``folder`` contains
     jobs, answers and output.
     """
 
     def __init__(self, folder: Path, python: str | None = None) -> None:
         if os.name != "posix":
-            hint = (
-                "Linux and macOS can, and so can the Windows Subsystem for Linux; in"
-                " this process: without isolation"
-            )
             raise DelegraphError(
                 "workers/not-started",
                 "workers cannot be started on this system",
-                hint=hint,
+                hint="use Linux, macOS or the Windows Subsystem for Linux, or compile"
+                " in this process: without isolation",
             )
         self._folder = folder
         self.python = python
         self._output = tempfile.TemporaryFile(dir=folder)
-        (requests, asks), (tells, answers), (lifeline, self._lifeline) = (
-            os.pipe(),
-            os.pipe(),
-            os.pipe(),
-        )
-        numbers = requests, answers, lifeline
-        command = (
-            [python, "-m", "delegraph_workers.worker", *map(str, numbers)]
-            if python
-            else []
-        )
-        environment = {
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            **(variables_there(folder) if python else os.environ),
-        }
-        if not python:
-            path = [p for p in sys.path if isinstance(p, str)]
-            begin = (
-                f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker"
-                f" import main; main(*{numbers})"
-            )
-            command = [sys.executable, "-c", begin]
-        command[1:1] = ["-u", "-X", "faulthandler"]
+        requests, requests_end = os.pipe()
+        answers_end, answers = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        theirs = (requests, answers, lifeline)
+        command = _command(python, theirs)
+        environment = variables_there(folder) if python else dict(os.environ)
+        environment.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                pass_fds=numbers,
+                pass_fds=theirs,
                 env=environment,
-                cwd=folder,  # nothing is imported from the working directory
-                start_new_session=True,  # so that what it starts can be ended with it
+                cwd=folder,  # do not import modules of the working directory
+                start_new_session=True,  # to end its child processes with it
             )
         except OSError as e:
-            for number in (asks, tells, self._lifeline):
+            for number in (requests_end, answers_end, self._lifeline):
                 os.close(number)
             self._output.close()
             raise DelegraphError(
                 "workers/not-started", f"no worker could be started: {command[0]}: {e}"
             ) from e
         finally:
-            for number in numbers:
+            for number in theirs:
                 os.close(number)
-        self._asks = os.fdopen(asks, "w", buffering=1)
-        self._tells = tells
+        self._requests = os.fdopen(requests_end, "w", buffering=1)
+        self._answers = answers_end
         self._lines = b""
         self._ready = False
         self._at_first = 0
@@ -129,48 +111,46 @@ class WorkerProcess:
 
     def prepare(self, backends: Sequence[str]) -> None:
         """Let the worker import backends while it is idle."""
-        # it died: the next job meets another one
+        # if the worker has died, another one gets the next job
         with contextlib.suppress(BrokenPipeError):
-            self._asks.write(json.dumps({"prepare": list(backends)}) + "\n")
+            self._requests.write(json.dumps({"prepare": list(backends)}) + "\n")
 
     def run(self, job: bytes, limits: Limits) -> tuple[bytes, str]:
-        """Do a job; return the answer and the printed text.
+        """Execute a job; return the answer and the printed text.
 
-        Raises Unsupported, with how the process ended, if it does not survive the job
-        or a limit stops it.
+        Raises Unsupported, with the end of the process, if it does not survive the job
+        or exceeds a limit.
         """
-        number = time.monotonic_ns()
-        paths = [
-            self._folder / f"{self.pid}-{number}.{kind}"
-            for kind in ("job", "answer", "answer.partial")
-        ]
+        name = f"{self.pid}-{time.monotonic_ns()}"
+        job_path = self._folder / f"{name}.job"
+        answer_path = self._folder / f"{name}.answer"
+        partial_path = self._folder / f"{name}.answer.partial"
         request = {
-            "job": str(paths[0]),
-            "answer": str(paths[1]),
+            "job": str(job_path),
+            "answer": str(answer_path),
             "memory_limit": limits.memory,
+            "directory": _directory(),
         }
         try:
             if not self._ready:
                 self._expect_ready()
             place = os.fstat(self._output.fileno()).st_size
-            paths[0].write_bytes(job)
+            job_path.write_bytes(job)
             with contextlib.suppress(BrokenPipeError):
-                self._asks.write(
-                    json.dumps({**request, "directory": _directory()}) + "\n"
-                )
+                self._requests.write(json.dumps(request) + "\n")
             if self._await("begun", START_LIMIT, place):
                 self._await("done", limits.seconds, place)
-            if not paths[1].exists():
+            if not answer_path.exists():
                 raise self._refusal(
                     "reported that it was done, but left no answer", place
                 )
-            return paths[1].read_bytes(), self._printed(place)
+            return answer_path.read_bytes(), self._printed(place)
         except BaseException:
-            # such as KeyboardInterrupt: what it says later is no answer to the next job
+            # such as KeyboardInterrupt: its later answer must not answer the next job
             self.stop()
             raise
         finally:
-            for path in paths:
+            for path in (job_path, answer_path, partial_path):
                 path.unlink(missing_ok=True)
 
     def _expect_ready(self) -> None:
@@ -179,46 +159,44 @@ class WorkerProcess:
             line = self._line(time.monotonic() + START_LIMIT)
         except _Ended:
             why = _last_lines(self._printed(0)) or f"exit code {self._exit_code()}"
-            hint = (
-                "its environment has to have delegraph and delegraph-workers"
-                if self.python
-                else None
-            )
+            hint = None
+            if self.python:
+                hint = "install delegraph and delegraph-workers in its environment"
             raise DelegraphError(
                 "workers/not-started",
                 f"a worker ended while it started: {why}",
                 hint=hint,
             ) from None
-        except (_TooLong, _Nonsense) as e:
-            how = (
-                f"said {e}"
-                if isinstance(e, _Nonsense)
-                else f"had not started after {START_LIMIT:g} s"
-            )
-            text = (
-                f"a worker {how}; it printed:"
-                f" {_last_lines(self._printed(0)) or 'nothing'}"
-            )
-            raise DelegraphError("workers/not-started", text) from None
-        if line.get("ready") != PROTOCOL:
-            text = (
-                f"a worker speaks protocol {line.get('ready')}, and {PROTOCOL} is known"
-                " here"
-            )
+        except _TooLong:
+            printed = _last_lines(self._printed(0)) or "nothing"
             raise DelegraphError(
                 "workers/not-started",
-                text,
-                hint="install the same delegraph-workers there",
+                f"a worker had not started after {START_LIMIT:g} s; it printed:"
+                f" {printed}",
+            ) from None
+        except _WrongLine as e:
+            printed = _last_lines(self._printed(0)) or "nothing"
+            raise DelegraphError(
+                "workers/not-started",
+                f"a worker sent {e} while it started; it printed: {printed}",
+            ) from None
+        if line.get("ready") != PROTOCOL:
+            raise DelegraphError(
+                "workers/not-started",
+                f"a worker has protocol {line.get('ready')}, but this process has"
+                f" protocol {PROTOCOL}",
+                hint="install the same delegraph-workers in both environments",
             )
-        self._ready, self._at_first = True, data_size(self.pid)
+        self._ready = True
+        self._at_first = data_size(self.pid)
 
     @property
     def grown(self) -> int:
         """Return the growth of its memory since it was ready, in bytes."""
         return data_size(self.pid) - self._at_first
 
-    def _await(self, what: str, limit: float | None, place: int) -> bool:
-        """Wait for a line with ``what``; return False if the job ends before with an
+    def _await(self, step: str, limit: float | None, place: int) -> bool:
+        """Wait for a line with ``step``; return False if the job ends before with an
         error.
 
         Raises Unsupported if the process ends before, takes too long, or sends another
@@ -227,81 +205,80 @@ class WorkerProcess:
         start = time.monotonic()
         try:
             line = self._line(None if limit is None else start + limit)
-            if what not in line and "done" not in line:
-                raise _Nonsense(f"{line!r:.80}")
+            if step not in line and "done" not in line:
+                raise _WrongLine(f"{line!r:.80}")
         except _TooLong:
             assert limit is not None
             self._abort()
             raise self._refusal(
                 f"was stopped after {limit:g} s", place, "allow more with time_limit"
             ) from None
-        except _Nonsense as e:
+        except _WrongLine as e:
             raise self._refusal(
-                f"was stopped, since it sent {e} instead of its progress",
+                f"was stopped, because it sent {e} instead of its progress",
                 place,
             ) from None
         except _Ended:
+            seconds = time.monotonic() - start
             code = self._exit_code()
-            how = (
-                f"ended with exit code {code}"
-                if code >= 0
-                else f"was killed by {_signal_name(-code)}"
-            )
-            raise self._refusal(
-                f"{how} after {time.monotonic() - start:.1f} s", place
-            ) from None
-        return what in line
+            end = f"ended with exit code {code}"
+            if code < 0:
+                end = f"was killed by {_signal_name(-code)}"
+            raise self._refusal(f"{end} after {seconds:.1f} s", place) from None
+        return step in line
 
-    def _refusal(self, how: str, place: int, hint: str | None = None) -> Unsupported:
+    def _refusal(self, end: str, place: int, hint: str | None = None) -> Unsupported:
+        text = f"its process {end}"
         printed = _last_lines(self._printed(place))
-        text = f"its process {how}" + (f"; it printed: {printed}" if printed else "")
+        if printed:
+            text += f"; it printed: {printed}"
         return Unsupported("unsupported", text, hint=hint)
 
     def _line(self, until: float | None) -> dict[str, Any]:
         """Return the worker's next line.
 
-        Raises _Ended at its end, _TooLong after the time, _Nonsense for an invalid
+        Raises _Ended at its end, _TooLong after the time, _WrongLine for an invalid
         line.
         """
         with selectors.DefaultSelector() as selector:
-            selector.register(self._tells, selectors.EVENT_READ)
+            selector.register(self._answers, selectors.EVENT_READ)
             while b"\n" not in self._lines:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise _TooLong
                 if len(self._lines) > _LONGEST_LINE:
-                    raise _Nonsense(f"{self._lines[:40]!r}...")
-                # asked first: what a worker said before it died is still in the pipe
+                    raise _WrongLine(f"{self._lines[:40]!r}...")
+                # before reading: the pipe still has the last lines of a dead worker
                 is_alive = self.alive
                 patience = _LOOK if left is None else min(_LOOK, left)
                 if not selector.select(patience if is_alive else 0):
                     if is_alive:
                         continue
                     raise _Ended
-                data = os.read(self._tells, 4096)
+                data = os.read(self._answers, 4096)
                 if not data:
                     raise _Ended
                 self._lines += data
         line, _, self._lines = self._lines.partition(b"\n")
         try:
-            told = json.loads(line)
+            fields = json.loads(line)
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict):
-            raise _Nonsense(f"{line!r:.80}")
-        return told
+            fields = None
+        if not isinstance(fields, dict):
+            raise _WrongLine(f"{line!r:.80}")
+        return fields
 
     def _printed(self, place: int) -> str:
         """Return the end of the process's output from byte ``place`` on."""
         end = os.fstat(self._output.fileno()).st_size
         place = max(place, end - _SHOWN_BYTES)
-        return os.pread(self._output.fileno(), end - place, place).decode(
-            "utf-8", "replace"
-        )
+        data = os.pread(self._output.fileno(), end - place, place)
+        return data.decode("utf-8", "replace")
 
     def _exit_code(self) -> int:
-        """Return the exit code of a process that closed its descriptors; stop it if it
-        runs on.
+        """Return the exit code of a process that closed its descriptors.
+
+        A process that continues is stopped.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_DYING)
@@ -325,10 +302,24 @@ class WorkerProcess:
         """End the process and release its resources."""
         self.stop()
         with contextlib.suppress(OSError):
-            self._asks.close()
-        for number in (self._tells, self._lifeline):
+            self._requests.close()
+        for number in (self._answers, self._lifeline):
             os.close(number)
         self._output.close()
+
+
+def _command(python: str | None, descriptors: tuple[int, int, int]) -> list[str]:
+    """Return the command of a worker, by another environment's or by this interpreter."""
+    flags = ["-u", "-X", "faulthandler"]
+    if python:
+        arguments = map(str, descriptors)
+        return [python, *flags, "-m", "delegraph_workers.worker", *arguments]
+    path = [p for p in sys.path if isinstance(p, str)]
+    program = (
+        f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker"
+        f" import main; main(*{descriptors})"
+    )
+    return [sys.executable, *flags, "-c", program]
 
 
 class _Ended(Exception):
@@ -339,8 +330,8 @@ class _TooLong(Exception):
     """No line came in time."""
 
 
-class _Nonsense(Exception):
-    """The line is not one of a worker; the text quotes it."""
+class _WrongLine(Exception):
+    """The line is no line of a worker; the text quotes it."""
 
 
 def _signal_name(number: int) -> str:
@@ -353,24 +344,25 @@ def _signal_name(number: int) -> str:
 def _last_lines(printed: str) -> str:
     """Return the last lines of the output in one line.
 
-    Of a stack that faulthandler wrote, the backend's call is kept.
+    A stack of faulthandler is shortened to the call of the backend.
     """
-    said, _, stack = printed.partition("Fatal Python error: ")
-    lines = [line.strip() for line in said.splitlines() if line.strip()][-_SHOWN_LINES:]
+    text, _, stack = printed.partition("Fatal Python error: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = lines[-_SHOWN_LINES:]
     calls = [
         line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")
     ]
-    own = [
+    outside_python = [
         call
         for call in calls
         if "site-packages" in call or _STANDARD_LIBRARY not in call
     ]
-    lines += [*own, *calls][:1]
+    lines += [*outside_python, *calls][:1]
     return " | ".join(lines)[-600:]
 
 
 def _directory() -> str | None:
-    """Return the working directory for paths in compile specs; None if it is gone."""
+    """Return the working directory for paths in compile specs; None if it was removed."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return None
@@ -381,14 +373,10 @@ def data_size(process: int | str = "self") -> int:
     ended.
     """
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as status:
-        return next(
-            (
-                int(line.split()[1]) << 10
-                for line in status
-                if line.startswith("VmData:")
-            ),
-            0,
-        )
+        for line in status:
+            if line.startswith("VmData:"):
+                kilobytes = int(line.split()[1])
+                return kilobytes << 10
     return 0
 
 
@@ -398,14 +386,13 @@ def private_folder() -> Path:
 
 
 def run_isolated(job: bytes, header: Mapping[str, Any]) -> bytes:
-    """Do a job in a new process, at the request of an executor of a remote machine."""
+    """Execute a job in a new process, for an executor on a remote machine."""
     folder = private_folder()
+    limits = Limits(header["time_limit"], header["memory_limit"])
     try:
         worker = WorkerProcess(folder)
         try:
-            answer, printed = worker.run(
-                job, Limits(header["time_limit"], header["memory_limit"])
-            )
+            answer, printed = worker.run(job, limits)
         finally:
             worker.close()
         return pack({"wrapped": True, "output": printed}, [answer])

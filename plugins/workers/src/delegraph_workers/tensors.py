@@ -1,5 +1,6 @@
-"""Values that cross the border of a delegate, in messages: tensors as bytes in C order,
-numbers as JSON.
+"""Write inputs and outputs of delegates into messages.
+
+Tensors become bytes in C order, numbers become JSON.
 """
 
 from __future__ import annotations
@@ -18,21 +19,14 @@ _NAMES = {
 
 
 def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
-    """A row for each value, and the bytes of those that are tensors."""
+    """Return a row for each value, and the bytes of tensors."""
     rows = list[Any]()
     parts = list[bytes]()
     for value in values:
         if isinstance(value, torch.Tensor):
-            # no lazy conjugate, no strides
-            plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
-            rows.append(
-                ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
-            )
-            parts.append(
-                bytes(plain.reshape(-1).view(torch.uint8).numpy())
-                if plain.numel()
-                else b""
-            )
+            name = str(value.dtype).removeprefix("torch.")
+            rows.append(["tensor", name, list(value.shape)])
+            parts.append(_bytes(value))
         elif isinstance(value, float):
             rows.append(["float", value.hex()])
         else:
@@ -40,18 +34,26 @@ def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
     return rows, parts
 
 
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """Return the elements of a tensor in C order, without lazy conjugation."""
+    if not tensor.numel():
+        return b""
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return bytes(plain.reshape(-1).view(torch.uint8).numpy())
+
+
 def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
-    """The values of rows. Raises FormatError for nonsense."""
-    made = list[Any]()
+    """Return the values of rows. Raises FormatError for invalid rows or parts."""
+    values = list[Any]()
     left = iter(parts)
     try:
         for kind, *row in rows:
             if kind == "tensor":
-                made.append(_tensor(row[0], row[1], next(left)))
+                values.append(_tensor(row[0], row[1], next(left)))
             elif kind == "float":
-                made.append(float.fromhex(row[0]))
+                values.append(float.fromhex(row[0]))
             elif isinstance(row[0], (int, bool)) or row[0] is None:
-                made.append(row[0])
+                values.append(row[0])
             else:
                 raise ValueError(f"a value {row[0]!r:.40}")
     except (
@@ -65,18 +67,17 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
     ) as e:
         raise FormatError(
             "format-invalid",
-            f"values in a message that are none: {type(e).__name__}: {e}",
+            f"a message has an invalid value: {type(e).__name__}: {e}",
         ) from e
-    return made
+    return values
 
 
 def _tensor(name: str, shape: list[int], data: memoryview) -> torch.Tensor:
-    """A tensor of a dtype and a shape, with elements in C order."""
-    made = torch.empty([int(size) for size in shape], dtype=_NAMES[name])
-    if made.nbytes != len(data):
+    """Return a tensor of a dtype and a shape, with elements in C order."""
+    tensor = torch.empty([int(size) for size in shape], dtype=_NAMES[name])
+    if tensor.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes for {name}{shape}")
-    if made.numel():
-        made.reshape(-1).view(torch.uint8).copy_(
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        )
-    return made
+    if tensor.numel():
+        elements = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        tensor.reshape(-1).view(torch.uint8).copy_(elements)
+    return tensor

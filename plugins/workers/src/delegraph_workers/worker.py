@@ -1,9 +1,9 @@
-"""The process that compiles: ``python -m delegraph_workers.worker REQUESTS ANSWERS
-LIFELINE``, three descriptors.
+"""Execute jobs in a process: ``python -m delegraph_workers.worker``.
 
-Each line of REQUESTS is a request, each line of ANSWERS says how far it is, both in
-JSON. Jobs and answers themselves are files, which a dying process leaves whole or not
-at all. Descriptors 1 and 2 are a file that the other side reads.
+Its arguments are three descriptors: REQUESTS, ANSWERS, LIFELINE. Each line of REQUESTS
+is a request, each line of ANSWERS a step, both in JSON. Jobs and answers are files: a
+process that dies leaves a whole answer or none. Descriptors 1 and 2 are a file that the
+supervisor reads.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from typing import Any
 
 
 def main(requests: int, answers: int, lifeline: int) -> None:
-    """Do one job after the other, until REQUESTS ends."""
+    """Execute one job after the other, until REQUESTS ends."""
     _die_with(lifeline)
-    told = os.fdopen(answers, "w", buffering=1)
+    steps = os.fdopen(answers, "w", buffering=1)
 
-    def say(**fields: Any) -> None:
-        told.write(json.dumps(fields) + "\n")
-        told.flush()
+    def report(**fields: Any) -> None:
+        steps.write(json.dumps(fields) + "\n")
+        steps.flush()
+
+    def begun() -> None:
+        report(begun=True)
 
     from .execute import execute, warm
     from .message import PROTOCOL
 
     warm(())
-    say(ready=PROTOCOL, pid=os.getpid())
+    report(ready=PROTOCOL, pid=os.getpid())
     for line in os.fdopen(requests):
         request = json.loads(line)
         if "prepare" in request:
@@ -39,40 +42,42 @@ def main(requests: int, answers: int, lifeline: int) -> None:
             job = file.read()
         if request["directory"]:
             os.chdir(request["directory"])
-        answer = execute(job, lambda: say(begun=True), request["memory_limit"])
+        answer = execute(job, begun, request["memory_limit"])
         with open(request["answer"] + ".partial", "wb") as written:
             written.write(answer)
         os.rename(request["answer"] + ".partial", request["answer"])
         sys.stdout.flush()
-        say(done=True)
+        report(done=True)
 
 
 def _die_with(lifeline: int) -> None:
-    """End this process when the other end of ``lifeline`` is closed, also in the middle
-    of native code.
+    """End this process when the other end of ``lifeline`` is closed, also inside native
+    code.
     """
     import fcntl
 
-    # only Linux sends a signal; elsewhere a thread waits, as long as it gets a turn
+    # Linux sends a signal; on other systems a thread waits, which needs the GIL
     if not hasattr(fcntl, "F_SETSIG"):
         threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
         return
-    # to the group that it leads, so that a compiler that it runs as a process ends with
-    # it
-    fcntl.fcntl(
-        lifeline,
-        fcntl.F_SETOWN,
-        -os.getpid() if os.getpgrp() == os.getpid() else os.getpid(),
-    )
+    # a negative number is a group of processes: child processes of compilers end, too
+    owner = -os.getpid() if _leads_group() else os.getpid()
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, owner)
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(
-        lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC
-    )
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _leads_group() -> bool:
+    return os.getpgrp() == os.getpid()
 
 
 def _end_after(lifeline: int) -> None:
     os.read(lifeline, 1)
-    (os.killpg if os.getpgrp() == os.getpid() else os.kill)(os.getpid(), signal.SIGKILL)
+    if _leads_group():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

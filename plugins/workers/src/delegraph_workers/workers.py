@@ -2,12 +2,13 @@
 
 A stand-in is a class like the backend's own. Its ``preprocess`` writes the partition as
 bytes, lets a worker compile it, and returns the worker's result. Workers are processes
-of this machine, or those of an executor.
+of this machine or of an executor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import shutil
 import threading
@@ -33,20 +34,19 @@ from .supervise import Limits, WorkerProcess, private_folder
 
 LOG = logging.getLogger("delegraph.progress")
 _WAITING = 64
-"""The most partitions that wait for an executor at a time, each in a thread here."""
+"""The most partitions that wait for an executor at a time, each in a thread."""
 _WARMED = 8
 LEAST_MEMORY = 32_000_000
 """The least memory limit in bytes.
 
-A worker that has imported torch uses about as much again, so a smaller limit would not
-hold.
+A worker uses about as much for itself, so a smaller limit would have no effect.
 """
 Programs = Mapping[str, Sequence[ExportedProgram]]
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
 
 
 class Remote(BackendDetails, abstract=True):
-    """A backend that compiles in processes of its own already."""
+    """A backend that compiles in other processes without isolation, too."""
 
     @classmethod
     def limited(cls, limits: Limits) -> type[BackendDetails]:
@@ -57,8 +57,8 @@ class Remote(BackendDetails, abstract=True):
 class Workers:
     """The processes of one lowering.
 
-    ``executor``: None, threads, or an executor of other processes. ``isolated``: each
-    partition is compiled in a process that it may end. ``time_limit`` (seconds) and
+    ``executor``: None, threads, or an executor of other processes. ``isolated``: a
+    process compiles one partition, and may crash. ``time_limit`` (seconds) and
     ``memory_limit`` (bytes) are for one partition. ``python``: the interpreter of
     another environment for the processes.
     """
@@ -81,8 +81,7 @@ class Workers:
         self.executor: Executor | None = (
             executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
         )
-        # how many workers of ours may stand in for an executor at a time: as many as it
-        # has, as far as it says that
+        # if an executor breaks, as many workers of this machine replace its workers
         self._standing_in = threading.BoundedSemaphore(max(_size_of(self._foreign), 1))
         self.path = private_folder()
         self._constants = Folder(self.path)
@@ -92,16 +91,15 @@ class Workers:
         self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
-        """Start workers, which import these backends while the caller does something
-        else.
+        """Start workers, which import these backends in the background.
 
-        Backends of this distribution have processes of their own.
+        Backends of this distribution start their own processes.
         """
         if backends and all(name.startswith("delegraph-workers/") for name in backends):
             return
         if self._foreign is not None:
-            # what does not say how many processes it has may start one for each call,
-            # or wait in a queue of a cluster its jobs are done in workers of ours then
+            # an executor of unknown size is not prepared: it may start a process for
+            # each call. The jobs of a broken executor run in workers of this machine.
             with contextlib.suppress(BrokenExecutor):
                 for _ in range(_size_of(self._foreign)):
                     self._submit(warm, tuple(backends))
@@ -111,7 +109,7 @@ class Workers:
             self._idle[-1].prepare(backends)
 
     def close(self) -> None:
-        """End all processes that were started here; executors belong to their owners."""
+        """End all processes that this object started; executors continue."""
         if self._foreign is not None and self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
         with self._lock:
@@ -123,9 +121,7 @@ class Workers:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget(self) -> None:
-        """Forget refused partitions, such as those that ended a process: they may work
-        later.
-        """
+        """Forget refused partitions: one that ended a process may work later."""
         self._refused.clear()
 
     def stand_in(
@@ -137,39 +133,34 @@ class Workers:
         this process has.
         """
         if issubclass(backend, Remote):
-            limited = (
-                backend if self._limits == Limits() else backend.limited(self._limits)
-            )
-            return limited if self._foreign is None else self._a_few_at_a_time(limited)
+            if self._limits != Limits():
+                backend = backend.limited(self._limits)
+            return backend if self._foreign is None else self._a_few_at_a_time(backend)
         if producer[0] == IN_PROCESS:
-            text = (
+            raise OptionError(
+                "option-invalid",
                 f"backend {backend.__name__} was registered in this process, and no"
-                " other process can find it"
+                " other process can find it",
+                hint="install a distribution that declares it, or compile in this"
+                " process: without isolation, limits and processes",
             )
-            hint = (
-                "install a distribution that declares it, or compile here: without"
-                " isolation, limits and processes"
-            )
-            raise OptionError("option-invalid", text, hint=hint)
 
-        known = versions_of(producer[0])
+        class_name = backend.__name__
+        versions = versions_of(producer[0])
 
         def preprocess(
             edge_program: ExportedProgram, compile_specs: list[CompileSpec]
         ) -> PreprocessResult:
-            return self.compile(
-                backend.__name__,
-                name,
-                known,
-                {"": [edge_program]},
-                {"": [compile_specs]},
-            )[""][0]
+            programs = {"": [edge_program]}
+            specs = {"": [compile_specs]}
+            [result] = self.compile(class_name, name, versions, programs, specs)[""]
+            return result
 
         def preprocess_multimethod(
             cls: type, edge_programs: Programs, compile_specs: Specs
         ) -> dict[str, list[PreprocessResult]]:
             return self.compile(
-                backend.__name__, name, known, edge_programs, compile_specs
+                class_name, name, versions, edge_programs, compile_specs
             )
 
         body: dict[str, Any] = {
@@ -182,17 +173,15 @@ class Workers:
             "preprocess": staticmethod(preprocess),
         }
         default: Any = BackendDetails.preprocess_multimethod
-        if (
-            getattr(backend.preprocess_multimethod, "__func__", None)
-            is not default.__func__
-        ):
+        own = getattr(backend.preprocess_multimethod, "__func__", None)
+        if own is not default.__func__:
             body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
-        return type(backend.__name__, (BackendDetails,), body)
+        return type(class_name, (BackendDetails,), body)
 
     def _a_few_at_a_time(self, backend: type[BackendDetails]) -> type[BackendDetails]:
-        """Limit the processes of a backend that compiles in its own processes.
+        """Limit the processes of a backend that starts its own processes.
 
-        Otherwise each thread that waits for the executor would start one.
+        Without a limit, each thread that waits for the executor would start one.
         """
 
         def preprocess(
@@ -220,62 +209,54 @@ class Workers:
         """Return a worker's results for partitions, by method, in their order.
 
         ``backend`` is the name of the backend's class, ``name`` is
-        ``distribution/name``. ``versions``: those of distributions that the worker must
-        have.
+        ``distribution/name``. The worker must have the same ``versions`` of
+        distributions.
         """
         limits = limits or self._limits
+        forms: list[Form] = []
+        rows: list[Any] = []
+        nodes: dict[str, Any] = {}
         try:
-            forms = {
-                method: [write(program) for program in listed]
-                for method, listed in programs.items()
-            }
+            for method, listed in programs.items():
+                for program, given in zip(listed, specs[method], strict=True):
+                    forms.append(write(program))
+                    rows.append([method, [[s.key, s.value.hex()] for s in given]])
+                    for node in all_nodes(program.graph_module):
+                        nodes[node.name] = node
         except Unsupported:
             if self._isolated:
                 raise
-            with TRACING:  # it cannot be sent: it is compiled here
-                here = get_backend(name)
-                return here.preprocess_multimethod(
-                    programs, {m: [list(s) for s in g] for m, g in specs.items()}
-                )
-        flat = [form for listed in forms.values() for form in listed]
+            # it cannot be sent, so this process compiles it
+            copies = {m: [list(given) for given in specs[m]] for m in specs}
+            with TRACING:
+                return get_backend(name).preprocess_multimethod(programs, copies)
         header: dict[str, Any] = {
             "backend": name,
             "class": backend,
             "versions": dict(versions),
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "programs": [
-                [m, [[s.key, s.value.hex()] for s in each]]
-                for m in programs
-                for each in specs[m]
-            ],
+            "programs": rows,
             "isolated": self._isolated,
             "time_limit": limits.seconds,
             "memory_limit": limits.memory,
         }
-        nodes = {
-            n.name: n
-            for listed in programs.values()
-            for p in listed
-            for n in all_nodes(p.graph_module)
-        }
-        place = _place(backend, programs)
-        key = name, limits, repr(header["programs"]), tuple(form.key for form in flat)
-        # the same partition under its own names: it would end a worker again
+        # an equal partition would end a worker again
+        key = name, limits, repr(rows), tuple(form.key for form in forms)
         if key in self._refused:
             message, hint = self._refused[key]
             raise Unsupported("unsupported", message, hint=hint)
         try:
-            answer = self.send(header, flat, place, limits)
-            results = self._results(answer, flat, nodes, limits)
+            answer = self.send(header, forms, _place(backend, programs), limits)
+            results = iter(self._results(answer, forms, nodes, limits))
         except Unsupported as refusal:
             if refusal.node is None:
-                # its traceback would keep the program
+                # without the error itself: its traceback would keep the program
                 self._refused[key] = refusal.message, refusal.hint
             raise
-        ordered = iter(results)
         return {
-            method: [next(ordered) for _ in listed] for method, listed in forms.items()
+            method: [next(results) for _ in listed]
+            for method, listed in programs.items()
         }
 
     def send(
@@ -293,28 +274,31 @@ class Workers:
             return self._in_process(job, place, limits)
 
         def inlined() -> bytes:
-            whole = [b"".join(memory.pieces()) for memory in memories.values()]
-            return pack(
-                {**header, "inline": [d.hex() for d in memories], "folder": None},
-                [*packed, *whole],
-            )
+            constants = [b"".join(memory.pieces()) for memory in memories.values()]
+            digests = [digest.hex() for digest in memories]
+            complete = {**header, "inline": digests, "folder": None}
+            return pack(complete, [*packed, *constants])
 
         return self._in_executor(job, inlined, place, limits)
 
     def lay_out(self, forms: Sequence[Form]) -> tuple[list[bytes], dict[bytes, Memory]]:
-        """Return the bytes of programs, and their large constants by digest, in the
-        folder.
+        """Write large constants of programs into the folder.
+
+        Returns the bytes of the programs, and the large constants by digest.
         """
-        memories = {
-            m.digest: m for form in forms for m in form.memories if m.size >= INLINE
-        }
+        memories: dict[bytes, Memory] = {}
+        for form in forms:
+            for memory in form.memories:
+                if memory.size >= INLINE:
+                    memories[memory.digest] = memory
         for memory in memories.values():
             self._constants.add(memory)
         return [b"".join(form.pieces()) for form in forms], memories
 
     def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
-        """Let a process of this machine do a job; replace it later if it does not
-        survive.
+        """Let a process of this machine execute a job.
+
+        A process that does not survive is replaced later.
         """
         worker = self._take()
         LOG.info("%s, in process %d", place, worker.pid)
@@ -326,18 +310,21 @@ class Workers:
     def _in_executor(
         self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits
     ) -> tuple[bytes, str]:
-        """Let the executor do a job. If it breaks, a worker of this machine does it."""
+        """Let the executor do a job. If it breaks, a worker of this machine does it.
+
+        A machine that cannot read the folder gets the job with its large constants.
+        """
         try:
             answer = self._asked(job, place)
             header, parts = _unpacked(answer)
-            if "absent" in header or (
-                "wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]
-            ):
-                # of a machine that does not see the folder
+            inner = header
+            if "wrapped" in header:
+                inner, _ = _unpacked(bytes(parts[0]))
+            if "absent" in inner:
                 answer = self._asked(inlined(), place)
                 header, parts = _unpacked(answer)
-        except BrokenExecutor:  # it takes no jobs any more
-            LOG.info("%s, once more in a process of its own: the executor broke", place)
+        except BrokenExecutor:
+            LOG.info("%s, again in a process of this machine: executor broke", place)
             with self._standing_in:
                 return self._in_process(job, place, limits)
         if "wrapped" in header:
@@ -354,24 +341,25 @@ class Workers:
     def _asked(self, job: bytes, place: str) -> Any:
         """Return the executor's answer to a job.
 
-        If its worker dies, the job is repeated once.
-
-        Raises BrokenExecutor if it accepts no more jobs, Unsupported if it loses the
-        job twice.
+        If its worker dies, the job is repeated once. Raises BrokenExecutor if it
+        accepts no more jobs, Unsupported if it loses the job twice.
         """
         try:
             return self._submit(run, job).result()
         except (BrokenExecutor, DelegraphError):
             raise
         except Exception as e:
-            LOG.info("%s, once more: %s", place, type(e).__name__)
+            LOG.info("%s, again: %s", place, type(e).__name__)
         try:
             return self._submit(run, job).result()
         except (BrokenExecutor, DelegraphError):
             raise
         except Exception as again:
-            text = f"the executor lost it twice: {type(again).__name__}: {again}"
-            raise Unsupported("unsupported", text) from again
+            raise Unsupported(
+                "unsupported",
+                f"the executor lost the partition twice: {type(again).__name__}:"
+                f" {again}",
+            ) from again
 
     def _submit(self, function: Callable[[Any], Any], given: Any) -> Any:
         """Return the executor's future of a call.
@@ -384,11 +372,11 @@ class Workers:
         except BrokenExecutor:
             raise
         except Exception as e:
-            text = (
-                f"the {type(foreign).__name__} takes no calls: {type(e).__name__}: {e}"
-            )
             raise OptionError(
-                "option-invalid", text, hint="give one that is open, or none"
+                "option-invalid",
+                f"the {type(foreign).__name__} accepts no calls: {type(e).__name__}:"
+                f" {e}",
+                hint="pass an executor that is not shut down, or none",
             ) from e
 
     def _results(
@@ -421,29 +409,31 @@ class Workers:
         return results
 
     def error(
-        self, told: Any, nodes: Mapping[str, Any], limits: Limits
+        self, content: Any, nodes: Mapping[str, Any], limits: Limits
     ) -> BaseException:
         """Return a worker's error.
 
         A limit or an exit becomes a refusal of the partition.
         """
         try:
-            error = error_of(told, nodes)
+            error = error_of(content, nodes)
         except (KeyError, TypeError) as e:
             return FormatError(
-                "format-invalid", f"a worker tells of an error in no known form: {e!r}"
+                "format-invalid", f"a worker sent an error in an unknown form: {e!r}"
             )
-        out_of_memory = isinstance(
-            error, MemoryError
-        ) or "can't allocate memory" in str(error)
-        if self._isolated and limits.memory is not None and out_of_memory:
-            text = (
-                f"it needs more than {limits.memory / 1e6:.0f} MB of memory:"
-                f" {error or 'MemoryError'}"
+        if not self._isolated:
+            return error
+        if isinstance(error, SystemExit):
+            return Unsupported("unsupported", f"its compiler exited: {error}")
+        text = str(error) or "MemoryError"
+        if limits.memory is not None and (
+            isinstance(error, MemoryError) or "can't allocate memory" in text
+        ):
+            return Unsupported(
+                "unsupported",
+                f"it needs more than {limits.memory / 1e6:.0f} MB of memory: {text}",
+                hint="allow more with memory_limit",
             )
-            return Unsupported("unsupported", text, hint="allow more with memory_limit")
-        if self._isolated and isinstance(error, SystemExit):
-            return Unsupported("unsupported", f"it exited: {error}")
         return error
 
     def _take(self) -> WorkerProcess:
@@ -481,36 +471,35 @@ def _size_of(executor: Any) -> int:
 def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
     """Return the parts of an executor's answer, which may be any object."""
     if not isinstance(answer, bytes):
-        text = (
-            f"the executor returned {type(answer).__name__} for a job, and bytes are"
-            " wanted"
+        raise FormatError(
+            "format-invalid",
+            f"the executor returned {type(answer).__name__} for a job, not bytes",
         )
-        raise FormatError("format-invalid", text)
     return unpack(answer)
 
 
 def _place(backend: str, programs: Programs) -> str:
     """Describe the partitions for the log."""
-    metas = [
-        program.graph_module.meta for listed in programs.values() for program in listed
-    ]
-    places = (
-        meta.get("local:place", f"{meta.get('partition')} of {meta.get('method')}")
-        for meta in metas
-    )
-    return ", ".join(places) + f", {backend}"
+    places = []
+    for program in itertools.chain(*programs.values()):
+        meta = program.graph_module.meta
+        default = f"{meta.get('partition')} of {meta.get('method')}"
+        places.append(meta.get("local:place", default))
+    return ", ".join([*places, backend])
 
 
 def expect_no_fork(executor: Any) -> None:
-    """Raise OptionError for forked processes: torch fails in them once it has used
-    threads.
+    """Raise OptionError for forked processes: after torch has used threads, it fails in
+    forks.
     """
     context = getattr(executor, "_mp_context", None)
-    method = getattr(context, "get_start_method", lambda: None)()
-    if method == "fork":
-        text = (
-            f"the processes of this {type(executor).__name__} are forked, in which"
-            " torch does not work reliably"
+    if context is None or not hasattr(context, "get_start_method"):
+        return
+    if context.get_start_method() == "fork":
+        raise OptionError(
+            "option-invalid",
+            f"this {type(executor).__name__} forks its processes, and torch does not"
+            " work reliably in forks",
+            hint="pass ProcessPoolExecutor(2,"
+            " mp_context=multiprocessing.get_context('spawn'))",
         )
-        hint = "ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'))"
-        raise OptionError("option-invalid", text, hint=hint)

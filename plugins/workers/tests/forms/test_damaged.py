@@ -58,27 +58,27 @@ def _version(data):
 
 def test_another_version_is_refused_by_its_number():
     with pytest.raises(
-        FormatError, match="has version 99, and this delegraph reads version 1"
+        FormatError, match="has version 99; this delegraph reads version 1"
     ):
         read(_version(packed(write(PROGRAMS["counts"]()))))
 
 
 REFUSED = {
     "aten::no_such(Tensor self) -> Tensor": (
-        "'aten::no_such', which torch here does not have"
+        "'aten::no_such', which the torch of this process lacks"
     ),
     "nowhere::relu(Tensor self) -> Tensor": (
-        "'nowhere::relu', which torch here does not have"
+        "'nowhere::relu', which the torch of this process lacks"
     ),
     "aten::relu(Tensor self, int by=1) -> Tensor": (
         r"torch .* has aten::relu\(Tensor self\) -> Tensor"
     ),
-    "load_library::relu(Tensor self) -> Tensor": "which torch here does not have",
-    "__class__::relu(Tensor self) -> Tensor": "which torch here does not have",
-    "higher_order.executorch_call_delegate": "which torch here does not have",
-    "higher_order.no_such": "which torch here does not have",
-    "builtins.eval": "'builtins.eval', which torch here does not have",
-    "os.system": "'os.system', which torch here does not have",
+    "load_library::relu(Tensor self) -> Tensor": "which the torch of this process lacks",
+    "__class__::relu(Tensor self) -> Tensor": "which the torch of this process lacks",
+    "higher_order.executorch_call_delegate": "which the torch of this process lacks",
+    "higher_order.no_such": "which the torch of this process lacks",
+    "builtins.eval": "'builtins.eval', which the torch of this process lacks",
+    "os.system": "'os.system', which the torch of this process lacks",
 }
 
 

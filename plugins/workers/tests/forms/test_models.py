@@ -191,7 +191,7 @@ def test_with_source_lines_or_debug_files_nothing_is_cached(tmp_path):
         program = delegraph.lower(
             module, inputs, backends=["tosa"], options=options, compiler=compiler
         )
-        assert "TOSABackend gives no fingerprint" in str(program.report.notes)
+        assert "TOSABackend returns no fingerprint" in str(program.report.notes)
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -214,4 +214,4 @@ def test_programs_read_back_compile_equally_on_other_backends(name, backend):
     except AssertionError as e:
         if "assert []" not in str(e):
             raise
-        pytest.skip(f"{backend} takes nothing of it")
+        pytest.skip(f"{backend} accepts no part of it")

@@ -7,7 +7,7 @@ from . import (
     operator_sweep,
     edge_cases,
     artifacts,
-    answers,
+    optional_methods,
     threads,
     determinism,
     malformed_blobs,
@@ -16,7 +16,6 @@ from . import (
 # isort: on
 
 __all__ = [
-    "answers",
     "artifacts",
     "contract",
     "declaration",
@@ -24,5 +23,6 @@ __all__ = [
     "edge_cases",
     "malformed_blobs",
     "operator_sweep",
+    "optional_methods",
     "threads",
 ]

@@ -1,4 +1,7 @@
-"""Check the data from a backend to its runtime: compile specs, named data, handle maps."""
+"""Check the data that a backend passes to its runtime.
+
+It consists of compile specs, named data and debug handle maps.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +24,38 @@ if TYPE_CHECKING:
 
 @check
 def settings_and_data_delivered(backend: BackendUnderTest) -> Figures:
-    """Compile specs and named data reach the runtime as they were given, and stay as
-    they are.
+    """Compile specs and named data reach the runtime unchanged, and loading changes
+    neither.
     """
+    delegates = 0
+    named_data = 0
     for one in backend.lowered:
-        for info in one.lowered.delegates if one.lowered else ():
-            _raise(
-                _other_settings(info, one) or _changed_by_loading(info, backend), one
+        why = _changed_data(one, backend)
+        if why is not None:
+            advice = (
+                "make a new NamedDataStore in every preprocess; copy data in the"
+                " runtime before changing it"
             )
-        if one.lowered and handed_over(one.lowered) != one.handed_over:
-            _raise(
-                "named data or blob changed after preprocess returned, when other"
-                " programs were lowered",
-                one,
-            )
-    made = [delegate for one in backend.lowered for delegate in one.handed_over]
-    return {"delegates": len(made), "named_data": sum(len(data) for _, _, data in made)}
+            raise CheckFailed(why, one.program, advice)
+        delegates += len(one.handed_over)
+        named_data += sum(len(data) for _, _, data in one.handed_over)
+    return {"delegates": delegates, "named_data": named_data}
 
 
-def _raise(why: str | None, one: LoweringAttempt) -> None:
-    if why is not None:
-        advice = (
-            "make a new NamedDataStore for every preprocess, and let the runtime copy"
-            " what it changes"
+def _changed_data(one: LoweringAttempt, backend: BackendUnderTest) -> str | None:
+    """Return an error if data of a delegate is not the data that the backend made."""
+    if one.lowered is None:
+        return None
+    for info in one.lowered.delegates:
+        why = _other_settings(info, one) or _changed_by_loading(info, backend)
+        if why is not None:
+            return why
+    if handed_over(one.lowered) != one.handed_over:
+        return (
+            "lowering other programs changed the named data or the blob of this one,"
+            " after preprocess had returned"
         )
-        raise CheckFailed(why, one.program, advice)
+    return None
 
 
 def _other_settings(info: DelegateInfo, one: LoweringAttempt) -> str | None:
@@ -54,8 +64,8 @@ def _other_settings(info: DelegateInfo, one: LoweringAttempt) -> str | None:
     if list(info.module.compile_specs) in declared:
         return None
     return (
-        f"{info.name} has compile specs {info.module.compile_specs}, which the"
-        " partitioner gave to no partition"
+        f"{info.name} has the compile specs {info.module.compile_specs}; the"
+        " partitioner returned them for no partition"
     )
 
 
@@ -71,9 +81,7 @@ def _changed_by_loading(info: DelegateInfo, backend: BackendUnderTest) -> str | 
     try:
         backend.runtime.load(blob, given_specs, given_data)
     except (Exception, SystemExit) as e:
-        return (
-            f"the runtime does not load what preprocess made: {type(e).__name__}: {e}"
-        )
+        return f"the runtime's load of a fresh blob raised {type(e).__name__}: {e}"
     if given_specs != specs:
         return "the runtime's load changed the list of compile specs"
     return None if given_data == data else "the runtime's load changed the named data"
@@ -81,14 +89,15 @@ def _changed_by_loading(info: DelegateInfo, backend: BackendUnderTest) -> str | 
 
 @check
 def debug_handles(backend: BackendUnderTest) -> Figures:
-    """The debug handle map is {int or str: handles}, and names only handles of the
-    partition's own nodes.
+    """The debug handle map is {int or str: handles}, and its handles are those of nodes
+    of the partition.
     """
     maps = 0
     for one in backend.lowered:
         for info in one.lowered.delegates if one.lowered else ():
             why = _wrong_map(info)
-            maps += info.module.meta["debug_handle_map"] is not None
+            if info.module.meta["debug_handle_map"] is not None:
+                maps += 1
             if why is not None:
                 advice = (
                     "take handles from node.meta['debug_handle'], as"
@@ -109,49 +118,51 @@ def _wrong_map(info: DelegateInfo) -> str | None:
     for key, handles in given.items():
         if not isinstance(key, (int, str)) or not isinstance(handles, tuple):
             return (
-                f"the entry {key!r}: {handles!r} is not of the form int or str: tuple"
+                f"the entry {key!r}: {handles!r} must be an int or a str with a tuple"
                 " of handles"
             )
         foreign = [h for h in handles if h not in own or h is None]
         if foreign:
             return (
-                f"the entry {key!r} names the debug handle {foreign[0]!r}, which no"
-                " node of the partition has"
+                f"the entry {key!r} has the debug handle {foreign[0]!r}; no node of"
+                " the partition has it"
             )
     return None
 
 
 @check
 def observed_values(backend: BackendUnderTest) -> Figures:
-    """What ``observe`` makes returns the outputs as ``load`` does, and values by
-    identifiers of the handle map.
+    """Observed delegates compute the same outputs as loaded ones, and return values of
+    the debug handle map.
     """
     if not backend.needs_runtime().observes():
         raise CheckSkipped("the runtime has no observe, which is optional")
     programs = 0
-    told = 0
-    for one in (one for one in backend.lowered if is_comparable(one, backend)):
+    observed = 0
+    for one in backend.lowered:
+        if not is_comparable(one, backend):
+            continue
         identifiers: list[Any] = []
         why = _wrong_outputs(one, backend, identifiers) or _unknown(one, identifiers)
         if why is not None:
             advice = (
-                "return (outputs, {identifier: [tensors]}), by identifiers of the map"
-                " that preprocess returned"
+                "return (outputs, {identifier: [tensors]}), with identifiers of the"
+                " debug handle map that preprocess returned"
             )
             raise CheckFailed(why, one.program, advice, ending=observing(backend))
-        programs = programs + 1
-        told = told + len(identifiers)
-    return {"programs": programs, "identifiers": told}
+        programs += 1
+        observed += len(identifiers)
+    return {"programs": programs, "identifiers": observed}
 
 
 def _wrong_outputs(
     one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]
 ) -> str | None:
-    """Run observed delegates; return an error or None. Adds to ``identifiers``."""
+    """Run observed delegates, and add to ``identifiers``; return an error or None."""
 
     def call(delegate: Any, inputs: tuple[Any, ...]) -> Any:
         returned = delegate(*inputs)
-        # otherwise verify raises
+        # verify raises for any other form
         if isinstance(returned, tuple) and isinstance(returned[-1], Mapping):
             identifiers.extend(returned[-1])
         return returned
@@ -165,10 +176,10 @@ def _wrong_outputs(
     except (Exception, SystemExit) as e:
         return f"observing raised {type(e).__name__}: {e}"
     limit = tolerance_of(one.exported, backend.tolerance)
-    # the latter is what numerics is about
+    # the check numerics reports errors of loaded delegates
     if found.relative_error <= limit or loaded.relative_error > limit:
         return None
-    return f"observed delegates compute something else than loaded ones; {found}"
+    return f"outputs of observe differ from outputs of load; {found}"
 
 
 def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
@@ -177,14 +188,12 @@ def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
     It need not contain all: the backend's own operators, such as casts, have no node.
     """
     assert one.lowered is not None
-    known = {
-        k
-        for d in one.lowered.delegates
-        for k in d.module.meta["debug_handle_map"] or ()
-    }
+    known: set[Any] = set()
+    for delegate in one.lowered.delegates:
+        known.update(delegate.module.meta["debug_handle_map"] or ())
     if not identifiers or any(i in known for i in identifiers):
         return None
     return (
-        f"observe tells values under {identifiers[0]!r}, and under nothing that a debug"
-        " handle map has"
+        f"observe returned values for {identifiers[0]!r}, but for no key of a debug"
+        " handle map"
     )

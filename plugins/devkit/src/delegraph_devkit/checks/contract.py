@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -16,15 +16,15 @@ from ..lowering_attempt import LoweringAttempt, Phase
 
 @check
 def input_program_unmodified(backend: BackendUnderTest) -> Figures:
-    """The caller's program is left as it was: its graph, its metadata, and the values
-    of its tensors.
+    """Lowering leaves the graph, the metadata and the tensors of the caller's program
+    unchanged.
     """
     for one in backend.samples:
         if one.changed:
             text = f"lowering changed {one.changed[0]} of the caller's program"
             advice = (
-                "copy what you change: graphs and meta dictionaries are yours, what"
-                " they refer to is not"
+                "graphs and meta dictionaries are copies that you may change; copy the"
+                " objects that they refer to before changing them"
             )
             raise CheckFailed(text, one.program, advice, more=one.changed[1:])
     return {"programs": len(backend.samples)}
@@ -32,31 +32,31 @@ def input_program_unmodified(backend: BackendUnderTest) -> Figures:
 
 @check
 def only_tagged_nodes_lowered(backend: BackendUnderTest) -> Figures:
-    """What the partitioner tagged is delegated, nothing else is, and the rest of the
-    graph stays as it was.
+    """Exactly the tagged nodes are delegated, and the rest of the graph is
+    unchanged.
     """
     nodes = 0
     for one in backend.samples:
         why = _difference(one)
         if why is not None:
             advice = (
-                "a partitioner sets meta['delegation_tag'] of the nodes that it wants;"
-                " it may also set meta['no_copy'], the marks of indices, and keys that"
-                " begin with its package's name"
+                "a partitioner sets meta['delegation_tag'] of the nodes that it"
+                " accepts; it may also set meta['no_copy'], the marks of indices, and"
+                " keys that begin with the name of its package"
             )
             raise CheckFailed(why, one.program, advice)
         nodes += len(one.calls)
     if not backend.samples:
-        raise CheckSkipped("none of the sample programs could be exported")
+        raise CheckSkipped("torch can export none of the sample programs")
     return {"programs": len(backend.samples), "calls": nodes}
 
 
 def _difference(one: LoweringAttempt) -> str | None:
     if one.phase is Phase.CONTRACT:
-        return f"the delegation contract was broken: {one.error}"
+        return f"the backend broke the delegation contract: {one.error}"
     if one.recording is not None and one.recording.changed:
         return f"the partitioner changed {one.recording.changed[0]}"
-    # then less is delegated than was tagged
+    # after a refusal by the compiler, fewer nodes are delegated than tagged
     if one.lowered is None or one.lowered.report.given_back:
         return None
     tagged = {n.meta["debug_handle"] for n in one.calls if n.meta.get("delegation_tag")}
@@ -73,9 +73,8 @@ def _difference(one: LoweringAttempt) -> str | None:
     left = [
         n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)
     ]
-    return _host_change(
-        left, [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking]
-    )
+    on_host = [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking]
+    return _host_change(left, on_host)
 
 
 def _stays(node: Node) -> bool:
@@ -87,23 +86,23 @@ def _stays(node: Node) -> bool:
     return not tag or (isinstance(tag, tuple) and tag[0] is None)
 
 
-def _host_change(left: list[Node], there: list[Node]) -> str | None:
-    """Return a call that the host computes although it should not, or with other
-    arguments.
+def _host_change(left: list[Node], on_host: list[Node]) -> str | None:
+    """Describe a call of the host that was not left to it, or has other arguments.
 
     The host may decompose its calls. The new calls have the debug handle of the old
     one.
     """
     handles = {n.meta["debug_handle"] for n in left}
     calls = {_call(n) for n in left}
-    same = {(handle, target) for handle, target, _ in calls}
-    for node in there:
-        if node.meta["debug_handle"] not in handles:
+    same = {(call.handle, call.target) for call in calls}
+    for node in on_host:
+        call = _call(node)
+        if call.handle not in handles:
             return (
-                f"the host computes {node.name} ({node.target}), which it was not left"
-                " with"
+                f"the host computes {node.name} ({node.target}), but the partitioner"
+                " did not leave this call to it"
             )
-        if _call(node)[:2] in same and _call(node) not in calls:
+        if (call.handle, call.target) in same and call not in calls:
             return (
                 f"the host calls {node.target} with other arguments than before:"
                 f" {node.format_node()}"
@@ -111,9 +110,16 @@ def _host_change(left: list[Node], there: list[Node]) -> str | None:
     return None
 
 
-def _call(node: Node) -> tuple[Any, str, str]:
-    """Describe a call without names of operands, which delegation may change."""
+class _Call(NamedTuple):
+    """A call without names of operands, which delegation may change."""
+
+    handle: Any
+    target: str
+    literals: str
+
+
+def _call(node: Node) -> _Call:
     literals = pytree.tree_map(
         lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs)
     )
-    return node.meta["debug_handle"], str(node.target), str(literals)
+    return _Call(node.meta["debug_handle"], str(node.target), str(literals))

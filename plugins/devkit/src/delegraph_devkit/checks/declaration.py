@@ -1,4 +1,4 @@
-"""Check that a plugin's declarations are light, and that its options are validated."""
+"""Check that a plugin's declarations import fast, and that it validates options."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from ..sweep import SAMPLES, raise_first
 from ..trial import Fault, Kind
 
 SLOW = 0.5
-"""Seconds after which reading declarations is worth a warning."""
+"""Seconds above which reading declarations gets a warning."""
 
 
 @check
 def light_declaration(backend: BackendUnderTest) -> Figures:
-    """Reading the plugin's declarations imports no torch, no numpy and nothing else
-    that takes long.
+    """Reading the plugin's declarations imports neither torch, numpy nor another slow
+    module.
     """
     distribution, _ = backend.registry.entry(backend.name).producer
     if distribution == IN_PROCESS:
         raise CheckSkipped(
-            "the backend was registered in this process; there is no light module to"
-            " read"
+            "the backend was registered in this process, so it has no light module"
         )
     watched, printed = _read(backend.name, distribution)
     heavy = watched["heavy"]
@@ -43,8 +42,8 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
             f"{module} (imported at {where})" for module, where in heavy.items()
         )
         advice = (
-            "the entry point names a module that imports delegraph.plugin and the"
-            " standard library, no more"
+            "the entry point names a module that imports only delegraph.plugin and the"
+            " standard library"
         )
         raise CheckFailed(
             f"reading the declarations of {distribution} imports {listed}",
@@ -55,16 +54,14 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
             f"reading the declarations of {distribution} prints: {printed!r:.200}"
         )
     seconds = watched["seconds"]
-    for _ in range(2):  # a machine that is busy is not the plugin's fault
-        seconds = (
-            seconds
-            if seconds <= SLOW
-            else min(seconds, _read(backend.name, distribution)[0]["seconds"])
-        )
+    for _ in range(2):  # a busy machine is not the plugin's fault
+        if seconds > SLOW:
+            again, _ = _read(backend.name, distribution)
+            seconds = min(seconds, again["seconds"])
     if seconds > SLOW:
         text = (
-            f"reading the declarations of {distribution} takes {seconds:.1f} s, which"
-            " every command waits for"
+            f"reading the declarations of {distribution} takes {seconds:.1f} s, and"
+            " every command waits for it"
         )
         backend.warnings.append(text)
     return {"heavy_modules": 0, "seconds": round(seconds, 3)}
@@ -85,7 +82,7 @@ def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailed(
-            f"the declarations cannot be read in a fresh process: {last}",
+            f"reading the declarations in a fresh process failed: {last}",
             advice="run delegraph doctor",
         )
     *printed, last = done.stdout.splitlines()
@@ -94,45 +91,47 @@ def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
 
 _ADVICE = (
     "declare each option with its type and choices, and raise"
-    " delegraph.errors.OptionError for what does not fit"
+    " delegraph.errors.OptionError for any other value"
 )
 
 
 @check
 def options_validated(backend: BackendUnderTest) -> Figures:
-    """Every declared choice is taken; an unknown option, a wrong type or another value
-    gives OptionError.
+    """Every declared choice works; an unknown option, a wrong type or another value
+    raises OptionError.
     """
     backend.partitioner()
     declared = backend.registry.spec(backend.name).options
-    _refused(backend, {"delegraph_no_such_option": 1}, "an unknown option")
+    _require_refused(backend, {"delegraph_no_such_option": 1}, "an unknown option")
     tried = 1
     for option in declared:
         for choice in option.choices:
-            _taken(backend, option, choice)
-        for value, what in _wrong(option):
-            _refused(backend, {option.name: value}, what)
+            _require_accepted(backend, option, choice)
+            tried += 1
+        for value, fault in _wrong(option):
+            _require_refused(backend, {option.name: value}, fault)
+            tried += 1
         for value in _odd(option):
-            _survived(backend, option, value)
-        tried += len(option.choices) + len(list(_wrong(option))) + len(_odd(option))
+            _require_no_other_error(backend, option, value)
+            tried += 1
     return {"options": len(declared), "values": tried}
 
 
 def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
-    """Yield values that the declaration excludes."""
+    """Yield values that the declaration excludes, each with its fault."""
     for value in ("text", 7, 2.5, True, [1], object()):
-        if not option.accepts(value):
-            in_type = isinstance(value, option.type) and (
-                option.type is bool
-            ) == isinstance(value, bool)
-            yield (
-                value,
-                "a value outside its choices" if in_type else "a value of a wrong type",
-            )
+        if option.accepts(value):
+            continue
+        # to Python, a bool is an int
+        same_kind = isinstance(value, bool) == (option.type is bool)
+        if same_kind and isinstance(value, option.type):
+            yield value, "a value outside its choices"
+        else:
+            yield value, "a value of a wrong type"
 
 
 def _odd(option: OptionSpec) -> tuple[Any, ...]:
-    """Return values of the declared type that are senseless for most options."""
+    """Return values of the declared type that make no sense for most options."""
     values = {
         str: ("", "no such value", "\0", "é" * 300),
         int: (-1, 0, 2**70),
@@ -143,7 +142,10 @@ def _odd(option: OptionSpec) -> tuple[Any, ...]:
     return tuple(v for v in values[option.type] if option.accepts(v))
 
 
-def _made(backend: BackendUnderTest, values: dict[str, Any]) -> BaseException | None:
+def _error_with(
+    backend: BackendUnderTest, values: dict[str, Any]
+) -> BaseException | None:
+    """Return the error of making a partitioner with these option values."""
     try:
         backend.registry.get_partitioner(backend.name, **{**backend.options, **values})
     except (Exception, SystemExit) as e:
@@ -151,39 +153,41 @@ def _made(backend: BackendUnderTest, values: dict[str, Any]) -> BaseException | 
     return None
 
 
-def _refused(backend: BackendUnderTest, values: dict[str, Any], what: str) -> None:
-    error = _made(backend, values)
-    if not isinstance(error, OptionError):
-        end = (
-            "was accepted"
-            if error is None
-            else f"raised {type(error).__name__}: {error}"
-        )
-        raise CheckFailed(
-            f"{what}, {_shown(values)}, {end}; OptionError is wanted", advice=_ADVICE
-        )
+def _require_refused(
+    backend: BackendUnderTest, values: dict[str, Any], fault: str
+) -> None:
+    error = _error_with(backend, values)
+    if isinstance(error, OptionError):
+        return
+    end = "was accepted"
+    if error is not None:
+        end = f"raised {type(error).__name__}: {error}"
+    text = f"{fault}, {_shown(values)}, {end}; it must raise OptionError"
+    raise CheckFailed(text, advice=_ADVICE)
 
 
-def _taken(backend: BackendUnderTest, option: OptionSpec, choice: Any) -> None:
-    error = _made(backend, {option.name: choice})
+def _require_accepted(
+    backend: BackendUnderTest, option: OptionSpec, choice: Any
+) -> None:
+    error = _error_with(backend, {option.name: choice})
     if error is not None:
         text = (
             f"option {option.name} is declared as {option.values}, but {choice!r}"
-            " raised"
+            f" raised {type(error).__name__}: {error}"
         )
-        raise CheckFailed(f"{text} {type(error).__name__}: {error}", advice=_ADVICE)
+        raise CheckFailed(text, advice=_ADVICE)
 
 
-def _survived(backend: BackendUnderTest, option: OptionSpec, value: Any) -> None:
-    error = _made(backend, {option.name: value})
+def _require_no_other_error(
+    backend: BackendUnderTest, option: OptionSpec, value: Any
+) -> None:
+    error = _error_with(backend, {option.name: value})
     if error is not None and not isinstance(error, OptionError):
         text = (
             f"option {_shown({option.name: value})} raised {type(error).__name__}:"
-            f" {error}"
+            f" {error}; a value that makes no sense must raise OptionError"
         )
-        raise CheckFailed(
-            f"{text}; a value that makes no sense gives OptionError", advice=_ADVICE
-        )
+        raise CheckFailed(text, advice=_ADVICE)
 
 
 def _shown(values: dict[str, Any]) -> str:
@@ -192,46 +196,53 @@ def _shown(values: dict[str, Any]) -> str:
 
 @check
 def options_run(backend: BackendUnderTest) -> Figures:
-    """With every other value of every option the small programs compile, and compute
-    what eager computes.
+    """With every other value of every option, the small programs compile and compute
+    the same as eager.
 
-    A value for which the runtime raises NoRuntime, such as a target that this host has
-    no device for, is only compiled.
+    If the runtime raises NoRuntime for a value, programs are only compiled. An example
+    is a target without a device on this host.
     """
-    tried = 0
-    not_run = set[str]()
-    # other checks are about the rest
+    figures = {"values": 0}
+    # other checks report programs that are faulty without options
     sound = {o.program for o in backend.rehearsal if not o.faults}
     for option in backend.registry.spec(backend.name).options:
         for value in _others(option, backend):
-            if _made(backend, {option.name: value}) is not None:
-                continue  # what options_validated is about
-            other = replace(
-                backend, options={**backend.options, option.name: value}, randoms=0
-            )
-            said = f"with the option {_shown({option.name: value})}: "
-            found = [
-                (o, f) for o in other.rehearsal if o.program in sound for f in o.faults
-            ]
-            not_run |= {
-                f"{option.name}={value}" for _, f in found if f.kind is Kind.NO_RUNTIME
-            }
-            faults = [
-                (o, Fault(f.kind, said + f.text))
-                for o, f in found
-                if f.kind is not Kind.NO_RUNTIME
-            ]
-            raise_first(faults, other, SAMPLES)
-            tried += 1
-    if not tried:
+            if _error_with(backend, {option.name: value}) is not None:
+                continue  # options_validated reports it
+            figures["values"] += 1
+            if not _run_with(backend, option, value, sound):
+                figures["only_compiled"] = figures.get("only_compiled", 0) + 1
+    if not figures["values"]:
         raise CheckSkipped(
-            "no option has choices; try another value with a contract class that has it"
-            " in its options"
+            "no option has choices; to check another value, write a contract class"
+            " with this value in its options"
         )
-    return {"values": tried} | ({"only_compiled": len(not_run)} if not_run else {})
+    return figures
+
+
+def _run_with(
+    backend: BackendUnderTest, option: OptionSpec, value: Any, sound: set[str]
+) -> bool:
+    """Try the ``sound`` samples with another value of an option, and raise the first
+    fault; return whether this host could run all of them.
+    """
+    other = replace(backend, options={**backend.options, option.name: value}, randoms=0)
+    intro = f"with the option {_shown({option.name: value})}: "
+    could_run = True
+    faults = []
+    for outcome in other.rehearsal:
+        if outcome.program not in sound:
+            continue
+        for fault in outcome.faults:
+            if fault.kind is Kind.NO_RUNTIME:
+                could_run = False
+            else:
+                faults.append((outcome, Fault(fault.kind, intro + fault.text)))
+    raise_first(faults, other, SAMPLES)
+    return could_run
 
 
 def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
-    """Return the declared values other than the one that all other checks use."""
+    """Return the declared values that the other checks do not use."""
     values = (True, False) if option.type is bool else option.choices
     return [v for v in values if v != backend.options.get(option.name, option.default)]

@@ -1,4 +1,6 @@
-"""Check in separate processes that blobs are reproducible and nothing is left behind."""
+"""Check in separate processes that blobs are reproducible, and that lowering leaves no
+trace.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import warnings
 import weakref
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import delegraph
 import torch
@@ -37,16 +39,23 @@ _APART = 24
 """The bytes between two reported differences of blobs."""
 _MARKS = 3
 """A count is a leak if it grows between this many points in time."""
-Made = tuple[bytes, dict[str, bytes], str, str]
-"""Blob, named data, compile specs and debug handle map of a delegate."""
+
+
+class Made(NamedTuple):
+    """The parts of a delegate."""
+
+    blob: bytes
+    named_data: dict[str, bytes]
+    compile_specs: str
+    debug_handle_map: str
 
 
 @check
 def deterministic(backend: BackendUnderTest) -> Figures:
-    """The same program gives the same bytes: in one process twice, and in two with
+    """The same program gives the same bytes, twice in one process and in processes with
     different hash seeds.
     """
-    fork_server(2)  # started now, it gets ready meanwhile
+    fork_server(2)  # it starts in the background
     left_out = backend.left_out(times=4)
     first, again = _built(backend, left_out, 1)
     second, _ = _built(backend, left_out, 2)
@@ -58,17 +67,17 @@ def deterministic(backend: BackendUnderTest) -> Figures:
             why = _difference(first.get(program.name), other.get(program.name))
             if why is not None:
                 advice = (
-                    "sort what comes from sets, keep no counters between calls, store"
+                    "sort the elements of sets, keep no counters between calls, store"
                     " no addresses or times"
                 )
-                text = f"lowering {where} gave something else: {why}"
+                text = f"lowering {where} gave another result: {why}"
                 raise CheckFailed(
                     text, program, advice, ending=compiling_twice(backend)
                 )
-    return {
-        "programs": len(first),
-        "bytes": sum(len(d[0]) for made in first.values() for d in made),
-    }
+    size = 0
+    for delegates in first.values():
+        size += sum(len(delegate.blob) for delegate in delegates)
+    return {"programs": len(first), "bytes": size}
 
 
 def _built(
@@ -91,7 +100,9 @@ def build_twice(
 
     def build() -> dict[str, list[Made]]:
         delegates = {}
-        for program in (p for p in backend.programs if p.name not in skipped):
+        for program in backend.programs:
+            if program.name in skipped:
+                continue
             report(program.name)
             one = backend.attempt(program)
             if one is not None and one.lowered is not None:
@@ -104,12 +115,11 @@ def build_twice(
 
 
 def _made(module: LoweredBackendModule) -> Made:
-    handles = repr(module.meta["debug_handle_map"])
-    return (
-        module.processed_bytes,
-        dict(module.named_data()),
-        repr(module.compile_specs),
-        handles,
+    return Made(
+        blob=module.processed_bytes,
+        named_data=dict(module.named_data()),
+        compile_specs=repr(module.compile_specs),
+        debug_handle_map=repr(module.meta["debug_handle_map"]),
     )
 
 
@@ -118,15 +128,12 @@ def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
     if a == b:
         return None
     if a is None or b is None or len(a) != len(b):
-        return (
-            f"{0 if a is None else len(a)} delegates, then {0 if b is None else len(b)}"
-        )
+        return f"{len(a or ())} delegates, then {len(b or ())}"
     for k, (x, y) in enumerate(zip(a, b, strict=True)):
-        what = ("blob", "named data", "compile specs", "debug handle map")
-        parts = zip(what, x, y, strict=True)
-        for name, mine, other in parts:
+        for field, mine, other in zip(Made._fields, x, y, strict=True):
             if mine != other:
-                return f"the {name} of delegate {k} differs{_where(mine, other)}"
+                part = field.replace("_", " ")
+                return f"the {part} of delegate {k} differs{_where(mine, other)}"
     return None
 
 
@@ -146,46 +153,52 @@ def _places(a: bytes, b: bytes) -> list[int]:
 
     The first may be in a checksum of the rest.
     """
-    differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [
-        min(len(a), len(b))
-    ]
+    differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    if not differing:
+        return [min(len(a), len(b))]
     later = [k for k in differing if k >= differing[0] + _APART]
     return [differing[0], *later[:1]]
 
 
-# --- nothing left behind --------------------------------------------------------------
+# --- traces ---------------------------------------------------------------------------
 
 
 @check
 def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
-    """After registering, lowering, running and unregistering, the process is as before,
-    and programs are released.
+    """Registering, lowering, running and unregistering leave no trace in the process,
+    and release programs.
     """
     answer = backend.run_elsewhere(find_traces, backend.left_out(times=1))
     if answer.failure:
         raise CheckFailed(
             f"registering and unregistering {answer.failure}: {answer.output[-500:]}"
         )
-    changed, programs, printed = answer.result
-    if printed or answer.output:
+    traces: Traces = answer.result
+    if traces.printed or answer.output:
         text = (
-            f"lowering and running prints {printed or repr(answer.output[:200])}; a"
-            " library logs with logging"
+            f"lowering and running prints {traces.printed or repr(answer.output[:200])}"
+            "; a library must use the module logging"
         )
         backend.warnings.append(text)
-    if changed:
+    if traces.left:
         advice = (
-            "keep what you need in objects of one lowering; change no setting of the"
-            " process"
+            "keep state in objects of one lowering; change no setting of the process"
         )
-        first = changed[0]
-        text = (
-            first
-            if _PUT_BACK in first
-            else f"a lowering left {first}, which unregistering did not take away"
-        )
-        raise CheckFailed(text, advice=advice, more=changed[1:])
-    return {"programs": programs, "settings": len(_settings())}
+        first = traces.left[0]
+        if _PUT_BACK not in first:
+            first = f"after unregistering, a lowering left {first}"
+        raise CheckFailed(first, advice=advice, more=traces.left[1:])
+    return {"programs": traces.programs, "settings": len(_settings())}
+
+
+class Traces(NamedTuple):
+    """Traces that lowerings ``left``, the number of programs, and the first printed
+    text.
+    """
+
+    left: list[str]
+    programs: int
+    printed: str
 
 
 _PUT_BACK = ", changed torch's "
@@ -194,10 +207,10 @@ _PUT_BACK = ", changed torch's "
 
 def find_traces(
     backend: ConfiguredBackend, skipped: set[str], report: Report
-) -> tuple[list[str], int, str]:
-    """Return differences of the process after unregistering. Runs in another process.
+) -> Traces:
+    """Register, lower, run and unregister; return the traces.
 
-    Also returns how many programs were lowered, and the output by its source.
+    Runs in another process.
     """
     programs = [
         p for p in backend.programs if p.name not in skipped and p.exported is not None
@@ -210,7 +223,7 @@ def find_traces(
     target = backend.registry.get_backend(backend.name)
     runtime = backend.runtime
     registry = Registry(discover=False)
-    heard = Printed()
+    printed = Printed()
     given = type(partitioner) if spec.options else partitioner
     registered = registry.register(
         target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options
@@ -219,11 +232,11 @@ def find_traces(
     held = []
     with (
         quiet(),
-        redirect_stdout(heard),
-        redirect_stderr(heard),
-        warnings.catch_warnings(record=True) as told,
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+        warnings.catch_warnings(record=True) as warned,
     ):
-        # of settings that lowering and calls put back
+        # delegraph warns about settings that it restores after a plugin
         warnings.simplefilter("always", delegraph.DelegraphWarning)
         before = _settings()
         with registered:
@@ -234,18 +247,15 @@ def find_traces(
         after = _settings()
     partitioner = given = None  # type: ignore[assignment]
     gc.collect()
-    changed = [
-        f"{w} other than before ({_change(before[w], now)})"
-        for w, now in after.items()
-        if now != before[w]
-    ]
-    changed += [f"program {name} in memory" for name, ref in alive if ref() is not None]
-    changed += [text for text in (str(w.message) for w in told) if _PUT_BACK in text]
-    return (
-        [*_still_there(registry, spec.name), *changed, *_growing(held)],
-        len(programs),
-        heard.first,
-    )
+    left = _still_there(registry, spec.name)
+    for name, now in after.items():
+        if now != before[name]:
+            left.append(f"{name} changed ({_change(before[name], now)})")
+    left += [f"program {name} in memory" for name, ref in alive if ref() is not None]
+    messages = [str(warning.message) for warning in warned]
+    left += [message for message in messages if _PUT_BACK in message]
+    left += _growing(held)
+    return Traces(left, len(programs), printed.first)
 
 
 def _lowered_once(
@@ -262,9 +272,9 @@ def _lowered_once(
         lowered = delegraph.lower(exported, backends=[partitioner], registry=registry)
         if backend.runtime is None:
             lowered = lowered.with_missing_runtime("eager")
-    except (Exception, SystemExit):  # which accepted_compiles is about
+    except (Exception, SystemExit):  # accepted_compiles reports it
         return []
-    with suppress(Exception):  # which numerics is about
+    with suppress(Exception):  # numerics reports it
         lowered(*copy.deepcopy(inputs))
     return [
         (program.name, weakref.ref(d.module.original_module.graph_module))
@@ -297,18 +307,15 @@ def _growing(held: list[dict[str, int]]) -> list[str]:
 
     Objects that a backend creates once, such as a pool, stop growing before.
     """
-    marks = (
-        [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
-    )
-    rising = [
-        w
-        for w in (marks[0] if marks else ())
-        if all(a[w] < b[w] for a, b in pairwise(marks))
-    ]
-    return [
-        f"{marks[-1][w] - marks[0][w]} more {w} than after the first program"
-        for w in rising
-    ]
+    if not held:
+        return []
+    marks = [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)]
+    growing = []
+    for name, at_first in marks[0].items():
+        if all(before[name] < after[name] for before, after in pairwise(marks)):
+            more = marks[-1][name] - at_first
+            growing.append(f"{more} more {name} than after the first program")
+    return growing
 
 
 def _still_there(registry: Registry, name: str) -> list[str]:
@@ -317,7 +324,7 @@ def _still_there(registry: Registry, name: str) -> list[str]:
         registry.get_backend(name)
     except BackendNotFound:
         return listed
-    return [*listed, f"backend {name!r} to be found in the registry"]
+    return [*listed, f"backend {name!r} in lookups of the registry"]
 
 
 def _settings() -> dict[str, Any]:
@@ -345,11 +352,9 @@ def _change(before: Any, now: Any) -> str:
     if isinstance(before, frozenset):
         added = sorted(map(str, now - before))
         removed = sorted(map(str, before - now))
-        return ", ".join(
-            [*(f"new: {a}" for a in added[:3]), *(f"gone: {r}" for r in removed[:3])]
-        )
-    return (
-        "another state"
-        if isinstance(before, bytes)
-        else f"{before!r:.80}, now {now!r:.80}"
-    )
+        changes = [f"new: {name}" for name in added[:3]]
+        changes += [f"gone: {name}" for name in removed[:3]]
+        return ", ".join(changes)
+    if isinstance(before, bytes):
+        return "another state"
+    return f"{before!r:.80}, now {now!r:.80}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import DelegraphError
-from delegraph_programs import operator_name, user_inputs
+from delegraph_programs import user_inputs
 
 from .. import sweep
 from ..backend_under_test import BackendUnderTest
@@ -35,13 +36,11 @@ from ..trial import (
 def _outcome(
     program: Program, one: LoweringAttempt, kind: Kind, why: str | None
 ) -> list[Outcome]:
-    taken = (
-        tuple(operator_name(n) for d in one.lowered.delegates for n in d.nodes)
-        if one.lowered
-        else ()
-    )
     faults = () if why is None else (Fault(kind, why),)
-    return [Outcome(program.name, reached=True, accepted=taken, faults=faults)]
+    outcome = Outcome(
+        program.name, reached=True, accepted=one.delegated_operators, faults=faults
+    )
+    return [outcome]
 
 
 def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
@@ -59,23 +58,19 @@ def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
 
 @check
 def empty_programs(backend: BackendUnderTest) -> Figures:
-    """A program with nothing to delegate, or that only returns its input, passes
-    through and computes the same.
+    """A program without delegable operators is lowered, and computes the same as
+    eager.
     """
     outcomes = sweep.run(backend, EMPTY)
-    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, EMPTY)
+    sweep.raise_first(sweep.faults_of(outcomes), backend, EMPTY)
     answer = backend.run_apart(preprocess_empty, _compile_specs(backend))
-    why = (
-        f"preprocess of a program without calls {answer.failure}"
-        if answer.failure
-        else answer.result
-    )
+    why = answer.result
+    if answer.failure:
+        why = f"preprocess of a program without calls {answer.failure}"
     if why:
-        advice = (
-            Kind.CRASH.value
-            if answer.died
-            else "compile it, or raise delegraph.errors.Unsupported"
-        )
+        advice = "compile it, or raise delegraph.errors.Unsupported"
+        if answer.died:
+            advice = Kind.CRASH.value
         raise CheckFailed(why, NOTHING[0], advice)
     return {"programs": len(NOTHING) + 1}
 
@@ -93,16 +88,11 @@ EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
 
 def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
     """Return the compile specs that the partitioner gives to the samples."""
-    results = (one.partitioned for one in backend.samples)
-    return next(
-        (
-            s.compile_specs
-            for r in results
-            if r is not None
-            for s in r.partition_tags.values()
-        ),
-        (),
-    )
+    for one in backend.samples:
+        if one.partitioned is not None:
+            for spec in one.partitioned.partition_tags.values():
+                return spec.compile_specs
+    return ()
 
 
 def preprocess_empty(
@@ -131,41 +121,39 @@ def preprocess_empty(
 
 @check
 def control_flow(backend: BackendUnderTest) -> Figures:
-    """Branches and loops are lowered, parts of their subgraphs too, and compute the
-    same whichever way they go.
+    """Programs with branches and loops are lowered, and every branch computes the same
+    as eager.
     """
     names = {p.name for p in CONTROL_FLOW}
-    # the rest is for numerics
+    # numerics reports outcomes of members, which have no control flow
     outcomes = [o for o in sweep.run(backend, SUBGRAPHS) if o.program in names]
-    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, SUBGRAPHS)
+    sweep.raise_first(sweep.faults_of(outcomes), backend, SUBGRAPHS)
     if not outcomes:
         raise CheckSkipped(
-            "what is wrong with these programs is wrong without branches and loops too;"
-            " see numerics"
+            "the operators of these programs fail without branches and loops, too; see"
+            " numerics"
         )
-    return {
-        "programs": len(outcomes),
-        "operators_delegated": len({name for o in outcomes for name in o.accepted}),
-    }
+    operators = sweep.Sweep(outcomes).accepted
+    return {"programs": len(outcomes), "operators_delegated": len(operators)}
 
 
 def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """Return the outcome with the inputs, and with their signs changed.
+    """Return the outcome with the inputs, and with negated inputs.
 
     If both fail, the same operators are tried without control flow.
     """
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
-    why = _wrong(one, backend) or _wrong(
-        replace(one, inputs=tuple(-i for i in one.inputs)), backend
-    )
-    alone = (
-        [o for member in program.members for o in try_program(member, backend)]
-        if why
-        else []
-    )
-    return [o for o in alone if o.faults] or _outcome(program, one, Kind.SUBGRAPHS, why)
+    negated = replace(one, inputs=tuple(-value for value in one.inputs))
+    why = _wrong(one, backend) or _wrong(negated, backend)
+    if why:
+        faulty = []
+        for member in program.members:
+            faulty += [o for o in try_program(member, backend) if o.faults]
+        if faulty:
+            return faulty
+    return _outcome(program, one, Kind.SUBGRAPHS, why)
 
 
 SUBGRAPHS = Series(
@@ -181,21 +169,17 @@ SUBGRAPHS = Series(
 
 @check
 def dynamic_shapes(backend: BackendUnderTest) -> Figures:
-    """Programs whose first dimensions are dynamic are handled, at other sizes too, or
-    refused with a reason.
+    """Programs with dynamic first dimensions compute the same as eager at several
+    sizes, or are refused with a reason.
     """
-    # other checks are about the rest
+    # other checks report programs that are faulty with fixed sizes
     sound = {o.program for o in backend.rehearsal if not o.faults}
     sound |= {program.name for program in SIZED}
     outcomes = [o for o in sweep.run(backend, DYNAMIC) if o.program in sound]
-    sweep.raise_first(
-        [(o, f) for o in outcomes for f in o.faults],
-        backend,
-        DYNAMIC,
-        shown=_as_dynamic,
-    )
+    faults = sweep.faults_of(outcomes)
+    sweep.raise_first(faults, backend, DYNAMIC, shown=_as_dynamic)
     if not outcomes:
-        raise CheckSkipped("no sample program could be exported with dynamic shapes")
+        raise CheckSkipped("torch can export no sample program with dynamic shapes")
     return {
         "programs": len(outcomes),
         "delegated_in_part": sum(bool(o.accepted) for o in outcomes),
@@ -205,58 +189,57 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
 def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     """Return the outcome of a program with dynamic first dimensions."""
     sizes = _varying_sizes(program)
-    one = backend.attempt(program, dynamic=True) if sizes else None
+    if not sizes:
+        return []
+    one = backend.attempt(program, dynamic=True)
     if one is None or one.phase is Phase.ENGINE:
         return []
+    why = _fault_at_lowering(one) or _fixed(sizes) or _wrong_at_sizes(one, backend)
+    return _outcome(program, one, Kind.SIZES, why)
+
+
+def _fault_at_lowering(one: LoweringAttempt) -> str | None:
+    if one.lowered is None:
+        return f"lowering failed: {one.failed}"
     fault = partitioning_fault(one)
-    why = (
-        f"lowering failed: {one.failed}"
-        if one.lowered is None
-        else fault and fault.text
-    )
-    return _outcome(
-        program, one, Kind.SIZES, why or _fixed(sizes) or _wrong_at_sizes(one, backend)
-    )
+    return None if fault is None else fault.text
 
 
 def export_dynamic() -> None:
-    """Export the programs that every backend is tried on, with dynamic sizes."""
+    """Export the samples with dynamic sizes."""
     for program in (*PROGRAMS, *SIZED):
         program.batched and program.exported_dynamic  # noqa: B018 - kept by the program
 
 
+def _dynamic_programs(backend: ConfiguredBackend) -> Iterator[Program]:
+    for program in (*backend.programs, *SIZED):
+        if program.batched or program.name == "example":
+            yield program
+
+
 DYNAMIC = Series(
-    f"{__name__}:DYNAMIC",
-    lambda backend: (
-        p for p in (*backend.programs, *SIZED) if p.batched or p.name == "example"
-    ),
-    try_dynamic,
-    export=export_dynamic,
+    f"{__name__}:DYNAMIC", _dynamic_programs, try_dynamic, export=export_dynamic
 )
 
 
 def _varying_sizes(program: Program) -> list[Any]:
     """Return the symbolic sizes of inputs, without those that export made constant."""
-    values = (
-        [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])]
-        if program.exported_dynamic
-        else []
-    )
-    sizes: list[Any] = [
-        d for v in values if isinstance(v, torch.Tensor) for d in v.shape
-    ]
-    sizes = [d for d in sizes if isinstance(d, torch.SymInt)]
-    return [d for d in sizes if d.node.maybe_as_int() is None]
+    if program.exported_dynamic is None:
+        return []
+    sizes: list[Any] = []
+    for node in user_inputs(program.exported_dynamic[0]):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            sizes += [size for size in value.shape if isinstance(size, torch.SymInt)]
+    return [size for size in sizes if size.node.maybe_as_int() is None]
 
 
 def _fixed(sizes: list[Any]) -> str | None:
     """Return an error if lowering made a dynamic size of the caller's program constant."""
-    fixed = [d for d in sizes if d.node.maybe_as_int() is not None]
-    return (
-        f"lowering fixed a dynamic size of the caller's program to {fixed[0]}"
-        if fixed
-        else None
-    )
+    for size in sizes:
+        if size.node.maybe_as_int() is not None:
+            return f"lowering fixed a dynamic size of the caller's program to {size}"
+    return None
 
 
 def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
@@ -274,17 +257,14 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
 
 def _as_dynamic(program: Program) -> Program:
     """Return the program with the lines that export it dynamically."""
-    has_range = program.borders != AUTO_SIZES
-    size = (
-        f"torch.export.Dim('n', min={LEAST}, max={MOST})"
-        if has_range
-        else "torch.export.Dim.AUTO"
-    )
+    size = "torch.export.Dim.AUTO"
+    if program.borders != AUTO_SIZES:
+        size = f"torch.export.Dim('n', min={LEAST}, max={MOST})"
     lines = [
+        "import torch",
+        program.source.rstrip(),
         f"n = {size}  # for every first dimension",
         "sizes = [{0: n} if x.dim() else None for x in inputs]",
         "model = torch.export.export(model, tuple(inputs), dynamic_shapes=sizes)",
     ]
-    return replace(
-        program, source="\n".join(["import torch", program.source.rstrip(), *lines])
-    )
+    return replace(program, source="\n".join(lines))

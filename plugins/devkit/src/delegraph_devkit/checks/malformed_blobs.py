@@ -1,4 +1,4 @@
-"""Check that damaged blobs raise errors of delegraph, and never crash or hang."""
+"""Check that damaged blobs raise errors of delegraph, without a crash or a hang."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.delegates import LoweredBackendModule
@@ -23,9 +22,7 @@ from ..lowering_attempt import LoweringAttempt, quiet
 from ..subprocesses import Report
 
 COPIES = 800
-"""Damaged copies of a blob that are tried in any case; others follow while time
-remains.
-"""
+"""The least number of damaged copies of a blob; others follow while time remains."""
 FLIPS = 4000
 """Damaged copies with changed bytes, per blob."""
 STEP_SECONDS = 3.0
@@ -43,20 +40,20 @@ _ADVICE = (
 
 @check
 def damaged_blob(backend: BackendUnderTest) -> Figures:
-    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or
-    a delegate that works.
+    """Truncated and changed blobs raise an error of delegraph.errors, or give a delegate
+    that works.
 
-    A backend that declares ``checksum=False`` is given whole bytes only: blobs cut
-    short, and named data missing.
+    For a backend that declares ``checksum=False``, blobs are only truncated, and named
+    data removed.
     """
     backend.needs_runtime()
     smallest = _smallest(backend.lowered)
-    names = [one.program.name for one, _ in smallest]
+    names = [one.program.name for one in smallest]
     within = backend.share(0.5)
     answer = backend.run_elsewhere(
         try_malformed_blobs, names, backend.seconds / 5, within
     )
-    programs = {one.program.name: one.program for one, _ in smallest}
+    programs = {one.program.name: one.program for one in smallest}
     if answer.failure:
         name, _, mutation = answer.progress.partition(": ")
         raise CheckFailed(
@@ -71,16 +68,17 @@ def damaged_blob(backend: BackendUnderTest) -> Figures:
     return counted
 
 
-def _smallest(lowered: list[LoweringAttempt]) -> list[tuple[LoweringAttempt, int]]:
-    """Return the programs with the smallest blobs, which are more structure than
-    weights.
+def _smallest(lowered: list[LoweringAttempt]) -> list[LoweringAttempt]:
+    """Return the programs with the smallest blobs.
+
+    Small blobs consist of structure rather than of weights.
     """
-    sizes = [
-        (one, min(len(d.processed_bytes) for d in one.lowered.delegates))
-        for one in lowered
-        if one.lowered
-    ]
-    return sorted(sizes, key=lambda pair: pair[1])[:_BLOBS]
+
+    def size(one: LoweringAttempt) -> int:
+        assert one.lowered is not None
+        return min(len(d.processed_bytes) for d in one.lowered.delegates)
+
+    return sorted((one for one in lowered if one.lowered), key=size)[:_BLOBS]
 
 
 @dataclass(frozen=True)
@@ -117,82 +115,73 @@ def try_malformed_blobs(
         limit = seconds if within is None else within
         deadline = time.monotonic() + limit / len(chosen)
         fewest = COPIES if within is None else 1
+        trial = _CopyTrial(module, backend)
         with quiet():
-            for text in _try_copies(
-                module,
-                backend,
-                counts,
-                fewest,
-                deadline,
-                partial(_report_copy, report, program.name),
-            ):
-                wrong.append(Wrong(program.name, text))
+            for number, copy in enumerate(_copies(module, trial.checksum)):
+                if number >= fewest and time.monotonic() > deadline:
+                    break
+                report(f"{program.name}: {copy.text}")
+                counts[copy.kind] += 1
+                end = trial.load_and_run(copy)
+                if end in counts:
+                    counts[end] += 1
+                    continue
+                wrong.append(Wrong(program.name, f"loading {copy.text} {end}"))
                 if len(wrong) >= _ENOUGH:
-                    return counts, wrong
+                    break
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if len(wrong) >= _ENOUGH:
+            break
     return counts, wrong
 
 
-def _report_copy(report: Report, program: str, text: str) -> None:
-    report(f"{program}: {text}")
+class _CopyTrial:
+    """Loads damaged copies of a delegate, and runs those that load."""
 
+    def __init__(
+        self, module: LoweredBackendModule, backend: ConfiguredBackend
+    ) -> None:
+        self.runtime = backend.needs_runtime()
+        self.checksum = backend.registry.spec(backend.name).traits.checksum
+        self.specs = list(module.compile_specs)
+        self.inputs: list[Any] = []
+        for argument in module.inputs:
+            if argument.dtype is None:
+                self.inputs.append(1)
+            else:
+                shape = [int(size) for size in argument.shape or ()]
+                self.inputs.append(torch.ones(shape, dtype=argument.dtype))
 
-def _try_copies(
-    module: LoweredBackendModule,
-    backend: ConfiguredBackend,
-    counts: dict[str, int],
-    fewest: int,
-    deadline: float,
-    report: Report,
-) -> Iterator[str]:
-    runtime = backend.needs_runtime()
-    inputs = [
-        (
-            1
-            if a.dtype is None
-            else torch.ones([int(d) for d in a.shape or ()], dtype=a.dtype)
-        )
-        for a in module.inputs
-    ]
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    checksum = backend.registry.spec(backend.name).traits.checksum
-    for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
-        if number >= fewest and time.monotonic() > deadline:
-            break
-        report(what)
-        # its default action ends the process, also inside C code
+    def load_and_run(self, copy: _Copy) -> str:
+        """Return "refused", "worked", or the wrong end in words."""
+        # the default action of the signal ends the process, also inside C code
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
-        counts[kind] += 1
-        why = _outcome(runtime, blob, list(module.compile_specs), data, inputs, counts)
-        if why is not None:
-            yield f"loading {what} {why}"
-    signal.setitimer(signal.ITIMER_PROF, 0)
+        inputs = [
+            value.clone() if isinstance(value, torch.Tensor) else value
+            for value in self.inputs
+        ]
+        try:
+            delegate = self.runtime.load(copy.blob, list(self.specs), copy.named_data)
+            delegate(*inputs)
+        except DelegraphError:
+            return "refused"
+        except BaseException as e:  # SystemExit and MemoryError are wrong, too
+            return f"raised {type(e).__name__}: {e!s:.200}"
+        return "worked"
 
 
-def _outcome(
-    runtime: Any,
-    blob: bytes,
-    specs: list[Any],
-    data: dict[str, bytes],
-    inputs: list[Any],
-    counts: dict[str, int],
-) -> str | None:
-    try:
-        delegate = runtime.load(blob, specs, data)
-        delegate(*[i.clone() if isinstance(i, torch.Tensor) else i for i in inputs])
-    except DelegraphError:
-        counts["refused"] += 1
-        return None
-    except BaseException as e:  # SystemExit and MemoryError are as wrong as any other
-        return f"raised {type(e).__name__}: {e!s:.200}"
-    counts["worked"] += 1
-    return None
+class _Copy(NamedTuple):
+    """A damaged copy of a delegate; ``kind`` is "truncations" or "changed"."""
+
+    kind: str
+    text: str
+    blob: bytes
+    named_data: dict[str, bytes]
 
 
-def _copies(
-    module: LoweredBackendModule, checksum: bool
-) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
-    """Yield kind, description, blob and named data of damaged copies, cuts and changes
-    in turn.
+def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[_Copy]:
+    """Yield damaged copies: of the named data, then truncated and changed blobs in turn.
 
     Without a ``checksum``, a backend cannot detect changed bytes.
     """
@@ -205,18 +194,18 @@ def _copies(
         for kind, stream in (("truncations", cuts), ("changed", changes)):
             made = next(stream, None)
             if made is not None:
-                yield kind, made[0], made[1], dict(data)
+                text, damaged = made
+                yield _Copy(kind, text, damaged, dict(data))
 
 
 def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the blob cut at many places: the shortest first, then others in random
     order.
     """
-    places = list(
-        range(len(blob))
-        if len(blob) <= _LARGEST
-        else range(0, len(blob), len(blob) // _LARGEST + 1)
-    )
+    step = 1
+    if len(blob) > _LARGEST:
+        step = len(blob) // _LARGEST + 1
+    places = list(range(0, len(blob), step))
     rest = places[_SHORTEST:]
     random.Random(0).shuffle(rest)
     for place in (*places[:_SHORTEST], *rest):
@@ -227,13 +216,11 @@ def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
     rng = random.Random(0)
     for _ in range(FLIPS if blob else 0):
         changed = bytearray(blob)
-        places = sorted(
-            rng.randrange(len(blob)) for _ in range(rng.choice((1, 1, 1, 2, 4)))
-        )
+        count = rng.choice((1, 1, 1, 2, 4))
+        places = sorted(rng.randrange(len(blob)) for _ in range(count))
         for place in places:
-            changed[place] = rng.choice(
-                (0, 1, 0x7F, 0x80, 0xFF, changed[place] ^ (1 << rng.randrange(8)))
-            )
+            flipped = changed[place] ^ (1 << rng.randrange(8))
+            changed[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, flipped))
         if changed != blob:
             text = ", ".join(
                 f"byte {p} = {changed[p]:#04x}" for p in dict.fromkeys(places)
@@ -241,16 +228,11 @@ def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
             yield f"a copy with {text} (of {len(blob)})", bytes(changed)
 
 
-def _damaged_data(
-    blob: bytes, data: Mapping[str, bytes]
-) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+def _damaged_data(blob: bytes, data: Mapping[str, bytes]) -> Iterator[_Copy]:
     for key, value in data.items():
-        yield (
-            "changed",
-            f"without named data {key!r}",
-            blob,
-            {k: v for k, v in data.items() if k != key},
-        )
+        others = {k: v for k, v in data.items() if k != key}
+        yield _Copy("changed", f"without named data {key!r}", blob, others)
+
         for size in {0, len(value) // 2, max(0, len(value) - 1)} - {len(value)}:
             text = f"with {size} of {len(value)} bytes of named data {key!r}"
-            yield "truncations", text, blob, {**data, key: value[:size]}
+            yield _Copy("truncations", text, blob, {**data, key: value[:size]})

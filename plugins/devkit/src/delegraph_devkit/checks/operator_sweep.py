@@ -1,69 +1,81 @@
-"""Check rules on many operators and random programs."""
+"""Check many operators and random programs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NoReturn
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check
 from ..check_result import Figures
 from ..failures import CheckFailed, CheckSkipped
-from ..sweep import GATE, MORE, SAMPLES, raise_first
+from ..sweep import GATE, MORE, SAMPLES, Sweep, faults_of, raise_first
 from ..trial import UNCOMPILED
 
 
 @check
 def accepted_compiles(backend: BackendUnderTest) -> Figures:
-    """What the partitioner accepts compiles, and what it refuses has a reason: over
-    OpInfo and random programs.
+    """Accepted calls compile, and refused calls have a reason, over OpInfo and random
+    programs.
     """
     sweep = backend.sweep
-    faults = [(o, f) for o in sweep.outcomes for f in o.faults if f.kind in UNCOMPILED]
+    faults = [
+        (outcome, fault)
+        for outcome, fault in faults_of(sweep.outcomes)
+        if fault.kind in UNCOMPILED
+    ]
     raise_first(faults, backend, SAMPLES, GATE, MORE)
-    programs = len(sweep.reached)
-    accepted = sweep.accepted
-    if not accepted:
-        text = f"the backend took nothing of {programs} programs"
-        refusals = Counter(reason for o in sweep.reached for _, reason in o.refused)
-        if backend.budget:  # those after them may be its own
-            raise CheckSkipped(
-                f"{text}, for which there was time; give an --example, or leave"
-                " --quick out"
-            )
-        said = "".join(f"\n  {n} x {reason}" for reason, n in refusals.most_common(3))
-        advice = (
-            "give a module with inputs that the backend takes at least in part:"
-            " --example path.py:function, or"
-        )
-        raise CheckFailed(
-            f"{text}; its reasons most often:{said}",
-            advice=f"{advice} the contract class's example",
-        )
-    counts = {
-        "operators_accepted": len(accepted),
+    if not sweep.accepted:
+        _raise_nothing_accepted(sweep, backend)
+    return {
+        "programs": len(sweep.reached),
+        "operators": len(sweep.accepted | sweep.refused),
+        "operators_accepted": len(sweep.accepted),
         "operators_refused": len(sweep.refused),
     }
-    return {"programs": programs, "operators": len(accepted | sweep.refused), **counts}
+
+
+def _raise_nothing_accepted(sweep: Sweep, backend: BackendUnderTest) -> NoReturn:
+    text = f"the backend accepted no operator of {len(sweep.reached)} programs"
+    # with more time, later programs may have operators of this backend
+    if backend.budget:
+        raise CheckSkipped(
+            f"{text} in the time of --quick; give an --example, or leave out --quick"
+        )
+    refusals: Counter[str] = Counter()
+    for outcome in sweep.reached:
+        refusals.update(reason for _, reason in outcome.refused)
+    lines = [f"\n  {count} x {reason}" for reason, count in refusals.most_common(3)]
+    advice = (
+        "give a module with inputs that the backend accepts at least in part: --example"
+        " path.py:function, or the attribute example of the contract class"
+    )
+    raise CheckFailed(
+        f"{text}; its most frequent reasons:{''.join(lines)}", advice=advice
+    )
 
 
 @check
 def numerics(backend: BackendUnderTest) -> Figures:
-    """What was lowered computes what eager computes, also with NaN, wide integers,
-    other strides, and called again.
+    """Delegates compute the same as eager, also with NaN, wide integers, other strides,
+    and in a second call.
     """
     backend.needs_runtime()
     outcomes = backend.sweep.outcomes
-    faults = [(o, f) for o in outcomes for f in o.faults if f.kind not in UNCOMPILED]
+    faults = [
+        (outcome, fault)
+        for outcome, fault in faults_of(outcomes)
+        if fault.kind not in UNCOMPILED
+    ]
     raise_first(faults, backend, SAMPLES, GATE, MORE)
     compared = [o for o in outcomes if o.compared]
     if not compared:
         raise CheckSkipped(
-            "no program was delegated at least in part; see accepted_compiles"
+            "the backend accepted no part of the programs; see accepted_compiles"
         )
-    operators = {name for o in compared for name in o.accepted}
     return {
         "programs": len(compared),
-        "operators": len(operators),
+        "operators": len(Sweep(compared).accepted),
         "excused": sum(bool(o.excuse) for o in compared),
         "largest_error": max(o.error for o in compared),
         "tolerance": backend.tolerance,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import random
 import sys
@@ -37,7 +38,7 @@ from ..trial import Kind, is_comparable
 _THREADS = 4
 _ROUNDS = 3
 _VARIANTS = 5
-"""The number of inputs that threads call a delegate with.
+"""The number of different inputs for a delegate.
 
 It is no multiple of _THREADS, so that all pairs of inputs meet.
 """
@@ -56,8 +57,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 @check
 def thread_safety(backend: BackendUnderTest) -> Figures:
-    """A backend that declares ``thread_safe`` makes the same of many partitions at once
-    as of each alone.
+    """A backend that declares ``thread_safe`` compiles partitions in several threads to
+    the same bytes as one by one.
     """
     if not backend.registry.get_backend(backend.name).thread_safe:
         raise CheckSkipped("the backend does not declare thread_safe")
@@ -71,25 +72,31 @@ def thread_safety(backend: BackendUnderTest) -> Figures:
             f"compiling {answer.progress}, the process {answer.died}",
             advice=Kind.CRASH.value,
         )
-    delegates, why = answer.result or (
-        0,
-        f"compiling {answer.progress} {answer.failure}",
+    compiled: CompiledAtOnce = answer.result or CompiledAtOnce(
+        wrong=f"compiling {answer.progress} {answer.failure}"
     )
-    if why:
+    if compiled.wrong:
         advice = (
-            "keep what preprocess works on in local variables, or leave thread_safe"
+            "keep the state of preprocess in local variables, or leave thread_safe"
             " False"
         )
-        raise CheckFailed(why, advice=advice)
-    return {"delegates": delegates, "threads": _THREADS}
+        raise CheckFailed(compiled.wrong, advice=advice)
+    return {"delegates": compiled.delegates, "threads": _THREADS}
+
+
+class CompiledAtOnce(NamedTuple):
+    """The number of compiled delegates, and the fault; "" if there is none."""
+
+    delegates: int = 0
+    wrong: str = ""
 
 
 def compile_at_once(
     backend: ConfiguredBackend, names: list[str], report: Report
-) -> tuple[int, str | None]:
-    """Compile the samples one by one and in threads. Runs in another process.
+) -> CompiledAtOnce:
+    """Compile the samples one by one and in threads, and compare.
 
-    Returns the number of delegates, and the differences.
+    Runs in another process.
     """
     programs = {
         p.name: p.exported[0]
@@ -99,12 +106,12 @@ def compile_at_once(
 
     def compile_all(executor: ThreadPoolExecutor | None) -> list[HandedOver]:
         """Lower all programs as methods of one lowering."""
-        report(
-            "all samples in one lowering"
-            if executor is None
-            else f"all samples by {_THREADS} threads"
-        )
-        compiler = None if executor is None else _InThreads(executor)
+        compiler = None
+        if executor is None:
+            report("all samples in one lowering")
+        else:
+            report(f"all samples by {_THREADS} threads")
+            compiler = _InThreads(executor)
         with quiet():
             partitioner = backend.partitioner()
             lowered = delegraph.lower(
@@ -122,28 +129,21 @@ def compile_at_once(
         for _ in range(_ROUNDS):
             with ThreadPoolExecutor(_THREADS) as executor:
                 together = compile_all(executor)
-            if together != alone:
-                place = next(
-                    k
-                    for k, (a, b) in enumerate(zip(together, alone, strict=True))
-                    if a != b
-                )
-                return (
-                    0,
-                    (
-                        f"compiled by {how}, delegate {place} of all samples together"
-                        " is another than alone"
-                    ),
-                )
+            for place, (one, other) in enumerate(zip(together, alone, strict=True)):
+                if one != other:
+                    return CompiledAtOnce(
+                        wrong=f"delegate {place} of the samples differs if {how}"
+                        " compile the partitions at once"
+                    )
     except (Exception, SystemExit) as e:
-        return 0, f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
-    return len(alone), None
+        return CompiledAtOnce(
+            wrong=f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
+        )
+    return CompiledAtOnce(delegates=len(alone))
 
 
 class _InThreads:
-    """A compiler and its session that compile each partition in a thread of
-    ``executor``.
-    """
+    """A compiler, and its session, that compiles each partition in a thread."""
 
     notes = ()
 
@@ -167,10 +167,11 @@ class _InThreads:
         return partitioner(program)
 
     def compile(self, requests: Sequence[Request]) -> list[Compiled]:
-        answers = self._executor.map(
-            compile_here, [[requests[k] for k in call] for call in calls_of(requests)]
-        )
-        return [compiled for answer in answers for compiled in answer]
+        batches = [[requests[k] for k in call] for call in calls_of(requests)]
+        compiled: list[Compiled] = []
+        for results in self._executor.map(compile_here, batches):
+            compiled += results
+        return compiled
 
 
 # --- the runtime
@@ -179,7 +180,7 @@ class _InThreads:
 @check
 def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
     """Delegates of a runtime that declares ``thread_safe`` compute the same in several
-    threads at once as in one.
+    threads as in one.
     """
     if not backend.needs_runtime().thread_safe:
         raise CheckSkipped("the runtime does not declare thread_safe")
@@ -197,13 +198,13 @@ def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
     found = answer.result or Hammered(wrong=answer.failure, program=answer.progress)
     if found.wrong:
         advice = (
-            "keep what a call works on in local variables, one buffer for each call, or"
+            "keep the state of a call in local variables and in buffers of its own, or"
             " leave thread_safe False"
         )
         raise CheckFailed(found.wrong, samples.get(found.program), advice)
     if not found.delegates:
         raise CheckSkipped(
-            "no delegate of the samples can be told apart by its results"
+            "no delegate of the samples has results that depend on its inputs"
         )
     return {"delegates": found.delegates, "calls": found.calls, "threads": _THREADS}
 
@@ -217,13 +218,20 @@ class Hammered(NamedTuple):
     program: str = ""
 
 
+class _Call(NamedTuple):
+    """The inputs of a delegate's call in one thread, and its results."""
+
+    inputs: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
 @dataclass
 class _Loaded:
-    """A loaded delegate with the inputs and results of its calls in one thread."""
+    """A loaded delegate with its calls in one thread."""
 
-    parts: tuple[bytes, list[CompileSpec], dict[str, bytes]]
+    parts: HandedOver
     delegate: Delegate
-    calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
 
 
 def call_at_once(
@@ -233,24 +241,23 @@ def call_at_once(
 
     Runs in another process.
     """
+    runtime = backend.needs_runtime()
     delegates = 0
     calls = 0
-    for program in (p for p in backend.programs if p.name in names):
+    for program in backend.programs:
+        if program.name not in names:
+            continue
         report(program.name)
         one = backend.attempt(program)
-        if (
-            one is None
-            or one.lowered is None
-            or any(d.module.state for d in one.lowered.delegates)
-        ):
+        if one is None or one.lowered is None:
+            continue
+        if any(d.module.state for d in one.lowered.delegates):
             continue
         limit = tolerance_of(one.exported, backend.tolerance)
-        for loaded in _called_in_one_thread(
-            backend.needs_runtime(), one.lowered, one.inputs
-        ):
-            if not _is_told_apart(loaded, limit):
+        for loaded in _called_in_one_thread(runtime, one.lowered, one.inputs):
+            if not _depends_on_inputs(loaded, limit):
                 continue
-            made, wrong = _call_in_threads(backend.needs_runtime(), loaded, limit)
+            made, wrong = _call_in_threads(runtime, loaded, limit)
             delegates += 1
             calls += made
             if wrong:
@@ -282,7 +289,7 @@ def _called_in_one_thread(
         def call(*values: Any) -> Any:
             given = copy.deepcopy(values)
             results = loaded.delegate(*values)
-            loaded.calls.append((given, copy.deepcopy(tuple(results))))
+            loaded.calls.append(_Call(given, copy.deepcopy(tuple(results))))
             return results
 
         return call
@@ -291,21 +298,19 @@ def _called_in_one_thread(
         for values in _variants(inputs):
             try:
                 lowered(*values)
-            except (Exception, SystemExit):  # values that the operator does not take
+            except (Exception, SystemExit):  # the operator refuses these values
                 continue
     return made
 
 
 def _variants(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield inputs of the same types with other values in the domain of most operators."""
+    """Yield inputs with other values, which are in the domain of most operators."""
     for k in range(_VARIANTS):
         yield [_variant(value, k) for value in copy.deepcopy(tuple(inputs))]
 
 
 def _variant(value: Any, k: int) -> Any:
-    """Return a tensor with its elements rotated by ``k``; floats also get a little
-    smaller.
-    """
+    """Rotate the elements of a tensor by ``k``, and make floats a little smaller."""
     if not isinstance(value, torch.Tensor):
         return value
     moved = value.flatten().roll(k).reshape(value.shape)
@@ -315,28 +320,33 @@ def _variant(value: Any, k: int) -> Any:
     return laid_out.copy_(moved)
 
 
-def _is_told_apart(loaded: _Loaded, limit: float) -> bool:
+def _depends_on_inputs(loaded: _Loaded, limit: float) -> bool:
     """Return whether results differ for different inputs and agree for the same ones."""
-    first, *others = loaded.calls or [((), ())]
-    if not any(_differ(results, first[1], limit) for _, results in others):
+    if not loaded.calls:
+        return False
+    first, *others = loaded.calls
+    if not any(_differ(call.results, first.results, limit) for call in others):
         return False
     with quiet():
-        for inputs, results in loaded.calls:
+        for call in loaded.calls:
             # compared at once: the next call may overwrite the results
-            if _differ(loaded.delegate(*copy.deepcopy(inputs)), results, limit):
+            again = loaded.delegate(*copy.deepcopy(call.inputs))
+            if _differ(again, call.results, limit):
                 return False
     return True
 
 
 def _differ(results: Sequence[Any], wanted: Sequence[Any], limit: float) -> bool:
-    return not Verification.of(tuple(results), tuple(wanted)).relative_error <= limit
+    found = Verification.of(tuple(results), tuple(wanted))
+    return not found.relative_error <= limit  # NaN differs, too
 
 
 def _call_in_threads(
     runtime: type[BackendRuntime], loaded: _Loaded, limit: float
 ) -> tuple[int, str]:
-    """Call one delegate in all threads, and then one that each thread loads; how many
-    calls, and what is wrong.
+    """Call one delegate in all threads, then one that each thread loads.
+
+    Returns the number of calls, and the fault, which is "" if there is none.
     """
 
     def load_another() -> Delegate:
@@ -360,22 +370,21 @@ def _call_in_threads(
 
 def _hammer(
     get: Callable[[], Delegate],
-    calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
+    calls: Sequence[_Call],
     limit: float,
     pauses: bool,
 ) -> tuple[int, str]:
-    """Let all threads begin at once; the results are compared after the last call, so
-    that none may change.
+    """Let all threads begin at once, and compare the results after the last call.
 
-    ``pauses``: pause at lines of the runtime, so that other threads run between any two
-    of them.
+    A result that a later call changes is a fault. With ``pauses``, threads pause at
+    lines of the runtime, so that other threads run in between.
     """
     begin = threading.Barrier(_THREADS)
     kept: list[list[tuple[int, Any]]] = [[] for _ in range(_THREADS)]
     errors: list[str] = []
 
     def work(thread: int) -> None:
-        own_inputs = [copy.deepcopy(inputs) for inputs, _ in calls]
+        own_inputs = [copy.deepcopy(call.inputs) for call in calls]
         begin.wait()
         stop = time.monotonic() + _SECONDS
         before = sys.gettrace()
@@ -399,25 +408,21 @@ def _hammer(
             thread.start()
         for thread in threads:
             thread.join()
-    results = [pair for of_thread in kept for pair in of_thread]
-    wrong = [
-        which for which, found in results if _differ(found, calls[which][1], limit)
-    ]
+    results = list(itertools.chain(*kept))
     if errors:
         return len(results), errors[0]
+
+    wrong = sum(_differ(found, calls[which].results, limit) for which, found in results)
     if wrong:
         return (
             len(results),
-            (
-                f"{len(wrong)} of {len(results)} calls returned other results than in"
-                " one thread"
-            ),
+            f"{wrong} of {len(results)} calls returned other results than in one thread",
         )
     return len(results), ""
 
 
 def _pausing(chance: random.Random) -> Callable[..., Any]:
-    """A trace function that pauses at every second line or so, but not inside of torch."""
+    """Return a trace function that pauses at about half of the lines outside torch."""
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename.startswith(_TORCH):

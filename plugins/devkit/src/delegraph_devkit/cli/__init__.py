@@ -1,1 +1,1 @@
-"""The commands that this distribution adds to ``delegraph``."""
+"""Implement the commands of this distribution."""

@@ -1,7 +1,4 @@
-"""``delegraph check``: the conformance kit on the command line.
-
-Wrong names and options are found first.
-"""
+"""Run the conformance kit on the command line, as ``delegraph check``."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ if TYPE_CHECKING:
     from ..programs import Example
 
 QUICK_SECONDS = 45.0
-"""The budget of ``--quick``: with what processes take to start, a minute on an idle
-machine.
-"""
-_ABOUT_RESULTS = ["accepted_compiles", "numerics", "control_flow"]
-"""The checks that run what was compiled.
+"""The budget of ``--quick``.
 
-The first two take operators, the last one has programs of its own.
+With the start of processes, the command takes a minute on an idle machine.
 """
+_OF_OPERATORS = ["accepted_compiles", "numerics"]
+"""The checks that ``--operator`` restricts."""
+_ON_DEVICE = [*_OF_OPERATORS, "control_flow"]
+"""The checks that ``--device`` runs in the device half."""
 
 
 class Check:
@@ -38,7 +35,7 @@ class Check:
         parser.add_argument(
             "backend",
             metavar="BACKEND",
-            help="its name, as `delegraph backends` lists it",
+            help="name of the backend; `delegraph backends` lists the names",
         )
         parser.add_argument(
             "--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE"
@@ -46,21 +43,23 @@ class Check:
         parser.add_argument(
             "--quick",
             action="store_true",
-            help="end within a minute, with as many programs as that allows",
+            help="end within a minute, with fewer programs",
         )
         parser.add_argument(
             "--device",
             action="store_true",
-            help="run the programs in its device half, and only that",
+            help="run only the checks of results, in the device half of the backend",
         )
-        text = "its compiler may refuse what its support check took: no failure"
+        text = (
+            "do not fail if the compiler refuses calls that its support check accepts"
+        )
         parser.add_argument("--may-refuse", action="store_true", help=text)
         parser.add_argument(
             "--seconds",
             type=_seconds,
             default=0.0,
             metavar="S",
-            help="then try others for so long",
+            help="try further programs for S seconds",
         )
         parser.add_argument(
             "--operator",
@@ -68,31 +67,31 @@ class Check:
             default=[],
             metavar="NAME",
             help=(
-                "try this one alone: on all its samples, NaN, infinities and wide"
-                " integers"
+                "check only this operator, with all its samples, NaN, infinities and"
+                " wide integers; may be repeated"
             ),
         )
         parser.add_argument(
             "--verbose",
             action="store_true",
-            help="list every program that was tried, and its outcome",
+            help="list every program with its outcome",
         )
         parser.add_argument(
             "--only",
             action="append",
             default=[],
             metavar="CHECK",
-            help="run this check; may be repeated",
+            help="run only this check; may be repeated",
         )
         parser.add_argument(
             "--tolerance",
             type=float,
-            help="largest error, relative to an output's largest value",
+            help="largest error, relative to the largest value of an output",
         )
         parser.add_argument(
             "--example",
             metavar="MODEL",
-            help="path.py[:function]: a model that it takes in part",
+            help="path.py[:function]: a model that the backend accepts in part",
         )
 
     @staticmethod
@@ -107,7 +106,7 @@ def _check(args: argparse.Namespace) -> Outcome:
         import delegraph_devkit as devkit
 
         delegraph.get_backend(args.backend)
-    _known(args.only, devkit.CHECKS, args.operator)
+    _require_known(args.only, devkit.CHECKS, args.operator)
     backend = devkit.BackendUnderTest(
         args.backend,
         options,
@@ -123,12 +122,12 @@ def _check(args: argparse.Namespace) -> Outcome:
     )
     if example is not None:
         with progress("exporting the example"):
-            backend.programs[0].exported  # noqa: B018 - raises what is wrong with it, before any check
-    chosen = args.only or (
-        _ABOUT_RESULTS[: 2 if args.operator else 3]
-        if args.operator or args.device
-        else []
-    )
+            backend.programs[0].exported  # noqa: B018 - raises errors of the example first
+    chosen = args.only
+    if not chosen and args.operator:
+        chosen = _OF_OPERATORS
+    elif not chosen and args.device:
+        chosen = _ON_DEVICE
     report = devkit.run_checks(
         backend, chosen, lambda name: progress(f"checking {name}"), _tell_result
     )
@@ -141,13 +140,9 @@ def _check(args: argparse.Namespace) -> Outcome:
 
 
 def _tell_result(result: CheckResult) -> None:
-    """As each check ends, also where stderr is a file: who waits sees that something
-    happens, and what.
-    """
-    tell(
-        f"{result.name}: {result.status}, {result.summary() or 'nothing to count'} "
-        f" {result.seconds:.1f} s"
-    )
+    """Print a result as soon as its check ends, also if stderr is a file."""
+    summary = result.summary() or "no figures"
+    tell(f"{result.name}: {result.status}, {summary}  {result.seconds:.1f} s")
 
 
 def _seconds(text: str) -> float:
@@ -157,27 +152,25 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _known(names: Iterable[str], checks: Iterable[str], operators: list[str]) -> None:
-    unknown = [n for n in names if n not in checks]
-    if unknown:
-        raise UsageError(
-            "usage-invalid",
-            f"there is no check {unknown[0]!r}; checks: {', '.join(checks)}",
-        )
-    if operators:
-        from ..opinfo import unknown as unknown_to
-
-        for name in unknown_to(operators):
+def _require_known(
+    names: Iterable[str], checks: Iterable[str], operators: list[str]
+) -> None:
+    for name in names:
+        if name not in checks:
             raise UsageError(
                 "usage-invalid",
-                f"torch's table of operators has no {name!r}",
-                hint="such as add or relu",
+                f"there is no check {name!r}; checks: {', '.join(checks)}",
             )
+    if operators:
+        from ..opinfo import require_operators
+
+        require_operators(operators)
 
 
 class _ModelFile:
-    """The example as MODEL names it; unlike a function of that file it can be sent to
-    another process.
+    """The example that a MODEL names.
+
+    Other processes can import it, which a function of that file does not permit.
     """
 
     def __init__(self, text: str) -> None:
@@ -186,7 +179,7 @@ class _ModelFile:
 
     @property
     def source(self) -> str:
-        """Python that makes it again."""
+        """Return Python that makes the example."""
         load = "from delegraph_devkit.model_file import load_example"
         return f"{load}\n\nmodel, inputs = load_example({self.text!r})\n"
 

@@ -1,4 +1,4 @@
-"""``delegraph coverage``: the table of operators that a backend takes."""
+"""Write the table of operators that a backend accepts: ``delegraph coverage``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import delegraph
 from delegraph.command import Outcome, natural_number, parse_options, progress, tell
-from delegraph.errors import UsageError
 from delegraph.io.atomic_write import write_whole
 
 SCHEMA = "delegraph.coverage/1"
@@ -22,7 +21,7 @@ class Coverage:
         parser.add_argument(
             "backend",
             metavar="BACKEND",
-            help="its name, as `delegraph backends` lists it",
+            help="name of the backend; `delegraph backends` lists the names",
         )
         parser.add_argument(
             "--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE"
@@ -32,18 +31,16 @@ class Coverage:
             "--output",
             type=Path,
             metavar="FILE.md",
-            help="write the table there, as Markdown",
+            help="write the table to this file, as Markdown",
         )
         parser.add_argument(
             "--operator",
             action="append",
             default=[],
             metavar="NAME",
-            help="ask about this one alone",
+            help="list only this operator; may be repeated",
         )
-        text = (
-            "ask about so many of torch's samples (default 4000, which are nearly all)"
-        )
+        text = "number of torch's samples (default 4000, nearly all)"
         parser.add_argument(
             "--samples", type=natural_number, default=4000, metavar="N", help=text
         )
@@ -51,15 +48,13 @@ class Coverage:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         options = parse_options([args.backend], args.option).get(args.backend, {})
-        with progress(f"asking {args.backend}"):
+        with progress(f"running the support check of {args.backend}"):
             from ..configured_backend import ConfiguredBackend
             from ..coverage import as_markdown, support_of
-            from ..opinfo import unknown
+            from ..opinfo import require_operators
 
             delegraph.get_backend(args.backend)
-            for name in unknown(args.operator):
-                text = f"torch's table of operators has no {name!r}"
-                raise UsageError("usage-invalid", text, hint="such as add or relu")
+            require_operators(args.operator)
             backend = ConfiguredBackend(
                 args.backend, options, gate=args.samples, operators=tuple(args.operator)
             )
@@ -68,10 +63,6 @@ class Coverage:
         page = as_markdown(" ".join([args.backend, *args.option]), rows)
         if args.output is not None:
             write_whole(args.output, page.encode())
+        text = f"wrote {args.output}" if args.output else page.rstrip("\n")
         content = {"backend": args.backend, "operators": [asdict(row) for row in rows]}
-        return Outcome(
-            SCHEMA,
-            content,
-            f"wrote {args.output}" if args.output else page.rstrip("\n"),
-            0,
-        )
+        return Outcome(SCHEMA, content, text, 0)

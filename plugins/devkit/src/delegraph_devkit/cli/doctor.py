@@ -1,4 +1,4 @@
-"""``delegraph doctor``. Importing this module does not import torch."""
+"""Examine plugins: ``delegraph doctor``. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ class Doctor:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        allowed = "time that one plugin may take to be imported (default 60)"
-        parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=allowed)
+        text = "time limit for the import of one plugin (default 60)"
+        parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=text)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Examine all plugins; the exit code is 1 if one cannot be used although it is
-        not disabled.
-        """
+        """Examine all plugins; exit with code 1 if an enabled plugin is unusable."""
         with warnings.catch_warnings(), progress("examining plugins"):
-            # the report says what is wrong
+            # the report contains the same problems
             warnings.simplefilter("ignore", DelegraphWarning)
             report = examine(seconds=args.timeout)
         return Outcome(
@@ -37,7 +35,7 @@ class Doctor:
 
 
 def _seconds(text: str) -> float:
-    """For argparse: a positive number of seconds."""
+    """Return a positive number of seconds; for argparse."""
     seconds = float(text)
     if not 0 < seconds < float("inf"):
         raise ValueError(text)

@@ -1,6 +1,6 @@
-"""``delegraph new-backend``: a package for a backend of one's own.
+"""Write a package for a new backend: ``delegraph new-backend``.
 
-Importing this module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class NewBackend:
         parser.add_argument(
             "name",
             metavar="NAME",
-            help="of the package and, unless given, of the backend: such as my-npu",
+            help="name of the package, and of the backend by default, such as my-npu",
         )
         parser.add_argument(
             "folder",
             nargs="?",
             type=Path,
             metavar="DIR",
-            help="the folder to make (default: ./NAME)",
+            help="folder of the package (default: ./NAME)",
         )
         parser.add_argument(
             "--backend",
             metavar="NAME",
-            help="of the backend, if the package is called otherwise",
+            help="name of the backend, if the package has another name",
         )
         parser.add_argument(
             "--device",
             action="store_true",
-            help="with a C++ half that runs in ExecuTorch's runtime",
+            help="add a C++ half that runs in ExecuTorch's runtime",
         )
         parser.add_argument(
-            "--tosa", action="store_true", help="for a device whose compiler reads TOSA"
+            "--tosa", action="store_true", help="write a compiler that reads TOSA"
         )
 
     @staticmethod
@@ -54,77 +54,72 @@ class NewBackend:
         files = scaffold.generate(names, folder, args.device, args.tosa)
         commands = _commands(names.backend, folder, args.device)
         content = {
-            **{
-                "name": names.backend,
-                "distribution": names.distribution,
-                "package": names.package,
-            },
-            **{
-                "backend_id": names.backend_id,
-                "folder": str(folder),
-                "files": files,
-                "next": commands,
-            },
+            "name": names.backend,
+            "distribution": names.distribution,
+            "package": names.package,
+            "backend_id": names.backend_id,
+            "folder": str(folder),
+            "files": files,
+            "next": commands,
         }
-        listed = [
+        lines = [
             f"wrote {folder}, a package with the backend {names.backend}"
             f" ({names.backend_id}):"
         ]
-        text = [
-            *listed,
-            *(f"  {path}" for path in files),
-            "next:",
-            *(f"  {command}" for command in commands),
-        ]
-        return Outcome("delegraph.new-backend/1", content, "\n".join(text))
+        lines += [f"  {path}" for path in files]
+        lines.append("next:")
+        lines += [f"  {command}" for command in commands]
+        return Outcome("delegraph.new-backend/1", content, "\n".join(lines))
 
 
 def _names(text: str, backend: str | None) -> scaffold.Names:
-    what = "backend" if backend is None else "package"
-    reason = scaffold.why_not(text)
-    if reason is not None:
-        raise UsageError(
-            "usage-invalid",
-            f"no {what} can be called {text!r}: {reason}",
-            hint="a name such as my-npu",
-        )
-    reason = scaffold.why_no_backend(backend) if backend is not None else None
-    if reason is not None:
-        text = f"no backend can be called {backend!r}: {reason}"
-        raise UsageError("usage-invalid", text, hint="a name such as my-npu")
+    """Return the names of the package; raise UsageError if one is invalid or taken."""
+    kind = "backend" if backend is None else "package"
+    _require_valid(kind, text, scaffold.why_not(text))
+    if backend is not None:
+        _require_valid("backend", backend, scaffold.why_no_backend(backend))
     names = scaffold.Names.of(text, backend)
     owner = scaffold.taken(names)
-    if owner is not None:
-        asked = (
-            repr(text) if backend is None else f"{text!r} with the backend {backend!r}"
-        )
-        hint = (
-            f"choose another, such as: delegraph new-backend delegraph-{names.backend}"
-            f" --backend {names.backend}"
-        )
+    if owner is None:
+        return names
+    if backend is not None:
         raise UsageError(
             "usage-invalid",
-            f"the name {asked} is taken: {owner}",
-            hint=hint if backend is None else None,
+            f"the name {text!r} with the backend {backend!r} is taken: {owner}",
         )
-    return names
+    raise UsageError(
+        "usage-invalid",
+        f"the name {text!r} is taken: {owner}",
+        hint="choose another name, such as: delegraph new-backend"
+        f" delegraph-{names.backend} --backend {names.backend}",
+    )
+
+
+def _require_valid(kind: str, name: str, reason: str | None) -> None:
+    if reason is not None:
+        raise UsageError(
+            "usage-invalid",
+            f"no {kind} can be called {name!r}: {reason}",
+            hint="choose a name such as my-npu",
+        )
 
 
 def _commands(backend: str, folder: Path, device: bool) -> list[str]:
-    """The commands that come next, from the folder of the user: install, lower, check,
-    and run on the device.
-    """
+    """Return the next commands: install, lower, check, and run on the device."""
     place = os.fspath(folder)
     example = shlex.quote(os.fspath(folder / "example.py"))
     # without a slash, pip looks in its index
     editable = place if os.sep in place else f"./{place}"
+    if device:
+        editable += "[device]"
     commands = [
-        f"pip install -e {shlex.quote(editable + ('[device]' if device else ''))}",
+        f"pip install -e {shlex.quote(editable)}",
         f"delegraph lower {example} --backend {backend} --verify",
         f"delegraph check {backend}",
     ]
-    on_device = [
-        f"delegraph lower {example} --backend {backend} -o model.pte",
-        "delegraph run model.pte --runtime executorch",
-    ]
-    return commands + on_device if device else commands
+    if device:
+        commands += [
+            f"delegraph lower {example} --backend {backend} -o model.pte",
+            "delegraph run model.pte --runtime executorch",
+        ]
+    return commands

@@ -1,6 +1,4 @@
-"""``delegraph doctor``: examines each plugin in a process of its own, and reports what
-is wrong.
-"""
+"""Examine each plugin in a process of its own, and report faults: ``delegraph doctor``."""
 
 from __future__ import annotations
 
@@ -25,12 +23,11 @@ from .report import DoctorReport, build_report
 def examine(
     registry: Registry | None = None, seconds: float | None = None
 ) -> DoctorReport:
-    """Examine every plugin and all of its targets, each plugin in a child process for
-    at most ``seconds``.
+    """Examine every plugin and all of its targets, each plugin in a child process.
 
-    ``registry``: None for that of this process. If it has not been used before, plugins
-    that ended the child while their light module was imported are not loaded into this
-    process. ``seconds``: None for the default.
+    ``registry`` is by default that of this process. If it is still unused, it refuses
+    plugins that ended the child during the import of their light module. Each plugin
+    may take ``seconds``.
     """
     registry = default_registry() if registry is None else registry
     probed = probe(registry.loadable(), seconds or SECONDS)
@@ -74,16 +71,15 @@ def _absent_backends(plugins: Iterable[PluginRecord]) -> Iterator[str]:
 
 
 def _same_commands(plugins: Iterable[PluginRecord]) -> Iterator[str]:
-    """A sentence for each command of a plugin that shares its name with a command of
-    the core or of another plugin.
+    """Yield a note for each command of a plugin that is also one of the core or of
+    another plugin.
     """
     owners = [(spec.name, "delegraph itself") for spec in COMMANDS]
-    declared = [
-        (spec.name, record)
-        for record in plugins
-        for spec in record.declarations
-        if isinstance(spec, CommandSpec)
-    ]
+    declared = []
+    for record in plugins:
+        for spec in record.declarations:
+            if isinstance(spec, CommandSpec):
+                declared.append((spec.name, record))
     owners += [(name, record.address) for name, record in declared]
     for name, record in declared:
         others = [
@@ -94,6 +90,5 @@ def _same_commands(plugins: Iterable[PluginRecord]) -> Iterator[str]:
         if others:
             yield (
                 f"{record.address} has a command {name!r}, and so has"
-                f" {' and '.join(others)}; it is"
-                f" {record.distribution}/{name}"
+                f" {' and '.join(others)}; call it as {record.distribution}/{name}"
             )

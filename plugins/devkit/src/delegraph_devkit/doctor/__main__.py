@@ -1,7 +1,6 @@
-"""``python -m delegraph_devkit.doctor``: as ``delegraph doctor``, but this process loads
-no plugin to find the command.
+"""Run ``delegraph doctor`` without loading a plugin into this process.
 
-So it also works where a plugin crashes or hangs every command.
+``python -m delegraph_devkit.doctor`` works if a plugin crashes or hangs every command.
 """
 
 import sys
@@ -9,7 +8,7 @@ import sys
 from delegraph.discovery.loading import installed_path
 
 if __name__ == "__main__":
-    # -m puts the working directory first, where a torch.py would be imported as torch
+    # -m puts the working directory first; a torch.py there would replace torch
     sys.path[:] = installed_path()
     from delegraph.cli import lookup, run
     from delegraph.plugin import CommandSpec

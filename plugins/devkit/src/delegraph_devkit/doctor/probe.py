@@ -1,9 +1,8 @@
-"""Examines each plugin in a child process, so that a plugin that crashes or exits does
-not end this process.
+"""Examine each plugin in a child process, which a plugin may crash or end.
 
-The child imports the light module in a fresh interpreter, and then every target. To a
-file, it writes one line of JSON for each step before it begins, and for each fault. If
-the child dies, the last line says in which step.
+The child imports the light module in a fresh interpreter, and then every target. It
+writes lines of JSON to a file: each step before it begins, and each fault. If the child
+dies, the last line names the step.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Every command imports all light modules, so each slow one matters.
 SECONDS = 60.0
 """Seconds that one plugin may take.
 
-The import of torch alone takes several from a cold disk.
+The import of torch from a cold disk alone takes several seconds.
 """
 _LIGHT = "importing its light module"
 _DONE = "done"
@@ -62,11 +61,10 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What is wrong with a plugin: faults that prevent the use of some of it, and
-    warnings.
+    """The faults of a plugin, which prevent the use of parts of it, and its warnings.
 
-    ``fatal`` is set if the child process ended during the import of the light module;
-    else it is None.
+    ``fatal`` is the fault that ended the child process during the import of the light
+    module.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -75,37 +73,33 @@ class ProbeResult:
 
     @classmethod
     def of(cls, faults: Sequence[Fault], *warnings: Fault) -> ProbeResult:
-        """The result with ``faults``, of which those with status ok become warnings,
-        and with more ``warnings``.
-        """
-        wrong = tuple(f for f in faults if f.status is not Status.OK)
-        return cls(wrong, (*(f for f in faults if f.status is Status.OK), *warnings))
+        """Return a result; ``faults`` with the status ok become warnings."""
+        problems = [fault for fault in faults if fault.status is not Status.OK]
+        harmless = [fault for fault in faults if fault.status is Status.OK]
+        return cls(tuple(problems), (*harmless, *warnings))
 
 
 def probe(
     plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS
 ) -> dict[str, ProbeResult]:
-    """Examine plugins in child processes, as many at a time as there are processors;
-    each may take ``seconds``.
+    """Examine plugins in child processes, one for each processor at a time.
+
+    Each plugin may take ``seconds``.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = {
+            record.full_name: pool.submit(_probe_in_child, entry, record, seconds)
+            for entry, record in plugins
+        }
         try:
-            results = list(
-                pool.map(
-                    lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds),
-                    plugins,
-                )
-            )
+            return {name: future.result() for name, future in futures.items()}
         except BaseException:
             # such as KeyboardInterrupt: do not examine the remaining plugins
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {
-        r.full_name: result for (_, r), result in zip(plugins, results, strict=True)
-    }
 
 
-# --- asking a child -------------------------------------------------------------------
+# --- the parent -----------------------------------------------------------------------
 
 
 def _probe_in_child(
@@ -113,7 +107,7 @@ def _probe_in_child(
 ) -> ProbeResult:
     """Examine one plugin in a child process.
 
-    If that hangs or crashes, the result names the line of code it was at.
+    If the child hangs or crashes, the result names its last line of code.
     """
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {
@@ -135,11 +129,11 @@ def _probe_in_child(
 
 
 def _run_child(folder: str, seconds: float) -> str:
-    """Run the child for the job in ``folder``; returns how it ended, as text that
-    continues "importing ...".
+    """Run the child for the job in ``folder``; return its end, as text that continues
+    "importing ...".
 
-    The child's output goes to the file "output" in the folder: a child that writes to a
-    full pipe would wait for ever.
+    The output goes to the file "output" in the folder: with a pipe, a child that prints
+    much would wait for ever.
     """
     path = [p for p in sys.path if isinstance(p, str)]
     program = (
@@ -147,8 +141,7 @@ def _run_child(folder: str, seconds: float) -> str:
         f" main({folder!r})"
     )
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
-    # Importing torch would otherwise import torch's own plugins, which are not examined
-    # here.
+    # without this variable, torch imports its own plugins
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
     with open(os.path.join(folder, "output"), "wb") as output:
         child = subprocess.Popen(
@@ -177,48 +170,51 @@ def _run_child(folder: str, seconds: float) -> str:
 def _conclude(
     lines: Sequence[dict[str, Any]], end: str, record: PluginRecord
 ) -> ProbeResult:
-    """The result from the ``lines`` of JSON that the child wrote: each is a fault, or
-    the step that it began.
+    """Return the result from the child's ``lines`` of JSON: faults, and steps that it
+    began.
 
-    ``end``: how the child ended, the result of ``_run_child``. It becomes a fault of
-    the last step, unless that step is _DONE. ``record``: of the plugin.
+    ``end`` is the result of ``_run_child``. It becomes a fault of the last step, unless
+    that step is _DONE.
     """
-    faults = [
-        Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i
-    ]
-    step = next(
-        (i for i in reversed(lines) if "doing" in i),
-        {"doing": "starting Python to examine it", "left": 0},
-    )
-    if (doing := step["doing"]) == _DONE:
+    step = {"doing": "starting Python to examine it", "left": 0}
+    faults = []
+    for line in lines:
+        if "error" in line:
+            faults.append(Fault(Status(line["status"]), line["error"], line["hint"]))
+        if "doing" in line:
+            step = line
+    doing = step["doing"]
+    if doing == _DONE:
         return ProbeResult.of(faults)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
-    if end.startswith("took"):  # the child was killed because its time was up
+    if end.startswith("took"):  # longer than the limit
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
     # the light module itself ended the child, so this process must not import it either
     if doing == _LIGHT:
         return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
-    rest = f"{step['left']} more of its targets were not examined"
-    skipped = (
-        [Fault(Status.OK, rest, "run doctor again when this is mended")]
-        if step["left"]
-        else []
+    if not step["left"]:
+        return ProbeResult.of([*faults, death])
+
+    skipped = Fault(
+        Status.OK,
+        f"{step['left']} more of its targets were not examined",
+        "run doctor again after mending this fault",
     )
-    return ProbeResult.of([*faults, death], *skipped)
+    return ProbeResult.of([*faults, death], skipped)
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to delegraph or to Python's standard library."""
+    """Return whether a file belongs to delegraph or to Python's standard library."""
+    if file.startswith(("<", *_LIBRARIES)):
+        return True
     # the folder of the standard library also contains that of installed packages
-    packages = any(part in file for part in ("site-packages", "dist-packages"))
-    return file.startswith(("<", *_LIBRARIES)) or (
-        file.startswith(_STANDARD_LIBRARY) and not packages
-    )
+    is_package = any(part in file for part in ("site-packages", "dist-packages"))
+    return file.startswith(_STANDARD_LIBRARY) and not is_package
 
 
 def _text(folder: str, name: str) -> str:
-    """The text of the file ``name`` in ``folder``; "" if it does not exist."""
+    """Return the text of the file ``name`` in ``folder``; "" if it does not exist."""
     path = Path(folder) / name
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -227,17 +223,16 @@ def _text(folder: str, name: str) -> str:
 
 
 def main(folder: str) -> None:
-    """The child: examine the plugin that the file "job" in ``folder`` names, then exit
-    without waiting for threads.
+    """Examine the plugin that the file "job" in ``folder`` names, in the child.
+
+    Exits without waiting for threads.
     """
     job = json.loads(_text(folder, "job"))
-    (name, value), origin = job["entry"], job["record"]
+    name, value = job["entry"]
     with open(os.path.join(folder, "answer"), "a") as answer:
 
         def write(**fields: Any) -> None:
-            """Append one line of JSON to the answer, at once: the next step may end
-            this process.
-            """
+            """Append one line of JSON, and flush: the next step may end this process."""
             print(json.dumps(fields), file=answer, flush=True)
 
         write(doing=_LIGHT, left=0)
@@ -250,36 +245,33 @@ def main(folder: str) -> None:
         record = load_plugin(
             plugin_manager(),
             EntryPoint(name, value, PROJECT),
-            PluginRecord(name, *origin),
+            PluginRecord(name, *job["record"]),
         )
         seconds = time.monotonic() - start
         sys.meta_path.remove(watch)
         if os.fstat(1).st_size > size_before:
-            hint = (
-                f"for the authors of {record.distribution}: every command imports it,"
-                " and its output is not yours"
+            prints = Fault(
+                Status.OK,
+                "its light module prints when it is imported",
+                f"for the authors of {record.distribution}: print nothing, because"
+                " every command imports this module",
             )
-            write(
-                **asdict(
-                    Fault(
-                        Status.OK, "its light module prints when it is imported", hint
-                    )
-                )
-            )
+            write(**asdict(prints))
         slow = _slow_import(watch, seconds)
         if slow is not None:
             write(**asdict(slow))
-        for fault in target_faults(
-            record, lambda target, left: write(doing=f"importing {target}", left=left)
-        ):
+
+        def begin(target: str, left: int) -> None:
+            write(doing=f"importing {target}", left=left)
+
+        for fault in target_faults(record, begin):
             write(**asdict(fault))
         write(doing=_DONE, left=0)
     os._exit(0)
 
 
 def _slow_import(watch: Watch, seconds: float) -> Fault | None:
-    """The warning for a light module that imports a heavy module, or is slow; else
-    None.
+    """Return a warning if a light module imports a heavy module, or is slow.
 
     One warning is enough: torch imports numpy, and both are slow.
     """
@@ -304,23 +296,19 @@ def _slow_import(watch: Watch, seconds: float) -> Fault | None:
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of a plugin, except those of backends that cannot be used;
-    yields a fault for each failure.
+    """Import all targets of a plugin, except those of unusable backends; yield a fault
+    for each failure.
 
-    Runtimes are also asked whether they can run programs here.
-
-    Before each import, ``begin`` is called with the target and the number of targets
-    that come after it.
+    A runtime that is not available here is a warning. Before each import, ``begin`` is
+    called with the target and the number of later targets.
     """
-    declared = (
-        record.declarations
-        if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE)
-        else ()
-    )
-    usable = [d for d in declared if _backend_of(d) not in record.faults]
+    if record.status not in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE):
+        return
+    usable = [d for d in record.declarations if _backend_of(d) not in record.faults]
     for k, declaration in enumerate(usable, 1):
         begin(declaration.target, len(usable) - k)
-        if (absent := _absent(declaration)) is not None:
+        absent = _absent(declaration)
+        if absent is not None:
             yield absent
             continue
         try:
@@ -328,20 +316,21 @@ def target_faults(
             if isinstance(declaration, RuntimeSpec) and not target.is_available():
                 yield Fault(
                     Status.OK,
-                    f"{target.__name__} says that it cannot run programs here",
+                    f"{target.__name__} cannot run programs on this host"
+                    " (is_available is False)",
                     "",
                 )
         except NoRuntime as e:  # compiling works, so it is a warning
             error = (
-                f"programs of {_backend_of(declaration)!r} cannot run here: {e.message}"
+                f"programs of {_backend_of(declaration)!r} cannot run on this host:"
+                f" {e.message}"
             )
             yield Fault(Status.OK, error, e.hint or "")
         except DelegraphError as e:
             yield Fault(Status.BROKEN, e.message, e.hint or "")
-        except Exception as e:  # ``resolve`` raises no other: it is the plugin's
+        except Exception as e:  # ``resolve`` raises no other: the plugin is at fault
             error = (
-                f"{declaration.target} raised {type(e).__name__} when asked whether it"
-                f" is available: {e}"
+                f"is_available of {declaration.target} raised {type(e).__name__}: {e}"
             )
             yield Fault(
                 Status.BROKEN,
@@ -351,25 +340,21 @@ def target_faults(
 
 
 def _backend_of(declaration: Declaration) -> str | None:
-    """The backend that ``declaration`` declares, or that it belongs to; None for
-    declarations without a backend.
-    """
-    return (
-        declaration.name
-        if isinstance(declaration, BackendSpec)
-        else getattr(declaration, "backend", None)
-    )
+    """Return the backend of a declaration; None if it has no backend."""
+    if isinstance(declaration, BackendSpec):
+        return declaration.name
+    return getattr(declaration, "backend", None)
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """The warning for a declaration that needs modules that are not installed; None if
-    all are there.
+    """Return a warning if modules that a declaration needs are not installed.
 
-    None for a backend, too, because its record has that fault already.
+    Backends get no warning here: their record has that fault already.
     """
     needs = ", ".join(missing(declaration.requires))
     if not needs or isinstance(declaration, BackendSpec):
         return None
-    so = f": {declaration.without}" if declaration.without else ""
-    error = f"the {declaration.title} needs {needs}, which is not installed{so}"
+    error = f"the {declaration.title} needs {needs}, which is not installed"
+    if declaration.without:
+        error += f": {declaration.without}"
     return Fault(Status.OK, error, declaration.install_hint or f"install {needs}")

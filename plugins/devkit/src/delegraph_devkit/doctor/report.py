@@ -1,6 +1,4 @@
-"""The report of ``delegraph doctor``: each plugin with its problems, and what to do
-about them.
-"""
+"""Report plugins with their problems and the remedies: ``delegraph doctor``."""
 
 from __future__ import annotations
 
@@ -33,42 +31,36 @@ class PluginRow:
     location: str
     status: Status
     offers: Mapping[str, tuple[str, ...]]
-    """``backends``, ``commands``, ``formats`` and so on -> the names under which the
-    plugin offers them.
-    """
+    """The names of the plugin's ``backends``, ``commands``, ``formats`` and so on."""
     environments: Mapping[str, str]
-    """Name of a backend that is in an environment of its own -> where that is, and what
-    names it.
+    """Backend in an environment of its own -> the environment, and the file that names
+    it.
     """
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        """The plugin in lines of text: name and status, what it offers, problems,
-        warnings.
-        """
-        head = (
-            f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip()
-            + f") {self.location}"
-        )
-        offers = [
-            f"  {kind}: {', '.join(names)}"
-            for kind, names in self.offers.items()
-            if names
-        ]
-        offers += [
+        """Return lines of text: name and status, offers, problems, warnings."""
+        source = f"{self.distribution} {self.version}".rstrip()
+        lines = [f"[{self.status}] {self.name} ({source}) {self.location}"]
+        for kind, names in self.offers.items():
+            if names:
+                lines.append(f"  {kind}: {', '.join(names)}")
+        lines += [
             f"  {name} is in {place}" for name, place in self.environments.items()
         ]
-        problems = [line for p in self.problems for line in _lines("problem", p)]
-        warnings = [line for w in self.warnings for line in _lines("warning", w)]
-        return "\n".join(map(printable, [head, *offers, *problems, *warnings]))
+        for problem in self.problems:
+            lines += _lines("problem", problem)
+        for warning in self.warnings:
+            lines += _lines("warning", warning)
+        return "\n".join(map(printable, lines))
 
 
 def _lines(kind: str, fault: Fault) -> Iterator[str]:
-    """The lines of text for a fault; ``kind`` is "problem" or "warning"."""
+    """Yield the lines of a fault; ``kind`` is "problem" or "warning"."""
     yield f"  {kind}: {fault.error}"
     if fault.hint:
-        yield f"  what to do: {fault.hint}"
+        yield f"  hint: {fault.hint}"
 
 
 @dataclass(frozen=True)
@@ -84,32 +76,27 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether every plugin that is not disabled can be used."""
+        """Return whether every plugin that is not disabled can be used."""
         return all(p.status in (Status.OK, Status.DISABLED) for p in self.plugins)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a dictionary; each plugin's offers become keys of its row."""
+        """Return a dictionary; each plugin's offers become keys of its row."""
         fields = asdict(self)
         fields["plugins"] = [row | row.pop("offers") for row in fields["plugins"]]
         return {**fields, "healthy": self.healthy}
 
     def __str__(self) -> str:
-        """The text that the command prints: versions, plugins, notes, and how many
-        plugins cannot be used.
-        """
+        """Return the text of the command: versions, plugins, notes, and a verdict."""
         versions = ", ".join(
             f"{name} {version}" for name, version in self.versions.items()
         )
         rows = [str(p) for p in self.plugins] or ["no plugins are installed"]
+        notes = [f"note: {note}" for note in self.notes]
         bad = sum(p.status not in (Status.OK, Status.DISABLED) for p in self.plugins)
-        verdict = (
-            f"{bad} of {len(self.plugins)} plugins cannot be used"
-            if bad
-            else "everything is in order"
-        )
-        return "\n".join(
-            [versions, *rows, *(f"note: {n}" for n in self.notes), verdict]
-        )
+        verdict = "everything is in order"
+        if bad:
+            verdict = f"{bad} of {len(self.plugins)} plugins cannot be used"
+        return "\n".join([versions, *rows, *notes, verdict])
 
 
 def build_report(
@@ -136,11 +123,11 @@ def _row(
     probed: ProbeResult | None,
     all_records: Sequence[PluginRecord],
 ) -> PluginRow:
-    """The row of one plugin.
+    """Return the row of one plugin.
 
-    ``probed``: what the child process found; None for a plugin that was registered in
-    this process, whose targets are imported here. ``all_records``: those of all
-    plugins, to find others with the same name.
+    ``probed`` is the result of the child process. It is None for a plugin that was
+    registered in this process: its targets are imported here. Other plugins of the same
+    name are found in ``all_records``.
     """
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     faults = [result.fatal] if result.fatal else []
@@ -148,12 +135,14 @@ def _row(
         faults.append(Fault(record.status, record.error, record.hint))
     for requirement in _requirements(record.distribution):
         faults += _unmet(requirement, record)
-    # a backend of a usable plugin that only lacks an optional module is a warning;
+    # in a usable plugin, a backend that lacks an optional module is a warning;
     # other unusable backends are problems
     lacking: list[Fault] = []
     for fault in record.faults.values():
-        is_optional = record.status is Status.OK and fault.status is Status.UNAVAILABLE
-        (lacking if is_optional else faults).append(fault)
+        if record.status is Status.OK and fault.status is Status.UNAVAILABLE:
+            lacking.append(fault)
+        else:
+            faults.append(fault)
     faults = list(dict.fromkeys([*faults, *result.faults]))
     problems = tuple(f for f in faults if f.status is not Status.OK)
     warnings = [
@@ -197,7 +186,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _requirements(distribution: str) -> list[str]:
-    """Return the requirements of an installed distribution, as its metadata has them."""
+    """Return the requirements in the metadata of an installed distribution."""
     try:
         return metadata.requires(distribution) or []
     except (metadata.PackageNotFoundError, OSError, ValueError):
@@ -205,8 +194,7 @@ def _requirements(distribution: str) -> list[str]:
 
 
 def _unmet(text: str, record: PluginRecord) -> Iterator[Fault]:
-    """A fault if ``text``, one requirement of the plugin's distribution, is not met or
-    cannot be read; else nothing.
+    """Yield a fault if a requirement of the plugin's distribution is invalid or unmet.
 
     Requirements of extras, and those for other systems or Python versions, do not
     count.
@@ -215,15 +203,13 @@ def _unmet(text: str, record: PluginRecord) -> Iterator[Fault]:
 
     try:
         requirement = Requirement(text)
-        applies = requirement.marker is None or requirement.marker.evaluate(
-            {"extra": ""}
-        )
+        marker = requirement.marker
+        applies = marker is None or marker.evaluate({"extra": ""})
     except (ValueError, RecursionError):
-        hint = f"for the authors of {record.distribution}: write it as PEP 508 says"
         yield Fault(
             Status.OK,
-            f"its metadata requires {text[:100]!r}, which is no requirement",
-            hint,
+            f"its metadata has an invalid requirement: {text[:100]!r}",
+            f"for the authors of {record.distribution}: write it as in PEP 508",
         )
         return
     if not applies:
@@ -259,10 +245,10 @@ _NOTHING = (
 def _same_name(
     record: PluginRecord, all_records: Sequence[PluginRecord]
 ) -> Iterator[Fault]:
-    """A warning if another distribution has an entry point of the same name.
+    """Yield a warning if another distribution has an entry point of the same name.
 
-    Both plugins work. But that name in DELEGRAPH_PLUGINS or DELEGRAPH_DISABLE_PLUGINS
-    means both.
+    Both plugins work, but DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS apply to
+    both.
     """
     others = [
         r
@@ -275,7 +261,7 @@ def _same_name(
             f" {' and of '.join(r.address for r in others)}"
         )
         hint = (
-            "nothing, unless you allow or disable it by name: then write"
+            "to allow or disable this one by name, write"
             f" {record.distribution}/{record.name}"
         )
         yield Fault(Status.OK, error, hint)

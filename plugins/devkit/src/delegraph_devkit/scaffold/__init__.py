@@ -1,6 +1,4 @@
-"""A package for a new backend, made from a template that is itself one: only its names
-are replaced.
-"""
+"""Write a package for a new backend, from a template that is a working package."""
 
 from .names import Names, taken, why_no_backend, why_not
 from .package import FILES, generate

@@ -1,6 +1,4 @@
-"""What a new backend and the parts of its package are called, and which names are
-taken.
-"""
+"""Derive the names of a new backend and its package, and find names that are taken."""
 
 from __future__ import annotations
 
@@ -19,11 +17,9 @@ from delegraph.errors import DelegraphWarning
 from packaging.utils import canonicalize_name
 
 LONGEST = 40
-"""Characters of a name: with more, lines of the generated code are longer than its
-linter wants.
-"""
+"""Characters of a name: longer names make lines that the package's linter refuses."""
 RESERVED = ("backend", "delegraph", "example", "host", "src", "tests")
-"""Names that mean something else in a package of a backend, or in delegraph."""
+"""Names with another meaning in a package of a backend, or in delegraph."""
 DEVICES = frozenset(
     {
         "aux",
@@ -33,11 +29,9 @@ DEVICES = frozenset(
         *(f"{port}{k}" for port in ("com", "lpt") for k in range(10)),
     }
 )
-"""Names of devices on Windows, where no file or folder can be called so, whatever its
-suffix.
-"""
+"""Names of devices on Windows: no file or folder can have them, with any suffix."""
 PYTEST = ("conftest", "pytest")
-"""Modules that pytest looks for: a package of that name would be taken for them."""
+"""Modules that pytest imports: a package of that name would replace them."""
 _FORM = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -45,9 +39,9 @@ _FORM = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 class Names:
     """The names of one backend, as Python and package indexes write them.
 
-    ``distribution`` is what pip installs (delegraph-my-npu), ``package`` its module
-    (delegraph_my_npu), ``backend`` what users type (my-npu), and ``prefix`` what its
-    classes begin with (MyNpu).
+    ``distribution`` is the name for pip (delegraph-my-npu), ``package`` the module
+    (delegraph_my_npu), ``backend`` the name for users (my-npu), and ``prefix`` the
+    beginning of class names (MyNpu).
     """
 
     distribution: str
@@ -57,10 +51,10 @@ class Names:
 
     @classmethod
     def of(cls, text: str, backend: str | None = None) -> Names:
-        """The names that follow from the distribution's and the backend's, which is the
-        same unless given.
+        """Return the names for a distribution, and for a backend of the same name unless
+        given.
 
-        ``why_not`` has nothing to say of either.
+        Both names are valid: ``why_not`` returns None.
         """
         distribution = canonicalize_name(text)
         name = canonicalize_name(backend or text)
@@ -76,14 +70,12 @@ class Names:
 
     @property
     def backend_id(self) -> str:
-        """The name of the backend's class."""
+        """Return the name of the backend's class."""
         return f"{self.prefix}Backend"
 
 
 def why_not(text: str) -> str | None:
-    """Why no distribution can be called so, whose package has the same name; None if
-    one can.
-    """
+    """Return the reason why no distribution and package can have a name; else None."""
     reason = why_no_backend(text)
     if reason is not None:
         return reason
@@ -91,11 +83,11 @@ def why_not(text: str) -> str | None:
     # ``test`` is a package of Python that its list leaves out
     if package in sys.stdlib_module_names or package == "test":
         return (
-            f"{package!r} is a module of Python's own library, which the package would"
-            " hide"
+            f"the package would hide the module {package!r} of Python's standard"
+            " library"
         )
     if package in PYTEST:
-        return f"{package!r} is a module of pytest, which would take the package for it"
+        return f"pytest would import the package instead of its own module {package!r}"
     return None
 
 
@@ -103,13 +95,14 @@ _KEYWORDS = frozenset(map(str.lower, keyword.kwlist))
 
 
 def why_no_backend(text: str) -> str | None:
-    """Why no backend can be called so in a distribution of another name; None if one
-    can.
+    """Return the reason why no backend can have a name; None if one can.
+
+    The distribution of the backend may have another name.
     """
     if not _FORM.fullmatch(text):
         return (
-            "a name has letters, digits, '-', '_' and '.'; it begins with a letter and"
-            " ends with a letter or digit"
+            "a name consists of letters, digits, '-', '_' and '.'; it begins with a"
+            " letter, and ends with a letter or digit"
         )
     if len(text) > LONGEST:
         return f"a name has at most {LONGEST} characters; this one has {len(text)}"
@@ -117,26 +110,23 @@ def why_no_backend(text: str) -> str | None:
     if name in DEVICES:
         return f"{name!r} is a device on Windows, where no folder can have that name"
     if name in _KEYWORDS:
-        return (
-            f"{name!r} is a word of the Python language, and the package would have"
-            " that name"
-        )
+        return f"{name!r} is a keyword of Python, so no package can have that name"
     return f"{name!r} is reserved" if name in RESERVED else None
 
 
 def taken(names: Names, registry: Registry | None = None) -> str | None:
-    """What is installed, or in ``registry``, under one of these names; None if nothing
-    is.
+    """Describe the owner of one of these names; None if all are free.
+
+    Owners are installed distributions, and backends in ``registry``.
     """
     with warnings.catch_warnings():
-        # a plugin that is broken keeps its name all the same
+        # a broken plugin keeps its name
         warnings.simplefilter("ignore", DelegraphWarning)
         infos = delegraph.backends() if registry is None else registry.backends()
     for info in infos:
-        if (
-            names.backend == canonicalize_name(info.name)
-            or names.backend_id.lower() == info.backend_id.lower()
-        ):
+        same_name = names.backend == canonicalize_name(info.name)
+        same_class = names.backend_id.lower() == info.backend_id.lower()
+        if same_name or same_class:
             return (
                 f"{info.distribution} {info.version} is installed and offers"
                 f" {info.name!r} ({info.backend_id})"
@@ -144,11 +134,8 @@ def taken(names: Names, registry: Registry | None = None) -> str | None:
     with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(names.distribution)
         return f"the distribution {names.distribution} {version} is installed"
-    # A folder without __init__.py has no origin: the folder that is about to be filled
-    # may be on the path.
     spec = importlib.util.find_spec(names.package)
-    return (
-        f"there is a module {names.package} already ({spec.origin})"
-        if spec and spec.origin
-        else None
-    )
+    # a folder without __init__.py has no origin; it may be the new package's own folder
+    if spec is None or spec.origin is None:
+        return None
+    return f"the module {names.package} is installed ({spec.origin})"

@@ -1,4 +1,4 @@
-"""Writing the package of a new backend, whole or not at all."""
+"""Write the package of a new backend, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,68 +17,64 @@ DEVICE_TEMPLATE = _HERE / "device_template"
 TOSA_TEMPLATE = _HERE / "tosa_template"
 TOSA_DEVICE_TEMPLATE = _HERE / "tosa_device_template"
 FILES = (
-    *(".gitignore", "README.md", "example.py", "pyproject.toml"),
+    ".gitignore",
+    "README.md",
+    "example.py",
+    "pyproject.toml",
     *(
         f"src/acme_npu/{name}.py"
         for name in ("__init__", "backend", "blob", "instructions")
     ),
     *(f"src/acme_npu/{name}.py" for name in ("partitioner", "plugin", "runtime")),
-    *("src/acme_npu/py.typed", "tests/test_contract.py", "tests/test_numerics.py"),
+    "src/acme_npu/py.typed",
+    "tests/test_contract.py",
+    "tests/test_numerics.py",
 )
-"""The template's files; beside them there can be what Python, pip and linters leave
-behind.
-"""
+"""The template's files; its folder may also contain files of Python, pip and linters."""
 DEVICE_FILES = (
-    *("README.md", "pyproject.toml", "src/acme_npu/runtime.py", "tests/test_device.py"),
-    *("src/acme_npu/device/acme_npu.cpp", "src/acme_npu/device/CMakeLists.txt"),
+    "README.md",
+    "pyproject.toml",
+    "src/acme_npu/runtime.py",
+    "tests/test_device.py",
+    "src/acme_npu/device/acme_npu.cpp",
+    "src/acme_npu/device/CMakeLists.txt",
 )
-"""Files of a package that has a device half; three of them are the template's with more
-lines.
-"""
+"""Files of a package that has a device half; three replace files of the template."""
 TOSA_FILES = (
-    *(
-        "README.md",
-        "pyproject.toml",
-        "tests/test_contract.py",
-        "tests/test_numerics.py",
-    ),
+    "README.md",
+    "pyproject.toml",
+    "tests/test_contract.py",
+    "tests/test_numerics.py",
     *(
         f"src/acme_npu/{name}.py"
         for name in ("backend", "instructions", "partitioner", "plugin", "runtime")
     ),
 )
-"""Files of a package for a device that reads TOSA, in place of the template's."""
+"""Files of a package for a device that reads TOSA; they replace the template's."""
 TOSA_DEVICE_FILES = (
-    *(
-        "README.md",
-        "pyproject.toml",
-        "tests/test_device.py",
-        "src/acme_npu/device/acme_npu.cpp",
-    ),
+    "README.md",
+    "pyproject.toml",
+    "tests/test_device.py",
+    "src/acme_npu/device/acme_npu.cpp",
     *(
         f"src/acme_npu/{name}.py"
         for name in ("backend", "blob", "instructions", "runtime")
     ),
 )
-"""Files of a package for such a device with a device half, in place of those of the
-two.
-"""
+"""Files of a package with TOSA and a device half; they replace files of both."""
 
 
 def generate(
     names: Names, folder: Path, device: bool = False, tosa: bool = False
 ) -> list[str]:
-    """Write the package to ``folder``, which does not exist or is empty; returns the
-    files' paths in it.
+    """Write the package to a new or empty ``folder``; return the paths of its files.
 
-    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its
-    compiler gets TOSA.
-
-    Raises WriteError, and then nothing is left behind.
+    With ``device``, it has a device half for ExecuTorch's runtime. With ``tosa``, its
+    compiler reads TOSA. Raises WriteError, and then leaves no file.
     """
-    sources = {path: TEMPLATE for path in FILES} | {
-        path: DEVICE_TEMPLATE for path in DEVICE_FILES if device
-    }
+    sources = {path: TEMPLATE for path in FILES}
+    if device:
+        sources |= {path: DEVICE_TEMPLATE for path in DEVICE_FILES}
     if tosa:
         sources |= {path: TOSA_TEMPLATE for path in TOSA_FILES}
     if tosa and device:
@@ -96,7 +92,7 @@ def generate(
                 _write(template, path, made, names)
                 for path, template in sources.items()
             ]
-            # takes the place of an empty folder, and of nothing else
+            # replaces an empty folder; fails for any other
             os.rename(made, target)
     except WriteError:
         raise
@@ -130,11 +126,13 @@ def _write(template: Path, path: str, folder: Path, names: Names) -> str:
 
 
 def _rename(text: str, names: Names) -> str:
-    """``text`` with the template's four names replaced, in one pass: a new name may
-    contain one of them.
+    """Replace the template's four names in one pass: a new name may contain one of
+    them.
     """
     new = {
-        **{"acme-npu-plugin": names.distribution, "acme-npu": names.backend},
-        **{"acme_npu": names.package, "AcmeNpu": names.prefix},
+        "acme-npu-plugin": names.distribution,
+        "acme-npu": names.backend,
+        "acme_npu": names.package,
+        "AcmeNpu": names.prefix,
     }
     return re.sub("|".join(new), lambda found: new[found[0]], text)

@@ -1,6 +1,4 @@
-"""Programs as bytes: a canonical form of all that backends may depend on, and beside it
-names and source lines.
-"""
+"""Write programs as bytes: a canonical form for backends, and names and source lines."""
 
 from .arguments import DTYPES
 from .constants import Memory

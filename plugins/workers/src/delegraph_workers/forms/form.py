@@ -1,8 +1,9 @@
-"""The form of a program, and forms as bytes."""
+"""Define the form of a program, and write and read its bytes."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +23,14 @@ _HEAD = struct.Struct("<16s32s4Q")
 _MEMORY = struct.Struct("<32sQ")  # SHA-256, bytes
 Fetch = Callable[[bytes, int], Any]
 """A function from the SHA-256 and the size of a memory to a writable buffer of its
-bytes, used by nobody else.
+bytes, which has no other user.
 """
 
 
 def dumps(value: Any) -> bytes:
-    """``value``, which has no floats, as JSON of one spelling: ASCII without blanks."""
+    """Return ``value``, which has no floats, as JSON of one spelling: ASCII without
+    blanks.
+    """
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -35,12 +38,12 @@ def dumps(value: Any) -> bytes:
 class Form:
     """A program in the canonical form.
 
-    ``structure``: all that backends may depend on, without the contents of constants.
-    Programs that differ only in names, source lines and contents of constants have
-    equal structures. ``beside``: the user's names, debug handles, symbols, source lines
-    and modules. Both are JSON. ``memories``: the bytes of the constants, by reference.
-    ``tensors``: the constants of the program that was written, by their row in the
-    structure; none in a form that was read.
+    ``structure``: all inputs of backends, without the contents of constants. Programs
+    that differ only in names, source lines and contents of constants have equal
+    structures. ``beside``: the user's names, debug handles, symbols, source lines and
+    modules. Both are JSON. ``memories``: the bytes of the constants, by reference.
+    ``tensors``: the constants of the original program, by their row in the structure; a
+    form that was read has none.
     """
 
     structure: bytes
@@ -50,86 +53,85 @@ class Form:
 
     @property
     def handles(self) -> list[int]:
-        """The program's debug handles: ``handles[n - 1]`` is the handle that the form
-        numbers ``n``.
+        """Return the program's debug handles; handle number n of the form comes at index
+        n - 1.
         """
         handles: list[int] = json.loads(self.beside)[2]
         return handles
 
     @property
     def names(self) -> list[Any]:
-        """The writer's names: of inputs and constants, of symbols, and the name and
-        target of every node.
+        """Return the writer's names of inputs and constants, of symbols, and of nodes.
+
+        A node has its name and its target.
         """
         targets, symbols, _, _, _, graphs = json.loads(self.beside)
-        return [targets, symbols, [row[:2] for graph in graphs for row in graph]]
+        nodes = [row[:2] for row in itertools.chain(*graphs)]
+        return [targets, symbols, nodes]
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the structure and of all constants.
+        """Return the SHA-256 digest of the structure and of all constants.
 
-        Programs that backends cannot tell apart have equal keys.
+        Programs that backends cannot distinguish have equal keys.
         """
         return hashlib.sha256(self.structure + self._table).hexdigest()
 
     @property
     def _table(self) -> bytes:
-        """The digests and sizes of all memories, as bytes."""
+        """Return the digests and sizes of all memories, as bytes."""
         return b"".join(_MEMORY.pack(m.digest, m.size) for m in self.memories)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the form, piece by piece.
+        """Yield the bytes of the form, piece by piece.
 
-        Of a memory of 1 MB and more they have only digest and size.
+        They contain only digest and size of a memory of 1 MB or more.
         """
         sizes = struct.pack(
             "<4Q", VERSION, len(self.structure), len(self.beside), len(self.memories)
         )
         first = sizes + self._table + self.structure + self.beside
-        yield from (_MAGIC, hashlib.sha256(first).digest(), first)
-        for memory in (m for m in self.memories if m.size < INLINE):
-            yield from memory.pieces()
+        yield _MAGIC
+        yield hashlib.sha256(first).digest()
+        yield first
+        for memory in self.memories:
+            if memory.size < INLINE:
+                yield from memory.pieces()
 
 
 def unpack(
     data: bytes | memoryview, fetch: Fetch | None
 ) -> tuple[list[Any], list[Any], list[memoryview]]:
-    """The structure, the ``beside`` and the memories of a form (see ``Form``), from its
-    bytes.
+    """Return the structure, the ``beside`` and the memories of a form from its bytes.
 
-    A memory of 1 MB and more comes from ``fetch``, and only its size is checked;
-    everything else is compared with its digest. Raises FormatError for damaged bytes,
+    A memory of 1 MB or more comes from ``fetch``, and only its size is checked.
+    Everything else is compared with its digest. Raises FormatError for damaged bytes,
     for another version, and for a large memory if ``fetch`` is None.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no form of a program")
-    # sizes of the structure and of ``beside`` in bytes; number of memories
-    _, digest, version, *sizes, count = _HEAD.unpack_from(view)
+    _, digest, version, structure_size, beside_size, count = _HEAD.unpack_from(view)
     if version != VERSION:
-        text = (
-            f"the form of the program has version {version}, and this delegraph reads"
-            f" version {VERSION}"
-        )
         raise FormatError(
-            "format-invalid", text, hint="read it with the delegraph that wrote it"
+            "format-invalid",
+            f"the form of the program has version {version}; this delegraph reads"
+            f" version {VERSION}",
+            hint="read it with the delegraph that wrote it",
         )
-    # after the head: the table of memories, from ``start`` the structure, from
-    # ``middle`` ``beside``, until ``end``
-    start = _HEAD.size + count * _MEMORY.size
-    middle = start + sizes[0]
-    end = start + sum(sizes)
-    # the digest is of all from the version on, the last 32 bytes of the head
-    if (
-        end > len(view)
-        or hashlib.sha256(view[_HEAD.size - 32 : end]).digest() != digest
-    ):
+    # after the head come the table of memories, the structure, and ``beside``
+    structure_start = _HEAD.size + count * _MEMORY.size
+    beside_start = structure_start + structure_size
+    end = beside_start + beside_size
+    # the digest covers the last 32 bytes of the head, and all bytes after them
+    covered = view[_HEAD.size - 32 : end]
+    if end > len(view) or hashlib.sha256(covered).digest() != digest:
         raise FormatError(
             "format-invalid", "the form of a program is truncated or damaged"
         )
     memories = list[memoryview]()
     rest = view[end:]
-    for digest, size in _MEMORY.iter_unpack(view[_HEAD.size : start]):
+    for digest, size in _MEMORY.iter_unpack(view[_HEAD.size : structure_start]):
         if size < INLINE:
             memory = rest[:size]
             rest = rest[size:]
@@ -138,28 +140,29 @@ def unpack(
             memory = memoryview(b"" if fetch is None else fetch(digest, size)).cast("B")
             damaged = memory.nbytes != size
         if damaged:
-            text = (
-                f"a constant of {size} bytes in the form of a program is truncated,"
-                " damaged or not there"
-            )
             raise FormatError(
-                "format-invalid", text, hint="fetch= gives those of 1 MB and more"
+                "format-invalid",
+                f"a constant of {size} bytes in the form of a program is truncated,"
+                " damaged or missing",
+                hint="pass fetch=, which returns constants of 1 MB or more",
             )
         memories.append(memory)
     if len(rest):
         raise FormatError(
             "format-invalid", f"{len(rest)} bytes follow the form of a program"
         )
-    return _json(view[start:middle]), _json(view[middle:end]), memories
+    structure = _json(view[structure_start:beside_start])
+    return structure, _json(view[beside_start:end]), memories
 
 
 def _json(view: memoryview) -> Any:
     """Parse JSON. Raises FormatError for floats, NaN and infinities, which no form has."""
 
     def refuse(text: str) -> Any:
-        """Raise FormatError for the number ``text``."""
         raise FormatError(
-            "format-invalid", f"the form of a program has the number {text:.40}"
+            "format-invalid",
+            f"the form of a program contains the number {text:.40}, but forms contain"
+            " only integers",
         )
 
     return json.loads(bytes(view), parse_float=refuse, parse_constant=refuse)

@@ -1,11 +1,11 @@
-"""Check the answers of a runtime: times of its operators, and compatibility of blobs."""
+"""Check the optional methods ``profile`` and ``compatible`` of a runtime."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph.errors import FormatError, OptionError, PluginUnavailable
 from delegraph.host import Verification
@@ -13,6 +13,7 @@ from delegraph.runtime import (
     BEGINNING,
     BackendRuntime,
     BlobHeader,
+    Border,
     Compatibility,
     fused,
 )
@@ -30,30 +31,32 @@ if TYPE_CHECKING:
     from delegraph.delegates import DelegateInfo
 
 _FLIPS = 40
-"""The number of headers with changed first bytes that are tried for a program."""
+"""The number of headers with one changed byte that a program is tried with."""
 
 
 @check
 def profiled_times(backend: BackendUnderTest) -> Figures:
-    """What ``profile`` makes returns the outputs as ``load`` does, and times by
-    identifiers of the handle map.
+    """Profiled delegates compute the same outputs as loaded ones, and time identifiers
+    of the debug handle map.
     """
     if not _defines(backend, "profile"):
         raise CheckSkipped("the runtime has no profile, which is optional")
     programs = 0
-    told = 0
-    for one in (one for one in backend.lowered if is_comparable(one, backend)):
+    identifiers = 0
+    for one in backend.lowered:
+        if not is_comparable(one, backend):
+            continue
         times = _Times()
         why = _wrong_outputs(one, backend, times) or times.unknown()
         if why is not None:
             advice = (
-                "return (outputs, {identifier: {'seconds': s}}), by identifiers of the"
-                " map that preprocess returned"
+                "return (outputs, {identifier: {'seconds': s}}), with identifiers of"
+                " the debug handle map that preprocess returned"
             )
             raise CheckFailed(why, one.program, advice, ending=profiling(backend))
-        programs = programs + 1
-        told = told + len(times.identifiers)
-    return {"programs": programs, "identifiers": told}
+        programs += 1
+        identifiers += len(times.identifiers)
+    return {"programs": programs, "identifiers": identifiers}
 
 
 def _defines(backend: BackendUnderTest, name: str) -> bool:
@@ -62,7 +65,7 @@ def _defines(backend: BackendUnderTest, name: str) -> bool:
 
 
 class _Times:
-    """A ``Timer`` that keeps the identifiers of times, and those of debug handle maps."""
+    """A ``Timer`` that keeps the identifiers of times and of debug handle maps."""
 
     def __init__(self) -> None:
         self.identifiers: list[Any] = []
@@ -82,30 +85,29 @@ class _Times:
         read: Callable[[], Mapping[Any, Any]],
     ) -> None:
         self._known |= {*delegate.debug_handle_map}
-        from delegraph.runtime import Border
-
-        told = (identifier for key in read() for identifier in fused(key))
-        self.identifiers += [
-            identifier for identifier in told if not isinstance(identifier, Border)
-        ]
+        for key in read():
+            self.identifiers += [
+                identifier
+                for identifier in fused(key)
+                if not isinstance(identifier, Border)
+            ]
 
     def unknown(self) -> str | None:
         """Return an error if the debug handle maps contain none of the identifiers."""
         if not self.identifiers or self._known & {*self.identifiers}:
             return None
         return (
-            f"profile tells times under {self.identifiers[0]!r}, and under nothing that"
-            " a debug handle map has"
+            f"profile returned times for {self.identifiers[0]!r}, but for no key of a"
+            " debug handle map"
         )
 
 
 def _wrong_outputs(
     one: LoweringAttempt, backend: BackendUnderTest, times: _Times
 ) -> str | None:
-    """Run profiled delegates twice, as the second run may differ; return an error or
-    None.
+    """Run profiled delegates twice, and fill ``times``; return an error or None.
 
-    Fills ``times``.
+    The second run may differ from the first.
     """
     assert one.lowered is not None
     try:
@@ -119,45 +121,58 @@ def _wrong_outputs(
     except (Exception, SystemExit) as e:
         return f"profiling raised {type(e).__name__}: {e}"
     limit = tolerance_of(one.exported, backend.tolerance)
-    for found in (Verification.of(outputs, loaded) for outputs in profiled):
+    for outputs in profiled:
+        found = Verification.of(outputs, loaded)
+        # also true for NaN
         if not found.relative_error <= limit:
-            return (
-                f"profiled delegates compute something else than loaded ones; {found}"
-            )
+            return f"outputs of profile differ from outputs of load; {found}"
     return None
 
 
 @check
 def compatibility_answered(backend: BackendUnderTest) -> Figures:
-    """``compatible`` says of no blob that runs here that it cannot, and answers
-    whatever a header has.
+    """``compatible`` accepts every blob that runs here, and answers for any header,
+    damaged ones too.
     """
     if not _defines(backend, "compatible"):
         raise CheckSkipped("the runtime has no compatible, which is optional")
     blobs = 0
     headers = 0
-    for one in (one for one in backend.lowered if is_comparable(one, backend)):
-        for info in one.lowered.delegates if one.lowered else ():
+    for one in backend.lowered:
+        if one.lowered is None or not is_comparable(one, backend):
+            continue
+        for info in one.lowered.delegates:
             header = _header(info)
-            answer, why = _ask(backend, header, info)
-            if isinstance(answer, Compatibility) and answer.verdict == "cannot":
-                why = (
-                    "compatible says of a blob that was compiled and run here: cannot,"
-                    f" {answer.reason}"
-                )
-            # of one blob, as each is alike
-            damaged = _damaged(header) if why is None and not headers else iter(())
-            for other in damaged:
-                headers += 1
-                why = why or _ask(backend, other, info)[1]
+            why = _wrong_verdict(backend, header, info)
+            # damaged headers of one blob are enough: they hardly depend on the blob
+            if why is None and not headers:
+                for damaged in _damaged(header):
+                    headers += 1
+                    why = why or _ask(backend, damaged, info).error
             if why is not None:
                 advice = (
-                    "read nothing of the header that is not there, and return a"
+                    "check the size of the header before reading it, and return a"
                     " Compatibility, or None if unknown"
                 )
                 raise CheckFailed(why, one.program, advice)
             blobs += 1
     return {"blobs": blobs, "headers": headers}
+
+
+def _wrong_verdict(
+    backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo
+) -> str | None:
+    """Return an error if ``compatible`` fails for a blob that runs here, or rejects
+    it.
+    """
+    answer = _ask(backend, header, info)
+    verdict = answer.verdict
+    if isinstance(verdict, Compatibility) and verdict.verdict == "cannot":
+        return (
+            "compatible returned 'cannot' for a blob that runs on this host:"
+            f" {verdict.reason}"
+        )
+    return answer.error
 
 
 def _header(info: DelegateInfo) -> BlobHeader:
@@ -167,13 +182,15 @@ def _header(info: DelegateInfo) -> BlobHeader:
     )
 
 
-def _ask(
-    backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo
-) -> tuple[Any, str | None]:
-    """Return the answer to ``header``, and the error of the answers.
+class _Answer(NamedTuple):
+    """The verdict of ``compatible`` about this host, and the error of a call."""
 
-    The questions are about this host, and about a device that does not exist.
-    """
+    verdict: Any = None
+    error: str | None = None
+
+
+def _ask(backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo) -> _Answer:
+    """Call ``compatible`` for this host, and for a device that does not exist."""
     runtime = backend.needs_runtime()
     answers = []
     for device in (None, "no such device"):
@@ -185,28 +202,20 @@ def _ask(
         except (OptionError, FormatError) as e:
             answers.append(Compatibility("cannot", e.message))
         except (Exception, SystemExit) as e:
-            asked = (
-                f"{header.size} bytes that begin with {header.beginning[:16]!r}, of"
-                f" {header.producer!r}"
+            shown = (
+                f"{header.size} bytes that begin with {header.beginning[:16]!r},"
+                f" producer {header.producer!r}"
             )
-            return (
-                None,
-                (
-                    f"compatible raised {type(e).__name__}: {e}; it was asked about"
-                    f" {asked}, on device {device!r}"
-                ),
+            error = (
+                f"compatible raised {type(e).__name__}: {e}; the header: {shown};"
+                f" device: {device!r}"
             )
-    wrong = [
-        answer for answer in answers if not isinstance(answer, Compatibility | None)
-    ]
-    return (
-        answers[0],
-        (
-            f"compatible returned {wrong[0]!r:.80}, not a Compatibility or None"
-            if wrong
-            else None
-        ),
-    )
+            return _Answer(error=error)
+    for answer in answers:
+        if not isinstance(answer, Compatibility | None):
+            error = f"compatible returned {answer!r:.80}, not a Compatibility or None"
+            return _Answer(answers[0], error)
+    return _Answer(answers[0])
 
 
 def _damaged(header: BlobHeader) -> Iterator[BlobHeader]:
