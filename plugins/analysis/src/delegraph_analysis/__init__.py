@@ -1,5 +1,4 @@
-"""Reads the result of a lowering: pages with pictures, accuracy by operator, comparison
-of backends.
+"""Report on lowerings: pages with pictures, accuracy by operator, comparisons.
 
 from delegraph_analysis import compare, verify_operators
 
@@ -51,7 +50,7 @@ _NAMES = {
     "accuracy.reference": "verify_operators",
     "accuracy.reruns": "verify_ties",
     "comparison": "Candidate Comparison compare",
-    # no module is called as one of the names: importing it would take the name away
+    # no module has one of these names: importing it would replace the function
     "columns": "NodeData node_data",
     "page.report_page": "render_page",
     "profiling": "ProgramProfile profile_file profile_program",
@@ -63,7 +62,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The names above import torch, which the light module does without."""
+        """Import a name at its first use: the light module does without torch."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)

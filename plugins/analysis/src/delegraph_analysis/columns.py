@@ -7,6 +7,7 @@ numbers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -86,22 +87,22 @@ class NodeData:
         return {graph: self._graph(values) for graph, values in self.values.items()}
 
     def _graph(self, values: Mapping[str, float | str]) -> dict[str, Any]:
-        stops = [
-            {"stop": k / (len(self.gradient) - 1), "bgColor": c}
-            for k, c in enumerate(self.gradient)
-        ]
-        found = {
+        content: dict[str, Any] = {
             "name": self.name,
             "results": {node: self._value(v) for node, v in values.items()},
         }
-        return {**found, "gradient": stops} if stops else found
+        if self.gradient:
+            last = len(self.gradient) - 1
+            content["gradient"] = [
+                {"stop": k / last, "bgColor": color}
+                for k, color in enumerate(self.gradient)
+            ]
+        return content
 
     def _value(self, value: float | str) -> dict[str, Any]:
-        shown = (
-            sys.float_info.max
-            if isinstance(value, float) and not math.isfinite(value)
-            else value
-        )
+        shown = value
+        if isinstance(value, float) and not math.isfinite(value):
+            shown = sys.float_info.max
         color = self.colors.get(value)
         return {"value": shown, "bgColor": color} if color else {"value": shown}
 
@@ -109,8 +110,8 @@ class NodeData:
 class NodeDataReport(ReportFormat):
     """``.nodes.json``: a file for each column, ``NAME.delegate.json``.
 
-    With several methods, the method's name is in front of the column's. If the program
-    was saved as one delegate's own file, its nodes have the figures, too.
+    With several methods, the name of the method comes before the name of the column. If
+    the program was saved as the file of one delegate, its nodes have the figures, too.
     """
 
     @classmethod
@@ -121,19 +122,15 @@ class NodeDataReport(ReportFormat):
         for method in report.host:
             found = result.verifications.get(method)
             figures = operators_of(found) if found is not None else None
-            timed = result.profiles.get(method)
-            for column in node_data_of(
-                report, method, figures, _node_of(result.output), timed
-            ):
-                parts = [
-                    path.name[: -len(".nodes.json")],
-                    *([method] if len(report.host) > 1 else []),
-                    column.name,
-                ]
-                place = path.with_name(".".join([*parts, "json"]))
-                write_whole(
-                    place, f"{json.dumps(column.to_json(), indent=2)}\n".encode()
-                )
+            profile = result.profiles.get(method)
+            node_of = _node_of(result.output)
+            prefix = path.name.removesuffix(".nodes.json")
+            if len(report.host) > 1:
+                prefix += f".{method}"
+            for column in node_data_of(report, method, figures, node_of, profile):
+                place = path.with_name(f"{prefix}.{column.name}.json")
+                text = json.dumps(column.to_json(), indent=2)
+                write_whole(place, f"{text}\n".encode())
                 written.append(place)
         return written
 
@@ -163,9 +160,8 @@ def node_data(
     """
     found = None if verification is None else operators_of(verification)
     node_of = None if file is None else lowered.node_of(file)
-    return node_data_of(
-        lowered.report, method or lowered.methods[0], found, node_of, profile
-    )
+    method = method or lowered.methods[0]
+    return node_data_of(lowered.report, method, found, node_of, profile)
 
 
 def node_data_of(
@@ -184,19 +180,17 @@ def node_data_of(
     delegate. Raises InputError for a report whose programs were released.
     """
     if method not in report.origin.programs:
-        text = f"the report has no program of the method {method!r} any more"
         raise InputError(
             "input-invalid",
-            text,
+            f"the report has released the program of the method {method!r}",
             hint="take the node data before the report is released or pickled",
         )
-    columns = _MethodColumns(report, method, found, node_of)
-    times = (
-        []
-        if profile is None
-        else [NodeData("milliseconds", columns.times(profile), gradient=_HEATS)]
-    )
-    return columns.columns() + times
+    of_method = _MethodColumns(report, method, found, node_of)
+    columns = of_method.columns()
+    if profile is not None:
+        times = of_method.times(profile)
+        columns.append(NodeData("milliseconds", times, gradient=_HEATS))
+    return columns
 
 
 class _Place(NamedTuple):
@@ -204,6 +198,15 @@ class _Place(NamedTuple):
 
     row: DelegateRow | None
     node: Node
+
+
+class _Figures(NamedTuple):
+    """The backend's estimates for a debug identifier of a delegate, by name."""
+
+    delegate: str
+    identifier: Any
+    amounts: Mapping[str, Any]
+    handles: Iterable[int]
 
 
 class _MethodColumns:
@@ -220,96 +223,95 @@ class _MethodColumns:
         self.method = method
         self.notation = self.origin.notation(method)
         self.rows = {row.name: row for row in report.delegates if row.method == method}
-        self.errors = {
-            (o.where, o.node): o
-            for o in sorted(found.operators if found else (), key=severity)
-        }
+        self.errors: dict[tuple[str, str], OperatorStatistics] = {}
+        for row in sorted(found.operators if found else (), key=severity):
+            self.errors[row.where, row.node] = row
+        # Model Explorer does not show the graphs of branches, whose names have dots
         delegates = [
-            d
-            for d in self.origin.delegates
-            if d.method == method and d.name in self.rows
+            delegate
+            for delegate in self.origin.delegates
+            if delegate.method == method
+            and delegate.name in self.rows
+            and "." not in delegate.name
         ]
-        # Model Explorer does not show the graphs of branches
-        own = [d for d in delegates if "." not in d.name]
-        host = [
-            n
-            for n in host_calls(self.origin.programs[method].graph.nodes)
-            if is_operator(n)
-        ]
-        self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [
-            _Place(None, n) for n in host
-        ]
+        self.places: list[_Place] = []
+        self.figures: list[_Figures] = []
+        for delegate in delegates:
+            row_of_delegate = self.rows[delegate.name]
+            self.places += [_Place(row_of_delegate, node) for node in delegate.nodes]
+            for identifier, amounts in delegate.figures.items():
+                handles = delegate.debug_handle_map.get(identifier, ())
+                self.figures.append(
+                    _Figures(delegate.name, identifier, amounts, handles)
+                )
+        for node in host_calls(self.origin.programs[method].graph.nodes):
+            if is_operator(node):
+                self.places.append(_Place(None, node))
+        # a file has the nodes of one delegate
+        self.node_of = node_of if len(delegates) == 1 else None
         self.files: dict[int, list[tuple[str, str]]] = {}
-        self.figures = [
-            (d.name, identifier, amounts, d.debug_handle_map.get(identifier, ()))
-            for d in own
-            for identifier, amounts in d.figures.items()
-        ]
-        self.node_of = node_of if len(own) == 1 else None
-        if node_of is not None and len(own) == 1:
-            for identifier, handles in own[0].debug_handle_map.items():
+        if self.node_of is not None:
+            for identifier, handles in delegates[0].debug_handle_map.items():
                 for handle in handles:
-                    self.files.setdefault(handle, []).append(node_of(identifier))
+                    self.files.setdefault(handle, []).append(self.node_of(identifier))
 
     def columns(self) -> list[NodeData]:
-        backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
-        tones: dict[float | str, str] = {
-            _described(row): _TONES[backends.index(row.backend) % len(_TONES)]
-            for row in self.rows.values()
-        }
-        refusals = self._texts(self._refusal)
-        kept: dict[float | str, str] = {
-            text: _REFUSED
-            for of_graph in refusals.values()
-            for text in of_graph.values()
-        }
-        columns = [
-            NodeData(
-                "delegate",
-                self._texts(lambda place: _described(place.row)),
-                colors=tones,
-            ),
-            NodeData(
-                "source", self._texts(lambda place: str(source_of(place.node) or ""))
-            ),
-            NodeData("refusal", refusals, colors=kept),
-        ]
+        """Return the columns of delegates, sources, refusals, errors and estimates."""
+        columns = [self._delegates(), self._sources(), self._refusals()]
         if self.errors:
-            heats: dict[float | str, str] = {
-                _size(o): _HEATS[degree(o) - 1] for o in self.errors.values()
-            }
-            columns.append(
-                NodeData("error", self._values(self._error, max), colors=heats)
-            )
-        names = dict.fromkeys(name for amounts in self.figures for name in amounts[2])
-        return columns + [
-            NodeData(name, self._amounts(name), gradient=_HEATS) for name in names
-        ]
+            columns.append(self._error_column())
+        names = dict.fromkeys(
+            itertools.chain(*(figures.amounts for figures in self.figures))
+        )
+        for name in names:
+            columns.append(NodeData(name, self._amounts(name), gradient=_HEATS))
+        return columns
+
+    def _delegates(self) -> NodeData:
+        backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
+        colors: dict[float | str, str] = {}
+        for row in self.rows.values():
+            tone = backends.index(row.backend) % len(_TONES)
+            colors[_described(row)] = _TONES[tone]
+        texts = self._texts(lambda place: _described(place.row))
+        return NodeData("delegate", texts, colors=colors)
+
+    def _sources(self) -> NodeData:
+        return NodeData(
+            "source", self._texts(lambda place: str(source_of(place.node) or ""))
+        )
+
+    def _refusals(self) -> NodeData:
+        texts = self._texts(self._refusal)
+        colors: dict[float | str, str] = {}
+        for of_graph in texts.values():
+            colors.update(dict.fromkeys(of_graph.values(), _REFUSED))
+        return NodeData("refusal", texts, colors=colors)
+
+    def _error_column(self) -> NodeData:
+        colors: dict[float | str, str] = {
+            _size(row): _HEATS[degree(row) - 1] for row in self.errors.values()
+        }
+        return NodeData("error", self._values(self._error, max), colors=colors)
 
     def times(self, profile: ProgramProfile) -> Mapping[str, Mapping[str, float | str]]:
         """Return the milliseconds of parts: graph -> node -> milliseconds."""
-        shown_at: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        exported: dict[tuple[str, str], str] = {}
         for row, node in self.places:
-            key = ("host" if row is None else row.name, node.name)
-            shown_at[key] = (
-                [(PROGRAM, node.meta[EXPORTED])] if EXPORTED in node.meta else []
-            )
+            if EXPORTED in node.meta:
+                where = "host" if row is None else row.name
+                exported[where, node.name] = node.meta[EXPORTED]
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         for part in profile.parts:
-            at = {
-                place
-                for node in part.nodes
-                for place in shown_at.get((part.where, node), ())
-            }
-            inside = [
-                one for one in fused(part.identifier) if not isinstance(one, Border)
-            ]
-            at |= (
-                {self.node_of(one) for one in inside}
-                if self.node_of is not None
-                else set()
-            )
-            for graph, place in at:
+            shown = set()
+            for node_name in part.nodes:
+                if (part.where, node_name) in exported:
+                    shown.add((PROGRAM, exported[part.where, node_name]))
+            if self.node_of is not None:
+                for identifier in fused(part.identifier):
+                    if not isinstance(identifier, Border):
+                        shown.add(self.node_of(identifier))
+            for graph, place in shown:
                 of_graph: Any = found.setdefault(graph, {})
                 of_graph[place] = round(of_graph.get(place, 0) + 1000 * part.seconds, 6)
         return found
@@ -317,7 +319,7 @@ class _MethodColumns:
     def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
         """Return the backend's estimates: graph -> node -> amount.
 
-        The estimate of a fusion is on each of its nodes.
+        Each node of a fusion has the estimate of the fusion.
         """
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         nodes: dict[tuple[str, int], dict[str, None]] = {}
@@ -325,67 +327,70 @@ class _MethodColumns:
             if row is not None and EXPORTED in node.meta:
                 key = row.name, node.meta.get("debug_handle", -1)
                 nodes.setdefault(key, {})[node.meta[EXPORTED]] = None
-        for delegate, identifier, amounts, handles in self.figures:
-            shown = {
-                (PROGRAM, exported)
-                for handle in handles
-                for exported in nodes.get((delegate, handle), ())
-            }
-            shown |= {self.node_of(identifier)} if self.node_of is not None else set()
-            for graph, place in shown if name in amounts else ():
+        for figures in self.figures:
+            if name not in figures.amounts:
+                continue
+            shown = set()
+            for handle in figures.handles:
+                for exported in nodes.get((figures.delegate, handle), ()):
+                    shown.add((PROGRAM, exported))
+            if self.node_of is not None:
+                shown.add(self.node_of(figures.identifier))
+            for graph, place in shown:
                 of_graph: Any = found.setdefault(graph, {})
-                of_graph[place] = of_graph.get(place, 0) + amounts[name]
+                of_graph[place] = of_graph.get(place, 0) + figures.amounts[name]
         return found
 
     def _texts(
-        self, say: Callable[[_Place], str]
+        self, text_of: Callable[[_Place], str]
     ) -> Mapping[str, Mapping[str, float | str]]:
-        """Return texts, each once for the operators that became one."""
+        """Return the texts of nodes; a node of several operators has each text once."""
         return self._values(
-            lambda place: say(place) or None,
+            lambda place: text_of(place) or None,
             lambda texts: "; ".join(dict.fromkeys(texts)),
         )
 
     def _values(
-        self, say: Callable[[_Place], Any], together: Callable[[list[Any]], float | str]
+        self,
+        value_of: Callable[[_Place], Any],
+        combine: Callable[[list[Any]], float | str],
     ) -> Mapping[str, Mapping[str, float | str]]:
-        """Return graph -> node -> the values of its operators, combined by
-        ``together``.
-        """
-        said: dict[str, dict[str, list[Any]]] = {PROGRAM: {}}
-        for place, value in ((place, say(place)) for place in self.places):
-            for graph, node in self._shown(place.node) if value is not None else ():
-                said.setdefault(graph, {}).setdefault(node, []).append(value)
+        """Return graph -> node -> the combined values of its operators."""
+        values: dict[str, dict[str, list[Any]]] = {PROGRAM: {}}
+        for place in self.places:
+            value = value_of(place)
+            if value is None:
+                continue
+            for graph, node in self._shown(place.node):
+                values.setdefault(graph, {}).setdefault(node, []).append(value)
         return {
-            graph: {node: together(values) for node, values in of.items()}
-            for graph, of in said.items()
+            graph: {node: combine(listed) for node, listed in of_graph.items()}
+            for graph, of_graph in values.items()
         }
 
     def _shown(self, node: Node) -> Iterable[tuple[str, str]]:
-        """Return the graph and node of all that show an operator."""
+        """Return the graph and the node of each place that shows an operator."""
+        shown = list(self.files.get(node.meta.get("debug_handle", -1), ()))
         exported = node.meta.get(EXPORTED)
-        return [
-            *([(PROGRAM, exported)] if exported else []),
-            *self.files.get(node.meta.get("debug_handle", -1), ()),
-        ]
+        if exported:
+            shown.insert(0, (PROGRAM, exported))
+        return shown
 
     def _refusal(self, place: _Place) -> str:
         if place.row is not None:
             return ""
-        reasons = refused_by(
-            place.node, self.origin.reasons.get(self.method, {}), self.origin.backends
-        )
-        return "; ".join(
+        reasons = self.origin.reasons.get(self.method, {})
+        texts = [
             f"{backend}: {self.notation.text(reason)}"
-            for backend, reason in reasons
+            for backend, reason in refused_by(place.node, reasons, self.origin.backends)
             if reason != NOT_TAGGED
-        )
+        ]
+        return "; ".join(texts)
 
     def _error(self, place: _Place) -> float | None:
         """Return the error relative to the largest value; None if it was not compared."""
-        row = self.errors.get(
-            ("host" if place.row is None else place.row.name, place.node.name)
-        )
+        where = "host" if place.row is None else place.row.name
+        row = self.errors.get((where, place.node.name))
         return None if row is None else _size(row)
 
 
@@ -396,10 +401,8 @@ def _size(row: OperatorStatistics) -> float:
 def _described(row: DelegateRow | None) -> str:
     if row is None:
         return "host"
-    seconds = (
-        f", compiled in {format_seconds(row.seconds['compile'])}"
-        if "compile" in row.seconds
-        else ""
-    )
-    facts = "".join(f", {k} {v}" for k, v in row.facts.items())
-    return f"{row.name} of {row.backend}: {format_size(row.bytes)}{seconds}{facts}"
+    facts = [format_size(row.bytes)]
+    if "compile" in row.seconds:
+        facts.append(f"compiled in {format_seconds(row.seconds['compile'])}")
+    facts += [f"{name} {value}" for name, value in row.facts.items()]
+    return f"{row.name} of {row.backend}: {', '.join(facts)}"

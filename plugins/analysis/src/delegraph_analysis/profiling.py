@@ -159,11 +159,9 @@ class ProgramProfile:
             "attributed": self.attributed,
         }
         tables = {
-            **{
-                "lines": self.by_line(),
-                "modules": self.by_module(),
-                "operators": self.by_operator(),
-            },
+            "lines": self.by_line(),
+            "modules": self.by_module(),
+            "operators": self.by_operator(),
             "places": self.by_place(),
         }
         rows = {
@@ -172,16 +170,14 @@ class ProgramProfile:
         }
         parts = [
             {
-                **{
-                    "what": p.what,
-                    "where": p.where,
-                    "seconds": p.seconds,
-                    "lines": [
-                        line if isinstance(line, str) else line.place
-                        for line in p.lines
-                    ],
-                },
-                **{"modules": list(p.modules), "nodes": list(p.nodes)},
+                "what": p.what,
+                "where": p.where,
+                "seconds": p.seconds,
+                "lines": [
+                    line if isinstance(line, str) else line.place for line in p.lines
+                ],
+                "modules": list(p.modules),
+                "nodes": list(p.nodes),
             }
             for p in self.parts
         ]

@@ -144,7 +144,7 @@ def test_only_borders_are_compared_without_an_observing_runtime(image):
     )
     assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
     assert operators.not_compared == {
-        "its runtime tells the border of the delegate only": 4
+        "its runtime does not observe values inside the delegate": 4
     }
 
 
@@ -287,10 +287,10 @@ def test_ties_are_no_error_and_later_operators_are_compared():
     found = lower(Tied(), (x,)).verify(x, per_operator=True)
     (tie,) = found.operators.remarked[:1]
     assert tie.figures.remark.startswith(
-        "a tie in aten.argmax.default: 1 positions differ"
+        "a tie in aten.argmax.default: 1 position of equal elements"
     )
     assert found.operators.differing() == [] and found.agrees()
-    assert all("decides as the program did" in o.remark for o in found.outputs)
+    assert all("with the program's decisions" in o.remark for o in found.outputs)
 
 
 def test_ties_are_accepted_only_with_the_option():
@@ -335,7 +335,7 @@ def test_decisions_that_eager_does_not_meet_by_chance_are_followed():
     assert (
         found.agrees()
         and found.relative_error == 0
-        and "decides as the program did" in found.outputs[0].remark
+        and "with the program's decisions" in found.outputs[0].remark
     )
 
 

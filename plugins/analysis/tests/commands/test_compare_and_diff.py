@@ -79,7 +79,7 @@ def test_diff(model, tmp_path, capsys):
         "forward: kept from echo because echo has no sin  1 -> -" in out
         and "second" not in out
     )
-    assert run(capsys, "diff", reports[0], reports[2])[1] == "nothing moved\n"
+    assert run(capsys, "diff", reports[0], reports[2])[1] == "no changes\n"
     _, found = as_data(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
     assert "is no report" in fails(
@@ -122,7 +122,8 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
     )
     assert (
         len(lines) == 20
-        and lines[-1] == "and 26 more of less weight: --all prints them, --json has all"
+        and lines[-1]
+        == "and 26 smaller changes: --all prints them, --json contains all"
     )
     assert len(run(capsys, "diff", *files, "--all")[1].splitlines()) == 45
     assert len(as_data(capsys, "diff", *files)[1]["changes"]) == 45

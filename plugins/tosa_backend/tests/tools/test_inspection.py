@@ -366,6 +366,6 @@ def test_tools_that_are_not_installed_are_named(path, monkeypatch, capsys):
     monkeypatch.setattr(metadata, "distribution", missing)
     assert main(["inspect", str(path), "--verify"]) == 0
     assert (
-        "not asked: tosa-opt: not installed: pip install tosa-tools"
+        "not checked by tosa-opt: not installed: pip install tosa-tools"
         in capsys.readouterr().out
     )

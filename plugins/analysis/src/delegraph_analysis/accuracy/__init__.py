@@ -1,1 +1,1 @@
-"""Every value of a lowered program beside eager PyTorch and float64."""
+"""Compare every value of a lowered program with eager PyTorch and float64."""

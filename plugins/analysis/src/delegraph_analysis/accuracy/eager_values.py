@@ -1,6 +1,4 @@
-"""The values of a graph in eager PyTorch, and with float64 in place of its types,
-computed call by call.
-"""
+"""Compute the values of a graph call by call, in eager PyTorch and in float64."""
 
 from __future__ import annotations
 
@@ -23,47 +21,51 @@ from .ties import picks
 
 
 class Pair(NamedTuple):
-    """A value in eager, with the types of the program, and with float64 in their place."""
+    """A value in eager PyTorch, and the same value with float64 instead of its type."""
 
     eager: Any
     exact: Any
 
 
 class EagerValues:
-    """The values of a program's graph, as long as they are needed; ``known`` has the
-    inputs to begin with.
+    """The values of a program's graph, until their last use.
 
-    Of a branch or a loop body, which has no constants of its own, the graph module is
-    enough.
+    ``known`` contains the inputs at the beginning. A branch or a loop body has no
+    constants of its own, so its graph module is enough.
     """
 
     def __init__(self, program: ExportedProgram | GraphModule) -> None:
-        self.module = (
-            program if isinstance(program, GraphModule) else program.graph_module
-        )
+        self._program: ExportedProgram | None = None
+        self._specs: Mapping[Node, Any] = {}
+        if isinstance(program, GraphModule):
+            self.module = program
+        else:
+            self.module = program.graph_module
+            self._program = program
+            self._specs = dict(placeholders(program))
         self.known: dict[Node, Pair] = {}
-        operands = {n: n.all_input_nodes for n in self.module.graph.nodes}
-        self.operands = {
-            n: used for n, used in operands.items() if n.op == "call_function"
-        }
-        """Calls, in order, with the values that they take."""
+        self.operands: dict[Node, list[Node]] = {}
+        """Calls, in order, with their operands."""
         self._apart: set[Node] = set()
-        """Calls whose value in eager is not the very one of the program."""
-        self._program = None if isinstance(program, GraphModule) else program
-        self._specs = {} if self._program is None else dict(placeholders(self._program))
+        """Calls with a value in eager that is not the object of the program's run."""
         self._dying: dict[Node, list[Node]] = {}
-        # ties show in the operand that was picked from
+        """Node -> the values that it uses last."""
+        last_user: dict[Node, Node] = {}
+        for node in self.module.graph.nodes:
+            used = node.all_input_nodes
+            if node.op == "call_function":
+                self.operands[node] = used
+            last_user.update(dict.fromkeys(used, node))
+        # the source of positions is kept: it shows ties
         kept = {call.args[0] for call in self.operands if picks(call)}
-        last = {used: user for user, listed in operands.items() for used in listed}
-        for used, user in last.items():
-            if used not in kept:
-                self._dying.setdefault(user, []).append(used)
+        for value, user in last_user.items():
+            if value not in kept:
+                self._dying.setdefault(user, []).append(value)
 
     def pair(self, node: Node) -> Pair:
-        """The value of a node.
+        """Return the value of a node.
 
-        Constants are widened anew for each use: weights in float64 are twice their
-        size.
+        Constants are widened at each use: weights in float64 need twice the memory.
         """
         if node in self.known:
             return self.known[node]
@@ -72,28 +74,27 @@ class EagerValues:
                 "all inputs of a branch or a body are known"
             )
             return _paired(constant_tensor(self._program, self._specs[node]))
-        fetched: Any = self.module
+        attribute: Any = self.module
         for part in str(node.target).split("."):
-            fetched = getattr(fetched, part)
-        return _paired(
-            run_in_eager(fetched) if isinstance(fetched, GraphModule) else fetched
-        )
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, GraphModule):
+            attribute = run_in_eager(attribute)
+        return _paired(attribute)
 
     def compute(self, node: Node, made: Any = None) -> Pair:
-        """The value that a call makes; where torch lacks the operator in float64, that
-        of eager stands for both.
+        """Return the value of a call.
 
-        ``made``: the value that the host made of the program's own values, which is
-        eager's as long as those are.
+        If torch lacks the operator in float64, the value of eager is also the exact
+        one. ``made`` is the host's value. It is used if the host's operands are the
+        values of eager.
         """
         operands = {n: self.pair(n) for n in self.operands[node]}
         is_operator = isinstance(node.target, OpOverload)
-        # in which delegates may be
+        # bodies of higher-order operators may contain delegates
         has_bodies = not is_operator and isinstance(node.target, HigherOrderOperator)
-        is_eager = (
-            made is not None and not has_bodies and self._apart.isdisjoint(operands)
-        )
-        eager = made if is_eager else _call(node, operands, "eager")
+        eager = made
+        if made is None or has_bodies or not self._apart.isdisjoint(operands):
+            eager = _call(node, operands, "eager")
         if has_bodies or is_random(node):
             return Pair(eager, widened(eager))
         if not is_operator:  # it unpacks results, or computes with sizes
@@ -107,13 +108,14 @@ class EagerValues:
             IndexError,
             AssertionError,
         ):
-            # there is no such kernel (NotImplementedError is a RuntimeError)
+            # torch has no kernel (NotImplementedError is a RuntimeError)
             exact = None
         return Pair(eager, exact if _is_alike(eager, exact) else widened(eager))
 
     def keep(self, node: Node, pair: Pair, made: Any = None) -> None:
-        """Record the value of a call, and drop the values of which this was the last
-        use. ``made``: the program's.
+        """Record the value of a call, and drop values after their last use.
+
+        ``made`` is the value of the program's run.
         """
         self.known[node] = pair
         if pair.eager is not made:
@@ -124,8 +126,9 @@ class EagerValues:
     def returned(
         self, mutations: Collection[OutputKind] = STATE_WRITES
     ) -> list[Node | Any]:
-        """What the graph returns to its caller: not the new values of buffers, which
-        are ``mutations``.
+        """Return the values that the graph returns to its caller.
+
+        New values of buffers, which are ``mutations``, are left out.
         """
         assert self._program is not None
         specs = zip(
@@ -142,9 +145,7 @@ def _call(
     side: Literal["eager", "exact"],
     widen: bool = False,
 ) -> Any:
-    """The call with these values; with ``widen``, operators that are told a type are
-    told the wide one.
-    """
+    """Return the result of a call with these values; ``widen`` widens type arguments."""
     target = eager_target(node)
     position = Pair._fields.index(side)
 
@@ -153,50 +154,38 @@ def _call(
             return operands[argument][position]
         if isinstance(argument, (list, tuple, dict, slice)):
             return map_aggregate(argument, value_of)
-        return (
-            _wide_dtype(argument)
-            if widen and isinstance(argument, torch.dtype)
-            else argument
-        )
+        if widen and isinstance(argument, torch.dtype):
+            return _wide_dtype(argument)
+        return argument
 
-    # most arguments are values, and most calls have no named ones
-    args = [
-        operands[a][position] if isinstance(a, Node) else value_of(a) for a in node.args
-    ]
-    named = node.kwargs
-    return (
-        target(*args, **{k: value_of(v) for k, v in named.items()})
-        if named
-        else target(*args)
-    )
+    args = [value_of(argument) for argument in node.args]
+    kwargs = {name: value_of(argument) for name, argument in node.kwargs.items()}
+    return target(*args, **kwargs)
 
 
 def widened(value: Any) -> Any:
-    """With float64 in place of shorter floats, complex128 in place of shorter complex
-    numbers.
-    """
-    # pytree takes its time, and nearly all values are
+    """Return a value with float64 for floats and complex128 for complex numbers."""
+    # nearly all values are tensors, and pytree is slow
     if isinstance(value, torch.Tensor):
         return _wide_tensor(value)
     return pytree.tree_map_only(torch.Tensor, _wide_tensor, value)
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are tensors of the same bits, those of NaN and of zeros
-    included.
-    """
+    """Return whether two values are tensors with the same bits, also of NaN and zeros."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return False
-    if (
-        one.shape != other.shape
-        or one.dtype is not other.dtype
-        or one.device != other.device
-    ):
+    if one.shape != other.shape or one.dtype is not other.dtype:
         return False
-    dense = one.layout is torch.strided is other.layout
-    return dense and torch.equal(
-        *(t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other))
-    )
+    if one.device != other.device:
+        return False
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def _paired(value: Any) -> Pair:
@@ -209,21 +198,21 @@ def _wide_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return (
-        torch.complex128
-        if dtype.is_complex
-        else torch.float64
-        if dtype.is_floating_point
-        else dtype
-    )
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _is_alike(eager: Any, exact: Any) -> bool:
-    """Whether the shapes are the same, and the types but for their width."""
+    """Return whether the shapes are equal, and the types except for their width."""
     if isinstance(eager, torch.Tensor):
-        alike = isinstance(exact, torch.Tensor) and eager.shape == exact.shape
-        return alike and _wide_dtype(eager.dtype) is exact.dtype
-    ours, theirs = (pytree.tree_flatten(v)[0] for v in (eager, exact))
-    if ours and ours[0] is eager:  # a leaf
+        if not isinstance(exact, torch.Tensor) or eager.shape != exact.shape:
+            return False
+        return _wide_dtype(eager.dtype) is exact.dtype
+    eager_leaves = pytree.tree_leaves(eager)
+    exact_leaves = pytree.tree_leaves(exact)
+    if eager_leaves and eager_leaves[0] is eager:  # a leaf
         return type(eager) is type(exact)
-    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+    if len(eager_leaves) != len(exact_leaves):
+        return False
+    return all(map(_is_alike, eager_leaves, exact_leaves))

@@ -1,9 +1,9 @@
-"""Finding the values of a program among those that a delegate's runtime tells."""
+"""Find the values of a program among the values that a delegate's runtime observes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.delegates import LoweredBackendModule
@@ -14,45 +14,54 @@ from torch.fx import Node
 from .eager_values import EagerValues, Pair
 
 _NHWC = ((0, 3, 1, 2), (0, 2, 3, 1))
-"""From and to the layout that many backends compute images in."""
+"""Permutations from and to NHWC, the layout of images in many backends."""
 _INTEGERS = {torch.int32, torch.int64}
-"""A backend without the wider one may hold its values in the other."""
+"""A backend without int64 may keep its values in int32."""
+
+
+FUSED = "the backend has fused or moved them"
+
+
+class Found(NamedTuple):
+    """An observed value, and its comparison with float64 if that was made."""
+
+    value: torch.Tensor
+    figures: OutputStatistics | None = None
 
 
 class DelegateValues:
-    """The operators of one delegate, and what was told of them; None if its runtime
-    tells nothing.
+    """The operators of one delegate, and the values that its runtime observed.
+
+    ``observed`` is None if the runtime observes no values.
     """
 
-    def __init__(self, module: LoweredBackendModule, told: Inside | None) -> None:
+    def __init__(self, module: LoweredBackendModule, observed: Inside | None) -> None:
         self.values = EagerValues(module.original_module)
         self.returned = self.values.returned()
-        self.why_not = "its runtime tells the border of the delegate only"
-        self._by_handle: dict[int, list[torch.Tensor]] | None = None
-        if told is not None:
-            self.why_not = "the backend has fused or moved them"
-            self._by_handle = _by_handle(module, told)
+        self.why_not = "its runtime does not observe values inside the delegate"
+        self._by_handle: dict[int, list[torch.Tensor]] = {}
+        if observed is not None:
+            self.why_not = FUSED
+            self._by_handle = _by_handle(module, observed)
 
-    def find(
-        self, node: Node, pair: Pair
-    ) -> tuple[torch.Tensor, OutputStatistics | None] | None:
-        """The value of ``node``: of those under its debug handle the one that agrees
-        best, and how if there are others.
+    def find(self, node: Node, pair: Pair) -> Found | None:
+        """Return the value of ``node`` that agrees best, of those with its debug handle.
 
-        A backend may hold a value in another layout, and one handle stands for all that
-        a call was decomposed to.
+        A backend may keep a value in another layout. One handle covers all calls of a
+        decomposition.
         """
-        told = (self._by_handle or {}).get(node.meta.get("debug_handle", -1), ())
-        candidates = [c for value in told for c in _as_layouts(value, pair.eager)]
+        candidates: list[torch.Tensor] = []
+        for value in self._by_handle.get(node.meta.get("debug_handle", -1), ()):
+            candidates += _as_layouts(value, pair.eager)
         if len(candidates) == 1:
-            return candidates[0], None
-        best: tuple[torch.Tensor, OutputStatistics | None] | None = None
+            return Found(candidates[0])
+        best: Found | None = None
         least = float("inf")
         for candidate in candidates:
             figures = compare(node.name, candidate, pair.exact)
             error = float("inf") if figures.mismatched else figures.relative_error
             if best is None or error < least:
-                best = (candidate, figures)
+                best = Found(candidate, figures)
                 least = error
             if least <= 0.01 * TOLERANCES.get(figures.dtype, 0.0):
                 break
@@ -60,31 +69,28 @@ class DelegateValues:
 
 
 def _by_handle(
-    module: LoweredBackendModule, told: Inside
+    module: LoweredBackendModule, observed: Inside
 ) -> dict[int, list[torch.Tensor]]:
-    """Debug handle -> what the backend computed for it, last results first."""
+    """Return the observed values by debug handle, the last ones first."""
     found: dict[int, list[torch.Tensor]] = {}
     handles: dict[Any, tuple[int, ...]] = module.meta.get("debug_handle_map") or {}
-    for identifier, values in reversed(list(told.items())):
+    for identifier, values in reversed(list(observed.items())):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         for handle in handles.get(identifier, ()):
-            found.setdefault(handle, []).extend(
-                v for v in values if isinstance(v, torch.Tensor)
-            )
+            found.setdefault(handle, []).extend(tensors)
     return found
 
 
 def _as_layouts(value: torch.Tensor, wanted: Any) -> Iterator[torch.Tensor]:
-    """``value`` in the shape of ``wanted``, in each way in which it may be meant."""
+    """Yield ``value`` in the shape of ``wanted``, for each possible layout."""
     both_integers = value.dtype in _INTEGERS and wanted.dtype in _INTEGERS
-    if value.numel() != wanted.numel() or (
-        value.dtype != wanted.dtype and not both_integers
-    ):
+    same_type = value.dtype == wanted.dtype or both_integers
+    if not same_type or value.numel() != wanted.numel():
         return
     value = value.to(wanted.dtype)
     yield value.reshape(wanted.shape)
     if value.dim() == 4:
-        yield from (
-            moved
-            for order in _NHWC
-            if (moved := value.permute(order)).shape == wanted.shape
-        )
+        for order in _NHWC:
+            moved = value.permute(order)
+            if moved.shape == wanted.shape:
+                yield moved

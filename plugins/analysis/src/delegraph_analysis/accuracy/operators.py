@@ -1,6 +1,4 @@
-"""How every value of a lowered program compares with eager: the first operator that
-differs, and the worst.
-"""
+"""Hold the comparison of every value of a lowered program with float64."""
 
 from __future__ import annotations
 
@@ -12,20 +10,17 @@ from delegraph.host import TOLERANCES, OutputStatistics, Verification, finite
 from delegraph_programs import Source
 
 SLACK = 2.0
-"""How much more than eager itself an operator may lose: eager's own rounding is no
-error of a backend.
-"""
+"""The accepted error of an operator, as a multiple of eager's own error."""
 SHOWN = 8
-"""Operators that the text lists."""
+"""The number of operators in the text."""
 
 
 class OperatorStatistics(NamedTuple):
-    """One value: the operator that makes it, where that runs, and how it compares with
-    a run in float64.
+    """One value: its operator, its place, and its comparison with float64.
 
-    ``node`` is its name in the graph, ``where`` the delegate that computes it or
-    ``"host"``. ``eager_error`` is the relative error of eager, in the program's own
-    types, against the same reference.
+    ``node`` is its name in the graph, ``where`` its delegate or ``"host"``.
+    ``eager_error`` is the relative error of eager, in the program's own types, against
+    the same reference.
     """
 
     method: str
@@ -37,108 +32,124 @@ class OperatorStatistics(NamedTuple):
     figures: OutputStatistics
     eager_error: float
     quantizes: bool = False
-    """Then one step of the integers is agreement."""
+    """Whether its operator quantizes: an error of one integer step is then accepted."""
     iteration: int | None = None
-    """Of a loop body: the run of it, from 1, that these figures are of, which is the
-    worst.
-    """
+    """The worst run of a loop body, from 1, which has these figures."""
     differs_from: int | None = None
-    """Of a loop body: the first run of it that does not agree."""
+    """The first run of a loop body that does not agree."""
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether a difference is nobody's, within the tolerance of its type or twice
-        what eager itself loses.
+        """Return whether the value is close enough, or its difference is excused.
+
+        It is close enough within the tolerance of its type, or within twice the error
+        of eager.
         """
-        f = self.figures
-        if f.remark or f.agrees(tolerance) or (self.quantizes and f.max_abs_error <= 1):
+        figures = self.figures
+        if figures.remark or figures.agrees(tolerance):
             return True
-        return not f.mismatched and f.relative_error <= SLACK * self.eager_error
+        if self.quantizes and figures.max_abs_error <= 1:
+            return True
+        if figures.mismatched:
+            return False
+        return figures.relative_error <= SLACK * self.eager_error
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        named = {
-            k: getattr(self, k)
-            for k in ("method", "node", "operator", "debug_handle", "where")
+        """Return a dictionary of plain values."""
+        source = None
+        if self.source is not None:
+            source = {
+                "file": self.source.file,
+                "line": self.source.line,
+                "function": self.source.function,
+                "code": self.source.code,
+            }
+        figures = self.figures.to_json()
+        figures.pop("name", None)
+        return {
+            "method": self.method,
+            "node": self.node,
+            "operator": self.operator,
+            "debug_handle": self.debug_handle,
+            "where": self.where,
+            "source": source,
+            **figures,
+            "eager_error": finite(self.eager_error),
+            "agrees": self.agrees(),
+            "iteration": self.iteration,
+            "differs_from": self.differs_from,
         }
-        s = self.source
-        place = s and {
-            "file": s.file,
-            "line": s.line,
-            "function": s.function,
-            "code": s.code,
-        }
-        figures = {k: v for k, v in self.figures.to_json().items() if k != "name"}
-        runs = {"iteration": self.iteration, "differs_from": self.differs_from}
-        errors = {"eager_error": finite(self.eager_error), "agrees": self.agrees()}
-        return {**named, "source": place, **figures, **errors, **runs}
 
     def __str__(self) -> str:
-        f = self.figures
-        size = (
-            f"{f.relative_error:.2g} of the largest value (eager"
-            f" {self.eager_error:.2g})"
+        figures = self.figures
+        text = (
+            f"{self.node} = {self.operator} in {self.where},"
+            f" {figures.dtype}{list(figures.shape)}: {figures.relative_error:.2g} of the"
+            f" largest value (eager {self.eager_error:.2g})"
         )
-        size += (
-            f", {f.mismatched} elements are NaN or infinite on one side only, or of"
-            " another sign" * bool(f.mismatched)
-        )
-        line = f"\n      at {self.source}" if self.source else ""
-        since = (
-            f" (it differs from {self.differs_from} on)" if self.differs_from else ""
-        )
-        size += f", in iteration {self.iteration}{since}" if self.iteration else ""
-        remark = f"\n      {f.remark}" if f.remark else ""
-        return (
-            f"{self.node} = {self.operator} in {self.where}, {f.dtype}{list(f.shape)}:"
-            f" {size}{remark}{line}"
-        )
+        if figures.mismatched:
+            text += (
+                f", {figures.mismatched} elements are NaN or infinite on one side only,"
+                " or of another sign"
+            )
+        if self.iteration:
+            text += f", in iteration {self.iteration}"
+            if self.differs_from:
+                text += f" (it differs from {self.differs_from} on)"
+        if figures.remark:
+            text += f"\n      {figures.remark}"
+        if self.source:
+            text += f"\n      at {self.source}"
+        return text
 
 
 @dataclass(frozen=True)
 class OperatorVerification:
-    """Every value that could be compared, in the order of the program, and which could
-    not (why -> how many).
+    """All compared values in the order of the program.
+
+    ``not_compared``: reason -> the number of values.
     """
 
     operators: tuple[OperatorStatistics, ...]
     not_compared: Mapping[str, int]
 
     def differing(self) -> list[OperatorStatistics]:
-        """Those that do not agree, in order."""
+        """Return the values that do not agree, in order."""
         return [o for o in self.operators if not o.agrees()]
 
     @property
     def first(self) -> OperatorStatistics | None:
-        """The first that does not agree: where the error begins."""
+        """Return the first value that does not agree: the beginning of the error."""
         return next(iter(self.differing()), None)
 
     @property
     def worst(self) -> OperatorStatistics | None:
-        """The one with the largest error beside what its type allows; None if nothing
-        was compared.
+        """Return the value with the largest error relative to its tolerance.
+
+        Returns None if no value was compared.
         """
         return max(self.operators, key=severity, default=None)
 
     @property
     def remarked(self) -> list[OperatorStatistics]:
-        """Those whose difference is nobody's error: ties, and decisions in which eager
-        disagrees with itself.
+        """Return the values with an excused difference: ties, and decisions that differ
+        between runs of eager.
         """
         return [o for o in self.operators if o.figures.remark]
 
     @staticmethod
     def worst_of(several: Sequence[OperatorVerification]) -> OperatorVerification:
-        """Of runs of one program: the worst figures of each operator."""
+        """Return the worst figures of each operator in several runs of one program."""
         rows: dict[tuple[str, str], OperatorStatistics] = {}
-        # it has all operators in their order
+        # the longest run has all operators in their order
         longest_first = sorted(several, key=lambda one: -len(one.operators))
-        for row in (row for one in longest_first for row in one.operators):
-            key = (row.where, row.figures.name)
-            rows[key] = max(rows.get(key, row), row, key=severity)
+        for one in longest_first:
+            for row in one.operators:
+                key = (row.where, row.figures.name)
+                rows[key] = max(rows.get(key, row), row, key=severity)
         return OperatorVerification(tuple(rows.values()), several[0].not_compared)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Return a dictionary of plain values."""
         first = self.first
         worst = self.worst
         return {
@@ -165,51 +176,45 @@ class OperatorVerification:
             lines.append(f"  first: {differing[0]}")
         if worst is not None:
             lines.append(f"  worst: {worst}")
-        more = [
-            o
-            for o in sorted(differing[1:], key=severity, reverse=True)
-            if o is not worst
-        ][:SHOWN]
-        lines += [f"  also:  {o}" for o in more]
-        lines += [f"  said:  {o}" for o in self.remarked[:SHOWN]]
+        others = [o for o in differing[1:] if o is not worst]
+        others.sort(key=severity, reverse=True)
+        lines += [f"  also:  {o}" for o in others[:SHOWN]]
+        lines += [f"  note:  {o}" for o in self.remarked[:SHOWN]]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, repr=False)
 class VerificationByOperator(Verification):
-    """How every output compares with eager, and every value on the way with a run in
-    float64.
-    """
+    """The comparison of all outputs with eager, and of all values with float64."""
 
     operators: OperatorVerification = OperatorVerification((), {})
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary; infinite figures, which JSON lacks, become None."""
+        """Return a dictionary; infinite figures, which JSON lacks, become None."""
         return {**super().to_json(), "operators": self.operators.to_json()}
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """Of one method with several inputs: the worst figures of each output and
-        operator.
-        """
+        """Return the worst figures of each output and operator, for several inputs."""
         outputs = Verification.worst_of(several).outputs
         found = [o for o in map(operators_of, several) if o is not None]
-        return (
-            cls(outputs, found[0].worst_of(found)) if found else Verification(outputs)
-        )
+        if not found:
+            return Verification(outputs)
+        return cls(outputs, OperatorVerification.worst_of(found))
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.operators}"
 
 
 def operators_of(found: Verification) -> OperatorVerification | None:
-    """The figures of operators, if they are there."""
+    """Return the figures of operators, or None."""
     return found.operators if isinstance(found, VerificationByOperator) else None
 
 
 def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
-    """One row of each value, in the order of the program: of iterations the worst, and
-    since when it differs.
+    """Yield one row for each value, in the order of the program.
+
+    The row of a loop body is that of its worst iteration.
     """
     groups: dict[tuple[str, str], list[OperatorStatistics]] = {}
     for row in rows:
@@ -223,8 +228,10 @@ def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
 
 
 def severity(o: OperatorStatistics) -> tuple[bool, int, float]:
-    """How bad the difference is: whether it is too large, elements that are not finite,
-    error by what is accepted.
+    """Return a key by which worse values compare as greater.
+
+    It has whether the value differs, the number of mismatched elements, and the error
+    relative to the accepted one.
     """
     if o.figures.remark:
         return False, 0, 0.0

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from .eager_values import EagerValues, Pair, is_same, widened
-from .inside import DelegateValues
+from .inside import FUSED, DelegateValues, Found
 from .operators import (
     OperatorStatistics,
     OperatorVerification,
@@ -38,19 +38,19 @@ from .ties import picked_from, why_tied
 from .values import Accuracy, Measured, measure
 
 RANDOM = (
-    "random: eager draws other numbers, and goes on with those of the lowered program"
+    "random: eager draws other numbers, and continues with those of the lowered program"
 )
-DECIDED = "eager gives the same where it decides as the program did: see the operators"
-UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
+DECIDED = "with the program's decisions, eager gives the same result: see the operators"
+UNDECIDED = "eager disagrees with itself: in float64 it makes another decision there"
 ITERATIONS = 1000
 """The most iterations of a branch or loop body that are compared, in all."""
-LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
-WHOLE = "in a branch or loop that is a part of a delegate"
-VECTORIZED = "in a body that torch runs on many elements at a time"
+LATER = f"in a branch or loop body after {ITERATIONS} runs"
+WHOLE = "in a branch or loop inside a delegate"
+VECTORIZED = "in a body that torch runs on many elements at once"
 
 
 class _Place(NamedTuple):
-    """A place that computes values, with the values of eager PyTorch there.
+    """A place that computes values, with the values of eager PyTorch.
 
     ``path``: the attributes that lead to the branch or loop body. ``iteration``: the
     number of the current run of the body; None outside of loops.
@@ -113,21 +113,17 @@ class Reference:
         return OperatorVerification(tuple(merged(self._rows)), dict(self._missing))
 
     def added_to(self, found: Verification) -> VerificationByOperator:
-        """Return ``found`` with all this.
+        """Return ``found`` with the figures of operators.
 
         Outputs that agree after eager PyTorch took the program's decisions get a
         remark.
         """
         decided = any(row.figures.remark for row in self._rows)
-        pairs = zip(found.outputs, self._outputs.outputs, strict=True)
-        outputs = [
-            (
-                b._replace(remark=DECIDED)
-                if decided and not a.agrees() and b.agrees()
-                else a
-            )
-            for a, b in pairs
-        ]
+        outputs = []
+        for output, followed in zip(found.outputs, self._outputs.outputs, strict=True):
+            if decided and not output.agrees() and followed.agrees():
+                output = followed._replace(remark=DECIDED)
+            outputs.append(output)
         return VerificationByOperator(tuple(outputs), self.verification)
 
     def begin(self, values: Mapping[Node, Any]) -> None:
@@ -140,44 +136,40 @@ class Reference:
 
     def end(self) -> None:
         """Compare the results before the caller's tensors are written."""
-        wanted = [
-            self._host.values.pair(v).eager if isinstance(v, Node) else v
-            for v in self._results
-        ]
-        got = [
-            self._returned.get(v, w) if isinstance(v, Node) else v
-            for v, w in zip(self._results, wanted, strict=True)
-        ]
+        wanted = []
+        got = []
+        for value in self._results:
+            if isinstance(value, Node):
+                eager = self._host.values.pair(value).eager
+                wanted.append(eager)
+                got.append(self._returned.get(value, eager))
+            else:
+                wanted.append(value)
+                got.append(value)
         self._outputs = Verification.of(got, wanted)
 
     def inside(self, delegate: DelegateInfo, values: Inside) -> None:
         self._inside[delegate.module] = values
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """Begin a run of a branch or loop body, which is compared by itself.
+        """Begin a run of a branch or loop body, which is compared separately.
 
         Eager PyTorch begins with the lowered program's inputs. So an error in one
         iteration is not reported for all later ones.
         """
-        around = self._places[-1]
-        path = f"{around.path}{owner.target}." if around is not None else ""
+        outer = self._places[-1]
+        path = f"{outer.path}{owner.target}." if outer is not None else ""
         self._runs[path] += 1
-        if around is None or self._runs[path] > ITERATIONS:
+        if outer is None or self._runs[path] > ITERATIONS:
             self._places.append(None)
             return
         values = EagerValues(module)
-        given = zip(
-            (n for n in module.graph.nodes if n.op == "placeholder"),
-            inputs,
-            strict=True,
-        )
-        values.known.update(
-            {node: Pair(value, widened(value)) for node, value in given}
-        )
-        repeated = any(
-            getattr(user.target, "__name__", "") != "cond" for user in owner.users
-        )
-        iteration = self._runs[path] if repeated else around.iteration
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for node, value in zip(placeholders, inputs, strict=True):
+            values.known[node] = Pair(value, widened(value))
+        names = {getattr(user.target, "__name__", "") for user in owner.users}
+        is_loop = bool(names - {"cond"})
+        iteration = self._runs[path] if is_loop else outer.iteration
         self._places.append(_Place(f"host, in {path[:-1]}", values, path, iteration))
 
     def leave(self) -> None:
@@ -202,69 +194,51 @@ class Reference:
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
         """Count the values in subgraphs of a call that no observer receives."""
         if isinstance(call.target, OpOverload):
-            return  # it has none
-        for owner in (n for n in place.values.operands[call] if n.op == "get_attr"):
+            return  # it has no subgraphs
+        for owner in place.values.operands[call]:
+            if owner.op != "get_attr" or (not in_delegate and is_observable(owner)):
+                continue
             module = getattr(place.values.module, str(owner.target), None)
-            if isinstance(module, GraphModule) and (
-                in_delegate or not is_observable(owner)
-            ):
+            if isinstance(module, GraphModule):
                 calls = sum(n.op == "call_function" for n in module.graph.nodes)
                 self._missing[WHOLE if in_delegate else VECTORIZED] += calls
 
-    def _follow(self, call: Node, outputs: tuple[Any, ...], around: _Place) -> Pair:
+    def _follow(self, call: Node, outputs: tuple[Any, ...], outer: _Place) -> Pair:
         """Compare the operators of a delegate with the values from its runtime, and its
         results.
         """
         owner: Any = call.args[0]
-        module: LoweredBackendModule = getattr(around.values.module, owner.target)
+        module: LoweredBackendModule = getattr(outer.values.module, owner.target)
         delegate = DelegateValues(module, self._inside.pop(module, None))
-        place = _Place(
-            f"{around.path}{owner.target}",
-            delegate.values,
-            around.path,
-            around.iteration,
-        )
-        given = [
-            around.values.pair(a) if isinstance(a, Node) else Pair(a, a)
-            for a in call.args[1:]
-        ]
-        place.values.known.update(
-            zip(user_inputs(module.original_module), given, strict=True)
-        )
+        where = f"{outer.path}{owner.target}"
+        place = _Place(where, delegate.values, outer.path, outer.iteration)
+        inputs = user_inputs(module.original_module)
+        for node, operand in zip(inputs, call.args[1:], strict=True):
+            place.values.known[node] = _pair_of(operand, outer.values)
         shown = dict(zip(delegate.returned, outputs, strict=True))
         first = len(self._rows)
         for node in place.values.operands:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
-            told = (
-                (shown[node], None)
-                if node in shown
-                else self._find(node, pair, delegate)
-            )
-            place.values.keep(
-                node,
-                (
-                    pair
-                    if told is None
-                    else self._judge(node, told[0], pair, place, told[1])
-                ),
-            )
+            if node in shown:
+                pair = self._judge(node, shown[node], pair, place)
+            else:
+                found = self._find(node, pair, delegate)
+                if found is not None:
+                    pair = self._judge(node, found.value, pair, place, found.figures)
+            place.values.keep(node, pair)
         self._drop_fused(first, place, shown)
-        pairs = [
-            place.values.pair(n) if isinstance(n, Node) else Pair(n, n)
-            for n in delegate.returned
-        ]
-        # where eager has the same bits, what follows on the host is eager's too, and is
-        # not computed twice
-        eager = (
-            got if is_same(p.eager, got) else p.eager
-            for p, got in zip(pairs, outputs, strict=True)
-        )
-        return Pair(tuple(eager), tuple(p.exact for p in pairs))
+        eager = []
+        exact = []
+        for node, got in zip(delegate.returned, outputs, strict=True):
+            pair = _pair_of(node, place.values)
+            # with the very object of the lowered program, the host's later values need
+            # not be computed twice
+            eager.append(got if is_same(pair.eager, got) else pair.eager)
+            exact.append(pair.exact)
+        return Pair(tuple(eager), tuple(exact))
 
-    def _find(
-        self, node: Node, pair: Pair, delegate: DelegateValues
-    ) -> tuple[torch.Tensor, OutputStatistics | None] | None:
+    def _find(self, node: Node, pair: Pair, delegate: DelegateValues) -> Found | None:
         if not isinstance(pair.eager, torch.Tensor):
             return None
         found = delegate.find(node, pair)
@@ -279,21 +253,19 @@ class Reference:
         another value. If a use could not be compared, the uses of its result decide.
         """
         agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
+        dropped = set()
         for node in reversed(place.values.operands):
-            users = [agreed[u.name] for u in node.users if u.name in agreed]
-            if node.name not in agreed and users:
-                agreed[node.name] = all(users)
-            elif (
-                not agreed.get(node.name, True)
-                and node not in shown
-                and users
-                and all(users)
-            ):
+            uses = [agreed[u.name] for u in node.users if u.name in agreed]
+            if not uses:
+                continue
+            if node.name not in agreed:
+                agreed[node.name] = all(uses)
+            elif not agreed[node.name] and all(uses) and node not in shown:
                 agreed[node.name] = True
-                self._rows[first:] = [
-                    row for row in self._rows[first:] if row.node != node.name
-                ]
-                self._missing["the backend has fused or moved them"] += 1
+                dropped.add(node.name)
+                self._missing[FUSED] += 1
+        kept = [row for row in self._rows[first:] if row.node not in dropped]
+        self._rows[first:] = kept
 
     def _judge(
         self,
@@ -306,32 +278,28 @@ class Reference:
         """Compare each tensor of ``node``; return the values for eager PyTorch and
         float64.
 
-        ``known``: the comparison of a single tensor with float64, if it was made
-        already.
+        ``known`` is the comparison of a single tensor with float64, if it was made
+        before.
         """
         if isinstance(pair.eager, torch.Tensor) and isinstance(got, torch.Tensor):
             return self._judge_one(node, Measured(node.name, got, *pair), place, known)
         if not isinstance(pair.eager, (tuple, list, dict)):
             return pair
-        (eagers, spec), gots = pytree.tree_flatten(pair.eager), pytree.tree_leaves(got)
-        sides = zip(gots, eagers, pytree.tree_leaves(pair.exact), strict=True)
-        taken = []
-        for k, (value, eager, exact) in enumerate(sides):
+        eagers, spec = pytree.tree_flatten(pair.eager)
+        exacts = pytree.tree_leaves(pair.exact)
+        gots = pytree.tree_leaves(got)
+        for k, value in enumerate(gots):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if not isinstance(eagers[k], torch.Tensor):
+                continue
             name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
-            tensors = isinstance(value, torch.Tensor) and isinstance(
-                eager, torch.Tensor
-            )
-            measured = Measured(name, value, eager, exact)
-            taken.append(
-                self._judge_one(node, measured, place, known)
-                if tensors
-                else Pair(eager, exact)
-            )
+            measured = Measured(name, value, eagers[k], exacts[k])
+            judged = self._judge_one(node, measured, place, known)
+            eagers[k] = judged.eager
+            exacts[k] = judged.exact
         return Pair(
-            *(
-                pytree.tree_unflatten([one[side] for one in taken], spec)
-                for side in (0, 1)
-            )
+            pytree.tree_unflatten(eagers, spec), pytree.tree_unflatten(exacts, spec)
         )
 
     def _judge_one(
@@ -339,35 +307,46 @@ class Reference:
     ) -> Pair:
         name, got, eager, exact = value
         if is_random(node):
-            self._add_row(
-                node,
-                place,
-                Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0),
-            )
+            figures = compare(name, got, got)._replace(remark=RANDOM)
+            self._add_row(node, place, Accuracy(figures, 0.0))
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
             self._add_row(node, place, measure(value, known))
             return Pair(eager, exact)
+
         figures = compare(name, got, eager)
-        differs = figures.max_abs_error > 0 or figures.mismatched > 0
-        remark = _why_undecided(node, got, eager, exact, place) if differs else ""
-        self._add_row(
-            node,
-            place,
-            Accuracy(figures._replace(remark=remark) if remark else figures, 0.0),
-        )
+        remark = ""
+        if figures.max_abs_error > 0 or figures.mismatched > 0:
+            remark = _why_undecided(node, got, eager, exact, place)
+        if remark:
+            figures = figures._replace(remark=remark)
+        self._add_row(node, place, Accuracy(figures, 0.0))
         return Pair(got, got) if remark else Pair(eager, eager)
 
     def _add_row(self, node: Node, place: _Place, accuracy: Accuracy) -> None:
-        # of one of several results
+        # getitem unpacks one of several results
         maker = node.args[0] if node.target is operator.getitem else node
         target = _text(getattr(maker, "target", node.target))
-        handle = node.meta.get("debug_handle")
-        named = (self._method, node.name, target, handle, place.where, source_of(node))
-        quantizes = target.startswith("quantized_decomposed.quantize")
-        self._rows.append(
-            OperatorStatistics(*named, *accuracy, quantizes, place.iteration)
+        row = OperatorStatistics(
+            method=self._method,
+            node=node.name,
+            operator=target,
+            debug_handle=node.meta.get("debug_handle"),
+            where=place.where,
+            source=source_of(node),
+            figures=accuracy.figures,
+            eager_error=accuracy.eager_error,
+            quantizes=target.startswith("quantized_decomposed.quantize"),
+            iteration=place.iteration,
         )
+        self._rows.append(row)
+
+
+def _pair_of(value: Any, values: EagerValues) -> Pair:
+    """Return the values of a node, or a constant for both."""
+    if isinstance(value, Node):
+        return values.pair(value)
+    return Pair(value, value)
 
 
 @cache
@@ -377,7 +356,7 @@ def _text(target: Any) -> str:
 
 
 def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:
-    """Return why integers or bools may differ, if they may."""
+    """Return the reason why integers or bools may differ; "" if they may not."""
     if got.shape != eager.shape:
         return ""
     maker = picked_from(node)
@@ -386,7 +365,7 @@ def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) 
         tied = why_tied(maker, got, eager, place.values.pair(source).eager)
         if tied:
             return tied
-    comparable = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
-    return (
-        UNDECIDED if comparable and bool((exact != eager)[got != eager].all()) else ""
-    )
+    if not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
+        return ""
+    disagrees = (exact != eager)[got != eager]
+    return UNDECIDED if bool(disagrees.all()) else ""

@@ -1,8 +1,8 @@
-"""Runs eager PyTorch again with other rounding, to find ties: equal scores that change
-places, decisions by rounding.
+"""Run eager PyTorch again with other rounding, to find ties.
 
-Only the outputs are compared. What this may hide:
-docs/decisions/0021-eager-disagrees-with-itself.md.
+Ties are equal scores that change places, and decisions by rounding. Only the outputs
+are compared. docs/decisions/0021-eager-disagrees-with-itself.md lists errors that this
+may hide.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from delegraph import LoweredProgram
@@ -21,17 +21,16 @@ from torch.utils import _pytree as pytree
 from .other_rounding import OtherRounding
 
 SHARES = (1 / 128, 1 / 1024, 1 / 8192)
-"""By how much results of eager are changed in a run, as shares of the tolerance of
-their type.
+"""The changes of eager's results in a run, as shares of the tolerance of their type.
 
 The smallest one changes the last digit of a float32.
 """
 _COUNTED = 100_000_000
-"""The largest number of elements that are compared to count how often items occur."""
-_WHATS: tuple[Literal["order", "rounding"], ...] = ("order", "rounding")
-_RUNS = [
-    (what, share, sign) for share in SHARES for what, sign in product(_WHATS, (1, -1))
-]
+"""The largest number of elements that are compared to count equal items."""
+Kind = Literal["order", "rounding"]
+_KINDS: tuple[Kind, ...] = ("order", "rounding")
+_RUNS = list(product(SHARES, _KINDS, (1, -1)))
+"""Share, kind and sign of each run."""
 
 
 def verify_ties(
@@ -42,11 +41,12 @@ def verify_ties(
     observer: Observer | None = None,
     **kwargs: Any,
 ) -> Verification:
-    """Do as ``lowered.verify`` does, and accept what another run of eager returns.
+    """Verify like ``lowered.verify``, and accept results of other runs of eager.
 
     If the results differ, eager runs again, at most twelve times, with other rounding
-    and another order of equal elements. Where its own results then differ, the figures
-    are those of the nearest run, and the remark of the output counts these places.
+    and another order of equal elements. If eager's own results then differ at a place,
+    the figures are those of the nearest run. The remark of the output counts these
+    places.
     """
     seed = torch.get_rng_state()
     actual, expected = lowered.run_both(
@@ -57,7 +57,7 @@ def verify_ties(
         return found
 
     def run(mode: OtherRounding) -> Any:
-        """The results of eager with the same seed."""
+        """Return the results of eager with the same seed."""
         torch.set_rng_state(seed)
         return lowered.run_eager(args, kwargs, method=method, mode=mode)
 
@@ -70,140 +70,137 @@ def settle(
     eager: Any,
     run: Callable[[OtherRounding], Any],
 ) -> tuple[OutputStatistics, ...]:
-    """Compare outputs that differ once more, with the nearest result that any run of
-    eager returns.
+    """Compare differing outputs again, with the nearest results of further runs.
 
-    Returns ``found``, in which such comparisons replace those of the outputs concerned.
-    ``got`` and ``eager`` are the results that ``found`` compares. ``run(mode)`` calls
-    eager again, with other rounding: up to twelve times, but only four if some
-    difference is not one of rounding. ``found`` stays as it is if results differ in
-    shape or type.
+    Returns ``found`` with these comparisons. ``got`` and ``eager`` are the results that
+    ``found`` compares. ``run(mode)`` calls eager with other rounding: up to twelve
+    times, but only four if a difference has another cause. If results differ in shape
+    or type, ``found`` does not change.
     """
-    gots, eagers = (list(map(_tensor_of, pytree.tree_leaves(v))) for v in (got, eager))
-    if any(
-        a.shape != b.shape or a.dtype != b.dtype
-        for a, b in zip(gots, eagers, strict=True)
-    ):
-        return tuple(found)
-    groups = [
-        _Items(outputs, found, gots, eagers)
-        for outputs in _items([e.shape for e in eagers])
-    ]
+    gots = [_tensor_of(leaf) for leaf in pytree.tree_leaves(got)]
+    eagers = [_tensor_of(leaf) for leaf in pytree.tree_leaves(eager)]
+    for ours, theirs in zip(gots, eagers, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return tuple(found)
+    shapes = [theirs.shape for theirs in eagers]
+    groups = [_Items(group, found, gots, eagers) for group in _groups(shapes)]
     groups = [group for group in groups if group.differs.any()]
-    for what, share, sign in _RUNS:
-        # a difference at a place where the runs with the largest share agree has
-        # another cause: more runs do not help
-        if all(g.is_explained for g in groups) or (
-            share < SHARES[0] and any(g.is_hopeless for g in groups)
-        ):
+    for share, kind, sign in _RUNS:
+        if all(group.is_explained for group in groups):
+            break
+        # if the runs with the largest share agree at a differing place, the difference
+        # has another cause, and more runs do not help
+        if share < SHARES[0] and any(group.is_hopeless for group in groups):
             break
         try:
-            # else torch.compile would keep code made in this mode
+            # otherwise torch.compile would keep code made in this mode
             with torch.compiler.set_stance("force_eager"):
-                returned = run(OtherRounding(what, share, sign))
+                returned = run(OtherRounding(kind, share, sign))
         except RuntimeError:  # an assertion of the model may depend on rounding, too
             continue
-        results = list(map(_tensor_of, pytree.tree_leaves(returned)))
-        # else this run decided for another number of items
-        if [o.shape for o in results] == [e.shape for e in eagers]:
+        results = [_tensor_of(leaf) for leaf in pytree.tree_leaves(returned)]
+        # a run with another number of items is not comparable
+        if [result.shape for result in results] == shapes:
             for group in groups:
                 group.consider(results)
-    settled = {k: row for group in groups for k, row in group.settled(gots)}
-    return tuple(settled.get(k, row) for k, row in enumerate(found))
+    settled = list(found)
+    for group in groups:
+        for k, row in group.settled(gots):
+            settled[k] = row
+    return tuple(settled)
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    """An output as a tensor; an empty one for an output that is no number, since that
-    is never rounded.
-    """
+    """Return an output as a tensor, which is empty if the output is no number."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    return (
-        torch.tensor(value)
-        if isinstance(value, (bool, int, float, complex))
-        else torch.empty(0)
-    )
+    if isinstance(value, (bool, int, float, complex)):
+        return torch.tensor(value)
+    return torch.empty(0)
 
 
-def _items(shapes: Sequence[torch.Size]) -> list[tuple[int, list[int]]]:
-    """Groups of outputs that list the same items: (number of items, positions of the
-    outputs).
+class _Group(NamedTuple):
+    """Outputs that list the same items: the number of items, and the positions of the
+    outputs.
+    """
+
+    items: int
+    outputs: list[int]
+
+
+def _groups(shapes: Sequence[torch.Size]) -> list[_Group]:
+    """Return groups of outputs that list the same items.
 
     Scores [N, K], labels [N, K] and boxes [N, K, 4] are one group of N * K items, which
     change places as a whole. Outputs are grouped by the longest leading sizes that two
     of them share. An output that shares none has an item for each element, or for each
     vector along the last of three or more dimensions. Empty outputs are left out.
     """
-    group_by_sizes: dict[torch.Size, list[int]] = {}
+    outputs_by_sizes: dict[torch.Size, list[int]] = {}
     for k, shape in enumerate(shapes):
         if not prod(shape):
             continue
-        own_sizes = shape[:-1] if len(shape) > 2 else shape
-        # leading sizes that stand for several items; a single item cannot change places
-        leading = [shape[:n] for n in range(1, len(shape) + 1) if prod(shape[:n]) > 1]
-        common = [
-            lead
-            for lead in leading
-            for j, other in enumerate(shapes)
-            if j != k and other[: len(lead)] == lead
-        ]
-        group_by_sizes.setdefault(max(common, key=len, default=own_sizes), []).append(k)
-    return [(prod(sizes), outputs) for sizes, outputs in group_by_sizes.items()]
+        sizes = shape[:-1] if len(shape) > 2 else shape
+        others = [other for j, other in enumerate(shapes) if j != k]
+        for n in range(len(shape), 0, -1):
+            leading = shape[:n]
+            # a single item cannot change places
+            if prod(leading) > 1 and any(other[:n] == leading for other in others):
+                sizes = leading
+                break
+        outputs_by_sizes.setdefault(sizes, []).append(k)
+    return [_Group(prod(sizes), outputs) for sizes, outputs in outputs_by_sizes.items()]
 
 
 class _Items:
-    """A group of outputs that list the same items, and eager's item nearest to ours at
-    each place.
+    """The items of a group of outputs, and eager's nearest item at each place.
 
-    ``grouped``: the number of places, and the positions of the outputs (``_items``).
-    ``gots`` are our outputs, ``eagers`` those of eager's first run. ``differs``: places
-    where our item is not eager's. ``_varies``: such places where runs of eager differ
-    from each other. ``_nearest`` and ``_distance``: eager's nearest items so far, and
-    how far ours are from them, in units of the tolerance. ``_ours`` and ``_theirs``:
-    how often our item at a place occurs among all of our items, and among eager's;
-    counted at places ``_counted``.
+    ``gots`` are our outputs, ``eagers`` the outputs of eager's first run. ``differs``:
+    places where our item is not eager's. ``_varies``: such places where runs of eager
+    differ from each other. ``_nearest`` and ``_distance``: eager's nearest items so
+    far, and their distance to ours, in units of the tolerance. ``_ours`` and
+    ``_theirs``: the number of items equal to ours at a place, among our items and among
+    eager's. They are counted at places ``_counted``.
     """
 
     def __init__(
         self,
-        grouped: tuple[int, list[int]],
+        group: _Group,
         found: Sequence[OutputStatistics],
         gots: Sequence[torch.Tensor],
         eagers: Sequence[torch.Tensor],
     ) -> None:
-        """See the class.
-
-        Nothing is known of other runs yet: ``_nearest`` is eager's first run.
-        """
-        self._places, self._listed = grouped
+        """Begin with eager's first run as the nearest one."""
+        self._places = group.items
+        self._listed = group.outputs
         self._found = [found[k] for k in self._listed]
-        self._got, self._eager = self._rows(gots), self._rows(eagers)
+        self._got = self._rows(gots)
+        self._eager = self._rows(eagers)
         self._nearest = [rows.clone() for rows in self._eager]
         self._distance = self._between(self._got, self._eager)
         self.differs = self._distance > 1  # beyond the tolerance
         self._varies = torch.zeros_like(self.differs)
         differing = self.differs.nonzero().flatten().tolist()
         elements = sum(rows.numel() for rows in self._got)
-        # counting compares each differing item with all items, which takes too long for
-        # large outputs
+        # counting compares each differing item with all items: too slow for large
+        # outputs
         self._counted = differing if len(differing) * elements <= _COUNTED else []
-        self._ours, self._theirs = self._count(self._got), self._count(self._eager)
+        self._ours = self._count(self._got)
+        self._theirs = self._count(self._eager)
 
     def _rows(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each output of the group as [places, elements of one item]."""
+        """Return each output of the group as [places, elements of one item]."""
         return [outputs[k].reshape(self._places, -1) for k in self._listed]
 
     def _between(
         self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """For each place, the largest distance between two results over all outputs of
-        the group.
-        """
+        """Return for each place the largest distance between two results."""
         return torch.stack(list(map(_distance, ours, theirs, self._found))).amax(0)
 
     def _count(self, among: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each place in ``_counted``, how many items in ``among`` equal our item
-        there; 0 for other places.
+        """Return for each place in ``_counted`` the number of items in ``among`` that
+        equal our item; 0 for other places.
         """
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
@@ -213,10 +210,9 @@ class _Items:
         return counts
 
     def consider(self, run: Sequence[torch.Tensor]) -> None:
-        """Take another run of eager, ``run``, into account.
+        """Use the items of another run of eager that are nearer than the nearest so far.
 
-        Where an item of ``run`` differs from that of the first run and is nearer to
-        ours than the nearest so far, it becomes the nearest.
+        They must differ from the items of the first run.
         """
         rows = self._rows(run)
         varies = self.differs & (self._between(rows, self._eager) > 1)
@@ -230,70 +226,58 @@ class _Items:
 
     @property
     def _repeats(self) -> torch.Tensor:
-        """Places whose item we return several times although no run of eager does so
-        more than once.
-        """
+        """Return the places of items that we return several times, and eager once."""
         return (self._theirs == 1) & (self._ours > 1)
 
     @property
     def is_explained(self) -> bool:
-        """Whether our item at every place is that of some run of eager."""
+        """Return whether our item at every place is an item of a run of eager."""
         return bool(((self._distance <= 1) & ~self._repeats).all())
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether some place differs although all runs of eager agree there."""
+        """Return whether a place differs although all runs of eager agree there."""
         return bool((self.differs & ~self._varies).any())
 
     def settled(
         self, gots: Sequence[torch.Tensor]
     ) -> Iterator[tuple[int, OutputStatistics]]:
-        """(position, figures) of each output for which another run of eager is nearer;
-        compared with the nearest items.
+        """Yield position and figures of outputs that are nearer to another run.
 
-        ``gots``: our outputs. Places where we repeat an item are compared with eager's
-        first run, and so count as different.
+        They are compared with the nearest items. Places where we repeat an item are
+        compared with eager's first run, and so count as different.
         """
-        for nearest, eager in zip(self._nearest, self._eager, strict=True):
+        rows = zip(self._listed, self._found, self._nearest, self._eager, strict=True)
+        for k, found, nearest, eager in rows:
             nearest[self._repeats] = eager[self._repeats]
-        for k, found, nearest, eager in zip(
-            self._listed, self._found, self._nearest, self._eager, strict=True
-        ):
-            if count := int((_distance(nearest, eager, found) > 1).sum()):
+            count = int((_distance(nearest, eager, found) > 1).sum())
+            if count:
                 remark = (
                     f"compared with another run of eager at {count} of {self._places}"
-                    " places, where its runs differ"
+                    " places, because its runs differ there"
                 )
-                yield (
-                    k,
-                    compare(
-                        found.name, gots[k], nearest.reshape(gots[k].shape)
-                    )._replace(remark=remark),
-                )
+                wanted = nearest.reshape(gots[k].shape)
+                figures = compare(found.name, gots[k], wanted)
+                yield k, figures._replace(remark=remark)
 
 
 def _distance(
     ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics
 ) -> torch.Tensor:
-    """For each place, the largest difference between two results, in units of what the
-    tolerance accepts.
+    """Return for each place the largest difference, in units of the tolerance.
 
-    Both are [places, elements of one item]. ``found``: the figures of the output, for
-    its tolerance.
+    Both results are [places, elements of one item]. ``found``: the figures of the
+    output, for its tolerance.
     """
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    # where nothing is tolerated, as for integers, any difference counts as at least
+    error = (_wide(ours) - _wide(theirs)).abs()
+    # without a tolerance, as for integers, any difference counts as at least
     # 1e-30 / 1e-31, which is above 1
-    error = (
-        (_wide(ours) - _wide(theirs))
-        .abs()
-        .nan_to_num(torch.inf, torch.inf)
-        .clamp_min(1e-30)
-    )
+    error = error.nan_to_num(torch.inf, torch.inf).clamp_min(1e-30)
     accepted = found.max_abs_value * TOLERANCES.get(found.dtype, 0.0)
     return torch.where(same, 0.0, error / (accepted or 1e-31)).amax(1)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float64, or complex128."""
+    """Return the tensor in float64, or complex128."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

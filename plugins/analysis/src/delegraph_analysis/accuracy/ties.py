@@ -1,4 +1,4 @@
-"""Ties: positions that differ from eager's, of elements that are equal."""
+"""Find ties: positions of equal elements that differ from eager's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.host import TOLERANCES
+from delegraph.report import pluralize
 from delegraph_programs import bound_arguments
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -34,16 +35,16 @@ _PASSED_ON = {
 
 
 def picks(node: Node) -> bool:
-    """Whether a call returns positions of elements of its first operand."""
-    return (
-        isinstance(node.target, OpOverload)
-        and node.target._schema.name.removeprefix("aten::") in _PICKS
-    )
+    """Return whether a call returns positions of elements of its first operand."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return node.target._schema.name.removeprefix("aten::") in _PICKS
 
 
 def picked_from(node: Node) -> Node | None:
-    """The call that made the positions that ``node`` is, unpacked or in another type;
-    None if they are no positions.
+    """Return the call that made the positions in ``node``; None if it has no positions.
+
+    ``node`` may unpack or convert them.
     """
     maker: Any = node
     while isinstance(maker, Node) and maker.target in _PASSED_ON:
@@ -52,39 +53,32 @@ def picked_from(node: Node) -> Node | None:
 
 
 def why_tied(node: Node, got: torch.Tensor, eager: torch.Tensor, source: Any) -> str:
-    """The remark that ``got`` and ``eager``, positions in ``source`` that ``node``
-    makes, are of equal elements.
+    """Return a remark if ``got`` and ``eager`` are positions of equal elements, or "".
 
-    Elements are equal if the tolerance of their type cannot tell them apart, since they
-    have errors themselves. "" if they are not.
+    ``node`` makes positions in ``source``. Elements are equal within the tolerance of
+    their type: they have errors themselves.
     """
-    if (
-        got.dtype not in (torch.int32, torch.int64)
-        or not isinstance(source, torch.Tensor)
-        or not source.numel()
-    ):
+    if got.dtype not in (torch.int32, torch.int64):
         return ""
-    ours, theirs = (
-        _picked(node, source, positions.long()) for positions in (got, eager)
-    )
+    if not isinstance(source, torch.Tensor) or not source.numel():
+        return ""
+    ours = _picked(node, source, got.long())
+    theirs = _picked(node, source, eager.long())
     if ours is None or theirs is None:
         return ""
     difference = (ours.double() - theirs.double()).abs()
-    accepted = TOLERANCES.get(str(source.dtype).removeprefix("torch."), 0.0) * float(
-        source.double().abs().max()
-    )
+    tolerance = TOLERANCES.get(str(source.dtype).removeprefix("torch."), 0.0)
+    accepted = tolerance * float(source.double().abs().max())
     if not bool(((ours == theirs) | (difference <= accepted)).all()):
         return ""
-    return (
-        f"a tie in {node.target}: {int((got != eager).sum())} positions differ, of"
-        " elements that are equal"
-    )
+    count = int((got != eager).sum())
+    return f"a tie in {node.target}: {pluralize(count, 'position')} of equal elements"
 
 
 def _picked(
     node: Node, source: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """The elements at these positions; None if there are none such."""
+    """Return the elements at these positions; None if a position is out of range."""
     dim = bound_arguments(node).get("dim")
     if dim is None:
         source = source.reshape(-1)
@@ -92,9 +86,9 @@ def _picked(
         positions = positions.reshape(-1)
     elif positions.dim() < source.dim():
         positions = positions.unsqueeze(dim)
-    if (
-        positions.numel()
-        and not 0 <= int(positions.min()) <= int(positions.max()) < source.shape[dim]
-    ):
-        return None
+    if positions.numel():
+        least = int(positions.min())
+        largest = int(positions.max())
+        if least < 0 or largest >= source.shape[dim]:
+            return None
     return source.gather(dim, positions)

@@ -1,4 +1,4 @@
-"""How far a value is from float64, and how far eager is."""
+"""Measure the distance of a value, and of eager, from float64."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from delegraph.host import OutputStatistics, compare
 
 
 class Measured(NamedTuple):
-    """A value as three runs computed it: the lowered program, eager, and eager with
-    float64 in place of its types.
-    """
+    """A value of three runs: the lowered program, eager, and eager in float64."""
 
     name: str
     got: torch.Tensor
@@ -21,16 +19,17 @@ class Measured(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """How a value compares with float64, and the relative error of eager."""
+    """The comparison of a value with float64, and the relative error of eager."""
 
     figures: OutputStatistics
     eager_error: float
 
 
 def measure(value: Measured, known: OutputStatistics | None = None) -> Accuracy:
-    """Of one value; against eager where only eager is not finite.
+    """Return the accuracy of one value.
 
-    ``known``: how it compares with float64.
+    If the lowered program and eager are both not finite where float64 is, the reference
+    is eager. ``known`` is the comparison with float64, if it was made before.
     """
     name, got, eager, exact = value
     ours = known or compare(name, got, exact)

@@ -1,1 +1,1 @@
-"""The commands of this distribution."""
+"""Implement the commands of this distribution."""

@@ -1,6 +1,4 @@
-"""``delegraph accuracy``: every operator of a lowered model beside eager PyTorch and
-float64.
-"""
+"""Compare every operator of a lowered model with float64: ``delegraph accuracy``."""
 
 from __future__ import annotations
 
@@ -39,35 +37,33 @@ class AccuracyOfOperators:
             action="append",
             default=[],
             metavar="BACKEND",
-            help="in order of preference (default: one)",
+            help="in order of preference (default: the only installed one)",
         )
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add_compiler_flags(parser)
-        own = "compare with these inputs; each time it is given they are compared anew"
         add(
             "--input",
             action="append",
             default=[],
             type=Path,
             metavar="FILE.npz",
-            help=own,
+            help="compare with these inputs; may be repeated for further inputs",
         )
         ties = (
             "also accept outputs that eager returns with other rounding, or with equal"
             " elements in another order"
         )
         add("--ties", action="store_true", help=ties)
-        told = (
-            "write the report with the figures in the form of the suffix, such as"
-            " .html; may be given several times"
-        )
         add(
             "--report",
             action="append",
             default=[],
             type=output_path,
             metavar="FILE",
-            help=told,
+            help=(
+                "write the report with the figures; the suffix, such as .html, selects"
+                " the form; may be repeated"
+            ),
         )
 
     @staticmethod
@@ -102,34 +98,33 @@ class AccuracyOfOperators:
             for method in lowered.methods:
                 example = given.inputs[method], given.kwargs[method]
                 if example[0] is None and not args.input:
-                    hint = (
-                        "export the program with example inputs, or give --input"
-                        " FILE.npz"
-                    )
                     raise InputError(
                         "input-invalid",
                         f"method {method} has no example inputs to run it with",
-                        hint=hint,
+                        hint="export the program with example inputs, or pass --input"
+                        " FILE.npz",
                     )
                 program = lowered.exported_program(method)
                 calls = [
                     read_inputs(path, method, program, example) for path in args.input
-                ] or [example]
-                several = [
-                    verify_operators(lowered, *a, method=method, ties=args.ties, **k)
-                    for a, k in calls
                 ]
+                several = []
+                for inputs, kwargs in calls or [example]:
+                    several.append(
+                        verify_operators(
+                            lowered, *inputs, method=method, ties=args.ties, **kwargs
+                        )
+                    )
                 found[method] = VerificationByOperator.worst_of(several)
         for path in args.report:
             write_report(LoweringResult(lowered.report, found, model=args.model), path)
-        texts = [
-            f"method {method}, {figures}" if len(found) > 1 else str(figures)
-            for method, figures in found.items()
-        ]
+        texts = []
+        for method, figures in found.items():
+            name = f"method {method}, " if len(found) > 1 else ""
+            texts.append(f"{name}{figures}")
         content = {
             "methods": {method: figures.to_json() for method, figures in found.items()}
         }
         agrees = all(figures.agrees() for figures in found.values())
-        return Outcome(
-            "delegraph.accuracy/1", content, "\n".join(texts), 0 if agrees else 1
-        )
+        code = 0 if agrees else 1
+        return Outcome("delegraph.accuracy/1", content, "\n".join(texts), code)

@@ -1,4 +1,4 @@
-"""``delegraph compare``: one model for several backends, side by side."""
+"""Compare several backends for one model: ``delegraph compare``."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Compare:
             "--report",
             type=output_path,
             metavar="FILE",
-            help="write the comparison: .json or .txt",
+            help="write the comparison to a .json or .txt file",
         )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         file = check_model(args.model)
-        backends = args.backend or [
-            b.name for b in default_registry().usable_backends()
-        ]
+        backends = args.backend
+        if not backends:
+            backends = [b.name for b in default_registry().usable_backends()]
         options = parse_options(backends, args.option)
         expect_places(filter(None, [args.report]), filter(None, [file]))
         if args.report and args.report.suffix.lower() not in (".json", ".txt"):
@@ -73,10 +73,7 @@ class Compare:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         outcome = Outcome("delegraph.compare/1", found.to_json(), found.text(width))
         if args.report:
-            text = (
-                as_json(outcome)
-                if args.report.suffix.lower() == ".json"
-                else str(found)
-            )
+            is_json = args.report.suffix.lower() == ".json"
+            text = as_json(outcome) if is_json else str(found)
             write_whole(args.report, f"{text}\n".encode())
         return outcome

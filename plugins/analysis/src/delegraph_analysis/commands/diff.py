@@ -25,7 +25,7 @@ class Diff:
             "before",
             type=Path,
             metavar="A.json",
-            help="what --report, or --json, wrote",
+            help="a file of --report, or the output of --json",
         )
         parser.add_argument("after", type=Path, metavar="B.json")
         parser.add_argument(
@@ -45,18 +45,16 @@ class Diff:
             "same": not changes,
             "changes": [change._asdict() for change in changes],
         }
-        shown = (
-            changes
-            if args.all or len(changes) <= SCREENFUL
-            else changes[: SCREENFUL - 1]
-        )
+        shown = changes
+        if len(changes) > SCREENFUL and not args.all:
+            shown = changes[: SCREENFUL - 1]
         lines = [str(change) for change in shown]
         if len(shown) < len(changes):
             lines.append(
-                f"and {len(changes) - len(shown)} more of less weight: --all prints"
-                " them, --json has all"
+                f"and {len(changes) - len(shown)} smaller changes: --all prints them,"
+                " --json contains all"
             )
-        return Outcome("delegraph.diff/1", content, "\n".join(lines) or "nothing moved")
+        return Outcome("delegraph.diff/1", content, "\n".join(lines) or "no changes")
 
 
 _BY_WEIGHT = (
@@ -75,7 +73,7 @@ Changes in delegates come late, since they mirror changes of the host.
 
 
 class Change(NamedTuple):
-    """A change of ``what``, such as "host", of ``name``, such as an operator.
+    """A change of the figure ``what``; ``name`` is for example an operator.
 
     A value is None if its report lacks it.
     """
@@ -87,42 +85,37 @@ class Change(NamedTuple):
     after: Any
 
     def weight(self) -> tuple[int, float]:
-        """Return the importance: totals, host operators and reasons, delegates; then
-        the amount.
-        """
-        kind = next(
-            k for k, begins in enumerate(_BY_WEIGHT) if self.what.startswith(begins)
-        )
-        was, now = (value or 0 for value in (self.before, self.after))
-        return -kind, abs(now - was) / (
-            max(was, now) if self.what.startswith("bytes") else 1
-        )
+        """Return the importance of the change: the rank of its figure, then the amount."""
+        rank = 0
+        while not self.what.startswith(_BY_WEIGHT[rank]):
+            rank += 1
+        before = self.before or 0
+        after = self.after or 0
+        amount = abs(after - before)
+        if self.what.startswith("bytes"):
+            amount /= max(before, after)
+        return -rank, amount
 
     def __str__(self) -> str:
-        shown = [
-            "-" if value is None else str(value) for value in (self.before, self.after)
-        ]
-        return (
-            " ".join(filter(None, [f"{self.method}:", self.what, self.name]))
-            + f"  {shown[0]} -> {shown[1]}"
-        )
+        words = [f"{self.method}:", self.what, self.name]
+        before = "-" if self.before is None else self.before
+        after = "-" if self.after is None else self.after
+        return f"{' '.join(filter(None, words))}  {before} -> {after}"
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield the changes in the second of two reports, as ``Report.to_json`` returns
-    them.
-    """
+    """Yield the changes between two reports in the form of ``Report.to_json``."""
     for total in ("delegated_operators", "host_operators"):
         if before[total] != after[total]:
             yield Change(
                 "all", total.replace("_", " "), "", before[total], after[total]
             )
     for method in dict.fromkeys([*before["host"], *after["host"]]):
-        sides = [_facts(report, method) for report in (before, after)]
-        for key in dict.fromkeys(key for side in sides for key in side):
-            was, now = (side.get(key) for side in sides)
-            if was != now:
-                yield Change(method, *key, was, now)
+        old = _facts(before, method)
+        new = _facts(after, method)
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                yield Change(method, *key, old.get(key), new.get(key))
 
 
 def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]:
@@ -163,15 +156,15 @@ def _read(path: Path) -> Mapping[str, Any]:
     """
     expect_file(path)
     try:
-        found = json.loads(path.read_bytes())
-        report: Mapping[str, Any] = (
-            found if found["schema"] == "delegraph.report/1" else found["report"]
-        )
+        report: Mapping[str, Any] = json.loads(path.read_bytes())
+        if report["schema"] != "delegraph.report/1":
+            report = report["report"]
         if report["schema"] != "delegraph.report/1":
             raise ValueError(f"its schema is {report['schema']}")
     except (ValueError, KeyError, TypeError) as e:
-        text = f"{path} is no report: {type(e).__name__}: {e}"
         raise FormatError(
-            "format-invalid", text, hint="delegraph lower --report FILE.json writes one"
+            "format-invalid",
+            f"{path} is no report: {type(e).__name__}: {e}",
+            hint="write a report with delegraph lower --report FILE.json",
         ) from e
     return report

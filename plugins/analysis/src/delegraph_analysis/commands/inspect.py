@@ -1,6 +1,4 @@
-"""``delegraph inspect``: what is in a file, read by the format that its plugin
-declares.
-"""
+"""Print the contents of a file by its format: ``delegraph inspect``."""
 
 from __future__ import annotations
 
@@ -28,35 +26,35 @@ class Inspect:
         add(
             "--summary",
             action="store_true",
-            help="one screen: what it is, takes, returns and holds",
+            help="print one screen: kind, inputs, outputs and contents",
         )
         add(
             "--can-run",
             action="store_true",
-            help="ask the runtimes of its delegates; 1 if one of them cannot run",
+            help="check whether its delegates can run; exit with 1 if one cannot",
         )
         add(
             "--device",
             metavar="NAME",
-            help="with --can-run: the device to ask about, as its runtime calls it",
+            help="with --can-run: the device, by the name that its runtime uses",
         )
         add(
             "--html",
             type=output_path,
             metavar="FILE",
-            help="write a page that shows the graph",
+            help="write a page with the graph",
         )
         add(
             "--verify",
             action="store_true",
-            help="ask other tools that are installed; 1 if one refuses",
+            help="check the file with other installed tools; exit with 1 if one refuses",
         )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         expect_file(args.file)
         if args.device is not None and not args.can_run:
-            raise UsageError("usage-invalid", "--device is of use with --can-run alone")
+            raise UsageError("usage-invalid", "--device needs --can-run")
         file_format = FileFormat(args.file, default_registry())
         expect_places(filter(None, [args.html]), [args.file])
         with progress(f"reading {args.file}"):
@@ -83,19 +81,17 @@ class Inspect:
 def _inspect(
     file_format: FileFormat, args: argparse.Namespace
 ) -> tuple[dict[str, Any], str]:
-    """What is in a file, as data and as text.
+    """Return the contents of a file as data and as text.
 
-    Of formats that have a summary, that is always among the data.
+    The data include the summary if the format has one.
     """
     content: dict[str, Any] = {"file": str(args.file)}
     text = ""
     if args.summary or (args.json and file_format.defines("summarize")):
         summary = file_format.summarize(args.file)
-        content["summary"], text = (
-            summary.to_json(),
-            f"{args.file.name}: {summary_text(summary)}",
-        )
-    # whether it runs is asked of a file that nobody wants to read as a whole
+        content["summary"] = summary.to_json()
+        text = f"{args.file.name}: {summary_text(summary)}"
+    # with these flags, the contents are not printed
     if args.summary or args.can_run:
         return content, text
     inspection = file_format.inspect(args.file)
@@ -103,15 +99,15 @@ def _inspect(
 
 
 def _line_of(text: str) -> str:
-    """A text as one line: what a judge says may quote names of the file, which have any
-    letters and any length.
+    """Return a text as one line.
+
+    A verdict may quote names of the file, with any characters and of any length.
     """
-    shown = printable("; ".join(filter(None, map(str.strip, text.splitlines()))))
-    return (
-        shown
-        if len(shown) <= LONGEST
-        else f"{shown[:LONGEST]}… ({len(shown)} characters)"
-    )
+    lines = filter(None, map(str.strip, text.splitlines()))
+    shown = printable("; ".join(lines))
+    if len(shown) <= LONGEST:
+        return shown
+    return f"{shown[:LONGEST]}… ({len(shown)} characters)"
 
 
-_VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
+_VERDICTS = {True: "accepted by", False: "refused by", None: "not checked by"}

@@ -1,11 +1,10 @@
-"""``delegraph profile``: where the time of a model's call goes, or of a file's, by
-line, module and delegate.
+"""Measure a call of a model or a file by line, module and delegate: ``delegraph
+profile``.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from delegraph.command import (
 from delegraph.errors import FormatNotFound, InputError, UsageError
 from delegraph.host import FileFormat
 
-from .run import as_arguments
+from .run import as_arguments, sample_inputs
 
 if TYPE_CHECKING:
     from ..profiling import ProgramProfile
@@ -39,55 +38,56 @@ class Profile:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        what = (
+        text = (
             "a .pt2 file, or path.py[:function] (this runs the file), or a saved"
             " program such as model.pte"
         )
-        add("model", metavar="MODEL|FILE", help=what)
+        add("model", metavar="MODEL|FILE", help=text)
         add(
             "--backend",
             action="append",
             default=[],
             metavar="BACKEND",
-            help="in order of preference (default: one)",
+            help="in order of preference (default: the only installed one)",
         )
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add_compiler_flags(parser)
-        told = (
-            "write the report with the times in the form of the suffix, such as .html;"
-            " may be given several times"
-        )
         add(
             "--report",
             action="append",
             default=[],
             type=output_path,
             metavar="FILE",
-            help=told,
+            help=(
+                "write the report with the times; the suffix, such as .html, selects"
+                " the form; may be repeated"
+            ),
         )
         add(
             "--repeats",
             type=int,
             default=10,
             metavar="N",
-            help="calls of each method, of which the median is shown",
+            help="number of calls of each method; the median is shown (default 10)",
         )
         add(
             "--method",
             metavar="NAME",
             help=(
-                "of several: all of a model, and forward of a saved program, unless"
-                " given"
+                "one method (default: all methods of a model, forward of a saved"
+                " program)"
             ),
         )
-        given = "of a saved program: one for each input; random ones unless given"
         add(
             "--input",
             action="append",
             default=[],
             type=Path,
             metavar="FILE.npy",
-            help=given,
+            help=(
+                "an input of a saved program; repeat it for each input (default:"
+                " random inputs)"
+            ),
         )
 
     @staticmethod
@@ -99,9 +99,7 @@ class Profile:
 
 
 def _saved_program(text: str) -> FileFormat | None:
-    """The file of a program that was lowered and saved; None for a model, and for what
-    is neither.
-    """
+    """Return the file of a saved program; None for any other text."""
     path = Path(text)
     if path.suffix in (".py", ".pt2") or not path.is_file():
         return None
@@ -112,7 +110,7 @@ def _saved_program(text: str) -> FileFormat | None:
 
 
 def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
-    """All methods of a model, which is lowered for that; writes the reports."""
+    """Lower a model, profile its methods, and write the reports."""
     from delegraph.report import LoweringResult, expect_report_formats, write_report
 
     if args.input:
@@ -141,28 +139,19 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
             inputs = given.inputs[method]
             kwargs = given.kwargs[method]
             if inputs is None:
-                hint = "export the program with example inputs"
                 raise InputError(
                     "input-invalid",
                     f"method {method} has no example inputs to call it with",
-                    hint=hint,
+                    hint="export the program with example inputs",
                 )
-            found.append(
-                profile_program(
-                    lowered,
-                    *inputs,
-                    repeats=args.repeats,
-                    method=method,
-                    **kwargs or {},
-                )
+            profile = profile_program(
+                lowered, *inputs, repeats=args.repeats, method=method, **kwargs or {}
             )
+            found.append(profile)
+    profiles = {profile.method: profile for profile in found}
+    result = LoweringResult(lowered.report, profiles=profiles, model=args.model)
     for path in args.report:
-        write_report(
-            LoweringResult(
-                lowered.report, profiles={f.method: f for f in found}, model=args.model
-            ),
-            path,
-        )
+        write_report(result, path)
     return found
 
 
@@ -171,14 +160,12 @@ def _methods(known: Sequence[str], chosen: str | None) -> Sequence[str]:
         return known
     if chosen not in known:
         text = f"there is no method {chosen!r}; methods: {', '.join(known)}"
-        raise InputError("input-invalid", text, hint="choose one: --method NAME")
+        raise InputError("input-invalid", text, hint="choose one with --method NAME")
     return [chosen]
 
 
 def _profile_file(file: FileFormat, args: argparse.Namespace) -> list[ProgramProfile]:
-    """A method of a saved program: that of ``--method``, or the one that calls without
-    a name take.
-    """
+    """Profile the method ``--method`` of a saved program, or its default method."""
     for name in ("backend", "option", "report"):
         if getattr(args, name):
             raise UsageError(
@@ -188,23 +175,17 @@ def _profile_file(file: FileFormat, args: argparse.Namespace) -> list[ProgramPro
     for path in args.input:
         expect_file(path)
     if not args.input and not file.defines("sample"):
-        hint = "give an .npy file for each input: --input FILE.npy"
         raise UsageError(
             "usage-invalid",
             f"the format of {file.suffix} files has no sample inputs",
-            hint=hint,
+            hint="pass --input FILE.npy for each input",
         )
     with progress(f"calling {args.model}"):
         from ..profiling import profile_file
 
-        named = (
-            {"method": args.method}
-            if "method" in inspect.signature(file.kind.sample).parameters
-            else {}
-        )
-        inputs: list[Any] = [read_array(path) for path in args.input] or file.sample(
-            file.path, 0, **named
-        )
+        inputs: list[Any] = [read_array(path) for path in args.input]
+        if not inputs:
+            inputs = sample_inputs(file, 0, args.method)
         arguments = as_arguments(file, args.method, inputs)
         return [
             profile_file(file, *arguments, repeats=args.repeats, method=args.method)

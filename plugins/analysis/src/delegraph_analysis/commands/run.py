@@ -1,6 +1,4 @@
-"""``delegraph run``: execute a file on this host, by the format that its plugin
-declares or by its method.
-"""
+"""Execute a file on this host, by its format or by its method: ``delegraph run``."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Run:
         add(
             "--method",
             metavar="NAME",
-            help="of several: forward, or what fits the inputs, unless given",
+            help="one method (default: forward, or the method that fits the inputs)",
         )
         add(
             "--input",
@@ -48,23 +46,23 @@ class Run:
             default=[],
             type=Path,
             metavar="FILE.npy",
-            help="one for each input",
+            help="an input; repeat it for each input (default: random inputs)",
         )
         add(
             "--output",
             type=Path,
             metavar="DIR",
-            help="folder that gets output_0.npy, output_1.npy, ...",
+            help="write output_0.npy, output_1.npy, ... to this folder",
         )
         add(
             "--seed",
             type=natural_number,
             default=0,
-            help="of random inputs, which are used without --input",
+            help="seed of random inputs",
         )
-        iterations = "iterations of all loops together (100000 unless given)"
+        iterations = "limit of the iterations of all loops together (default 100000)"
         add("--max-iterations", type=natural_number, metavar="N", help=iterations)
-        memory = "memory that a .pte file may state (8 GiB unless given)"
+        memory = "limit of the memory that a .pte file declares (default 8 GiB)"
         add("--max-memory", type=natural_number, metavar="BYTES", help=memory)
         add(
             "--no-native",
@@ -92,23 +90,17 @@ class Run:
                 f"the format of {file_format.suffix} files has no methods to choose"
                 " from",
             )
-        named = (
-            {"method": args.method}
-            if "method" in inspect.signature(file_format.kind.sample).parameters
-            else {}
-        )
         for path in args.input:
             expect_file(path)
         if not args.input and not file_format.defines("sample"):
-            text = f"the format of {file_format.suffix} files has no sample inputs"
             raise UsageError(
                 "usage-invalid",
-                text,
-                hint="give an .npy file for each input: --input FILE.npy",
+                f"the format of {file_format.suffix} files has no sample inputs",
+                hint="pass --input FILE.npy for each input",
             )
-        inputs = [read_array(p) for p in args.input] or file_format.sample(
-            args.file, args.seed, **named
-        )
+        inputs = [read_array(path) for path in args.input]
+        if not inputs:
+            inputs = sample_inputs(file_format, args.seed, args.method)
         with progress(f"running {args.file}"):
             if runs_itself:
                 outputs = file_format.run(args.file, inputs, **bounds)
@@ -119,15 +111,13 @@ class Run:
         rows = [_describe(name, value) for name, value in outputs]
         if args.output:
             _save(args.output, [value for _, value in outputs])
-        cells = [
-            [
-                r["name"],
-                r["dtype"],
-                str(r["shape"]),
-                *map(_format_number, list(r.values())[3:]),
-            ]
-            for r in rows
-        ]
+        cells = []
+        for row in rows:
+            numbers = [row[name] for name in ("min", "max", "mean", "nonfinite")]
+            cells.append(
+                [row["name"], row["dtype"], str(row["shape"])]
+                + [_format_number(number) for number in numbers]
+            )
         origin = "from files" if args.input else f"random, seed {args.seed}"
         head = ["OUTPUT", "DTYPE", "SHAPE", "MIN", "MAX", "MEAN", "NONFINITE"]
         content = {
@@ -149,30 +139,37 @@ class Run:
 def _bounds(
     file_format: FileFormat, args: argparse.Namespace, runs_itself: bool
 ) -> dict[str, int]:
-    """The limits that are given.
+    """Return the given limits.
 
-    Raises UsageError for one that what executes the file does not know.
+    Raises UsageError for a limit that the runtime or the format does not support.
     """
-    bounds = {
-        name: value for name in _BOUNDS if (value := getattr(args, name)) is not None
-    }
+    given = {name: getattr(args, name) for name in _BOUNDS}
+    bounds = {name: value for name, value in given.items() if value is not None}
+    executor = f"the format of {file_format.suffix} files"
     executes = file_format.kind.run if runs_itself else file_format.kind.read
-    known = {} if args.runtime else inspect.signature(executes).parameters
+    known = {*inspect.signature(executes).parameters}
+    if args.runtime:
+        executor = f"the runtime {args.runtime}"
+        known = set()
     for name in bounds:
         if name not in known:
-            who = (
-                f"the runtime {args.runtime}"
-                if args.runtime
-                else f"the format of {file_format.suffix} files"
-            )
-            raise UsageError("usage-invalid", f"{who} does not {_BOUNDS[name]}")
+            raise UsageError("usage-invalid", f"{executor} does not {_BOUNDS[name]}")
     return bounds
 
 
-_BOUNDS = {"max_iterations": "count iterations", "max_memory": "bound memory"}
-"""A limit of what a file may take -> what it has to be able to do that executes the
-file.
-"""
+_BOUNDS = {"max_iterations": "count iterations", "max_memory": "limit memory"}
+"""A limit -> the ability that the runtime or the format of the file needs."""
+
+
+def sample_inputs(
+    file_format: FileFormat, seed: int, method: str | None
+) -> list[Array]:
+    """Return sample inputs of a file, for a method if its format has methods."""
+    named = {}
+    if "method" in inspect.signature(file_format.kind.sample).parameters:
+        named["method"] = method
+    arrays: list[Array] = file_format.sample(file_format.path, seed, **named)
+    return arrays
 
 
 def _call_method(
@@ -182,42 +179,42 @@ def _call_method(
     method: str | None,
     bounds: Mapping[str, int],
 ) -> list[tuple[str, Any]]:
-    """Run a file by its method: its format only reads it, or has another runtime."""
+    """Run a file by its method, if its format cannot run it, or in another runtime."""
     from torch.utils import _pytree as pytree
 
     loaded = file_format.load(runtime, None, True, **bounds)
     called = loaded if method is None else loaded.method(method)
-    results = pytree.tree_leaves(called(*as_arguments(file_format, method, inputs)))
+    arguments = as_arguments(file_format, method, inputs)
+    results = pytree.tree_leaves(called(*arguments))
     return [
-        (f"output_{k}", _as_array(r)) for k, r in enumerate(results) if r is not None
+        (f"output_{k}", _as_array(result))
+        for k, result in enumerate(results)
+        if result is not None
     ]
 
 
 def as_arguments(
     file_format: FileFormat, method: str | None, inputs: list[Array]
 ) -> list[Any]:
-    """Arrays as a method of a file takes them: tensors, and numbers and texts where
-    these are its inputs.
-    """
+    """Convert arrays to the inputs of a method: tensors, numbers and texts."""
     plain = _plain_inputs(file_format, method, len(inputs))
     return [_as_argument(array, k, k in plain) for k, array in enumerate(inputs)]
 
 
 def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> set[int]:
-    """Positions of the inputs that are numbers or texts; files whose format has no
-    summary have tensors only.
+    """Return the positions of the inputs that are numbers or texts.
+
+    If a format has no summary, all inputs are tensors.
     """
-    methods = (
-        file_format.summarize(file_format.path).methods
-        if file_format.defines("summarize")
-        else ()
-    )
-    wanted = method or (
-        "forward" if any(m.name == "forward" for m in methods) else None
-    )
-    chosen = next((m for m in methods if wanted in (None, m.name)), None)
-    listed = chosen.inputs if chosen is not None and len(chosen.inputs) == count else ()
-    return {k for k, described in enumerate(listed) if described.shape is None}
+    if not file_format.defines("summarize"):
+        return set()
+    methods = {m.name: m for m in file_format.summarize(file_format.path).methods}
+    chosen = methods.get(method or "forward")
+    if method is None and chosen is None:
+        chosen = next(iter(methods.values()), None)
+    if chosen is None or len(chosen.inputs) != count:
+        return set()
+    return {k for k, value in enumerate(chosen.inputs) if value.shape is None}
 
 
 def _as_argument(array: Array, position: int, plain: bool) -> Any:
@@ -230,12 +227,12 @@ def _as_argument(array: Array, position: int, plain: bool) -> Any:
     except (TypeError, ValueError) as e:
         raise InputError(
             "input-invalid",
-            f"input {position} is an array that no tensor is made of: {e}",
+            f"input {position} is an array that torch cannot convert to a tensor: {e}",
         ) from e
 
 
 def _as_array(result: Any) -> Array:
-    """A result as an array; of types that numpy lacks, its values as float32."""
+    """Return a result as an array; types that numpy lacks become float32."""
     import numpy as np
     import torch
 
@@ -245,13 +242,12 @@ def _as_array(result: Any) -> Array:
     try:
         return tensor.numpy()
     except TypeError:
-        return tensor.to(
-            torch.complex64 if tensor.is_complex() else torch.float32
-        ).numpy()
+        dtype = torch.complex64 if tensor.is_complex() else torch.float32
+        return tensor.to(dtype).numpy()
 
 
 def _describe(name: str, value: Array) -> dict[str, Any]:
-    """Name, type, shape, and statistics over the finite elements of real numbers."""
+    """Return name, type, shape, and statistics over finite real elements."""
     import numpy as np
 
     finite = value[np.isfinite(value)] if value.dtype.kind in "fc" else value
