@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 BACKEND = """
 import os, time
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph.partitioner import CapabilityPartitioner, Limits
 from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
 
 
@@ -47,7 +47,7 @@ class SlowBackend(BackendDetails):
 
 class SlowPartitioner(CapabilityPartitioner):
     def __init__(self):
-        super().__init__(lambda node: None, "SlowBackend", largest=20)
+        super().__init__(lambda node: None, "SlowBackend", limits=Limits(largest=20))
 
 
 @hookimpl

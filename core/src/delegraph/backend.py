@@ -261,7 +261,7 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """The identifier of a new entry: the caller's or, with
+        """Return the identifier of a new entry: the caller's or, with
         ``generated_identifiers``, the next number.
 
         Raises ContractViolation if it is missing, not wanted or in use.
@@ -286,8 +286,8 @@ class DelegateMappingBuilder:
 
 
 def _handles_of(nodes: Any) -> list[int | None]:
-    """The debug handle of each node, or of a single one; None for a node without a
-    handle.
+    """Return the debug handle of each node, or of a single one; None for a node without
+    a handle.
     """
     return [
         n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)
@@ -295,5 +295,5 @@ def _handles_of(nodes: Any) -> list[int | None]:
 
 
 def _as_list(items: Any) -> list[Any]:
-    """A collection as a list; anything else as a list with that one item."""
+    """Return a collection as a list; anything else as a list with that one item."""
     return list(items) if isinstance(items, (list, tuple, set, frozenset)) else [items]

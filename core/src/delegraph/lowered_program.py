@@ -91,7 +91,9 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, in the order in which they were passed to ``lower``."""
+        """Return names of the methods, in the order in which they were passed to
+        ``lower``.
+        """
         return list(self._programs)
 
     @property
@@ -103,14 +105,16 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates, and the data that was passed to ``save``."""
+        """Return the named data of all delegates, and the data that was passed to
+        ``save``.
+        """
         return merged_named_data(self._programs.values(), self._own_data)
 
     def core_program(
         self, name: str = "forward", keep: Collection[OpOverload] = ()
     ) -> ExportedProgram:
-        """A copy of a method's program in which calls on the host are decomposed to
-        core ATen, except for ``keep``.
+        """Return a copy of a method's program in which calls on the host are decomposed
+        to core ATen, except for ``keep``.
 
         Runtimes on devices have kernels for core ATen's operators only. A call of this
         object runs the operators of the model instead, as they stand in
@@ -119,7 +123,7 @@ class LoweredProgram(MethodPrograms):
         return in_core_aten(self.exported_program(name), keep)
 
     def whole_delegate(self) -> DelegateInfo:
-        """The only delegate with all inputs and outputs of its method, in order;
+        """Return the only delegate with all inputs and outputs of its method, in order;
         compiled again if its own differ.
 
         Raises InputError for what a file of one delegate cannot have, such as buffers
@@ -134,12 +138,12 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def host_operators(self) -> int:
-        """The number of operators that no delegate computes, in all methods."""
+        """Return the number of operators that no delegate computes, in all methods."""
         return self.report.host_operators
 
     def method(self, name: str) -> Executable:
-        """The method ``name``, called with the same arguments as the model. Raises
-        InputError for an unknown name.
+        """Return the method ``name``, called with the same arguments as the model.
+        Raises InputError for an unknown name.
         """
         return self._methods[self._known(name)]
 
@@ -148,7 +152,7 @@ class LoweredProgram(MethodPrograms):
         return self.method(self._default_method())(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
-        """A program with buffers of its own, in their initial state, for another
+        """Return a program with buffers of its own, in their initial state, for another
         thread, stream or session.
 
         Weights, generated code and delegates without state are shared with this
@@ -159,8 +163,8 @@ class LoweredProgram(MethodPrograms):
         )
 
     def with_missing_runtime(self, how: OnMissingRuntime) -> LoweredProgram:
-        """A program that treats delegates without a runtime on this host as ``how``
-        says, in its initial state.
+        """Return a program that treats delegates without a runtime on this host as
+        ``how`` says, in its initial state.
 
         "eager": run their operators in eager PyTorch; the report has a note. "error":
         raise NoRuntime, as by default.
@@ -181,16 +185,16 @@ class LoweredProgram(MethodPrograms):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        """A copy with buffers of its own and their current values. Raises InputError if
-        a delegate keeps state.
+        """Return a copy with buffers of its own and their current values. Raises
+        InputError if a delegate keeps state.
         """
         return self._with_methods(
             {m: copy.deepcopy(method, memo) for m, method in self._methods.items()}
         )
 
     def __copy__(self) -> LoweredProgram:
-        """A shallow copy. Defined because ``copy.copy`` would call ``__reduce__``,
-        which raises an error.
+        """Return a shallow copy. Defined because ``copy.copy`` would call
+        ``__reduce__``, which raises an error.
         """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -207,7 +211,7 @@ class LoweredProgram(MethodPrograms):
         )
 
     def _with_methods(self, methods: dict[str, Executable]) -> LoweredProgram:
-        """A shallow copy with the executables ``methods``."""
+        """Return a shallow copy with the executables ``methods``."""
         other = copy.copy(self)
         other._methods = methods
         return other
@@ -330,7 +334,9 @@ class LoweredProgram(MethodPrograms):
 
     @staticmethod
     def _no_values_of(runtime: str) -> InputError:
-        """The error for a runtime that is to show the values inside of a program."""
+        """Return the error for a runtime that is to show the values inside of a
+        program.
+        """
         text = (
             f"the runtime {runtime!r} executes a whole file, and does not tell the"
             " values in it"
@@ -344,8 +350,8 @@ class LoweredProgram(MethodPrograms):
     def observe(
         self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any
     ) -> Any:
-        """Call a method in its initial state and return its results; ``observer`` gets
-        all values on the way.
+        """Call a method in its initial state and return its results;
+        ``observer`` gets all values on the way.
 
         ``method``: by default the only one, or "forward".
         """
@@ -356,8 +362,8 @@ class LoweredProgram(MethodPrograms):
     def observed(
         self, observer: Observer, method: str | None = None
     ) -> Callable[..., Any]:
-        """A method in its initial state, for several calls, of which ``observer`` gets
-        all values.
+        """Return a method in its initial state, for several calls, of which
+        ``observer`` gets all values.
         """
         name = self._known(method or self._default_method())
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
@@ -383,8 +389,8 @@ class LoweredProgram(MethodPrograms):
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """A function from a delegate debug identifier to Model Explorer's (graph, node)
-        names in ``file``.
+        """Return a function from a delegate debug identifier to Model Explorer's
+        (graph, node) names in ``file``.
 
         Raises OptionError if the file's format does not define ``node_of``.
         """
@@ -406,7 +412,7 @@ class LoweredProgram(MethodPrograms):
             )
 
     def _eager_module(self, name: str) -> torch.nn.Module:
-        """The program before lowering, as a module. Cached, because
+        """Return the program before lowering, as a module. Cached, because
         ``ExportedProgram.module`` takes long.
         """
         program = self._eager[name]
@@ -417,7 +423,7 @@ class LoweredProgram(MethodPrograms):
     def _run_here(
         self, name: str, observer: Observer | None, args: Any, kwargs: Any
     ) -> Any:
-        """The results of a method, run on this host from its initial state.
+        """Return the results of a method, run on this host from its initial state.
 
         ``observer``: gets all values of the run. None: nobody gets them, and each
         delegate's inputs are compared before and after its calls instead, to find a
@@ -431,7 +437,7 @@ class LoweredProgram(MethodPrograms):
         )
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
-        """The results of a method, run by ``runtime`` from a temporary file."""
+        """Return the results of a method, run by ``runtime`` from a temporary file."""
         with tempfile.TemporaryDirectory() as folder:
             file = FileFormat(
                 Path(folder, f"program{self._registry.suffix_for(runtime)}"),
@@ -464,8 +470,8 @@ class LoweredProgram(MethodPrograms):
             self._whole = with_data._whole
 
     def _default_method(self) -> str:
-        """The method for calls without a method's name: ``forward``, or the only one.
-        Raises InputError otherwise.
+        """Return the method for calls without a method's name: ``forward``, or the only
+        one. Raises InputError otherwise.
         """
         if len(self._programs) > 1 and "forward" not in self._programs:
             raise InputError(

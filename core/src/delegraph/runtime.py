@@ -59,12 +59,12 @@ class BlobHeader:
 
     @property
     def distribution(self) -> str:
-        """The distribution in ``producer``."""
+        """Return the distribution in ``producer``."""
         return self.producer.partition(" ")[0]
 
     @property
     def version(self) -> str:
-        """The version in ``producer``; "" if it has none."""
+        """Return the version in ``producer``; "" if it has none."""
         return self.producer.partition(" ")[2]
 
 
@@ -130,7 +130,7 @@ identifiers stands for operators that the engine fused into one when it loaded t
 
 
 def fused(key: Any) -> tuple[Any, ...]:
-    """The identifiers of a key of ``Spent``, of which only None is none."""
+    """Return the identifiers of a key of ``Spent``, of which only None is none."""
     return key if isinstance(key, tuple) else () if key is None else (key,)
 
 
@@ -186,8 +186,8 @@ class BackendRuntime:
 
     @staticmethod
     def is_available() -> bool:
-        """Whether delegates can be run now. Instead of returning False, may raise
-        NoRuntime that says why.
+        """Return whether delegates can be run now. Instead of returning False, may
+        raise NoRuntime that says why.
 
         False, for example, if no device is connected. Only ``delegraph backends
         --available`` and ``delegraph doctor`` call this.
@@ -200,8 +200,8 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """Whether this runtime can run the blob of ``header``, on ``device`` if one is
-        named; None if not known.
+        """Return whether this runtime can run the blob of ``header``, on ``device`` if
+        one is named; None if not known.
 
         Optional. Called before a blob of a file is loaded. If the verdict is "cannot",
         the blob is not loaded, so that wrong versions lead to an error with a reason
@@ -241,7 +241,7 @@ class BackendRuntime:
 
     @classmethod
     def observes(cls) -> bool:
-        """Whether the runtime defines ``observe``."""
+        """Return whether the runtime defines ``observe``."""
         return cls.observe is not BackendRuntime.observe
 
     @staticmethod

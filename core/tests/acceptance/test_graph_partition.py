@@ -6,7 +6,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph_engines import GroupedPartitioner
 from delegraph_executorch.edge import AllNodePartitioner, PatternPartitioner, matches
 from torch import nn
 
@@ -205,7 +205,7 @@ def test_configuration_based_partitioner():
             if n.target in configurations
         ]
 
-    partitioner = CapabilityPartitioner(why_not, "Backend", groups=groups)
+    partitioner = GroupedPartitioner(why_not, "Backend", groups=groups)
     assert len(partitions(exported(between=torch.add), partitioner)) == 2
 
 

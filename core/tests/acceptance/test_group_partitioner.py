@@ -10,10 +10,10 @@ import math
 import operator
 
 import delegraph
-import pytest
 import torch
 import torch.nn.functional as F
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph.partitioner import CapabilityPartitioner, Limits
+from delegraph_engines import GroupedPartitioner
 from torch import nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -64,6 +64,26 @@ def quantized(x):
     return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
 
 
+def torch_limits(
+    allows_single_node_partition=True,
+    allowed_single_node_partition_ops=(),
+    non_compute_ops=(),
+):
+    """The limits that are options of torch's partitioner."""
+
+    def why_too_small(operators):
+        work = [node for node in operators if node.target not in non_compute_ops]
+        if not work:
+            return "nothing in its partition computes"
+        if len(work) > 1 or allows_single_node_partition:
+            return None
+        if work[0].target in allowed_single_node_partition_ops:
+            return None
+        return f"{work[0].name} would be the only operator of its partition"
+
+    return Limits(why_too_small=why_too_small)
+
+
 def ours(program, taken=TAKEN, named=(), **options):
     """Names of each partition's calls; ``named`` are groups of node names."""
 
@@ -73,7 +93,8 @@ def ours(program, taken=TAKEN, named=(), **options):
     def groups(given):
         return [[n for n in given.graph.nodes if n.name in group] for group in named]
 
-    result = CapabilityPartitioner(why_not, "Backend", groups=groups, **options)(
+    limits = torch_limits(**options)
+    result = GroupedPartitioner(why_not, "Backend", groups=groups, limits=limits)(
         program
     )
     found = {tag: set() for tag in result.partition_tags}
@@ -233,7 +254,7 @@ def test_interleaved_groups_no_false_merge(registry):
 
     model = Decoder().eval()
     inputs = (torch.randn(1, 3, 8), torch.randn(1, 5, 8))
-    grouped = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
+    grouped = GroupedPartitioner(why_not, "EchoBackend", groups=groups)
     lowered = delegraph.lower(model, inputs, backends=[grouped], registry=registry)
     assert lowered.verify(*inputs).relative_error < 1e-6
     homes = [{n.name for n in d.nodes} for d in lowered.delegates]
@@ -264,7 +285,7 @@ def test_constants_in_groups(registry):
     def why_not(node):
         return "tanh stays on the host" if node.target is aten.tanh.default else None
 
-    partitioner = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
+    partitioner = GroupedPartitioner(why_not, "EchoBackend", groups=groups)
     lowered = delegraph.lower(
         Scaled().eval(), (torch.randn(3),), backends=[partitioner], registry=registry
     )
@@ -385,7 +406,7 @@ def test_a_partition_that_computes_nothing():
     partitioner = CapabilityPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
-        non_compute_ops=[aten.reshape.default],
+        limits=torch_limits(non_compute_ops=[aten.reshape.default]),
     )
     [reason] = [
         r.reason for r in partitioner(program).refusals if r.node.name == "reshape"
@@ -529,7 +550,7 @@ def test_defect_group_with_a_refused_member():
     def groups(given):
         return [[n for n in given.graph.nodes if n.name in ("linear", "sin")]]
 
-    result = CapabilityPartitioner(why_not, "Backend", groups=groups)(program)
+    result = GroupedPartitioner(why_not, "Backend", groups=groups)(program)
     reasons = {r.node.name: r.reason for r in result.refusals}
     assert reasons == {
         "linear": "it goes with sin, which is refused: no waves",
@@ -545,7 +566,7 @@ def test_defect_group_around_a_host_call():
     "found dependency cycles".
     """
     program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x))
-    result = CapabilityPartitioner(
+    result = GroupedPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
         groups=lambda given: [
@@ -558,15 +579,3 @@ def test_defect_group_around_a_host_call():
         " through sin"
     )
     assert reasons == {"linear": text, "relu": text, "sin": "no waves"}
-
-
-def test_defect_single_nodes_are_named_by_text():
-    """Names of operators as text may never match, silently (the row of allowed single
-    nodes has 'tanh_1').
-    """
-    with pytest.raises(
-        delegraph.errors.OptionError, match=r"operators are named as torch\.ops"
-    ):
-        CapabilityPartitioner(
-            lambda node: None, "Backend", allowed_single_node_partition_ops=["tanh_1"]
-        )

@@ -18,6 +18,7 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.errors import InputError
+from delegraph.partitioner import Limits
 from delegraph.report.collect import host_calls
 from delegraph_programs import constant_placeholders, normalize, to_core
 from hypothesis import HealthCheck, example, given, settings
@@ -82,8 +83,8 @@ def agrees(seed, registry):
 def test_a_lowered_program_is_eager_over_several_calls(
     echo_registry, seed, mask, largest, connected
 ):
-    options = {"largest": largest, "connected_only": connected}
-    module, _, lowered = lowered_program(seed, mask, echo_registry, **options)
+    limits = Limits(connected, largest)
+    module, _, lowered = lowered_program(seed, mask, echo_registry, limits=limits)
     eager = copy.deepcopy(module)
     for call in range(3):
         mine = programs.inputs(call)

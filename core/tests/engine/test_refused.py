@@ -23,6 +23,7 @@ from delegraph.errors import (
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
+    Limits,
     Partitioner,
     PartitionResult,
     Reason,
@@ -150,7 +151,9 @@ def test_one_partition_in_three_is_given_to_the_host():
     x = torch.randn(2, 4)
     first = one_in_three()
     program = lowered(
-        Thirds(), (x,), (first, taking("FirstBackend", *FIRST, largest=3))
+        Thirds(),
+        (x,),
+        (first, taking("FirstBackend", *FIRST, limits=Limits(largest=3))),
     )
     assert len(first.seen) == 9
     assert len(program.delegates) == 6
@@ -180,7 +183,7 @@ def test_another_backend_gets_it_with_what_is_around():
     first = one_in_three()
     second = backend("SecondBackend")
     pairs = (
-        (first, taking("FirstBackend", *FIRST, largest=3)),
+        (first, taking("FirstBackend", *FIRST, limits=Limits(largest=3))),
         (second, taking("SecondBackend")),
     )
     program = lowered(Thirds(), (x,), *pairs, require_full=True)
@@ -201,7 +204,9 @@ def test_what_is_left_over_is_an_error_where_all_is_required():
     ):
         pair = (
             one_in_three(),
-            taking("FirstBackend", "linear", "relu", "sin", "cos", largest=3),
+            taking(
+                "FirstBackend", "linear", "relu", "sin", "cos", limits=Limits(largest=3)
+            ),
         )
         lowered(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
 
@@ -494,7 +499,14 @@ def test_a_value_that_crosses_in_another_type():
     program = lowered(
         Lookup(),
         (x,),
-        (kind, Ids(taking("", "add", "sin", "relu").support, "IdsBackend", largest=1)),
+        (
+            kind,
+            Ids(
+                taking("", "add", "sin", "relu").support,
+                "IdsBackend",
+                limits=Limits(largest=1),
+            ),
+        ),
     )
     assert program.report.given_back
     same(program, x)
@@ -619,7 +631,10 @@ def test_a_support_check_may_ask_the_compiler_about_the_extracted_program():
     program = lowered(
         Thirds(),
         (x,),
-        (ExactBackend, CapabilityPartitioner(support, "ExactBackend", largest=3)),
+        (
+            ExactBackend,
+            CapabilityPartitioner(support, "ExactBackend", limits=Limits(largest=3)),
+        ),
     )
     assert not program.report.given_back and len(program.delegates) == 9
     assert program.report.host["forward"]["aten.sin.default"] == 3
@@ -647,7 +662,7 @@ def test_random_programs_are_eager_over_two_calls(seed):
                 "by chance" if mask >> (n.meta["debug_handle"] % 61) & 1 else None
             ),
             name,
-            largest=4,
+            limits=Limits(largest=4),
         )
 
     first = backend(

@@ -9,7 +9,7 @@ import operator
 import delegraph
 import pytest
 import torch
-from delegraph.partitioner import CapabilityPartitioner
+from delegraph.partitioner import CapabilityPartitioner, Limits
 from torch.export import Dim
 from torch.export.graph_signature import SymIntArgument, TensorArgument
 
@@ -45,9 +45,11 @@ def inputs(rows):
     return torch.randn(rows, 3), torch.randn(rows, 6)
 
 
-def lower(program, registry, *refused, **options):
+def lower(program, registry, *refused, largest=None):
     who = CapabilityPartitioner(
-        lambda n: "refused" if n.target in refused else None, "EchoBackend", **options
+        lambda n: "refused" if n.target in refused else None,
+        "EchoBackend",
+        limits=Limits(largest=largest),
     )
     return delegraph.lower(program, backends=[who], registry=registry)
 

@@ -56,8 +56,8 @@ def delegate_calls(
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """The named data of all delegates of ``programs``, and ``own``, the caller's own
-    data by key.
+    """Return the named data of all delegates of ``programs``, and ``own``, the caller's
+    own data by key.
 
     Equal contents are stored once, as in one file. Raises NamedDataError if one key has
     different data.
@@ -76,8 +76,8 @@ def merged_named_data(
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Debug handle of each call of a delegate -> the delegate's backend and debug
-    handle map.
+    """Return debug handle of each call of a delegate -> the delegate's backend and
+    debug handle map.
 
     Two delegates may use the same debug identifier, so an event belongs to a handle and
     an identifier together.
@@ -97,8 +97,8 @@ class MethodPrograms:
         self._programs = dict(programs)
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method, with calls of its delegates. Raises InputError if
-        there is none of that name.
+        """Return the program of a method, with calls of its delegates. Raises
+        InputError if there is none of that name.
         """
         return self._programs[self._known(name)]
 
@@ -113,14 +113,14 @@ class MethodPrograms:
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods; equal contents once, as in
-        one program file.
+        """Return the named data of all delegates of all methods; equal contents once,
+        as in one program file.
         """
         return merged_named_data(self._programs.values())
 
     @property
     def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Method -> ``delegate_map`` of its program."""
+        """Return method -> ``delegate_map`` of its program."""
         return {m: delegate_map(p) for m, p in self._programs.items()}
 
 
@@ -148,28 +148,32 @@ class DelegateInfo:
 
     @property
     def processed_bytes(self) -> bytes:
-        """The backend's blob as bytes."""
+        """Return the backend's blob as bytes."""
         return self.module.processed_bytes
 
     @property
     def blob(self) -> bytes | Blob:
-        """The backend's blob as the backend returned it; bytes once it was joined."""
+        """Return the backend's blob as the backend returned it; bytes once it was
+        joined.
+        """
         return self.module.blob
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """The settings with which the backend compiled; its runtime gets them, too."""
+        """Return the settings with which the backend compiled; its runtime gets them,
+        too.
+        """
         return self.module.compile_specs
 
     @property
     def named_data(self) -> NamedDataStoreOutput | None:
-        """The data that this delegate reads by key; None if it has none."""
+        """Return the data that this delegate reads by key; None if it has none."""
         return self.module.named_data_store_output
 
     @property
     def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
-        """The backend's debug identifier -> debug handles of the operators that it
-        stands for.
+        """Return the backend's debug identifier -> debug handles of the operators that
+        it stands for.
         """
         return dict(self.module.meta.get("debug_handle_map") or {})
 
@@ -180,15 +184,15 @@ class DelegateInfo:
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """The backend's debug identifier -> amounts that the backend expects, by name,
-        such as cycles.
+        """Return the backend's debug identifier -> amounts that the backend expects, by
+        name, such as cycles.
         """
         return dict(self.module.meta.get("figures", {}))
 
     @property
     def producer(self) -> str:
-        """The distribution that provides the backend, and its version; "" if it is not
-        known.
+        """Return the distribution that provides the backend, and its version; "" if it
+        is not known.
         """
         return str(self.module.meta.get("producer", ""))
 

@@ -35,7 +35,7 @@ class Argument:
 
     @classmethod
     def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
-        """The argument ``name`` with the recorded value ``val``.
+        """Return the argument ``name`` with the recorded value ``val``.
 
         ``dtype``: the dtype in which the value crosses the border between host and
         delegate; None for its own.
@@ -46,12 +46,12 @@ class Argument:
 
     @property
     def is_number(self) -> bool:
-        """Whether this is a Python number and no tensor."""
+        """Return whether this is a Python number and no tensor."""
         return self.dtype is None
 
     @property
     def type(self) -> str:
-        """The type as text: ``float32[2, 3]``, or ``number``."""
+        """Return the type as text: ``float32[2, 3]``, or ``number``."""
         if self.is_number:
             return "number"
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape or ()))}]"
@@ -155,32 +155,36 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def backend_id(self) -> str:
-        """The name of the backend's class."""
+        """Return the name of the backend's class."""
         return self._backend_id
 
     @property
     def original_module(self) -> ExportedProgram:
-        """The partition as a program, which torch's own call of the delegate runs."""
+        """Return the partition as a program, which torch's own call of the delegate
+        runs.
+        """
         return self._original_module
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """The settings with which the backend compiled; its runtime gets them, too."""
+        """Return the settings with which the backend compiled; its runtime gets them,
+        too.
+        """
         return list(self._compile_specs)
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """The run-time inputs, in calling order."""
+        """Return the run-time inputs, in calling order."""
         return self._inputs
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        """The results, in the order in which the delegate returns them."""
+        """Return the results, in the order in which the delegate returns them."""
         return self._outputs
 
     @property
     def named_data_store_output(self) -> NamedDataStoreOutput | None:
-        """The named data that the backend returned; None if there is none."""
+        """Return the named data that the backend returned; None if there is none."""
         return self._named_data_store_output
 
     @property
@@ -196,8 +200,8 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def processed_bytes(self) -> bytes:
-        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the
-        program, which needs no blob.
+        """Return the blob as bytes, as a ``.pte`` stores it; empty while torch
+        validates the program, which needs no blob.
 
         A blob of several pieces is joined at the first read, and the bytes then take
         its place in ``blob``.
@@ -209,24 +213,24 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Names of the buffers that the delegate keeps and writes."""
+        """Return names of the buffers that the delegate keeps and writes."""
         specs = self.original_module.graph_signature.output_specs
         return tuple(str(s.target) for s in specs if s.kind in STATE_WRITES)
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the delegate keeps and writes buffers."""
+        """Return whether the delegate keeps and writes buffers."""
         return bool(self.state)
 
     @property
     def inner(self) -> GraphModule:
-        """The graph of the partition."""
+        """Return the graph of the partition."""
         graph: GraphModule = self.original_module.graph_module
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The tensors of the buffers in ``state``, which are written when torch itself
-        runs ``original_module``.
+        """Return the tensors of the buffers in ``state``, which are written when torch
+        itself runs ``original_module``.
 
         A runtime that runs the blob has tensors of its own.
         """
@@ -244,15 +248,15 @@ class LoweredBackendModule(torch.nn.Module):
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the delegate. If ``whole`` is set, the arguments and results are those
-        of the whole program.
+        """Call the delegate. If ``whole`` is set, the arguments and results are
+        those of the whole program.
         """
         if self.whole is not None:
             return self.whole(partial(CALL_DELEGATE, self), args, kwargs)
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """A copy that shares everything that is never written: the blob, and all
+        """Return a copy that shares everything that is never written: the blob, and all
         tensors but those of the state.
         """
         # ``deepcopy`` takes what ``memo`` has for an object instead of a copy: here the
@@ -274,8 +278,8 @@ class LoweredBackendModule(torch.nn.Module):
         return twin
 
     def _shared(self) -> list[torch.Tensor]:
-        """The tensors of the partition that a call never writes; copies of the module
-        share them.
+        """Return the tensors of the partition that a call never writes; copies of the
+        module share them.
         """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]

@@ -64,8 +64,8 @@ def give_state(
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """The nodes whose values the host returns or stores; not new values of buffers
-    ``kept`` by delegates.
+    """Return the nodes whose values the host returns or stores; not new values of
+    buffers ``kept`` by delegates.
     """
     stored = stored_by_delegates(program, kept)
     return {
@@ -76,7 +76,7 @@ def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Nod
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Positions of the program's outputs that are new values of the buffers in
+    """Return positions of the program's outputs that are new values of the buffers in
     ``kept``.
     """
     if not kept:

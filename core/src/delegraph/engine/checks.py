@@ -41,7 +41,9 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
 
 
 def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
-    """Those of ``checks`` that the host cannot compute, and those that serve no others."""
+    """Return those of ``checks`` that the host cannot compute, and those that serve no
+    others.
+    """
     provider = plan.provider
     # delegated values that nothing outside of their own delegate uses, but for checks
     hidden = {
@@ -63,8 +65,8 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
 
 
 def _note(assertions: Sequence[Node]) -> str:
-    """The note about dropped ``assertions``, which are in graph order; "" if there are
-    none.
+    """Return the note about dropped ``assertions``, which are in graph order; "" if
+    there are none.
     """
     # the user's lines, each once; None stands for those without a known line
     lines = dict.fromkeys(map(line_of, assertions))

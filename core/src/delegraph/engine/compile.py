@@ -70,7 +70,8 @@ def compile_here(
 
 
 def calls_of(requests: Sequence[Request]) -> list[list[int]]:
-    """The calls of backends that ``requests`` need: for each one, their positions.
+    """Return the calls of backends that ``requests`` need: for each one, their
+    positions.
 
     Backends come in the order of their first requests. A backend that compiles jointly
     is called once, others are called once for each partition.
@@ -88,7 +89,7 @@ def calls_of(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def compiles_jointly(kind: type[BackendDetails]) -> bool:
-    """Whether a backend compiles the partitions of all methods in one call.
+    """Return whether a backend compiles the partitions of all methods in one call.
 
     That is so if its class replaces ``preprocess_multimethod``, whose default compiles
     one partition after the other.
@@ -158,7 +159,8 @@ def _call_backend(
     programs: Mapping[str, Sequence[ExportedProgram]],
     specs: Mapping[str, Sequence[list[CompileSpec]]],
 ) -> Any:
-    """Call ``preprocess_multimethod``, the only place where partitions are compiled.
+    """Call ``preprocess_multimethod``, the only place where partitions are
+    compiled.
 
     ``call``: the partitions in the order of ``programs``. Returns the results by
     method, unchecked.
@@ -196,7 +198,7 @@ def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:
 
 
 def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]:
-    """The requests that a refusal is about; all if no program has its node."""
+    """Return the requests that a refusal is about; all if no program has its node."""
     node = refusal.node
     if not isinstance(node, Node):
         return call
@@ -212,7 +214,7 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
 def fingerprint_of(
     backend: InstalledBackend, compile_specs: Sequence[CompileSpec]
 ) -> str | None:
-    """The backend's fingerprint for ``compile_specs``; None if it gives none.
+    """Return the backend's fingerprint for ``compile_specs``; None if it gives none.
 
     Raises ContractViolation for anything but a text or None.
     """
@@ -241,7 +243,7 @@ class Serial:
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """A new session, which only calls the default compiler if it has to."""
+        """Return a new session, which only calls the default compiler if it has to."""
         return _SerialSession(registry, backends)
 
 

@@ -20,8 +20,8 @@ from ..named_data import check_output
 
 
 def handles_of(program: ExportedProgram) -> set[int]:
-    """The debug handles that a debug map may name: those of the program's nodes, and as
-    many after the largest.
+    """Return the debug handles that a debug map may name: those of the program's nodes,
+    and as many after the largest.
 
     A backend that lowers its program through another one adds calls of delegates, which
     get the handles after the largest; there are at most as many as nodes with handles.
@@ -38,7 +38,7 @@ def handles_of(program: ExportedProgram) -> set[int]:
 def flat_results(
     backend: str, programs: Mapping[str, Sequence[Any]], returned: Any
 ) -> list[Any]:
-    """The results of ``preprocess_multimethod``, as one list in the order of
+    """Return the results of ``preprocess_multimethod``, as one list in the order of
     ``programs``.
 
     Raises ContractViolation unless each method has as many results as programs.
@@ -71,7 +71,9 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     """
 
     def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
-        """The error for what the backend ``returned``, and what is ``wanted`` instead."""
+        """Return the error for what the backend ``returned``, and what is ``wanted``
+        instead.
+        """
         text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
         return ContractViolation("contract-violation", text, hint=hint)
 
@@ -98,7 +100,7 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
 
 
 def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
-    """The fault of a ``debug_handle_map``, in words; None if it has none."""
+    """Return the fault of a ``debug_handle_map``, in words; None if it has none."""
     if debug_map is None:
         return None
     if not isinstance(debug_map, Mapping):
@@ -118,8 +120,8 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """The fault of ``output``, ``facts`` or ``figures``, which end up in report files;
-    None if they have none.
+    """Return the fault of ``output``, ``facts`` or ``figures``, which end up in report
+    files; None if they have none.
     """
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
@@ -231,7 +233,9 @@ def _check_convention(
 
 
 def _results(program: ExportedProgram) -> list[Any]:
-    """The values that a program returns, without new values of buffers and inputs."""
+    """Return the values that a program returns, without new values of buffers and
+    inputs.
+    """
     specs = zip(
         program.graph_signature.output_specs, output_values(program), strict=False
     )
@@ -239,8 +243,8 @@ def _results(program: ExportedProgram) -> list[Any]:
 
 
 def _type_of(value: Any) -> str | None:
-    """The type of an output, as ``Argument`` writes it; None for a node without a
-    recorded value.
+    """Return the type of an output, as ``Argument`` writes it; None for a node without
+    a recorded value.
     """
     if not isinstance(value, Node):
         return Argument.of("", value).type

@@ -77,7 +77,9 @@ class Decomposer:
 
     @property
     def notes(self) -> list[str]:
-        """Notes about calls whose decompositions could not be traced, with the reasons."""
+        """Return notes about calls whose decompositions could not be traced, with the
+        reasons.
+        """
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(
@@ -86,8 +88,8 @@ class Decomposer:
         partitioner: Partitioner,
         later: Sequence[Partitioner] = (),
     ) -> Plan:
-        """The plan of ``partitioner`` for ``program``, in which calls that no backend
-        keeps are decomposed.
+        """Return the plan of ``partitioner`` for ``program``, in which calls that no
+        backend keeps are decomposed.
 
         ``later``: the partitioners of the next backends. A call that one of them keeps
         stays whole for it.
@@ -109,7 +111,7 @@ class Decomposer:
         later: Sequence[Partitioner] = (),
         composites: Composites | None = None,
     ) -> Answer:
-        """The answer of ``partitioner`` about ``program``, with refused calls
+        """Return the answer of ``partitioner`` about ``program``, with refused calls
         decomposed as far as that helps.
 
         ``later``: the partitioners of the next backends. A call that one of them keeps
@@ -228,8 +230,8 @@ class Decomposer:
     def _kept(
         self, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> tuple[Keeps, frozenset[Any]]:
-        """A function that tells whether one of ``partitioners`` keeps a call whole; and
-        operators.
+        """Return a function that tells whether one of ``partitioners`` keeps a call
+        whole; and operators.
 
         A trace must not decompose these operators, because the partitioners are asked
         about them. They are the operators that partitioners without a support check
@@ -253,8 +255,8 @@ class Decomposer:
     def _kept_by(
         self, program: ExportedProgram, partitioner: Partitioner
     ) -> tuple[Keeps, Collection[Any]]:
-        """Which calls ``partitioner`` keeps whole, and the operators about which it
-        wants to be asked.
+        """Return which calls ``partitioner`` keeps whole, and the operators about which
+        it wants to be asked.
         """
         work = AtWork(partitioner, "support check")
         support = self._support_of(partitioner)
@@ -268,8 +270,8 @@ class Decomposer:
         )
 
     def _support_of(self, partitioner: Partitioner) -> Support | None:
-        """The support check of a partitioner, which only refuses calls if it may fail;
-        None if it has none.
+        """Return the support check of a partitioner, which only refuses calls if it may
+        fail; None if it has none.
         """
         support = support_of(partitioner)
         return (
@@ -297,8 +299,8 @@ class Decomposer:
 def in_core_aten(
     program: ExportedProgram, keep: Collection[Any] = ()
 ) -> ExportedProgram:
-    """A copy of ``program`` and its subgraphs with the host's calls in core ATen,
-    except operators in ``keep``.
+    """Return a copy of ``program`` and its subgraphs with the host's calls in core
+    ATen, except operators in ``keep``.
 
     A call that torch cannot decompose for its arguments stays whole.
     """
@@ -307,7 +309,7 @@ def in_core_aten(
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
-    """The calls of operators of a program, without those of control flow and of
+    """Return the calls of operators of a program, without those of control flow and of
     delegates.
     """
     return [
@@ -318,8 +320,8 @@ def _calls(program: ExportedProgram) -> list[Node]:
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """The program with a signature for its changed graph, and without the tags of the
-    last answer.
+    """Return the program with a signature for its changed graph, and without the tags
+    of the last answer.
     """
     graph = program.graph
     signature = program.graph_signature
@@ -339,8 +341,8 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 def _is_listed(
     operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node
 ) -> bool:
-    """Whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep the
-    call ``node`` whole.
+    """Return whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep
+    the call ``node`` whole.
 
     ``wanted`` None keeps all calls of ``operators``.
     """
@@ -348,7 +350,7 @@ def _is_listed(
 
 
 def support_of(partitioner: Partitioner) -> Support | None:
-    """The support check of a partitioner; None if it has none, and can only tag."""
+    """Return the support check of a partitioner; None if it has none, and can only tag."""
     support = getattr(partitioner, "support", None)
     return support if isinstance(support, Support) else None
 
@@ -376,8 +378,8 @@ class _KeepsByAsking:
                 self(node)
 
     def __call__(self, node: Node) -> bool:
-        """Whether the backend takes the call ``node``; of a call that unpacks results,
-        the call that makes them.
+        """Return whether the backend takes the call ``node``; of a call that unpacks
+        results, the call that makes them.
         """
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
@@ -492,7 +494,7 @@ class _Attempt(Inlining):
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether the decomposition should replace the call."""
+        """Return whether the decomposition should replace the call."""
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:

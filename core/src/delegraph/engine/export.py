@@ -49,7 +49,8 @@ class Source(NamedTuple):
 def sources_by_method(
     program: Any, inputs: Any, kwargs: Any, shapes: Any
 ) -> dict[str, Source]:
-    """Method name -> what the method is lowered from, given the arguments of ``lower``.
+    """Return method name -> what the method is lowered from, given the arguments of
+    ``lower``.
 
     If ``program`` is a mapping by method, each of the other arguments is a mapping by
     method or None. A method that is missing in one of these gets None. Otherwise there
@@ -95,7 +96,7 @@ def sources_by_method(
 
 
 def export_method(method: str, source: Source) -> ExportedProgram:
-    """The program of a method, exported if ``source`` has a module.
+    """Return the program of a method, exported if ``source`` has a module.
 
     Raises InputError for what cannot be lowered, such as a module in training mode.
     """
@@ -244,7 +245,7 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 
 
 def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
-    """The keyword arguments in the order of the parameters of ``forward``, which
+    """Return the keyword arguments in the order of the parameters of ``forward``, which
     becomes that of the inputs.
 
     Those that ``forward`` takes by ``**`` come last, in the order of the caller.
@@ -265,8 +266,8 @@ _LIBRARIES = tuple(
 
 
 def _user_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's program that torch was tracing when it failed;
-    None if there is none.
+    """Return the innermost line of the user's program that torch was tracing when it
+    failed; None if there is none.
     """
     # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph
     # are left out, and those of code that torch generates, whose file is "<string>".

@@ -37,8 +37,8 @@ _WRITES = {
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """The ``Work`` on a partition: its program for the backend, and its module for the
-    host, still without a blob.
+    """Return the ``Work`` on a partition: its program for the backend, and its module
+    for the host, still without a blob.
 
     ``method``: the name of the method that ``plan`` is for.
     """
@@ -57,15 +57,15 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
 
 
 def _argument(node: Node, partition: Partition) -> Argument:
-    """The value of ``node`` as an input or output of the delegate, in its boundary type
-    if it has one.
+    """Return the value of ``node`` as an input or output of the delegate, in its
+    boundary type if it has one.
     """
     return Argument.of(node.name, node.meta.get("val"), partition.boundary.get(node))
 
 
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
-    """The partition as a program. Its placeholders are its constants, then its inputs;
-    it returns a flat tuple.
+    """Return the partition as a program. Its placeholders are its constants, then its
+    inputs; it returns a flat tuple.
 
     A value with a boundary type crosses the border in that dtype and is cast inside.
     New values of buffers that the partition owns and writes are returned first, as
@@ -243,8 +243,8 @@ def extract_partition(
     nodes: Sequence[Node],
     boundary_types: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> ExportedProgram:
-    """The program that ``preprocess`` would get for a partition of ``nodes``, calls of
-    ``exported_program``.
+    """Return the program that ``preprocess`` would get for a partition of ``nodes``,
+    calls of ``exported_program``.
 
     For a support check that asks its compiler in ``Support.partition_why_not(nodes)``;
     ``exported_program`` is the one that ``begin`` got. The calls keep the names and

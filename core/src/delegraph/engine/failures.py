@@ -25,7 +25,7 @@ HINT = (
 
 
 def may_be_refusal(error: BaseException) -> bool:
-    """Whether an exception of a plugin can count as a refusal.
+    """Return whether an exception of a plugin can count as a refusal.
 
     That is not so if the memory was exhausted, or if the plugin tried to exit. Errors
     of delegraph's own, such as a broken contract or a wrong option, are none of the
@@ -42,7 +42,7 @@ def may_be_refusal(error: BaseException) -> bool:
 
 
 def text_of(failure: DelegraphError) -> str:
-    """The name and the text of the exception that a plugin raised."""
+    """Return the name and the text of the exception that a plugin raised."""
     return name_and_text(failure.__cause__ or failure)
 
 
@@ -52,8 +52,8 @@ def log(failure: DelegraphError) -> None:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why a call is refused about which a partitioner or its support check raised
-    ``error``. Logs the error.
+    """Return why a call is refused about which a partitioner or its support check
+    raised ``error``. Logs the error.
     """
     failure = (
         error.__cause__
@@ -97,7 +97,9 @@ class GuardedSupport:
 
 
 def guarded(partitioner: Partitioner) -> Partitioner | None:
-    """A copy of ``partitioner`` with a guarded support check; None if it has none."""
+    """Return a copy of ``partitioner`` with a guarded support check; None if it has
+    none.
+    """
     twin: Any = copy.copy(partitioner)
     inner = getattr(twin, "inner", None)
     if isinstance(inner, Partitioner):  # a partitioner that wraps another one
@@ -116,7 +118,7 @@ def _refusal(error: Exception) -> Reason:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that led to it."""
+    """Yield an exception, and those that led to it."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -33,8 +33,8 @@ from .partition import Partition, Plan, Work
 def insert_delegates(
     plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]
 ) -> ExportedProgram:
-    """The program of ``plan``, in which a call of its module replaces each partition;
-    in subgraphs, too.
+    """Return the program of ``plan``, in which a call of its module replaces each
+    partition; in subgraphs, too.
 
     ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names``
     yields names for the modules, first for this graph, then for its subgraphs.
@@ -62,7 +62,7 @@ def insert_delegates(
 
 
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
-    """Whether ``node`` fetches a subgraph that only delegated calls use.
+    """Return whether ``node`` fetches a subgraph that only delegated calls use.
 
     Delegates have copies of their subgraphs, so the host's program does not need
     ``node``.
@@ -103,7 +103,7 @@ class _HostProgram:
                 self.copy(node)
 
     def _stays(self, node: Node, dropped: Collection[Node]) -> bool:
-        """Whether the host needs the placeholder ``node``.
+        """Return whether the host needs the placeholder ``node``.
 
         It does not need a constant that only delegates use, nor a buffer that a
         delegate keeps.
@@ -166,8 +166,8 @@ class _HostProgram:
         return new
 
     def build(self) -> ExportedProgram:
-        """The finished program. It does not return the new values of buffers that
-        delegates keep.
+        """Return the finished program. It does not return the new values of buffers
+        that delegates keep.
         """
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs

@@ -61,8 +61,8 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
 
 
 def _can_be_split(partition: Partition) -> bool:
-    """Whether a partition may become several: state and constants without copies belong
-    to one delegate.
+    """Return whether a partition may become several: state and constants without copies
+    belong to one delegate.
     """
     return not partition.state and not any(
         node.meta.get("no_copy") for node in partition.constants
@@ -123,15 +123,15 @@ class _Search:
                 return
 
     def _keep(self, units: Sequence[Unit]) -> bool:
-        """Whether ``units`` compile; their work is then in ``kept``."""
+        """Return whether ``units`` compile; their work is then in ``kept``."""
         compiled = self._attempt(units)
         if compiled is not None:
             self.kept.append(compiled)
         return compiled is not None
 
     def _attempt(self, units: Sequence[Unit]) -> Work | None:
-        """The work on a part with ``units``, compiled; None if it does not compile, or
-        if no attempt is left.
+        """Return the work on a part with ``units``, compiled; None if it does not
+        compile, or if no attempt is left.
         """
         if self._left == 0:
             return None
@@ -145,8 +145,8 @@ class _Search:
         return work
 
     def _part(self, units: Sequence[Unit]) -> Partition:
-        """A partition of ``units``, with copies of the calls on constants that they
-        need.
+        """Return a partition of ``units``, with copies of the calls on constants that
+        they need.
         """
         whole = self._work.partition
         own = {node for unit in units for node in unit}
@@ -215,8 +215,8 @@ class _Units:
                 self._join(node, value)
 
     def in_order(self) -> list[Unit]:
-        """The groups, each after those whose values it needs, and in graph order where
-        there is a choice.
+        """Return the groups, each after those whose values it needs, and in graph order
+        where there is a choice.
         """
         position = {node: k for k, node in enumerate(self._calls)}
         groups: dict[int, list[Node]] = {}
@@ -248,7 +248,7 @@ class _Units:
 
 
 def constant_calls(partition: Partition) -> set[Node]:
-    """The calls of a partition that compute constants: all of their operands are
+    """Return the calls of a partition that compute constants: all of their operands are
     constants, and none is random.
     """
     known = set(partition.constants)

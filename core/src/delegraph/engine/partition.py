@@ -85,7 +85,7 @@ class Plan:
     composites: Composites = field(default_factory=Composites)
 
     def all(self) -> Iterator[Plan]:
-        """The plan itself, and those of subgraphs at any depth."""
+        """Yield the plan itself, and those of subgraphs at any depth."""
         yield self
         for _, plan in self.inner:
             yield from plan.all()
@@ -129,7 +129,7 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """The delegate that the partition became. ``name``: the attribute of the
+        """Return the delegate that the partition became. ``name``: the attribute of the
         method's program that has its module.
 
         Also sets ``name`` of this work, since equal partitions name the one whose
@@ -148,8 +148,8 @@ class Work:
 def broken(
     text: str, node: Node | None = None, hint: str | None = None
 ) -> ContractViolation:
-    """The error for a partitioner that broke its contract; ``node`` is the node in
-    question, if there is one.
+    """Return the error for a partitioner that broke its contract; ``node`` is the node
+    in question, if there is one.
     """
     return ContractViolation(
         "contract-violation", text, node, source_of(node) if node else None, hint

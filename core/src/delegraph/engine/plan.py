@@ -90,7 +90,7 @@ def ask(
 
 
 def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
-    """The partitioner's result, unchecked; errors name the plugin."""
+    """Return the partitioner's result, unchecked; errors name the plugin."""
     with AtWork(partitioner, "partition"):
         return partitioner(program)
 
@@ -98,7 +98,7 @@ def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResu
 def _result_after_failure(
     program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed
 ) -> PartitionResult:
-    """The result of a partitioner that raised an exception.
+    """Return the result of a partitioner that raised an exception.
 
     If it has a support check, it is asked again without the calls about which the check
     raises. Otherwise all calls are refused.
@@ -125,8 +125,8 @@ def _forget_tags(program: ExportedProgram) -> None:
 
 
 def make_plan(answer: Answer) -> Plan:
-    """The plan for an answer, which must have a snapshot. Raises ContractViolation for
-    tags that cannot be.
+    """Return the plan for an answer, which must have a snapshot. Raises
+    ContractViolation for tags that cannot be.
     """
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
@@ -151,7 +151,7 @@ def make_plan(answer: Answer) -> Plan:
 def connected_partitions(
     program: ExportedProgram, result: PartitionResult, tags: Tags
 ) -> dict[str, Partition]:
-    """The partitions of a program by tag, with inputs, outputs and state.
+    """Return the partitions of a program by tag, with inputs, outputs and state.
 
     ``tags`` says where each node is computed. A partition without ``nodes`` has only
     constants.
@@ -233,7 +233,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
 
 
 def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
-    """The tags of one node as a tuple, empty if it has none.
+    """Return the tags of one node as a tuple, empty if it has none.
 
     A call that unpacks results has the tags of the call that it unpacks, since
     delegates return single values. ``tags``: those of earlier nodes. Raises
@@ -267,7 +267,7 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """The partitions by tag, with their calls, constants and boundary types, but
+    """Return the partitions by tag, with their calls, constants and boundary types, but
     without inputs and outputs.
 
     Raises ContractViolation if a constant that is to have no second copy has a user
@@ -358,8 +358,8 @@ def result_positions(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Whether ``node`` is an output of its partition: something elsewhere needs its
-    value and has no copy.
+    """Return whether ``node`` is an output of its partition: something elsewhere needs
+    its value and has no copy.
 
     A call with several results is never an output; the nodes that unpack them are.
     """

@@ -112,8 +112,8 @@ class Composites:
         return [*(r for r in refusals if r.node not in erased), *refused]
 
     def now(self, node: Node) -> Node:
-        """The node that has the value of ``node`` now, after calls were decomposed or
-        restored.
+        """Return the node that has the value of ``node`` now, after calls were
+        decomposed or restored.
         """
         while node in self._replaced_by:
             node = self._replaced_by[node]
@@ -122,7 +122,7 @@ class Composites:
     def _can_be_whole(
         self, composite: Composite, taken: Collection[Node], named: Collection[str]
     ) -> bool:
-        """Whether a call can be restored.
+        """Return whether a call can be restored.
 
         That is so if no part is delegated, nothing outside uses an inner part, and
         every result needs every computed operand. Otherwise a delegate could lie
@@ -178,7 +178,7 @@ class Composites:
 
 
 def _operands(composite: Composite) -> list[Node]:
-    """The nodes among the arguments of the decomposed call."""
+    """Return the nodes among the arguments of the decomposed call."""
     nodes: list[Node] = []
     map_arg((composite.args, composite.kwargs), nodes.append)
     return nodes
@@ -187,7 +187,7 @@ def _operands(composite: Composite) -> list[Node]:
 def _first_refusal(
     composite: Composite, refusal_of: dict[Node, Refusal]
 ) -> Refusal | None:
-    """The refusal of the first refused part; None if no part was refused.
+    """Return the refusal of the first refused part; None if no part was refused.
 
     Parts that return tensors come first: what is said about a size tells a user less.
     """

@@ -61,8 +61,8 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
 def _tags_left(
     node: Node, tags: tuple[str | None, ...], gone: Collection[str]
 ) -> tuple[str | None, ...]:
-    """The ``tags`` of ``node`` without those of partitions in ``gone``, which the
-    compiler refused.
+    """Return the ``tags`` of ``node`` without those of partitions in ``gone``, which
+    the compiler refused.
 
     Only a call on constants has several tags: each partition computes it by itself. If
     it loses one of them, the host computes it as well, which None in the first place
@@ -97,13 +97,13 @@ def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
 
 
 def _is_needed_elsewhere(node: Node, tags: Tags) -> bool:
-    """Whether the host, or a partition without a copy of ``node``, uses it."""
+    """Return whether the host, or a partition without a copy of ``node``, uses it."""
     users = (tags.get(user, (None,)) for user in node.users)
     return any(None in of_user or not {*of_user} <= {*tags[node]} for of_user in users)
 
 
 def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
-    """The refusals of the calls of a partition that the host computes now."""
+    """Return the refusals of the calls of a partition that the host computes now."""
     reasons = {
         node: work.not_compiled
         for work in refused.refused
@@ -123,8 +123,8 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
 
 
 def _reason(why: NotCompiled | None) -> Reason:
-    """The reason for the operators of a refused partition; its ``cause`` makes equal
-    ones one row of the report.
+    """Return the reason for the operators of a refused partition; its ``cause`` makes
+    equal ones one row of the report.
     """
     assert why is not None
     verb = "failed on" if why.failed else "refused"
@@ -136,8 +136,8 @@ def _reason(why: NotCompiled | None) -> Reason:
 
 
 def given_back_row(backend: str, work: Work) -> GivenBack:
-    """The report's row about a refused partition; ``backend`` is the backend's name in
-    the report.
+    """Return the report's row about a refused partition; ``backend`` is the backend's
+    name in the report.
     """
     assert work.not_compiled is not None
     nodes = work.partition.nodes

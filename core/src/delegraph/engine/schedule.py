@@ -22,8 +22,8 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """The host's nodes and the partitions, each after what it needs, and in graph order
-    where there is a choice.
+    """Return the host's nodes and the partitions, each after what it needs, and in
+    graph order where there is a choice.
 
     Calls that draw random numbers keep graph order wherever partitions allow that.
     Raises ContractViolation, with the path, if a partition would need its own result.
@@ -39,7 +39,7 @@ def order(plan: Plan) -> list[Unit]:
             units[first] = unit
 
     def position_of(node: Node) -> int:
-        """The position of the unit of ``node``."""
+        """Return the position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
     # From here on, a unit (a partition, or a node of the host) is the position of its
@@ -75,14 +75,14 @@ def order(plan: Plan) -> list[Unit]:
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
-    """The nodes whose values a unit gets from other units or from the host."""
+    """Return the nodes whose values a unit gets from other units or from the host."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
 
 
 def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys of ``needs``, each after the keys that it needs; the smallest first
-    where there is a choice.
+    """Return the keys of ``needs``, each after the keys that it needs; the smallest
+    first where there is a choice.
     """
     sorter = TopologicalSorter(needs)
     sorter.prepare()
@@ -99,7 +99,7 @@ def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers, by itself or in a subgraph."""
+    """Return whether a call draws random numbers, by itself or in a subgraph."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
     return any(
@@ -110,7 +110,7 @@ def draws(node: Node) -> bool:
 def random_notes(
     programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]
 ) -> Iterator[str]:
-    """Notes for the report about random numbers that differ from eager's.
+    """Yield notes for the report about random numbers that differ from eager's.
 
     torch draws them from one generator in the order of the calls. They differ if a
     delegate draws by itself, or if the order of the calls changed.

@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The partition in words."""
+        """Return the partition in words."""
         return f"partition {self.tag} of method {self.method}"
 
 
@@ -54,12 +54,12 @@ class Refused:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the compiler raised an error of its own."""
+        """Return whether the compiler raised an error of its own."""
         return not isinstance(self.error, Unsupported)
 
     @property
     def reason(self) -> str:
-        """Why the partition is not compiled."""
+        """Return why the partition is not compiled."""
         return text_of(self.error) if self.has_failed else self.error.message
 
     @property
@@ -91,7 +91,7 @@ class Session(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """The notes so far."""
+        """Return the notes so far."""
 
     def __enter__(self) -> Session:
         """Begin the session. Returns it."""
@@ -125,7 +125,8 @@ class Compiler(Protocol):
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """A new session. ``backends``: names of the backends of the lowering, if known.
+        """Return a new session. ``backends``: names of the backends of the lowering, if
+        known.
 
         ``registry`` knows all backends.
         """

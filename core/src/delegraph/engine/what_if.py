@@ -68,8 +68,8 @@ class SupportChecks:
     def __call__(
         self, method: str, backend: str, reason: Reason
     ) -> frozenset[int] | None:
-        """The debug handles of the operators that the backend would still refuse if
-        ``reason`` did not hold.
+        """Return the debug handles of the operators that the backend would still refuse
+        if ``reason`` did not hold.
 
         None if that is not known: the check was not kept, the program cannot be changed
         so that the reason no longer holds, or delegraph-analysis is not installed.

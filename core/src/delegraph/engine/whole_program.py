@@ -63,7 +63,7 @@ class _Border:
     outputs: list[int | Node]
 
     def is_of(self, module: LoweredBackendModule) -> bool:
-        """Whether the delegate itself has these inputs and outputs."""
+        """Return whether the delegate itself has these inputs and outputs."""
         return self.inputs == self.passed and self.outputs == list(
             range(len(module.outputs))
         )
@@ -72,8 +72,8 @@ class _Border:
 def whole_delegate(
     program: ExportedProgram, delegate: DelegateInfo, registry: Registry
 ) -> DelegateInfo:
-    """The delegate with the inputs and outputs of ``program``, in order; it is compiled
-    again if its own differ.
+    """Return the delegate with the inputs and outputs of ``program``, in order; it is
+    compiled again if its own differ.
 
     ``program``: a lowered method whose only operator is the call of ``delegate``.
     Duplicates and passed-through inputs become ``aten.clone`` in the delegate; so do
@@ -121,7 +121,9 @@ def _border_of(program: ExportedProgram) -> _Border:
 
 
 def _origin_of(value: Any, call: Node, position: int) -> int | Node:
-    """The delegate's output, or the placeholder, that is the result at ``position``."""
+    """Return the delegate's output, or the placeholder, that is the result at
+    ``position``.
+    """
     if not isinstance(value, Node):
         text = (
             f"result {position} is {value!r:.40}, and a file of one delegate returns"
@@ -142,8 +144,8 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 
 
 def _through_casts(node: Any) -> Node:
-    """The value of which ``node`` is a cast at the border of a delegate; ``node``
-    itself if it is none.
+    """Return the value of which ``node`` is a cast at the border of a delegate;
+    ``node`` itself if it is none.
     """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
@@ -190,7 +192,7 @@ class _Build:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def program(self) -> ExportedProgram:
-        """The program, with its constants first, as partitions have it."""
+        """Return the program, with its constants first, as partitions have it."""
         part = self.part
         for node, spec in placeholders(part):
             if spec.kind is not InputKind.USER_INPUT:
@@ -300,8 +302,8 @@ class _Build:
     def _result(
         self, origin: int | Node, results: Sequence[Node], taken: Collection[Node]
     ) -> Node:
-        """The node of one result: each has to be a value of its own, so it may be a
-        clone.
+        """Return the node of one result: each has to be a value of its own, so it may
+        be a clone.
         """
         if isinstance(origin, int):
             value = results[origin]
@@ -341,7 +343,7 @@ class _Build:
 def _compiled(
     build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry
 ) -> DelegateInfo:
-    """The delegate that the backend makes of the program that ``build`` builds.
+    """Return the delegate that the backend makes of the program that ``build`` builds.
 
     Raises InputError, with the reason, if the backend refuses it.
     """

@@ -80,8 +80,8 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """The status of the file at ``target``, symbolic links followed; None if there is
-    no such file.
+    """Return the status of the file at ``target``, symbolic links followed; None if
+    there is no such file.
     """
     try:
         return target.stat()
@@ -90,8 +90,8 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """The descriptor of this process to write to instead of opening ``target``; None if
-    ``target`` is to be opened.
+    """Return the descriptor of this process to write to instead of opening ``target``;
+    None if ``target`` is to be opened.
 
     The path names a descriptor (``/dev/fd/7``), or stdout or stderr is redirected to
     the same file. If that file were opened a second time, later prints would overwrite
@@ -213,5 +213,5 @@ def _lock(file: int) -> None:
 
 
 def _write_error(target: Path, why: str) -> WriteError:
-    """The WriteError for ``target``; ``why`` is the reason."""
+    """Return the WriteError for ``target``; ``why`` is the reason."""
     return WriteError("write-failed", f"cannot write {target}: {why}")

@@ -27,7 +27,7 @@ class Blob(Protocol):
     """
 
     def __len__(self) -> int:
-        """The number of bytes that ``write_to`` writes."""
+        """Return the number of bytes that ``write_to`` writes."""
 
     def write_to(self, file: BinaryIO) -> None:
         """Append all bytes to ``file``. Raises ContractViolation if the model has
@@ -75,7 +75,7 @@ class TensorBlob:
         return join(self)
 
     def __eq__(self, other: object) -> bool:
-        """Whether ``other``, bytes or a blob, has the same bytes."""
+        """Return whether ``other``, bytes or a blob, has the same bytes."""
         return (
             equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
         )
@@ -83,8 +83,8 @@ class TensorBlob:
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """A key for the elements that this blob reads: blobs with equal keys have equal
-        bytes, so none need be read.
+        """Return a key for the elements that this blob reads: blobs with equal keys
+        have equal bytes, so none need be read.
         """
         tensor = self._tensor
         return (
@@ -97,8 +97,8 @@ class TensorBlob:
 
 
 def is_blob(data: Any) -> bool:
-    """Whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as well,
-    which has the same attributes.)
+    """Return whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as
+    well, which has the same attributes.)
     """
     return isinstance(data, Blob) and not isinstance(data, type)
 
@@ -113,7 +113,7 @@ def join(data: bytes | Blob) -> bytes:
 
 
 def head(data: bytes | Blob, size: int) -> bytes:
-    """The first ``size`` bytes of ``data``.
+    """Return the first ``size`` bytes of ``data``.
 
     A Blob has to write all its bytes for this. Raises ContractViolation if their number
     is not its ``len()``.
@@ -152,7 +152,7 @@ def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
-    """Whether both have the same bytes.
+    """Return whether both have the same bytes.
 
     Blobs are compared by the digests of their bytes, so that neither is joined. They
     are not read at all if they are one object, of different lengths, or blobs of the
@@ -172,7 +172,7 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
 
 
 def digest(data: bytes | Blob) -> bytes:
-    """The SHA-256 of the bytes."""
+    """Return the SHA-256 of the bytes."""
     content = hashlib.sha256(data if isinstance(data, bytes) else b"")
     if not isinstance(data, bytes):
         stream(data, content.update)

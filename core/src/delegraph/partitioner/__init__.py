@@ -1,6 +1,6 @@
 """Partitioners: they choose the nodes that a backend gets."""
 
-from .capability import CapabilityPartitioner, NodeLists, WhyNot
+from .capability import CapabilityPartitioner, Grouped, Grouping, Limits, WhyNot
 from .contract import (
     DelegationSpec,
     Partitioner,
@@ -14,7 +14,9 @@ from .tagging import tag_constant_data, tag_mutated_buffer
 __all__ = [
     "CapabilityPartitioner",
     "DelegationSpec",
-    "NodeLists",
+    "Grouped",
+    "Grouping",
+    "Limits",
     "PartitionResult",
     "Partitioner",
     "Reason",

@@ -94,7 +94,7 @@ class Reason(str):
         unless: Unless | None = None,
         instead: Reason | None = None,
     ) -> Reason:
-        """The text ``text`` with the fields that the class describes."""
+        """Return the text ``text`` with the fields that the class describes."""
         reason = super().__new__(cls, text)
         reason.hint = str(hint)
         reason.cause = str(cause)
@@ -152,11 +152,13 @@ class Support(Protocol):
         """
 
     def why_not(self, node: Node) -> str | None:
-        """Why the backend does not take ``node``, in the user's terms; None if it does."""
+        """Return why the backend does not take ``node``, in the user's terms; None if
+        it does.
+        """
 
     def is_constant(self, node: Node) -> bool:
-        """Whether an accepted node computes a constant, so that each partition may have
-        its own copy.
+        """Return whether an accepted node computes a constant, so that each partition
+        may have its own copy.
         """
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
@@ -191,12 +193,12 @@ class Partitioner(ABC):
 
     @property
     def spec(self) -> Mapping[Any, Any]:
-        """The settings of this partitioner, read-only."""
+        """Return the settings of this partitioner, read-only."""
         return self._spec
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """A text with all that the answer of ``partition`` depends on besides the
-        program as ``delegraph`` writes it.
+        """Return a text with all that the answer of ``partition`` depends on besides
+        the program as ``delegraph`` writes it.
 
         None if that is not known, which is the default. The text has, for example,
         options, versions of other packages, and metadata of tracers that the

@@ -28,8 +28,8 @@ Levels = dict["Node", int]
 
 
 def units(calls: Iterable[Node]) -> list[Unit]:
-    """The units of ``calls``: each call with the calls that unpack its results, in
-    graph order.
+    """Return the units of ``calls``: each call with the calls that unpack its results,
+    in graph order.
     """
     unit_of: dict[Node, Unit] = {}
     all_units: list[Unit] = []
@@ -44,13 +44,13 @@ def units(calls: Iterable[Node]) -> list[Unit]:
 
 
 def size(unit: Unit) -> int:
-    """The number of operators in a unit; calls that unpack results do not count."""
+    """Return the number of operators in a unit; calls that unpack results do not count."""
     return sum(n.target is not operator.getitem for n in unit)
 
 
 def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """Call -> its level: on a path to the call, how often at most an accepted call is
-    followed by a refused one.
+    """Call -> its level: on a path to the call, how often at most an accepted
+    call is followed by a refused one.
 
     ``ordered``: units, each after the units that it needs. ``accepted``: the calls that
     the backend takes. An operand without a level (a placeholder, or a constant of which
@@ -90,7 +90,7 @@ def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> 
 def group_by_level(
     ordered: Iterable[Unit], level: Levels, accepted: Collection[Node]
 ) -> list[list[Unit]]:
-    """The accepted units of each level, lowest level first."""
+    """Return the accepted units of each level, lowest level first."""
     groups: dict[int, list[Unit]] = {}
     for unit in ordered:
         if unit[0] in accepted:
@@ -99,7 +99,7 @@ def group_by_level(
 
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
-    """The connected parts of a group of units, in order of their first units
+    """Return the connected parts of a group of units, in order of their first units
     (union-find).
     """
     parent = {n: unit[0] for unit in group for n in unit}
@@ -132,5 +132,5 @@ def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
 
 
 def flatten(group: Iterable[Unit], position: Mapping[Node, int]) -> list[Node]:
-    """The nodes of a group in graph order."""
+    """Return the nodes of a group in graph order."""
     return sorted((n for unit in group for n in unit), key=position.__getitem__)

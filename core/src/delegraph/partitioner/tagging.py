@@ -46,7 +46,7 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
 
 
 def tags_of(node: Node) -> tuple[str, ...]:
-    """The tags of a node as a tuple, which may be empty."""
+    """Return the tags of a node as a tuple, which may be empty."""
     tag = node.meta.get("delegation_tag")
     if tag is None:
         return ()

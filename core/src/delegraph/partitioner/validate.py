@@ -32,7 +32,7 @@ def check_result(
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """The faults in the types of a partitioner's result, as texts that follow the
+    """Yield the faults in the types of a partitioner's result, as texts that follow the
     partitioner's name in an error.
     """
     if not isinstance(result, PartitionResult):
@@ -52,7 +52,7 @@ def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
 
 
 def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
-    """The faults in one entry of ``partition_tags``."""
+    """Yield the faults in one entry of ``partition_tags``."""
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
@@ -80,7 +80,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
-    """The faults in ``boundary_types``."""
+    """Yield the faults in ``boundary_types``."""
     if not isinstance(types, Mapping):
         yield (
             f" returned {_show(types)} as boundary_types; a dict from names of nodes to"
@@ -96,7 +96,7 @@ def _faults_of_boundary(types: Any) -> Iterator[str]:
 
 
 def _faults_of_refusals(refusals: Any) -> Iterator[str]:
-    """The faults in ``refusals``."""
+    """Yield the faults in ``refusals``."""
     if not isinstance(refusals, (list, tuple)):
         yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
         return
@@ -113,5 +113,5 @@ def _faults_of_refusals(refusals: Any) -> Iterator[str]:
 
 
 def _show(value: Any) -> str:
-    """A value, shortened, with its type."""
+    """Return a value, shortened, with its type."""
     return f"{value!r:.80} ({type(value).__name__})"

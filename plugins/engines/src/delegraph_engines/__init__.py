@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .indices import mark_indices
+    from .grouped_partitioner import GroupedPartitioner, NodeLists
     from .kernels import Kernel, computed_by
     from .named_weights import add_by_content, expect_data
     from .numbered_calls import NumberedCalls, calls_in
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from .wrapping_partitioner import WrappingPartitioner
 
 __all__ = [
+    "GroupedPartitioner",
     "Kernel",
+    "NodeLists",
     "NumberedCalls",
     "Signature",
     "TrialCompilation",
@@ -44,6 +47,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "GroupedPartitioner": "grouped_partitioner",
+    "NodeLists": "grouped_partitioner",
     "Kernel": "kernels",
     "NumberedCalls": "numbered_calls",
     "Signature": "signature",

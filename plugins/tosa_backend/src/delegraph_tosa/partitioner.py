@@ -433,8 +433,13 @@ class TOSAPartitioner(CapabilityPartitioner):
             "TOSABackend",
             options.compile_specs(),
             additional_checks=() if options.spec.takes_dynamic else (why_not_dynamic,),
-            spec={"spec": options.spec},
         )
+        self._target = options.spec
+
+    @property
+    def spec(self) -> Mapping[str, TosaSpec]:
+        """The target, as ``spec``."""
+        return MappingProxyType({"spec": self._target})
 
     def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
         """Raise OptionError if a name in ``int32_inputs`` is no int64 input."""

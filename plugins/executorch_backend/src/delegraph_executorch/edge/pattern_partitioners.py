@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.partitioner import (
-    CapabilityPartitioner,
     DelegationSpec,
-    NodeLists,
     Partitioner,
     PartitionResult,
     WhyNot,
     tag_constant_data,
     tag_mutated_buffer,
 )
+from delegraph_engines import GroupedPartitioner, NodeLists
 from delegraph_programs import constant_placeholders
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -59,7 +58,7 @@ class AllNodePartitioner(Partitioner):
         return [op for op in targets if isinstance(op, OpOverload)], None
 
 
-class PatternPartitioner(CapabilityPartitioner):
+class PatternPartitioner(GroupedPartitioner):
     """Gives a backend the calls that match ``patterns``, and those that ``why_not``
     accepts.
 
@@ -86,8 +85,13 @@ class PatternPartitioner(CapabilityPartitioner):
         support = _PatternSupport(patterns, why_not)
         # asked for after ``begin`` of the support check, which fills the lists for the
         # same program
-        groups = (lambda program: support.lists) if grouped else None
-        super().__init__(support, backend_id, compile_specs, groups=groups, **options)
+        super().__init__(
+            support,
+            backend_id,
+            compile_specs,
+            groups=lambda program: support.lists if grouped else [],
+            **options,
+        )
 
 
 class _PatternSupport:

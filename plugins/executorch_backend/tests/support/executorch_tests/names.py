@@ -24,6 +24,7 @@ import delegraph
 import torch
 from delegraph import backend, partitioner
 from delegraph.delegates import LoweredBackendModule
+from delegraph_engines import GroupedPartitioner
 from delegraph_executorch import edge as lowering
 from delegraph_executorch.device import build_library, load_library
 from delegraph_executorch.emit import emit_program
@@ -564,15 +565,21 @@ class GroupBasedPartitioner:
                 else "not supported"
             )
 
-        self.ours = partitioner.CapabilityPartitioner(
+        free = _operators(non_compute_ops)
+        allowed = _operators(allowed_single_node_partition_ops)
+
+        def why_too_small(operators: Any) -> str | None:
+            work = [node for node in operators if node.target not in free]
+            is_alone = len(work) == 1 and work[0].target not in allowed
+            if not work or (is_alone and not allows_single_node_partition):
+                return "too small"
+            return None
+
+        self.ours = GroupedPartitioner(
             why_not,
             "Group",
             groups=lambda program: self.groups,
-            allows_single_node_partition=allows_single_node_partition,
-            non_compute_ops=_operators(non_compute_ops),
-            allowed_single_node_partition_ops=_operators(
-                allowed_single_node_partition_ops
-            ),
+            limits=partitioner.Limits(why_too_small=why_too_small),
         )
 
     def propose_partitions(self) -> list[Any]:
@@ -626,6 +633,10 @@ class NamedDataStore(backend.NamedDataStore):
     @property
     def external_data(self) -> dict[str, Any]:
         return self.get_named_data_store_output().external_data
+
+    def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
+        output = self.get_named_data_store_output()
+        lowering.externalize_pte_data(output, max_data_bytes, tag_prefix)
 
     @property
     def key_to_buffer_idx(self) -> dict[str, int]:

@@ -7,7 +7,6 @@ import operator
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.groups import Groups
 from delegraph.partitioner.levels import (
     flatten,
     group_by_level,
@@ -16,11 +15,12 @@ from delegraph.partitioner.levels import (
     sink,
     size,
 )
+from delegraph_engines.groups import Groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..support.counting import count_calls
-from ..support.random_graphs import acyclic, graphs
+from core.tests.support.counting import count_calls
+from core.tests.support.random_graphs import acyclic, graphs
 
 
 @st.composite

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from delegraph.errors import ContractViolation
+from delegraph.partitioner.levels import Unit, flatten, size, units
 from delegraph_programs.node_sets import find_root
-
-from ..errors import ContractViolation
-from .levels import Unit, flatten, size, units
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -44,7 +43,7 @@ class Groups:
         self._group_of = {n: group for group in self.groups for n in group}
 
     def _calls(self, group: Iterable[Node]) -> list[Node]:
-        """The calls in ``group``. Raises ContractViolation for a call of another
+        """Return the calls in ``group``. Raises ContractViolation for a call of another
         program.
         """
         nodes = list(group)
@@ -62,8 +61,8 @@ class Groups:
         return [n for n in nodes if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Calls in a group with a call in ``refused`` -> why they stay on the host,
-        too; without those in ``refused``.
+        """Return calls in a group with a call in ``refused`` -> why they stay on the
+        host, too; without those in ``refused``.
 
         ``refused``: call -> why it stays on the host.
         """
@@ -81,8 +80,8 @@ class Groups:
     def units(
         self, calls: Sequence[Node], accepted: Collection[Node]
     ) -> tuple[list[Unit], dict[Node, str]]:
-        """The units of ``calls``, each after the units that it needs; and call -> why
-        its group gives way.
+        """Return the units of ``calls``, each after the units that it needs; and call
+        -> why its group gives way.
 
         A group of ``accepted`` calls is one unit, together with all that lies on a
         cycle with it, unless the group gives way: then its calls are refused. Calls
@@ -150,8 +149,8 @@ class Groups:
     def _why_not_partition(
         self, component: Sequence[Unit], outside: Sequence[Unit]
     ) -> str | None:
-        """Why the units of a component, which need each other, cannot be one partition;
-        None if they can.
+        """Return why the units of a component, which need each other, cannot be one
+        partition; None if they can.
 
         ``outside``: those of its units that stay on the host.
         """
@@ -194,8 +193,8 @@ def _merge(
 
 
 def _strongly_connected(units: Sequence[Unit]) -> list[list[Unit]]:
-    """The strongly connected components of ``units``; each comes after those that it
-    needs.
+    """Return the strongly connected components of ``units``; each comes after those
+    that it needs.
 
     Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are
     deeper than Python's limit.
