@@ -1,10 +1,10 @@
 """Finds the smallest part of a partition that its compiler fails on, so that the rest
 stays delegated.
 
-A compiler that raises an exception seldom says which operator is to blame. The
-partition's calls are put into an order, and the longest beginning that compiles is
-found by halving. The call that follows it goes to the next backend or to the host, and
-the same is done with the calls after that.
+A compiler that raises an exception seldom names the operator that caused it. So the
+calls of the partition are put into an order, and the longest beginning that compiles is
+found by halving. The call after it goes to the next backend or to the host. The same is
+done with the calls after that.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from delegraph_programs.node_sets import find_root, reachable
 from torch.fx import Node
 
-from .buffers import returned_values
+from ..partitioner import PartitionResult
 from .extract import begin_work
-from .partition import Partition, Work
-from .plan import connect, result_positions
+from .partition import Partition, Tags, Work
+from .plan import connected_partitions
 from .schedule import draws, sort_by_needs
 
 MOST_COMPILATIONS = 8
@@ -32,11 +32,11 @@ Unit = Sequence[Node]
 
 @dataclass
 class Narrowed:
-    """What became of a partition that was not compiled.
+    """The result for a partition that was not compiled.
 
     ``work``: the work on the whole partition. ``kept``: the work on its parts that
-    compile. ``refused``: copies of ``work`` whose partitions have only the calls that
-    do not compile, each with its reason.
+    compile. ``refused``: copies of ``work`` with only the calls that do not compile,
+    each with its reason.
     """
 
     work: Work
@@ -45,12 +45,11 @@ class Narrowed:
 
 
 def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
-    """Compile parts of a partition on which its compiler failed; ``work`` has the
-    failure.
+    """Compile parts of a partition on which its compiler failed.
 
-    ``compile_part`` stores the result in the work that it gets, or why there is none. A
-    partition is refused whole if its compiler raised Unsupported, or if it cannot be
-    split.
+    ``work`` has the failure. ``compile_part`` stores a result in the work that it gets,
+    or the reason why there is none. If the compiler raised Unsupported, or if the
+    partition cannot be split, the whole partition is refused.
     """
     assert work.not_compiled is not None, "only a failed partition is narrowed"
     if not work.not_compiled.failed or not _can_be_split(work.partition):
@@ -61,8 +60,9 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
 
 
 def _can_be_split(partition: Partition) -> bool:
-    """Return whether a partition may become several: state and constants without copies
-    belong to one delegate.
+    """Return whether a partition may become several.
+
+    State, and constants without copies, belong to one delegate.
     """
     return not partition.state and not any(
         node.meta.get("no_copy") for node in partition.constants
@@ -72,8 +72,8 @@ def _can_be_split(partition: Partition) -> bool:
 class _Search:
     """The search for the calls of one partition that its compiler fails on.
 
-    ``kept`` and ``refused``: those of ``Narrowed``. ``_left``: attempts that may still
-    be made. ``_reason``: why the last attempt failed.
+    ``kept`` and ``refused``: those of ``Narrowed``. ``_left``: the number of attempts
+    that may still be made. ``_reason``: the reason of the last attempt that failed.
     """
 
     def __init__(self, work: Work, compile_part: Callable[[Work], None]) -> None:
@@ -83,19 +83,10 @@ class _Search:
         self._compile_part = compile_part
         self._left = MOST_COMPILATIONS
         self._reason = work.not_compiled
-        program = work.plan.program
-        self._position = {node: k for k, node in enumerate(program.graph.nodes)}
-        self._results = result_positions(program)
-        kept_buffers = {
-            node for partition in work.plan.partitions for node in partition.state
-        }
-        self._returned = returned_values(program, kept_buffers)
         self._constant = constant_calls(work.partition)
 
     def run(self, units: Sequence[Unit]) -> None:
-        """Fill ``kept`` and ``refused``; ``units``, in their order, do not compile
-        together.
-        """
+        """Fill ``kept`` and ``refused`` with ``units``, which fail together."""
         if not units:
             self.refused.append(self._work)
         while units:
@@ -130,14 +121,14 @@ class _Search:
         return compiled is not None
 
     def _attempt(self, units: Sequence[Unit]) -> Work | None:
-        """Return the work on a part with ``units``, compiled; None if it does not
-        compile, or if no attempt is left.
+        """Return the compiled work on a part with ``units``.
+
+        Returns None if it does not compile, or if no attempt is left.
         """
         if self._left == 0:
             return None
         self._left -= 1
-        partition = self._part(units)
-        work = begin_work(self._work.method, self._work.plan, partition)
+        work = begin_work(self._work.method, self._work.plan, self._part(units))
         self._compile_part(work)
         if work.not_compiled is not None:
             self._reason = work.not_compiled
@@ -145,43 +136,28 @@ class _Search:
         return work
 
     def _part(self, units: Sequence[Unit]) -> Partition:
-        """Return a partition of ``units``, with copies of the calls on constants that
-        they need.
-        """
+        """Return a partition of ``units``, with copies of constant calls that they need."""
         whole = self._work.partition
+        program = self._work.plan.program
         own = {node for unit in units for node in unit}
         nodes = reachable(
             own, lambda node: [n for n in node.all_input_nodes if n in self._constant]
         )
         used = {operand for node in nodes for operand in node.all_input_nodes}
-        part = Partition(
-            tag=f"{whole.tag}/{len(self.kept) + 1}",
-            spec=whole.spec,
-            nodes=sorted(nodes, key=self._position.__getitem__),
-            constants=[node for node in whole.constants if node in used],
-            boundary={
-                node: dtype
-                for node, dtype in whole.boundary.items()
-                if node in nodes or node in used
-            },
-        )
-        tags = self._work.plan.tags | dict.fromkeys(whole.nodes, ())
-        # None comes first for a call on constants, which never is an output: the host
-        # computes it as well
-        tags |= {
-            node: (None, part.tag) if node in self._constant else (part.tag,)
-            for node in nodes
-        }
-        connect(part, tags, self._position, self._returned, self._results)
-        return part
+        tag = f"{whole.tag}/{len(self.kept) + 1}"
+        tags: Tags = {node: (tag,) for node in whole.constants if node in used}
+        for node in whole.nodes:  # in graph order
+            if node in nodes:
+                # None: the host computes a constant call as well, so that the call is
+                # never an output
+                tags[node] = (None, tag) if node in self._constant else (tag,)
+        result = PartitionResult(program, {tag: whole.spec}, whole.boundary_types)
+        return connected_partitions(program, result, tags)[tag]
 
     def _refuse(self, units: Sequence[Unit]) -> None:
-        """Add ``units`` to ``refused``, with the reason of the last attempt that
-        failed.
-        """
-        nodes = sorted(
-            (node for unit in units for node in unit), key=self._position.__getitem__
-        )
+        """Add ``units`` to ``refused``, with the reason of the last failed attempt."""
+        refused = {node for unit in units for node in unit}
+        nodes = [node for node in self._work.partition.nodes if node in refused]
         partition = replace(self._work.partition, nodes=nodes)
         self.refused.append(
             replace(self._work, partition=partition, not_compiled=self._reason)
@@ -193,7 +169,7 @@ class _Units:
     separated.
 
     A call that unpacks results is not separated from the call that makes them.
-    Compilers match quantize and dequantize with the call between them: so a quantize
+    Compilers match quantize and dequantize with the call between them. So a quantize
     stays with the call before it, and a dequantize with its first user. If the scale is
     computed at run time, all of these calls stay together.
     """
@@ -215,8 +191,9 @@ class _Units:
                 self._join(node, value)
 
     def in_order(self) -> list[Unit]:
-        """Return the groups, each after those whose values it needs, and in graph order
-        where there is a choice.
+        """Return the groups, each after those that it needs.
+
+        Where there is a choice, they are in graph order.
         """
         position = {node: k for k, node in enumerate(self._calls)}
         groups: dict[int, list[Node]] = {}
@@ -228,28 +205,22 @@ class _Units:
             group_of[node] = first
         needs: dict[int, set[int]] = {first: set() for first in groups}
         for node in self._calls:
-            operands = (
-                group_of[operand]
-                for operand in node.all_input_nodes
-                if operand in group_of
-            )
-            needs[group_of[node]].update(
-                first for first in operands if first != group_of[node]
-            )
+            own = group_of[node]
+            operands = [n for n in node.all_input_nodes if n in group_of]
+            needs[own].update(group_of[n] for n in operands if group_of[n] != own)
         return [groups[first] for first in sort_by_needs(needs)]
 
     def _join(self, node: Node, others: Sequence[Node]) -> None:
-        """Put ``node`` into one group with those of ``others`` that are calls of the
-        partition.
-        """
+        """Put ``node`` into one group with those of ``others`` that are calls here."""
         for other in others:
             if other in self._root:
                 self._root[find_root(self._root, node)] = find_root(self._root, other)
 
 
 def constant_calls(partition: Partition) -> set[Node]:
-    """Return the calls of a partition that compute constants: all of their operands are
-    constants, and none is random.
+    """Return the calls of a partition that compute constants.
+
+    All of their operands are constants, and they draw no random numbers.
     """
     known = set(partition.constants)
     for node in partition.nodes:

@@ -164,9 +164,9 @@ def connected_partitions(
     returned = returned_values(
         program, {n for p in partitions.values() for n in p.state}
     )
-    results = result_positions(program)
+    results = _result_positions(program)
     for partition in partitions.values():
-        connect(partition, tags, position, returned, results)
+        _connect(partition, tags, position, returned, results)
     return partitions
 
 
@@ -307,7 +307,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     return partitions
 
 
-def connect(
+def _connect(
     partition: Partition,
     tags: Tags,
     position: Mapping[Node, int],
@@ -344,7 +344,7 @@ def connect(
     partition.outputs = [next(in_order) if n in results else n for n in outputs]
 
 
-def result_positions(program: ExportedProgram) -> dict[Node, int]:
+def _result_positions(program: ExportedProgram) -> dict[Node, int]:
     """Node that the program returns -> its position among the outputs (the first, if
     there are several).
     """
