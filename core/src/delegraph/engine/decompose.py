@@ -50,26 +50,16 @@ Keeps = Callable[[Node], bool]
 
 
 class Decomposer:
-    """The decompositions of one lowering. Remembers traces, and which decompositions
-    were of no use.
+    """The decompositions of one lowering.
 
-    It changes the graphs of the programs that it gets, so they must belong to the
-    lowering. ``watched``: check that partitioners change nothing but tags
-    (``plan.ask``). ``session``: calls them; None: they are called here. ``may_fail``:
-    an exception of a partitioner refuses the calls that it is about.
+    Remembers traces, and which decompositions were of no use. It changes the graphs of
+    the programs that it gets, so they must belong to the lowering. ``session``: calls
+    the partitioners; None: they are called here. ``may_fail``: an exception of a
+    partitioner refuses the calls that it is about.
     """
 
-    def __init__(
-        self,
-        watched: bool = True,
-        session: Session | None = None,
-        may_fail: bool = False,
-    ) -> None:
-        """``watched``: check that partitioners change only tags. ``session``: None for
-        none.
-        """
+    def __init__(self, session: Session | None = None, may_fail: bool = False) -> None:
         self.tracer = Tracer()
-        self._watched = watched
         self._session = session
         self._may_fail = may_fail
         # keys of calls whose decomposition did not help
@@ -129,9 +119,7 @@ class Decomposer:
         # turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
-            answer = ask(
-                program, partitioner, self._watched, self._session, self._may_fail
-            )
+            answer = ask(program, partitioner, self._session, self._may_fail)
             final = {r.node for r in answer.result.refusals if r.final}
             left = [
                 n

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from .planner import Planner, compute_constants
 from .refused import given_back_row
 from .schedule import random_notes
 from .session import Session
-from .what_if import SupportChecks
+from .what_if import SupportCheck, repeatable_check, still_refused
 
 STEPS = (
     "export",
@@ -109,13 +110,14 @@ class Findings:
     """What the report of a lowering is made from, besides its programs.
 
     ``reasons``: method -> why backends refused operators. ``given_back``: partitions
-    that compilers refused.
+    that compilers refused. ``checks``: method and backend -> the support check, if the
+    report may repeat it.
     """
 
     delegates: list[DelegateInfo] = field(default_factory=list)
     reasons: dict[str, Reasons] = field(default_factory=dict)
     given_back: list[GivenBack] = field(default_factory=list)
-    what_if: SupportChecks = field(default_factory=SupportChecks)
+    checks: dict[tuple[str, str], SupportCheck] = field(default_factory=dict)
 
 
 class Lowered(NamedTuple):
@@ -230,9 +232,9 @@ def _add_refusals(
                 if item.method == method
                 for node in item.partition.nodes
             ]
-            findings.what_if.keep(
-                method, turn.name, top, turn.partitioners[method], nodes
-            )
+            check = repeatable_check(top, turn.partitioners[method], nodes)
+            if check is not None:
+                findings.checks[method, turn.name] = check
 
 
 def _compute_left_constants(
@@ -260,7 +262,7 @@ def _report(
         findings.delegates,
         findings.reasons,
         [turn.name for turn in settings.turns],
-        findings.what_if,
+        partial(still_refused, findings.checks),
         findings.given_back,
     )
     # the names are read now, because a backend may be taken out of the registry before

@@ -31,16 +31,15 @@ from .session import Session
 
 
 class Answer(NamedTuple):
-    """A partitioner's result for a program, and the tags that it put on the program's
-    nodes.
+    """A partitioner's result for a program, and the tags that it put on the nodes.
 
-    ``before``: the program as the partitioner got it; None if changes are not checked.
+    ``before``: the program as the partitioner got it.
     """
 
     program: ExportedProgram
     result: PartitionResult
     tags: Tags
-    before: Snapshot | None
+    before: Snapshot
 
 
 def check_settings(
@@ -56,37 +55,30 @@ def check_settings(
 def ask(
     program: ExportedProgram,
     partitioner: Partitioner,
-    watched: bool = True,
     session: Session | None = None,
     may_fail: bool = False,
 ) -> Answer:
-    """Ask ``partitioner`` about ``program``, and check that it did only what the
-    contract allows.
+    """Ask ``partitioner`` about ``program``, and check that it only sets tags.
 
-    Calling it puts tags on the nodes of ``program``. ``watched``: also check that it
-    changed only tags. That is left out for a program that was made just to ask.
     ``session``: calls the partitioner, or has an earlier answer; None: it is called
     here. ``may_fail``: an exception of the partitioner refuses the calls that it is
-    about, or all if that is not known. Raises ContractViolation.
+    about, or all calls if that is not known. Raises ContractViolation.
     """
-    before = Snapshot(program) if watched else None
+    before = Snapshot(program)
     try:
-        result = (
-            _result(program, partitioner)
-            if session is None
-            else session.partition(partitioner, program)
-        )
+        if session is None:
+            result = _result(program, partitioner)
+        else:
+            result = session.partition(partitioner, program)
     except PluginFailed as failure:
         if not may_fail or not may_be_refusal(failure):
             raise
         result = _result_after_failure(program, partitioner, failure)
     check_result(partitioner, result, program)
     subject = f"partitioner {type(partitioner).__name__}"
-    if before is not None:
-        _check_untouched(subject, before)
-    return Answer(
-        program, result, _tags(program, result.partition_tags, subject), before
-    )
+    _check_untouched(subject, before)
+    tags = _tags(program, result.partition_tags, subject)
+    return Answer(program, result, tags, before)
 
 
 def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
@@ -125,11 +117,8 @@ def _forget_tags(program: ExportedProgram) -> None:
 
 
 def make_plan(answer: Answer) -> Plan:
-    """Return the plan for an answer, which must have a snapshot. Raises
-    ContractViolation for tags that cannot be.
-    """
+    """Return the plan for an answer. Raises ContractViolation for impossible tags."""
     program, result, tags, before = answer
-    assert before is not None, "what is lowered is watched"
     partitions = connected_partitions(program, result, tags)
     # the first tag of a call names the partition that returns its value; if it is None,
     # the host computes the value

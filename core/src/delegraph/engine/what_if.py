@@ -1,13 +1,12 @@
-"""What would a backend take if the cause of a refusal were removed?
+"""Repeats a support check as if the cause of a refusal were removed.
 
-The report repeats the support check for that when it is read. delegraph-analysis
-removes the cause from the program; without that distribution, the report makes no
-prediction.
+The report does this when it is read. delegraph-analysis removes the cause from the
+program; without that distribution, the report makes no prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from delegraph_programs import TRACING
@@ -35,55 +34,43 @@ class SupportCheck(NamedTuple):
     not_compiled: frozenset[int]
 
 
-class SupportChecks:
-    """The support checks of one lowering, to be repeated without the cause of a
-    refusal.
+def repeatable_check(
+    plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
+) -> SupportCheck | None:
+    """Return the support check that led to ``plan``, if repeating it is of use.
+
+    That is so if a refusal has a ``Reason`` with ``unless``, and no subgraph stays on
+    the host.
     """
+    reasons = [refusal.reason for refusal in plan.refusals]
+    if plan.inner or all(getattr(why, "unless", None) is None for why in reasons):
+        return None
+    handles = frozenset(node.meta.get("debug_handle", 0) for node in not_compiled)
+    return SupportCheck(plan.program, partitioner, handles)
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], SupportCheck] = {}  # by method and backend
 
-    def keep(
-        self,
-        method: str,
-        backend: str,
-        plan: Plan,
-        partitioner: Partitioner,
-        not_compiled: Iterable[Node],
-    ) -> None:
-        """Keep the check of ``backend`` on ``method``, if a refusal says what would
-        have to change.
+def still_refused(
+    checks: Mapping[tuple[str, str], SupportCheck],
+    method: str,
+    backend: str,
+    reason: Reason,
+) -> frozenset[int] | None:
+    """Return the debug handles of the operators that the backend would still refuse if
+    ``reason`` did not hold.
 
-        Such a refusal has a ``Reason`` with ``unless``. Nothing is kept if the program
-        has subgraphs on the host.
-        """
-        if not plan.inner and any(
-            getattr(r.reason, "unless", None) is not None for r in plan.refusals
-        ):
-            handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
-            self._kept[method, backend] = SupportCheck(
-                plan.program, partitioner, handles
-            )
-
-    def __call__(
-        self, method: str, backend: str, reason: Reason
-    ) -> frozenset[int] | None:
-        """Return the debug handles of the operators that the backend would still refuse
-        if ``reason`` did not hold.
-
-        None if that is not known: the check was not kept, the program cannot be changed
-        so that the reason no longer holds, or delegraph-analysis is not installed.
-        """
-        check = self._kept.get((method, backend))
-        if check is None or missing(["delegraph_analysis"]):
+    ``checks``: method and backend -> check. Returns None if there is no check, if
+    delegraph-analysis is not installed, or if it cannot change the program.
+    """
+    check = checks.get((method, backend))
+    if check is None or missing(["delegraph_analysis"]):
+        return None
+    remove_cause = load("delegraph_analysis.what_if:remove_cause")
+    with TRACING, unlogged():
+        try:
+            changed = remove_cause(check.program, reason)
+            answer = Decomposer().ask(changed, check.partitioner)
+        except DelegraphError:
             return None
-        remove_cause = load("delegraph_analysis.what_if:remove_cause")
-        with TRACING, unlogged():
-            try:
-                changed = remove_cause(check.program, reason)
-                answer = Decomposer(watched=False).ask(changed, check.partitioner)
-            except DelegraphError:
-                return None
-        return check.not_compiled.union(
-            r.node.meta.get("debug_handle", 0) for r in answer.result.refusals
-        )
+    return check.not_compiled.union(
+        refusal.node.meta.get("debug_handle", 0) for refusal in answer.result.refusals
+    )
