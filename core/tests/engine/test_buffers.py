@@ -260,7 +260,7 @@ def test_torchs_own_call_of_a_delegate_with_state(registry):
     assert module.total.tolist() == [0, 0, 0]
 
 
-def test_methods_of_a_program_and_two_programs_do_not_share_state(registry):
+def test_methods_and_programs_do_not_share_state(registry):
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
     methods = {"a": Accumulate().eval(), "b": Accumulate().eval()}
     lowered = api.lower(
@@ -509,7 +509,7 @@ def test_mutations_come_before_user_outputs(registry):
     assert indices == [0, 1]
 
 
-def test_methods_that_share_a_written_buffer_are_named_in_a_note(registry):
+def test_a_note_names_methods_that_share_a_written_buffer(registry):
     """Eager would give x + 2 and x + 1; each lowered method counts by itself."""
     shared = Accumulate().eval()
 

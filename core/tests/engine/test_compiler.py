@@ -185,7 +185,7 @@ def no_compilers(monkeypatch):
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
 
 
-def test_a_cache_without_a_compiler_that_keeps_results_is_a_note(
+def test_a_note_mentions_a_cache_without_its_compiler(
     registry, no_compilers, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "kept"))
@@ -290,7 +290,7 @@ def test_flags_of_a_compiler_become_its_options(monkeypatch):
     assert got == {"speed": 3, "near": "yes"}
 
 
-def test_two_distributions_with_one_flag_are_a_conflict_that_names_both(monkeypatch):
+def test_a_conflict_of_flags_names_both_distributions(monkeypatch):
     with pytest.raises(
         PluginConflict, match=r"acme 1.0 and other 1.0 both have the flag --speed"
     ):

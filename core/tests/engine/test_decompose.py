@@ -118,7 +118,7 @@ def test_what_the_backend_keeps_stays_whole(registry):
     assert counts(made) == [{"aten.linear.default": 1}] * 2
 
 
-def test_what_it_does_not_keep_is_decomposed_until_it_is_taken(registry):
+def test_calls_are_decomposed_until_they_are_taken(registry):
     """linear is refused; its pieces contain addmm, which is not."""
     made = lowered(
         Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry
@@ -168,9 +168,7 @@ def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
     }
 
 
-def test_a_composite_inside_a_composite_that_the_filter_does_not_want(
-    registry, no_folding
-):
+def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
     """It wants the layers that see all of the three steps at once, one in each of the
     two.
     """
@@ -491,7 +489,7 @@ def test_a_kept_operator_that_nobody_takes_is_whole(registry):
     assert aten.addmm.default in targets(made.core_program())
 
 
-def test_the_second_of_two_that_only_tag_gets_what_it_asked_to_keep(registry):
+def test_a_second_tagging_partitioner_gets_its_kept_operators(registry):
     first = Tags((aten.bmm.default,))
     second = Tags((aten.linear.default,), kept=[aten.linear.default])
     made = lowered(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
@@ -577,7 +575,7 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
     ], made.report.notes
 
 
-def test_a_call_on_one_value_and_a_call_on_several_have_decompositions_of_their_own(
+def test_calls_on_one_and_several_values_decompose_separately(
     registry,
 ):
     class Twice(nn.Module):
@@ -639,7 +637,7 @@ def test_operands_that_were_decomposed_alike_stay_apart(registry):
     assert in_part.verify(*inputs).relative_error < 1e-6
 
 
-def test_a_decomposition_may_write_to_the_lists_that_it_is_given(registry):
+def test_a_decomposition_may_write_to_its_argument_lists(registry):
     x = torch.randn(4, 3)
     rows = torch.tensor([0, 3])
 
@@ -795,7 +793,7 @@ def dynamic(function):
     return api.lower(program, backends=[])
 
 
-def test_a_decomposition_that_depends_on_sizes_is_noted_in_the_users_terms():
+def test_a_note_names_sizes_that_a_decomposition_needs():
     made = dynamic(lambda x: F.pixel_unshuffle(x, 2))
     decomposer = Decomposer()
     decomposer.finish(made.core_program())
@@ -827,7 +825,7 @@ class Spread(nn.Module):
         return torch.var_mean(x, 1)[0]
 
 
-def test_what_stands_for_an_unused_result_is_no_node_of_the_decomposition():
+def test_unused_results_add_no_node_to_a_decomposition():
     program = torch.export.export(Spread(), (torch.ones(2, 3),))
     program.graph.eliminate_dead_code()
     call = next(n for n in program.graph.nodes if "var_mean" in str(n.target))
@@ -866,7 +864,7 @@ def test_operators_decompose_as_torch_says_without_its_whole_table():
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
 @pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.LSTM])
-def test_the_decomposition_of_a_recurrent_layer_may_be_in_a_table_of_torch(layer):
+def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
     """There ``decompose`` of an operator whose decomposition is written in Python would
     call itself.
     """

@@ -127,7 +127,7 @@ def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
     )
 
 
-def test_what_raises_when_it_is_computed_raises_when_the_program_runs(echo_registry):
+def test_folding_leaves_errors_to_the_run_of_the_program(echo_registry):
     class Outside(nn.Module):
         def __init__(self):
             super().__init__()
@@ -229,7 +229,7 @@ class TagsAll(Partitioner):
         )
 
 
-def test_a_partitioner_that_only_tags_does_not_get_calls_on_constants(echo_registry):
+def test_a_tagging_partitioner_gets_no_calls_on_constants(echo_registry):
     """It would compute the weight with every call; and what it takes layers by is that
     their weights are constant.
     """
@@ -247,7 +247,7 @@ def test_a_partitioner_that_only_tags_does_not_get_calls_on_constants(echo_regis
     assert made.verify(torch.randn(2, 64)).relative_error < 1e-6
 
 
-def test_a_weight_that_is_stored_once_for_two_users_does_not_go_away(echo_registry):
+def test_a_weight_with_two_users_stays(echo_registry):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()

@@ -112,7 +112,7 @@ def test_a_backend_that_edits_what_others_share_is_named(edit, name):
         lower(Branches())
 
 
-def test_a_backend_may_rewrite_a_copy_of_a_body_and_its_own_table_of_tensors():
+def test_a_backend_may_rewrite_copies_of_bodies_and_tensor_tables():
     class Copies(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -332,7 +332,7 @@ class Steps(nn.Module):
         return torch.sin(x) + torch.sin(x + self.w)
 
 
-def test_a_weight_without_bytes_is_refused_with_its_line_and_what_unwraps_it(registry):
+def test_a_weight_without_bytes_is_refused_with_line_and_hint(registry):
     module = Steps(TwoTensor(torch.ones(3), torch.zeros(3))).eval()
     echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
     with pytest.raises(
@@ -387,7 +387,7 @@ def test_a_written_parameter_that_a_delegate_keeps(registry):
     assert module.w.tolist() == [0, 0, 0], "the caller's parameter was written"
 
 
-def test_every_get_attr_has_a_type_also_where_torch_made_it(registry):
+def test_every_get_attr_has_a_type(registry):
     class Seen(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -462,9 +462,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-def test_a_partitioner_that_takes_recorded_types_away_is_named_by_lower(
-    registry, change
-):
+def test_lower_names_a_partitioner_that_removes_recorded_types(registry, change):
     with pytest.raises(
         ContractViolation,
         match=(

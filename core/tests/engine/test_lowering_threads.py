@@ -117,7 +117,7 @@ def test_without_an_executor_nothing_leaves_the_thread():
     assert set(made.seen) == {threading.current_thread()}
 
 
-def test_a_backend_that_does_not_say_so_stays_on_the_callers_thread(pool):
+def test_backends_run_on_the_callers_thread_by_default(pool):
     made = backend(False)
     lowered(made, executor=pool)
     assert set(made.seen) == {threading.current_thread()}
@@ -130,7 +130,7 @@ def test_a_joint_step_is_one_call_of_the_executor(pool):
     assert blobs(side) == blobs(lowered(backend(True), 4))
 
 
-def test_the_first_error_in_order_is_raised_when_nothing_runs_any_more(pool):
+def test_the_first_error_is_raised_after_all_threads_end(pool):
     running = []
 
     def work(text):
@@ -297,7 +297,7 @@ class Narrowing(CapabilityPartitioner):
         return replace(super().partition(exported_program), boundary_types=narrow)
 
 
-def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
+def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
     """Lowerings of one program share the mode of its fake tensors, which asserts that
     it is not entered twice.
     """
@@ -420,7 +420,7 @@ def test_formats_may_trace(formats, tmp_path):
     assert noticed == {"serialize": False, "read": False}
 
 
-def test_formats_may_trace_where_a_program_is_verified_in_their_runtime(formats):
+def test_formats_may_trace_during_a_verification(formats):
     lowered = delegraph.lower(
         Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats
     )
@@ -489,14 +489,14 @@ def test_a_process_that_is_forked_while_another_thread_lowers(pool):
     assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'fine'"
 
 
-def test_who_forks_in_the_middle_of_its_own_lowering_goes_on_in_both():
+def test_a_fork_during_a_lowering_continues_in_both_processes():
     """As a backend does that compiles in processes of its own."""
     said = []
     lowered(backend(False, lambda text: said.append(in_fork(TRACING.is_mine))), 1)
     assert said == ["True"]
 
 
-def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(pool):
+def test_a_fork_during_a_call_in_another_thread(pool):
     inside = threading.Event()
     over = threading.Event()
 

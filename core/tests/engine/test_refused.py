@@ -197,7 +197,7 @@ def test_another_backend_gets_it_with_what_is_around():
     same(program, x)
 
 
-def test_what_is_left_over_is_an_error_where_all_is_required():
+def test_require_full_raises_for_operators_on_the_host():
     with pytest.raises(
         NotFullyDelegated,
         match="its compiler refused the partition: the sine table is full",
@@ -254,7 +254,7 @@ class Two(nn.Module):
         return torch.sin(torch.relu(x).sum(0).tanh()) + 1
 
 
-def test_one_that_compiles_jointly_is_asked_again_without_what_it_names():
+def test_a_joint_compiler_compiles_again_without_refused_partitions():
     class JointBackend(backend("Base")):
         @classmethod
         def preprocess_multimethod(cls, edge_programs, compile_specs):
@@ -512,7 +512,7 @@ def test_a_value_that_crosses_in_another_type():
     same(program, x)
 
 
-def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
+def test_predictions_leave_out_operators_that_the_compiler_refused():
     def why_not(node):
         if node.meta["val"].dtype is torch.float64 and node.target is not aten.to.dtype:
             return Reason(
@@ -544,7 +544,7 @@ def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
     ] == [(2, 2)]
 
 
-def test_the_reason_has_the_hint_and_the_line_that_the_compiler_names():
+def test_the_reason_has_the_compilers_hint_and_line():
     def refuse(names):
         return Unsupported(
             "unsupported", "a window of 9x9", source="net.py:7", hint="pool twice"
@@ -566,7 +566,7 @@ class FailingRuntime(BackendRuntime):
         return run
 
 
-def test_an_error_at_run_time_names_the_partition_of_a_program_that_was_rewritten():
+def test_run_time_errors_name_the_partition_of_a_rewritten_program():
     class F(nn.Module):
         def forward(self, input):
             return input.relu()
@@ -617,7 +617,7 @@ class AsksItsCompiler:
         return {}
 
 
-def test_a_support_check_may_ask_the_compiler_about_the_extracted_program():
+def test_a_support_check_may_compile_an_extracted_program():
     class ExactBackend(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):

@@ -64,10 +64,15 @@ class LoweredBackendModule(torch.nn.Module):
     """The module that a lowered graph calls through
     ``torch.ops.higher_order.executorch_call_delegate``.
 
-    Its properties are read-only. ``blob`` is what the backend returned;
-    ``processed_bytes`` joins it when it is first read. It has no ``module_name``, on
-    purpose: ``torch.export.save`` of a lowered program must fail, because it would
-    silently leave out the blob.
+    ``backend_id``: the name of the backend's class; a partitioner may use another name
+    until the partition is compiled. ``original_module``: the partition as a program,
+    which torch's own call of the delegate runs. ``compile_specs``: the settings for
+    backend and runtime. ``named_data_store_output``: the named data of the backend;
+    None if there is none. ``blob``: the backend's blob; ``processed_bytes`` joins it
+    when it is first read.
+
+    It has no ``module_name``, on purpose: ``torch.export.save`` of a lowered program
+    must fail, because it would silently leave out the blob.
 
     ``inputs`` and ``outputs`` are the calling convention. They do not contain the
     buffers that the delegate keeps (``state``): these are buffers of
@@ -93,34 +98,18 @@ class LoweredBackendModule(torch.nn.Module):
         inputs: Sequence[Argument] = (),
         outputs: Sequence[Argument] = (),
     ) -> None:
-        """A module without a blob, which ``attach`` adds.
-
-        ``original_module``: the partition as a program. ``compile_specs``: the settings
-        for the backend.
-        """
+        """Make a module without a blob; ``attach`` adds the blob."""
         super().__init__()
-        self._backend_id = backend_id
-        self._original_module = original_module
-        self._compile_specs = tuple(compile_specs)
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self.backend_id = backend_id
+        self.original_module = original_module
+        self.compile_specs = list(compile_specs)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
         self.meta: dict[str, Any] = {}
         self.blob: bytes | Blob = b""
-        self._named_data_store_output: NamedDataStoreOutput | None = None
+        self.named_data_store_output: NamedDataStoreOutput | None = None
         self.whole: Callable[..., Any] | None = None
         self.boundary_types: Mapping[str, torch.dtype] = {}
-
-    def belongs_to(self, backend_id: str) -> None:
-        """Set ``backend_id`` to the backend's class name; a partitioner may use another
-        name for it.
-        """
-        self._backend_id = backend_id
-
-    def restore(self, original_module: ExportedProgram) -> None:
-        """Set ``original_module`` to the partition, extracted anew: a backend rewrote
-        the program that it had.
-        """
-        self._original_module = original_module
 
     def attach(
         self,
@@ -135,7 +124,7 @@ class LoweredBackendModule(torch.nn.Module):
         the backend's ``fingerprint`` returned; None if it has none.
         """
         self.blob = result.processed_bytes
-        self._named_data_store_output = result.data_store_output
+        self.named_data_store_output = result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
         self.meta["fingerprint"] = fingerprint or ""
@@ -152,40 +141,6 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta["figures"] = {
             identifier: dict(amounts) for identifier, amounts in result.figures.items()
         }
-
-    @property
-    def backend_id(self) -> str:
-        """Return the name of the backend's class."""
-        return self._backend_id
-
-    @property
-    def original_module(self) -> ExportedProgram:
-        """Return the partition as a program, which torch's own call of the delegate
-        runs.
-        """
-        return self._original_module
-
-    @property
-    def compile_specs(self) -> list[CompileSpec]:
-        """Return the settings with which the backend compiled; its runtime gets them,
-        too.
-        """
-        return list(self._compile_specs)
-
-    @property
-    def inputs(self) -> tuple[Argument, ...]:
-        """Return the run-time inputs, in calling order."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Argument, ...]:
-        """Return the results, in the order in which the delegate returns them."""
-        return self._outputs
-
-    @property
-    def named_data_store_output(self) -> NamedDataStoreOutput | None:
-        """Return the named data that the backend returned; None if there is none."""
-        return self._named_data_store_output
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
@@ -238,14 +193,13 @@ class LoweredBackendModule(torch.nn.Module):
         return [t for table in tables for k, t in table.items() if k in self.state]
 
     def named_data(self) -> dict[str, bytes]:
-        """All named data by key, internal and external, as bytes: what a runtime gets."""
+        """Return all named data by key, internal and external, as bytes for a runtime."""
         store = self.named_data_store_output or NamedDataStoreOutput()
-        tables = [store.pte_data, *store.external_data.values()]
-        return {
-            k: join(store.buffers[e.buffer_index])
-            for entries in tables
-            for k, e in entries.items()
-        }
+        data: dict[str, bytes] = {}
+        for _, entries in store.files():
+            for key, entry in entries.items():
+                data[key] = join(store.buffers[entry.buffer_index])
+        return data
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the delegate. If ``whole`` is set, the arguments and results are
@@ -256,12 +210,13 @@ class LoweredBackendModule(torch.nn.Module):
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """Return a copy that shares everything that is never written: the blob, and all
-        tensors but those of the state.
-        """
-        # ``deepcopy`` takes what ``memo`` has for an object instead of a copy: here the
+        """Return a copy that shares the blob, and all tensors except those of the state."""
+        # if ``memo`` has an object, ``deepcopy`` takes that instead of a copy: here the
         # tensor itself
-        memo.update((id(t), t) for t in self._shared())
+        for table in (self.original_module.state_dict, self.original_module.constants):
+            for name, tensor in table.items():
+                if name not in self.state:
+                    memo[id(tensor)] = tensor
         twin = LoweredBackendModule(
             self.backend_id,
             copy.deepcopy(self.original_module, memo),
@@ -270,16 +225,9 @@ class LoweredBackendModule(torch.nn.Module):
             self.outputs,
         )
         twin.blob = self.blob
-        twin._named_data_store_output = self._named_data_store_output
+        twin.named_data_store_output = self.named_data_store_output
         twin.whole = self.whole
         twin.meta = dict(self.meta)
         twin.boundary_types = self.boundary_types
         memo[id(self)] = twin
         return twin
-
-    def _shared(self) -> list[torch.Tensor]:
-        """Return the tensors of the partition that a call never writes; copies of the
-        module share them.
-        """
-        tables = (self.original_module.state_dict, self.original_module.constants)
-        return [t for table in tables for k, t in table.items() if k not in self.state]

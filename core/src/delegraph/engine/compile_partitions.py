@@ -67,7 +67,7 @@ class PartitionCompiler(NamedTuple):
             backend = self.registry.installed(spec.backend_id)
             # a partitioner may give a backend's short name: from here on, modules have
             # the name of its class
-            item.module.belongs_to(backend.kind.__name__)
+            item.module.backend_id = backend.kind.__name__
             request = Request(
                 backend,
                 tuple(spec.compile_specs),

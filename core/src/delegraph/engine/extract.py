@@ -117,7 +117,8 @@ class ProgramsOf:
     def __call__(self) -> ExportedProgram:
         work = self._work
         if not self._is_first:
-            work.module.restore(extract(work.method, work.plan, work.partition))
+            program = extract(work.method, work.plan, work.partition)
+            work.module.original_module = program
         self._is_first = False
         return work.module.original_module
 
