@@ -336,7 +336,7 @@ class ReturnsNumber(Model):
 
 REFUSED = [
     (Counts, "it writes count, which the host keeps"),
-    (WritesInput, "the program writes to its input x"),
+    (WritesInput, "it writes to its input x"),
     (ReturnsNone, "result 1 is None, and a file of one delegate returns tensors only"),
     (ReturnsNumber, "result 1 is 3, and a file of one delegate returns tensors only"),
 ]

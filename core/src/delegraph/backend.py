@@ -47,14 +47,14 @@ class PreprocessResult:
     """The result of compiling one partition.
 
     ``processed_bytes``: the compiled blob. ``debug_handle_map``: delegate debug
-    identifier -> debug handles of the nodes that it stands for; None: unknown.
-    ``data_store_output``: data that is stored beside the blob; None if there is none.
-    ``facts``: facts for the report by name, such as ``{"memory": "on-chip"}``. The fact
-    "target" is shown only if delegates of the backend have different targets.
-    ``figures``: identifier of ``debug_handle_map`` -> amounts by name, such as ``{3:
-    {"cycles": 1200}}``. The report has their sums for each delegate and each line of
-    the user's program. ``output``: what the compiler printed, for the report. For a
-    compiler in another process, delegraph sets it.
+    identifier -> debug handles of its nodes; None: unknown. ``data_store_output``: data
+    that is stored next to the blob; None if there is none. ``facts``: facts for the
+    report by name, such as ``{"memory": "on-chip"}``. The fact "target" is shown only
+    if delegates of the backend have different targets. ``figures``: identifier of
+    ``debug_handle_map`` -> amounts by name, such as ``{3: {"cycles": 1200}}``. The
+    report has their sums for each delegate and each line of the user's program.
+    ``output``: the output of the compiler as text, for the report. For a compiler in
+    another process, delegraph sets it.
     """
 
     processed_bytes: bytes | Blob = b""
@@ -140,14 +140,15 @@ class BackendDetails(ABC):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """Identifies everything that ``preprocess`` depends on besides its arguments,
-        such as a compiler's version.
+        """Return a text with everything that ``preprocess`` depends on besides its
+        arguments.
 
-        It is stored with each delegate, for the runtime's ``compatible``, and is part
-        of a cache's keys. It need not include the versions of the backend's own
-        package, delegraph and torch. None: results must not be cached, because this is
-        unknown, or because with these compile specs ``preprocess`` writes files or its
-        result depends on names or source lines.
+        An example is the compiler's version. The text is stored with each delegate, for
+        the runtime's ``compatible``, and is part of a cache's keys. It need not have
+        the versions of the backend's own package, delegraph and torch. None means that
+        results must not be cached. Return None if the dependencies are not known.
+        Return it also if ``preprocess`` writes files with these compile specs, or if
+        its result depends on names or source lines.
         """
         return None
 
@@ -157,11 +158,10 @@ class BackendDetails(ABC):
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Compile all partitions; returns method -> results, in order. The default
-        calls ``preprocess`` for each.
+        """Compile all partitions, and return the results of each method in order.
 
-        ``compile_specs`` has one list for each program. Raises ContractViolation if
-        their numbers differ.
+        The default calls ``preprocess`` for each. ``compile_specs`` has one list for
+        each program. Raises ContractViolation if their numbers differ.
         """
         _check_counts(cls.__name__, edge_programs, compile_specs)
         return {
@@ -174,18 +174,17 @@ class BackendDetails(ABC):
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation unless the method ``name`` can be called on the class
-    with positional ``arguments``.
+    """Raise ContractViolation unless the class has a callable method ``name``.
 
-    ``arguments``: their names. Only their number is checked, against the signature;
-    nothing is called.
+    The method must take positional ``arguments``. These are the names of the arguments;
+    only their number is checked against the signature. Nothing is called.
     """
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)
     except TypeError as e:
         text = (
-            f"{cls.__name__}.{name} is called on the class, with"
-            f" ({', '.join(arguments)}), and takes something else"
+            f"{cls.__name__}.{name} cannot be called on the class with"
+            f" ({', '.join(arguments)})"
         )
         raise ContractViolation(
             "contract-violation", f"{text}: {e}", hint="is @staticmethod missing?"
@@ -197,9 +196,7 @@ def _check_counts(
     programs: Mapping[str, Sequence[Any]],
     specs: Mapping[str, Sequence[Any]],
 ) -> None:
-    """Raise ContractViolation unless ``specs`` has as many lists for each method as
-    ``programs`` has partitions.
-    """
+    """Raise ContractViolation unless each program has a list of compile specs."""
     for method, partitions in programs.items():
         count = len(specs[method]) if method in specs else 0
         if count != len(partitions):
@@ -229,15 +226,15 @@ class DelegateMappingBuilder:
         handles: int | Sequence[int | None] | None = None,
         identifier: int | str | None = None,
     ) -> int | str:
-        """Map an identifier to ``handles``, or to the debug handles of ``nodes``;
-        returns the identifier.
+        """Map an identifier to ``handles``, or to the debug handles of ``nodes``, and
+        return it.
 
-        ``identifier``: must be passed, unless the builder generates identifiers: then
+        ``identifier``: must be passed, unless the builder generates identifiers; then
         it must not.
 
         Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is
-        passed, if there is no debug handle, or if ``identifier`` is missing, not wanted
-        or in use.
+        passed. Raises it also if there is no debug handle, or if ``identifier`` is
+        missing, not wanted or in use.
         """
         if (nodes is None) == (handles is None):
             raise ContractViolation(
@@ -261,8 +258,7 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """Return the identifier of a new entry: the caller's or, with
-        ``generated_identifiers``, the next number.
+        """Return the identifier of a new entry: the caller's, or the next number.
 
         Raises ContractViolation if it is missing, not wanted or in use.
         """
@@ -286,8 +282,9 @@ class DelegateMappingBuilder:
 
 
 def _handles_of(nodes: Any) -> list[int | None]:
-    """Return the debug handle of each node, or of a single one; None for a node without
-    a handle.
+    """Return the debug handle of each node, or of a single one.
+
+    The handle is None for a node without one.
     """
     return [
         n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)

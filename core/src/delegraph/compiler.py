@@ -1,8 +1,8 @@
-"""Where and how partitions are compiled: what ``delegraph.lower(compiler=...)`` takes.
+"""The interface of compilers, for ``delegraph.lower(compiler=...)``.
 
 A compiler makes a ``Session`` for each lowering. The session gets a ``Request`` for
 each partition, and answers it with a ``Compiled``. ``compile_here`` compiles in this
-process; other compilers may call it, too, after they changed requests or answered some
+process. Other compilers may call it, too, after they changed requests or answered some
 of them by themselves. They can replace the class in ``Request.backend`` (``kind``) by
 one that sends the partition to another process.
 """

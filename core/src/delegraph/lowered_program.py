@@ -1,6 +1,4 @@
-"""``LoweredProgram``, which ``delegraph.lower`` returns: it can be called, verified and
-saved.
-"""
+"""``LoweredProgram``, the result of ``delegraph.lower``."""
 
 from __future__ import annotations
 
@@ -74,8 +72,8 @@ class LoweredProgram(MethodPrograms):
         super().__init__(programs)
         self.report = report
         self.delegates = delegates
-        self._whole: DelegateInfo | None = None  # what ``whole_delegate`` returned
-        # what ``save`` stores beside the delegates' named data
+        self._whole: DelegateInfo | None = None  # the result of ``whole_delegate``
+        # data that ``save`` adds to the delegates' named data
         self._own_data: Mapping[str, bytes] = {}
         self._eager = eager
         self._registry = registry
@@ -91,43 +89,39 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def methods(self) -> list[str]:
-        """Return names of the methods, in the order in which they were passed to
-        ``lower``.
-        """
+        """Return the names of the methods, in the order of ``lower``."""
         return list(self._programs)
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Always empty. (Formats ask for it: an EdgeProgramManager may have methods
-        that return a constant.)
+        """Return {}.
+
+        Formats ask for it, because an EdgeProgramManager may have methods that return a
+        constant.
         """
         return {}
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """Return the named data of all delegates, and the data that was passed to
-        ``save``.
-        """
+        """Return the named data of all delegates, and the data of ``save``."""
         return merged_named_data(self._programs.values(), self._own_data)
 
     def core_program(
         self, name: str = "forward", keep: Collection[OpOverload] = ()
     ) -> ExportedProgram:
-        """Return a copy of a method's program in which calls on the host are decomposed
-        to core ATen, except for ``keep``.
+        """Return a copy of a method's program with the host's calls in core ATen.
 
-        Runtimes on devices have kernels for core ATen's operators only. A call of this
-        object runs the operators of the model instead, as they stand in
-        ``exported_program``. Raises InputError for an unknown method.
+        Operators in ``keep`` stay whole. Runtimes on devices only have kernels for core
+        ATen. A call of this object runs the operators of the model instead, as
+        ``exported_program`` has them. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
 
     def whole_delegate(self) -> DelegateInfo:
-        """Return the only delegate with all inputs and outputs of its method, in order;
-        compiled again if its own differ.
+        """Return the only delegate, with all inputs and outputs of its method in order.
 
-        Raises InputError for what a file of one delegate cannot have, such as buffers
-        that the host writes.
+        If its own differ, it is compiled again. Raises InputError if a file of one
+        delegate cannot have the program, for example because the host writes a buffer.
         """
         if self._whole is None:
             (delegate,) = self.delegates
@@ -142,7 +136,8 @@ class LoweredProgram(MethodPrograms):
         return self.report.host_operators
 
     def method(self, name: str) -> Executable:
-        """Return the method ``name``, called with the same arguments as the model.
+        """Return the method ``name``, which is called like the model.
+
         Raises InputError for an unknown name.
         """
         return self._methods[self._known(name)]
@@ -152,22 +147,21 @@ class LoweredProgram(MethodPrograms):
         return self.method(self._default_method())(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
-        """Return a program with buffers of its own, in their initial state, for another
-        thread, stream or session.
+        """Return a program with buffers of its own, in their initial state.
 
-        Weights, generated code and delegates without state are shared with this
-        program.
+        It is for another thread, stream or session. Weights, generated code and
+        delegates without state are shared with this program.
         """
         return self._with_methods(
             {m: method.instance() for m, method in self._methods.items()}
         )
 
     def with_missing_runtime(self, how: OnMissingRuntime) -> LoweredProgram:
-        """Return a program that treats delegates without a runtime on this host as
-        ``how`` says, in its initial state.
+        """Return a program that treats delegates without a runtime on this host
+        differently.
 
-        "eager": run their operators in eager PyTorch; the report has a note. "error":
-        raise NoRuntime, as by default.
+        It is in its initial state. ``how`` "eager": run their operators in eager
+        PyTorch; the report has a note. "error": raise NoRuntime, as by default.
         """
         if how not in get_args(OnMissingRuntime):
             wanted = " or ".join(map(repr, get_args(OnMissingRuntime)))
@@ -185,16 +179,18 @@ class LoweredProgram(MethodPrograms):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        """Return a copy with buffers of its own and their current values. Raises
-        InputError if a delegate keeps state.
+        """Return a copy with buffers of its own and their current values.
+
+        Raises InputError if a delegate keeps state.
         """
         return self._with_methods(
             {m: copy.deepcopy(method, memo) for m, method in self._methods.items()}
         )
 
     def __copy__(self) -> LoweredProgram:
-        """Return a shallow copy. Defined because ``copy.copy`` would call
-        ``__reduce__``, which raises an error.
+        """Return a shallow copy.
+
+        ``copy.copy`` would call ``__reduce__``, which raises an error.
         """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -311,8 +307,8 @@ class LoweredProgram(MethodPrograms):
         """
         name = self._known(method or self._default_method())
         self._expect_border_of_eager(name)
-        # state that delegates keep, and what the lowered program writes, is what eager
-        # may write
+        # eager may write the state that delegates keep, and the targets that the lowered
+        # program writes
         written = {
             target
             for d in self.delegates
@@ -334,11 +330,11 @@ class LoweredProgram(MethodPrograms):
 
     @staticmethod
     def _no_values_of(runtime: str) -> InputError:
-        """Return the error for a runtime that is to show the values inside of a
+        """Return the error for a runtime that cannot show the values inside of a
         program.
         """
         text = (
-            f"the runtime {runtime!r} executes a whole file, and does not tell the"
+            f"the runtime {runtime!r} executes a whole file, and does not show the"
             " values in it"
         )
         return InputError(
@@ -350,10 +346,9 @@ class LoweredProgram(MethodPrograms):
     def observe(
         self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any
     ) -> Any:
-        """Call a method in its initial state and return its results;
-        ``observer`` gets all values on the way.
+        """Call a method in its initial state; ``observer`` gets all values on the way.
 
-        ``method``: by default the only one, or "forward".
+        Returns the results. ``method``: by default the only one, or "forward".
         """
         return self._run_here(
             self._known(method or self._default_method()), observer, args, kwargs
@@ -362,8 +357,8 @@ class LoweredProgram(MethodPrograms):
     def observed(
         self, observer: Observer, method: str | None = None
     ) -> Callable[..., Any]:
-        """Return a method in its initial state, for several calls, of which
-        ``observer`` gets all values.
+        """Return a method in its initial state; ``observer`` gets all values of its
+        calls.
         """
         name = self._known(method or self._default_method())
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
@@ -374,36 +369,39 @@ class LoweredProgram(MethodPrograms):
     def profile(
         self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
     ) -> Any:
-        """Where the time of a call goes, by line, module and delegate: see
-        ``delegraph_analysis.profile_program``.
+        """Return the times of a call by line, module and delegate.
+
+        See ``delegraph_analysis.profile_program``.
         """
         profile = provided("delegraph_analysis:profile_program", "profile()")
         return profile(self, *args, repeats=repeats, method=method, **kwargs)
 
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Data columns for Model Explorer: see ``delegraph_analysis.node_data``, which
-        gets the arguments.
+        """Return data columns for Model Explorer.
+
+        See ``delegraph_analysis.node_data``, which gets the arguments.
         """
         return provided("delegraph_analysis:node_data", "node data")(
             self, method or self._default_method(), *args, **kwargs
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """Return a function from a delegate debug identifier to Model Explorer's
-        (graph, node) names in ``file``.
+        """Return a function from a delegate debug identifier to Model Explorer's names.
 
-        Raises OptionError if the file's format does not define ``node_of``.
+        The names are (graph, node) in ``file``. Raises OptionError if the file's format
+        does not define ``node_of``.
         """
         return FileFormat(file, self._registry).node_of
 
     def _expect_border_of_eager(self, name: str) -> None:
-        """Raise InputError if a transform changed inputs or results, so that eager
-        cannot be called in the same way.
+        """Raise InputError if a transform changed inputs or results.
+
+        Eager cannot be called in the same way then.
         """
         if name in self._changed:
             hint = (
-                "verify what is lowered without that transform, such as integer_borders"
-                " or channels_last_borders"
+                "verify a program that is lowered without that transform, such as"
+                " integer_borders or channels_last_borders"
             )
             raise InputError(
                 "input-invalid",
@@ -412,8 +410,9 @@ class LoweredProgram(MethodPrograms):
             )
 
     def _eager_module(self, name: str) -> torch.nn.Module:
-        """Return the program before lowering, as a module. Cached, because
-        ``ExportedProgram.module`` takes long.
+        """Return the program before lowering, as a module.
+
+        It is cached, because ``ExportedProgram.module`` takes long.
         """
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
@@ -425,9 +424,8 @@ class LoweredProgram(MethodPrograms):
     ) -> Any:
         """Return the results of a method, run on this host from its initial state.
 
-        ``observer``: gets all values of the run. None: nobody gets them, and each
-        delegate's inputs are compared before and after its calls instead, to find a
-        runtime that writes to them.
+        ``observer``: gets all values of the run. If it is None, each delegate's inputs
+        are compared before and after its calls, to find a runtime that writes to them.
         """
         if observer is not None:
             return self.observed(observer, name)(*args, **kwargs)
@@ -457,7 +455,7 @@ class LoweredProgram(MethodPrograms):
         """Write the program, completely or not at all, in the format that the path's
         suffix chooses.
 
-        ``named_data``: key -> data to store in the file beside that of the delegates.
+        ``named_data``: key -> data to store in the file with that of the delegates.
         ``options``: the format's. Raises FormatNotFound if no plugin declares the
         format, InputError if the format cannot hold this program (a backend's own
         format, such as ``.tosa``, holds a single delegate), OptionError for wrong
@@ -470,8 +468,9 @@ class LoweredProgram(MethodPrograms):
             self._whole = with_data._whole
 
     def _default_method(self) -> str:
-        """Return the method for calls without a method's name: ``forward``, or the only
-        one. Raises InputError otherwise.
+        """Return the method for calls without a name: ``forward``, or the only one.
+
+        Raises InputError if there is no such method.
         """
         if len(self._programs) > 1 and "forward" not in self._programs:
             raise InputError(
@@ -485,8 +484,7 @@ class LoweredProgram(MethodPrograms):
 def _restoring_state(
     module: torch.nn.Module, written: Collection[str]
 ) -> Iterator[Callable[..., Any]]:
-    """A block in which ``module`` may be called; at its end, state that was written
-    gets its old values back.
+    """Let the block call ``module``, and restore the state that it writes.
 
     ``written``: names of the parameters and buffers to restore. The state of delegates
     that ``module`` itself calls is restored, too. The block gets ``module``.

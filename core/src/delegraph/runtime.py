@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Verdict = Literal["runs", "rebuild", "cannot"]
-"""``rebuild``: it runs, and compiling it anew would be better, or will be needed soon.
+"""``rebuild``: it runs, but compiling it again would be better, or will be needed soon.
 """
 BEGINNING = 4096
 """The number of bytes at the beginning of a blob that its ``BlobHeader`` has."""
@@ -91,12 +91,12 @@ class Delegate(Protocol):
 
 
 class ObservedDelegate(Protocol):
-    """A loaded blob whose call returns (tuple of outputs, values computed inside of
-    it).
+    """A loaded blob that also returns values inside of it.
 
-    The values are by delegate debug identifier, a key of the backend's
-    ``debug_handle_map``: for each, the results of its operator. They may have another
-    memory layout than in the program (NHWC), and some may be missing.
+    A call returns (tuple of outputs, values). The values are by delegate debug
+    identifier, a key of the backend's ``debug_handle_map``: for each, the results of
+    its operator. They may have another memory layout than in the program (NHWC), and
+    some may be missing.
     """
 
     def __call__(
@@ -121,11 +121,11 @@ class Border:
 
 
 Spent = Mapping[Any, Mapping[str, float]]
-"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and
+"""Delegate debug identifier -> amounts of its operator: "seconds", or "cycles", and
 maybe "bytes" of memory.
 
-A ``Border`` in its place stands for handing over an input or an output. A tuple of
-identifiers stands for operators that the engine fused into one when it loaded the blob.
+A key may also be a ``Border``, for handing over an input or an output. A tuple of
+identifiers is a key for operators that the engine fused when it loaded the blob.
 """
 
 
@@ -135,14 +135,13 @@ def fused(key: Any) -> tuple[Any, ...]:
 
 
 class ProfiledDelegate(Protocol):
-    """As a ``Delegate``, but it returns a tuple of its outputs, and what each of its
-    operators took in this call.
+    """A ``Delegate`` that also returns the times of its operators.
 
-    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``,
-    or tuples of them. What belongs to no identifier, such as moving data, has the key
-    None; what is left out counts as not attributed. In place of the mapping it may
-    return a function that returns it: where reading times takes time, that is not the
-    call's.
+    A call returns (tuple of outputs, times of this call). The keys of the times are
+    delegate debug identifiers, as for an ``ObservedDelegate``, or tuples of them. Time
+    that belongs to no identifier, such as moving data, has the key None. Time that is
+    left out counts as not attributed. If reading times takes time, the call may return
+    a function that returns the mapping.
     """
 
     def __call__(
@@ -156,8 +155,9 @@ class BackendRuntime:
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check a runtime as it is defined. Raises ContractViolation for a method with
-        other parameters.
+        """Check a runtime when it is defined.
+
+        Raises ContractViolation for a method with other parameters.
         """
         super().__init_subclass__(**kwargs)
         for name in ("load", "observe"):
@@ -186,10 +186,10 @@ class BackendRuntime:
 
     @staticmethod
     def is_available() -> bool:
-        """Return whether delegates can be run now. Instead of returning False, may
-        raise NoRuntime that says why.
+        """Return whether delegates can be run now.
 
-        False, for example, if no device is connected. Only ``delegraph backends
+        An example for False is a device that is not connected. Instead of returning
+        False, it may raise NoRuntime with the reason. Only ``delegraph backends
         --available`` and ``delegraph doctor`` call this.
         """
         return True
@@ -200,14 +200,15 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """Return whether this runtime can run the blob of ``header``, on ``device`` if
-        one is named; None if not known.
+        """Return whether this runtime can run the blob of ``header``, or None if not
+        known.
 
-        Optional. Called before a blob of a file is loaded. If the verdict is "cannot",
-        the blob is not loaded, so that wrong versions lead to an error with a reason
-        and not to a crash. An OptionError or FormatError, for compile specs or a
-        beginning that cannot be read, means "cannot", with its message. Must raise
-        nothing else, whatever the header has.
+        Optional. ``device``: the device in question, if one is named. Called before a
+        blob of a file is loaded. If the verdict is "cannot", the blob is not loaded, so
+        that wrong versions lead to an error with a reason and not to a crash. An
+        OptionError or FormatError, for compile specs or a beginning that cannot be
+        read, means "cannot", with its message. Must raise nothing else, for any content
+        of the header.
         """
         return None
 
@@ -219,7 +220,7 @@ class BackendRuntime:
     ) -> Delegate:
         """Load a blob, so that it can be called. Raises FormatError if it is damaged.
 
-        ``named_data``: key -> bytes that the backend stored beside the blob. If the
+        ``named_data``: key -> bytes that the backend stored next to the blob. If the
         compiled program writes buffers (BUFFER_MUTATION outputs), the delegate keeps
         them from call to call and returns only the other outputs. Each load starts with
         the buffers' values in the compiled program.
@@ -250,10 +251,10 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``, but the delegate also tells how long its operators took, for
-        ``LoweredProgram.profile``.
+        """As ``load``, but the delegate also returns the times of its operators.
 
-        Optional: without it, calls of the delegate are timed as a whole.
+        Optional: without it, ``LoweredProgram.profile`` times calls of the delegate as
+        a whole.
         """
         raise NotImplementedError
 
@@ -306,5 +307,5 @@ class Timer(Observer, Protocol):
         """A call of a delegate took ``seconds`` in its runtime; comes before its
         ``see``.
 
-        ``read()`` returns what its operators took of them, and may take a while itself.
+        ``read()`` returns the times of its operators, and may take a while itself.
         """

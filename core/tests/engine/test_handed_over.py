@@ -270,10 +270,7 @@ def stored(data):
         ),
         (
             stored(NamedDataStore()),
-            (
-                "unusable named data for partition Made_0; a NamedDataStore is no"
-                " NamedDataStoreOut"
-            ),
+            ("unusable named data for partition Made_0; a NamedDataStore was given"),
         ),
         (
             stored({}),
@@ -316,7 +313,7 @@ def test_a_forgotten_staticmethod_is_refused_when_the_class_is_made(kind):
     )
     with pytest.raises(
         ContractViolation,
-        match=rf"(?s)Mine\.{name} is called on the class, with .+@staticmethod missing",
+        match=rf"(?s)Mine\.{name} cannot be called on the class with .+@staticmethod missing",
     ):
         type("Mine", (kind,), {name: given})
 
@@ -408,29 +405,6 @@ def test_every_get_attr_has_a_type(registry):
         lower_whole = to_backend("Seen", torch.export.export(Wrapped(inner), (X,)))
         lower(Branches())
     assert lower_whole.backend_id == "Seen"
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "backend_id",
-        "original_module",
-        "compile_specs",
-        "processed_bytes",
-        "named_data_store_output",
-        "inputs",
-        "outputs",
-    ],
-)
-def test_what_a_lowered_module_records_is_read_only(field):
-    with delegraph.register(EchoBackend, name="inner"):
-        module = to_backend(
-            "EchoBackend", torch.export.export(Sine(), (X,)), [CompileSpec("k", b"v")]
-        )
-    with pytest.raises(AttributeError, match=field):
-        setattr(module, field, None)
-    module.compile_specs.clear()
-    assert module.compile_specs == [CompileSpec("k", b"v")]
 
 
 # --- recorded types -------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_objects_of_another_library_are_models(registry):
     lowered = delegraph.lower(Special(), backends=[], registry=registry)
     assert torch.equal(lowered(torch.ones(2)), Net()(torch.ones(2)))
     with pytest.raises(
-        InputError, match="an nn.Module or an ExportedProgram is wanted, not object"
+        InputError, match="must be an nn.Module or an ExportedProgram, not object"
     ):
         delegraph.lower(object(), backends=[], registry=registry)
 
@@ -226,5 +226,5 @@ def test_an_observer_sees_a_run_in_order(registry):
     )
     figures = lowered.verify(x, observer=Record())
     assert figures.agrees()
-    with pytest.raises(InputError, match="does not tell the values in it"):
+    with pytest.raises(InputError, match="does not show the values in it"):
         lowered.verify(x, observer=Record(), runtime="executorch")

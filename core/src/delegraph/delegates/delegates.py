@@ -22,7 +22,7 @@ from .lowered_module import Argument, LoweredBackendModule
 
 @dataclass(frozen=True)
 class DelegateDebug:
-    """What a profiler needs to name the events of a delegate.
+    """The facts with which a profiler names the events of a delegate.
 
     ``debug_handle_map``: the backend's debug identifier -> debug handles of operators.
     """
@@ -56,11 +56,10 @@ def delegate_calls(
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """Return the named data of all delegates of ``programs``, and ``own``, the caller's
-    own data by key.
+    """Return the named data of all delegates of ``programs``, and ``own`` data.
 
-    Equal contents are stored once, as in one file. Raises NamedDataError if one key has
-    different data.
+    ``own``: the caller's data by key. Equal contents are stored once, as in one file.
+    Raises NamedDataError if one key has different data.
     """
     store = NamedDataStore()
     # a delegate that is called several times counts once
@@ -76,8 +75,8 @@ def merged_named_data(
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Return debug handle of each call of a delegate -> the delegate's backend and
-    debug handle map.
+    """Return the debug handle of each call of a delegate -> backend and debug handle
+    map.
 
     Two delegates may use the same debug identifier, so an event belongs to a handle and
     an identifier together.
@@ -97,8 +96,9 @@ class MethodPrograms:
         self._programs = dict(programs)
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """Return the program of a method, with calls of its delegates. Raises
-        InputError if there is none of that name.
+        """Return the program of a method, with calls of its delegates.
+
+        Raises InputError if there is none of that name.
         """
         return self._programs[self._known(name)]
 
@@ -113,8 +113,9 @@ class MethodPrograms:
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """Return the named data of all delegates of all methods; equal contents once,
-        as in one program file.
+        """Return the named data of all delegates of all methods.
+
+        Equal contents are stored once, as in one program file.
         """
         return merged_named_data(self._programs.values())
 
@@ -130,8 +131,8 @@ class DelegateInfo:
 
     ``name``: the attribute of the method's program that has the module. ``nodes``: the
     operators that it replaces, as a report counts them: without calls that unpack
-    results or compute sizes. ``seconds``: seconds by step. ``compiled``: where the blob
-    comes from, if the lowering used a cache: compiled now, from the cache, or from an
+    results or compute sizes. ``seconds``: seconds by step. ``compiled``: the origin of
+    the blob, if the lowering used a cache: compiled now, from the cache, or from an
     equal delegate.
     """
 
@@ -153,16 +154,12 @@ class DelegateInfo:
 
     @property
     def blob(self) -> bytes | Blob:
-        """Return the backend's blob as the backend returned it; bytes once it was
-        joined.
-        """
+        """Return the backend's blob in its own form; bytes once it was joined."""
         return self.module.blob
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """Return the settings with which the backend compiled; its runtime gets them,
-        too.
-        """
+        """Return the settings for backend and runtime."""
         return self.module.compile_specs
 
     @property
@@ -172,9 +169,7 @@ class DelegateInfo:
 
     @property
     def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
-        """Return the backend's debug identifier -> debug handles of the operators that
-        it stands for.
-        """
+        """Return the backend's debug identifier -> debug handles of its operators."""
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
@@ -184,33 +179,35 @@ class DelegateInfo:
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """Return the backend's debug identifier -> amounts that the backend expects, by
-        name, such as cycles.
+        """Return the backend's debug identifier -> expected amounts by name, such as
+        cycles.
         """
         return dict(self.module.meta.get("figures", {}))
 
     @property
     def producer(self) -> str:
-        """Return the distribution that provides the backend, and its version; "" if it
-        is not known.
+        """Return the distribution of the backend and its version; "" if it is not
+        known.
         """
         return str(self.module.meta.get("producer", ""))
 
     @property
     def fingerprint(self) -> str:
-        """What the backend says that the blob depends on besides the program, such as a
-        compiler's version; or "".
+        """Return the backend's text about everything that the blob depends on.
+
+        The program itself is not in it, but for example a compiler's version; "" if it
+        is not known.
         """
         return str(self.module.meta.get("fingerprint", ""))
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """Run-time inputs in calling order."""
+        """Return the run-time inputs in calling order."""
         return self.module.inputs
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        """Outputs in calling order."""
+        """Return the outputs in calling order."""
         return self.module.outputs
 
     def save(self, path: str | os.PathLike[str]) -> None:

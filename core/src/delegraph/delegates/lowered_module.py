@@ -46,7 +46,7 @@ class Argument:
 
     @property
     def is_number(self) -> bool:
-        """Return whether this is a Python number and no tensor."""
+        """Return whether this is a Python number instead of a tensor."""
         return self.dtype is None
 
     @property
@@ -117,11 +117,11 @@ class LoweredBackendModule(torch.nn.Module):
         producer: tuple[str, str],
         fingerprint: str | None = None,
     ) -> None:
-        """Store ``result``, which the backend's ``preprocess`` returned; all but blob
-        and named data goes to ``meta``.
+        """Store ``result`` of the backend's ``preprocess``.
 
-        ``producer``: the backend's distribution and its version. ``fingerprint``: what
-        the backend's ``fingerprint`` returned; None if it has none.
+        Everything but blob and named data goes to ``meta``. ``producer``: the backend's
+        distribution and its version. ``fingerprint``: the result of the backend's
+        ``fingerprint``; None if it has none.
         """
         self.blob = result.processed_bytes
         self.named_data_store_output = result.data_store_output
@@ -144,8 +144,9 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
-        """What an error of the backend names: partition and method, as text, and the
-        partition's nodes.
+        """Return the place for an error of the backend, and the partition's nodes.
+
+        The place has partition and method, as text.
         """
         program = self.original_module.graph_module
         where = (
@@ -155,11 +156,11 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def processed_bytes(self) -> bytes:
-        """Return the blob as bytes, as a ``.pte`` stores it; empty while torch
-        validates the program, which needs no blob.
+        """Return the blob as bytes, as a ``.pte`` stores it.
 
-        A blob of several pieces is joined at the first read, and the bytes then take
-        its place in ``blob``.
+        It is empty while torch validates the program, which needs no blob. A blob of
+        several pieces is joined at the first read, and the bytes then replace it in
+        ``blob``.
         """
         if is_validating():
             return b""
@@ -184,10 +185,10 @@ class LoweredBackendModule(torch.nn.Module):
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the buffers in ``state``, which are written when torch
-        itself runs ``original_module``.
+        """Return the tensors of the buffers in ``state``.
 
-        A runtime that runs the blob has tensors of its own.
+        torch writes them when it runs ``original_module``. A runtime that runs the blob
+        has tensors of its own.
         """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k in self.state]
@@ -202,8 +203,9 @@ class LoweredBackendModule(torch.nn.Module):
         return data
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the delegate. If ``whole`` is set, the arguments and results are
-        those of the whole program.
+        """Call the delegate.
+
+        If ``whole`` is set, arguments and results are those of the whole program.
         """
         if self.whole is not None:
             return self.whole(partial(CALL_DELEGATE, self), args, kwargs)

@@ -1,5 +1,6 @@
-"""Who keeps a buffer that a program writes: the host, or the one delegate that reads
-and writes it.
+"""Decides who keeps a buffer that a program writes: the host or one delegate.
+
+Only a delegate that has all reads and writes of the buffer can keep it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from .partition import Partition, Tags, broken
 def give_state(
     program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]
 ) -> None:
-    """Let partitions own the written buffers whose placeholders are tagged for them:
-    fills their ``state``.
+    """Let partitions own the written buffers that are tagged for them.
 
-    Raises ContractViolation if a buffer has several tags, or if a node outside of the
-    partition reads the buffer or computes its last value.
+    Fills their ``state``. Raises ContractViolation if a buffer has several tags, or if
+    a node outside of the partition reads the buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -55,7 +55,7 @@ def give_state(
             )
             hint = (
                 "leave its placeholder untagged: the host then passes it to the"
-                " delegate and stores what comes back"
+                " delegate and stores the new value"
             )
             raise broken(text + ", ".join(outside_uses), buffer, hint)
         partition.state[buffer] = last
@@ -64,8 +64,9 @@ def give_state(
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """Return the nodes whose values the host returns or stores; not new values of
-    buffers ``kept`` by delegates.
+    """Return the nodes that the host returns or stores.
+
+    New values of buffers ``kept`` by delegates are not among them.
     """
     stored = stored_by_delegates(program, kept)
     return {
@@ -76,9 +77,7 @@ def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Nod
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Return positions of the program's outputs that are new values of the buffers in
-    ``kept``.
-    """
+    """Return the positions of outputs that are new values of the buffers in ``kept``."""
     if not kept:
         return set()
     targets = {s.target for n, s in placeholders(program) if n in kept}

@@ -1,10 +1,9 @@
 """Leaves calls that only check something to the host.
 
-No backend is asked for them, and no delegate returns values for them. ExecuTorch drops
-assertions. Here the host makes those about values that it has: inputs, what it computes
-itself, and what delegates return. To check a value inside of a delegate, the delegate
-would have to return it in each call, on a device too; such a check is dropped, and the
-report says so.
+Backends are not asked for them, and delegates return no values for them. The host
+checks the values that it has: inputs, its own results, and the results of delegates. A
+check of another value would make a delegate return that value in each call. Such a
+check is dropped, with a note in the report.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     """Leave checks of the host's values to the host, and drop checks of values inside
     of delegates.
 
-    Checks are calls that only check something. Those that were delegated and stay are
-    marked (``ON_HOST``), so that no partition gets them when the program is planned
-    again; those that are dropped are erased from the program. Returns whether the
-    program has to be planned again, and a note for the report ("" if nothing was
-    dropped).
+    A delegated check that moves to the host is marked (``ON_HOST``), so that no
+    partition gets it when the program is planned again. A dropped check is erased.
+    Returns whether the program must be planned again, and a note for the report (""
+    without dropped checks).
     """
     graph = plan.program.graph
     checks = find_checks(graph)
@@ -41,9 +39,7 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
 
 
 def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
-    """Return those of ``checks`` that the host cannot compute, and those that serve no
-    others.
-    """
+    """Return the checks that the host cannot compute, and those that only serve them."""
     provider = plan.provider
     # delegated values that nothing outside of their own delegate uses, but for checks
     hidden = {
@@ -65,10 +61,8 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
 
 
 def _note(assertions: Sequence[Node]) -> str:
-    """Return the note about dropped ``assertions``, which are in graph order; "" if
-    there are none.
-    """
-    # the user's lines, each once; None stands for those without a known line
+    """Return the note about dropped ``assertions``, which are in graph order."""
+    # the user's lines, each once; None for an unknown line
     lines = dict.fromkeys(map(line_of, assertions))
     if not lines:
         return ""

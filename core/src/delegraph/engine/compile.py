@@ -1,6 +1,4 @@
-"""Calls the compilers of backends, one after the other, and checks their results and
-their effects.
-"""
+"""Calls the compilers of backends one after the other, and checks their results."""
 
 from __future__ import annotations
 
@@ -41,14 +39,14 @@ def compile_here(
 
     Backends are called in the order of their first requests (``calls_of``). A backend
     that is not thread-safe is called while no other thread lowers. The results are
-    checked, and so is what a backend may not change in its program.
+    checked, and so are the parts of a program that a backend must not change.
 
-    If a backend raises Unsupported, the requests that the error is about are refused,
-    and the backend is called again with the others. If it raises an exception of its
-    own, each program is compiled alone. Programs that fail again are refused.
+    If a backend raises Unsupported, the requests that the error is about are refused.
+    The backend is called again with the others. If it raises an exception of its own,
+    each program is compiled alone, and programs that fail again are refused.
 
     ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the
-    first request, and how many requests there are.
+    first request, and the number of all requests.
 
     Raises ContractViolation for wrong results and for forbidden changes.
     """
@@ -70,11 +68,10 @@ def compile_here(
 
 
 def calls_of(requests: Sequence[Request]) -> list[list[int]]:
-    """Return the calls of backends that ``requests`` need: for each one, their
-    positions.
+    """Return the positions of the requests of each call of a backend.
 
     Backends come in the order of their first requests. A backend that compiles jointly
-    is called once, others are called once for each partition.
+    is called once. Other backends are called once for each partition.
     """
     by_backend: dict[type[BackendDetails], list[int]] = {}
     for position, request in enumerate(requests):
@@ -91,8 +88,8 @@ def calls_of(requests: Sequence[Request]) -> list[list[int]]:
 def compiles_jointly(kind: type[BackendDetails]) -> bool:
     """Return whether a backend compiles the partitions of all methods in one call.
 
-    That is so if its class replaces ``preprocess_multimethod``, whose default compiles
-    one partition after the other.
+    That is so if its class overrides ``preprocess_multimethod``. The default of that
+    method compiles one partition after the other.
     """
     default: Any = BackendDetails.preprocess_multimethod
     return (
@@ -101,7 +98,7 @@ def compiles_jointly(kind: type[BackendDetails]) -> bool:
 
 
 class _Given:
-    """A request whose program is given to a backend.
+    """A request with the program that a backend gets.
 
     ``before``: a snapshot of the program. ``handles``: the debug handles that the
     result may name. ``result``: the answer, once there is one.
@@ -121,7 +118,7 @@ class _Given:
 
 
 def _compile(call: Sequence[_Given]) -> None:
-    """Call a backend with the programs of ``call``; each of these gets its result."""
+    """Call a backend with the programs of ``call``, and store the result of each."""
     backend = call[0].request.backend
     name = backend.kind.__name__
     by_method: dict[str, list[_Given]] = {}
@@ -159,11 +156,10 @@ def _call_backend(
     programs: Mapping[str, Sequence[ExportedProgram]],
     specs: Mapping[str, Sequence[list[CompileSpec]]],
 ) -> Any:
-    """Call ``preprocess_multimethod``, the only place where partitions are
-    compiled.
+    """Call ``preprocess_multimethod`` and return the unchecked results by method.
 
-    ``call``: the partitions in the order of ``programs``. Returns the results by
-    method, unchecked.
+    This is the only place where partitions are compiled. ``call``: the partitions in
+    the order of ``programs``.
     """
     places = ", ".join(given.request.place for given in call)
     nodes = [n for given in call for n in given.program.graph.nodes]
@@ -198,7 +194,7 @@ def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:
 
 
 def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]:
-    """Return the requests that a refusal is about; all if no program has its node."""
+    """Return the requests that a refusal is about: those with its node, or all."""
     node = refusal.node
     if not isinstance(node, Node):
         return call
@@ -214,7 +210,7 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
 def fingerprint_of(
     backend: InstalledBackend, compile_specs: Sequence[CompileSpec]
 ) -> str | None:
-    """Return the backend's fingerprint for ``compile_specs``; None if it gives none.
+    """Return the backend's fingerprint for ``compile_specs``, or None.
 
     Raises ContractViolation for anything but a text or None.
     """
@@ -238,12 +234,12 @@ CACHE_VARIABLES = ("DELEGRAPH_CACHE", "DELEGRAPH_CACHE_REMOTE")
 class Serial:
     """The compiler that compiles in this process, one partition after the other.
 
-    If a backend declares to be isolated, the installed compiler that is declared as the
-    default gets all partitions and all calls of partitioners from then on.
+    If a backend is declared as isolated, the installed default compiler takes over. It
+    then gets all partitions and all calls of partitioners.
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """Return a new session, which only calls the default compiler if it has to."""
+        """Return a new session, which only calls the default compiler if necessary."""
         return _SerialSession(registry, backends)
 
 

@@ -1,7 +1,7 @@
 """The step ``compile``: partitions get the results of their backends.
 
-Partitions that a compiler refused are taken out of their plans. If a compiler failed on
-a partition, its parts are compiled, and only the parts that fail are lost.
+Refused partitions are taken out of their plans. If a compiler failed on a partition,
+its parts are compiled, and only the parts that fail are lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartitionCompiler(NamedTuple):
     """Compiles partitions in a session.
 
     ``gives_back``: a refused partition stays with its caller. Without it, a refusal is
-    an error, because no report could show it.
+    an error, because no report could show the refusal.
     """
 
     registry: Registry
@@ -113,7 +113,7 @@ class PartitionCompiler(NamedTuple):
 def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -> None:
     """Raise BackendNotFound for a partition of a backend that is not installed.
 
-    ``name``: the backend whose partitioner made the partition.
+    ``name``: the backend with the partitioner that made the partition.
     """
     for item in work:
         backend_id = item.module.backend_id

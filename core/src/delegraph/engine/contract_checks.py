@@ -1,4 +1,4 @@
-"""Checks the result of a backend, and what the backend did to its program."""
+"""Checks the result of a backend, and its changes to the program."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from ..named_data import check_output
 
 
 def handles_of(program: ExportedProgram) -> set[int]:
-    """Return the debug handles that a debug map may name: those of the program's nodes,
-    and as many after the largest.
+    """Return the debug handles that a debug map may name.
 
-    A backend that lowers its program through another one adds calls of delegates, which
-    get the handles after the largest; there are at most as many as nodes with handles.
+    These are the handles of the program's nodes, and as many after the largest. A
+    backend that lowers its program through another one adds calls of delegates. They
+    get the handles after the largest, and there are at most as many as nodes with
+    handles.
     """
     handles = {
         n.meta["debug_handle"]
@@ -38,14 +39,14 @@ def handles_of(program: ExportedProgram) -> set[int]:
 def flat_results(
     backend: str, programs: Mapping[str, Sequence[Any]], returned: Any
 ) -> list[Any]:
-    """Return the results of ``preprocess_multimethod``, as one list in the order of
+    """Return the results of ``preprocess_multimethod`` as one list, in the order of
     ``programs``.
 
     Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
     if isinstance(returned, Mapping):
-        # method -> number of its results, or the type of what is no list of results
+        # method -> number of its results, or the type of a wrong value
         counts: Any = {
             m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__
             for m, r in returned.items()
@@ -63,17 +64,14 @@ def flat_results(
 
 
 def check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
-    """Raise ContractViolation unless ``result`` is a PreprocessResult with fields of
-    the right types.
+    """Raise ContractViolation unless ``result`` is a correct PreprocessResult.
 
-    Debug handles in it must be among ``handles``. ``backend`` and ``tag``: the names of
+    Its debug handles must be among ``handles``. ``backend`` and ``tag``: the names of
     the backend and of the partition.
     """
 
     def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
-        """Return the error for what the backend ``returned``, and what is ``wanted``
-        instead.
-        """
+        """Return the error for a result; ``wanted`` describes a correct one."""
         text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
         return ContractViolation("contract-violation", text, hint=hint)
 
@@ -100,7 +98,7 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
 
 
 def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
-    """Return the fault of a ``debug_handle_map``, in words; None if it has none."""
+    """Return the fault of a ``debug_handle_map`` in words, or None."""
     if debug_map is None:
         return None
     if not isinstance(debug_map, Mapping):
@@ -120,8 +118,9 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """Return the fault of ``output``, ``facts`` or ``figures``, which end up in report
-    files; None if they have none.
+    """Return the fault of ``output``, ``facts`` or ``figures`` in words, or None.
+
+    Report files contain all three.
     """
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
@@ -153,13 +152,12 @@ def check_untouched(
     before: Snapshot,
     extract: Callable[[], ExportedProgram],
 ) -> None:
-    """Raise ContractViolation if a backend changed something that is not its own.
+    """Raise ContractViolation if a backend made a change that is forbidden.
 
-    ``program``: the program of the partition ``tag`` as the backend left it.
-    ``before``: a snapshot of it, taken before the call. ``extract`` returns the program
-    as it was. A backend may rewrite the graph of its program. It may not change what it
-    shares with others (``check_others``), nor the inputs and outputs with which the
-    delegate is called.
+    ``program``: the program of the partition ``tag`` after the call. ``before``: a
+    snapshot of it from before the call. ``extract`` returns the program as it was. A
+    backend may rewrite the graph of its program. It must not change things that it
+    shares with others (``check_others``), nor the inputs and outputs of the delegate.
     """
     check_others(backend, tag, before)
     if before.is_rewritten():
@@ -167,18 +165,17 @@ def check_untouched(
 
 
 def check_others(backend: str, tag: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed something that it shares with
-    others.
+    """Raise ContractViolation if a backend changed something that it shares.
 
-    These are the caller's weights, and subgraphs of branches and loops, which the
-    host's graph contains too.
+    It shares the weights with the caller. It shares subgraphs of branches and loops
+    with the host's graph.
     """
     written = before.written_tensors()
     edited = before.edited_subgraphs()
     if written:
         text = (
-            f"{backend}.preprocess changed weights of partition {tag}, which are the"
-            f" caller's: {written[0]}"
+            f"{backend}.preprocess changed weights of partition {tag}, which belong to"
+            f" the caller: {written[0]}"
         )
         raise ContractViolation(
             "contract-violation", text, hint="compute with copies: tensor.clone()"
@@ -195,11 +192,11 @@ def check_others(backend: str, tag: str, before: Snapshot) -> None:
 def _check_convention(
     backend: str, tag: str, program: ExportedProgram, fresh: ExportedProgram
 ) -> None:
-    """Raise ContractViolation if a backend removed, reordered or added inputs or
-    outputs of its program.
+    """Raise ContractViolation if a backend changed the inputs or outputs of its
+    program.
 
-    The compiled blob would then be called in another way than the host calls it.
-    ``fresh``: the program as it was. Inputs are compared by name, outputs by type.
+    The host would then call the blob in a wrong way. ``fresh``: the program as it was.
+    Inputs are compared by name, outputs by type.
     """
     inputs = [node.name for node in user_inputs(fresh)]
     inputs_now = [
@@ -243,9 +240,7 @@ def _results(program: ExportedProgram) -> list[Any]:
 
 
 def _type_of(value: Any) -> str | None:
-    """Return the type of an output, as ``Argument`` writes it; None for a node without
-    a recorded value.
-    """
+    """Return the type of an output as text; None for a node without a recorded value."""
     if not isinstance(value, Node):
         return Argument.of("", value).type
     return Argument.of("", value.meta["val"]).type if "val" in value.meta else None

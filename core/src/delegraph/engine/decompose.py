@@ -1,11 +1,11 @@
-"""Step 2 of a lowering: decomposition on demand.
+"""Decomposes operators on demand.
 
 An operator that a backend keeps stays whole. Every other call that has a decomposition
-is traced by itself, under fake tensors; the decomposition takes its place, and the
-backend is asked about the new calls. If no backend takes any part, the call stays
-whole, and the host calls it as eager PyTorch does. Program files that need core ATen
-ask for that afterwards (``finish``). The program is never retraced as a whole, and
-where a backend refuses nothing, nothing is done.
+is traced by itself, with fake tensors. The decomposition replaces it, and the backend
+is asked about the new calls. If no backend takes any part, the call stays whole, and
+the host calls it as eager PyTorch does. Program files that need core ATen ask for it
+afterwards (``finish``). The program is never retraced as a whole. If a backend refuses
+nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .recompose import Composites
 from .session import Session
 
 Keeps = Callable[[Node], bool]
-"""A function that tells whether some backend takes a call whole."""
+"""A function that returns whether some backend takes a call whole."""
 
 
 class Decomposer:
@@ -62,14 +62,12 @@ class Decomposer:
         self.tracer = Tracer()
         self._session = session
         self._may_fail = may_fail
-        # keys of calls whose decomposition did not help
+        # keys of calls whose decomposition was of no use
         self._useless: set[Any] = set()
 
     @property
     def notes(self) -> list[str]:
-        """Return notes about calls whose decompositions could not be traced, with the
-        reasons.
-        """
+        """Return notes about calls whose decompositions could not be traced."""
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(
@@ -78,8 +76,8 @@ class Decomposer:
         partitioner: Partitioner,
         later: Sequence[Partitioner] = (),
     ) -> Plan:
-        """Return the plan of ``partitioner`` for ``program``, in which calls that no
-        backend keeps are decomposed.
+        """Return the plan of ``partitioner``; calls that no backend keeps are
+        decomposed.
 
         ``later``: the partitioners of the next backends. A call that one of them keeps
         stays whole for it.
@@ -91,7 +89,8 @@ class Decomposer:
             answer.tags, result.boundary_types, result.refusals
         )
         plan = make_plan(answer._replace(result=replace(result, refusals=refusals)))
-        plan.composites = composites  # a compiler may refuse what was decomposed for it
+        # a compiler may refuse calls that were decomposed for it
+        plan.composites = composites
         return plan
 
     def ask(
@@ -101,8 +100,8 @@ class Decomposer:
         later: Sequence[Partitioner] = (),
         composites: Composites | None = None,
     ) -> Answer:
-        """Return the answer of ``partitioner`` about ``program``, with refused calls
-        decomposed as far as that helps.
+        """Return the answer of ``partitioner``; refused calls are decomposed if that
+        helps.
 
         ``later``: the partitioners of the next backends. A call that one of them keeps
         stays whole for it. ``composites`` gets the calls that are decomposed.
@@ -110,13 +109,12 @@ class Decomposer:
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # The partitioner is asked again after each change, and not about the new calls
-        # alone: which nodes it takes may depend on the whole graph, since they have to
-        # form partitions. So no answer is kept between turns. A turn decomposes calls
-        # that the partitioner left, unless they were ``attempted`` before, their
-        # refusal is final, torch cannot decompose them, or they only check something
-        # (``ON_HOST``). The calls of their decompositions may be refused in the next
-        # turn, so the loop goes on until no call is left to attempt.
+        # After each change, the partitioner is asked about the whole graph again: its
+        # nodes have to form partitions, so an answer depends on the whole graph. A turn
+        # decomposes calls that the partitioner left. Exceptions are calls that were
+        # ``attempted`` before, final refusals, calls that torch cannot decompose, and
+        # calls that only check something (``ON_HOST``). The next turn may refuse new
+        # calls, so the loop ends when no call is left to attempt.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._session, self._may_fail)
@@ -138,7 +136,7 @@ class Decomposer:
     def finish(
         self, program: ExportedProgram, keep: Collection[Any] = ()
     ) -> ExportedProgram:
-        """``program`` and its subgraphs with the host's calls in core ATen.
+        """Return ``program`` with the host's calls in core ATen, subgraphs included.
 
         Operators in ``keep`` stay whole.
         """
@@ -148,7 +146,7 @@ class Decomposer:
             n for n in _calls(program) if n.target not in keep and to_core(n.target)
         ]
         for node in nodes:
-            # the report counts the user's call, not what it is decomposed to here
+            # the report counts the user's call, not the calls that replace it here
             node.meta[LEFT] = (
                 node.meta.get("debug_handle", 0),
                 node.name,
@@ -167,12 +165,12 @@ class Decomposer:
         later: Sequence[Partitioner],
         composites: Composites,
     ) -> ExportedProgram:
-        """``program``, decomposed for a partitioner without a support check; unchanged
-        if ``partitioner`` has one.
+        """Return ``program``, decomposed for a partitioner without a support check.
 
-        A partitioner that can only tag is asked about core ATen, and about the other
-        operators that it or a ``later`` partitioner wants to keep whole. ``composites``
-        gets the calls that are decomposed.
+        Such a partitioner is asked about core ATen, and about the other operators that
+        it or a ``later`` partitioner keeps whole. If ``partitioner`` has a support
+        check, the program does not change. ``composites`` gets the calls that are
+        decomposed.
         """
         decomposable = (
             []
@@ -218,8 +216,8 @@ class Decomposer:
     def _kept(
         self, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> tuple[Keeps, frozenset[Any]]:
-        """Return a function that tells whether one of ``partitioners`` keeps a call
-        whole; and operators.
+        """Return a function, whether one of ``partitioners`` keeps a call whole, and
+        operators.
 
         A trace must not decompose these operators, because the partitioners are asked
         about them. They are the operators that partitioners without a support check
@@ -243,8 +241,9 @@ class Decomposer:
     def _kept_by(
         self, program: ExportedProgram, partitioner: Partitioner
     ) -> tuple[Keeps, Collection[Any]]:
-        """Return which calls ``partitioner`` keeps whole, and the operators about which
-        it wants to be asked.
+        """Return a function, whether ``partitioner`` keeps a call whole, and operators.
+
+        The partitioner wants to be asked about these operators.
         """
         work = AtWork(partitioner, "support check")
         support = self._support_of(partitioner)
@@ -258,8 +257,9 @@ class Decomposer:
         )
 
     def _support_of(self, partitioner: Partitioner) -> Support | None:
-        """Return the support check of a partitioner, which only refuses calls if it may
-        fail; None if it has none.
+        """Return the support check of a partitioner, or None.
+
+        If partitioners may fail, an exception of the check refuses a call.
         """
         support = support_of(partitioner)
         return (
@@ -270,7 +270,7 @@ class Decomposer:
 
     @staticmethod
     def _unless_it_fails(keeps: Keeps) -> Keeps:
-        """``keeps``, which keeps no call about which it raises an exception."""
+        """Return ``keeps``, which keeps no call about which it raises an exception."""
 
         def kept(node: Node) -> bool:
             try:
@@ -287,19 +287,17 @@ class Decomposer:
 def in_core_aten(
     program: ExportedProgram, keep: Collection[Any] = ()
 ) -> ExportedProgram:
-    """Return a copy of ``program`` and its subgraphs with the host's calls in core
-    ATen, except operators in ``keep``.
+    """Return a copy of ``program`` with the host's calls in core ATen.
 
-    A call that torch cannot decompose for its arguments stays whole.
+    Subgraphs are included, and operators in ``keep`` stay whole. A call that torch
+    cannot decompose for its arguments stays whole, too.
     """
     with TRACING:
         return Decomposer().finish(copy_program(program), keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
-    """Return the calls of operators of a program, without those of control flow and of
-    delegates.
-    """
+    """Return the calls of operators, without control flow and delegates."""
     return [
         n
         for n in program.graph.nodes
@@ -308,8 +306,9 @@ def _calls(program: ExportedProgram) -> list[Node]:
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """Return the program with a signature for its changed graph, and without the tags
-    of the last answer.
+    """Return the program with a signature for its changed graph.
+
+    The tags of the last answer are removed.
     """
     graph = program.graph
     signature = program.graph_signature
@@ -329,34 +328,32 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 def _is_listed(
     operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node
 ) -> bool:
-    """Return whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep
-    the call ``node`` whole.
+    """Return whether ``ops_to_not_decompose`` keeps the call ``node`` whole.
 
-    ``wanted`` None keeps all calls of ``operators``.
+    ``operators`` and ``wanted`` are its results. ``wanted`` None keeps all calls of
+    ``operators``.
     """
     return node.target in operators and (wanted is None or wanted(node))
 
 
 def support_of(partitioner: Partitioner) -> Support | None:
-    """Return the support check of a partitioner; None if it has none, and can only tag."""
+    """Return the support check of a partitioner; None if it can only tag."""
     support = getattr(partitioner, "support", None)
     return support if isinstance(support, Support) else None
 
 
 class _KeepsByAsking:
-    """Tells whether a backend takes a call, by its support check. Remembers the
-    answers.
+    """A function, whether a backend takes a call, by its support check.
 
-    The call may be in ``program`` or in a decomposition inserted into it. ``program``
-    None: the one for which the support check began last.
+    It remembers the answers. The call may be in ``program`` or in a decomposition that
+    was inserted into it. ``program`` None: the one for which the support check began
+    last.
     """
 
     def __init__(
         self, support: Support, program: ExportedProgram | None = None
     ) -> None:
-        """If ``program`` is given, let ``support`` begin with it and ask about all of
-        its calls, in graph order.
-        """
+        """Ask about all calls of ``program``, if it is given, in graph order."""
         self._support = support
         self._known: dict[Node, bool] = {}
         if program is not None:
@@ -366,8 +363,9 @@ class _KeepsByAsking:
                 self(node)
 
     def __call__(self, node: Node) -> bool:
-        """Return whether the backend takes the call ``node``; of a call that unpacks
-        results, the call that makes them.
+        """Return whether the backend takes the call ``node``.
+
+        If the call unpacks results, the call that makes them counts.
         """
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
@@ -381,10 +379,9 @@ class _KeepsByAsking:
 
 
 class _Reducer:
-    """Decomposes calls, and the calls in their decompositions, until each is kept or is
-    core ATen.
+    """Decomposes calls until each is kept or is core ATen.
 
-    ``keeps`` tells whether a call is kept. ``whole``: operators that traces leave
+    ``keeps`` returns whether a call is kept. ``whole``: operators that traces leave
     whole, so that ``keeps`` is asked about them.
     """
 
@@ -394,10 +391,10 @@ class _Reducer:
         self.whole = whole
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Replace ``node`` by its decomposition, and so on for the new calls that
-        nobody keeps.
+        """Replace ``node`` by its decomposition, and new calls that are not kept by
+        theirs.
 
-        ``composites`` records it; None: nothing does. Returns False if ``node`` has no
+        ``composites`` records it, unless it is None. Returns False if ``node`` has no
         decomposition.
         """
         decomposition = self.tracer.decompose(node, to_core(node.target), self.whole)
@@ -406,8 +403,7 @@ class _Reducer:
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
-                # without ``composites``: what replaces ``call`` is a part of
-                # ``inlining``
+                # without ``composites``: the new calls are parts of ``inlining``
                 self.decompose(call)
         if composites is not None:
             composites.add(inlining)
@@ -416,12 +412,11 @@ class _Reducer:
 
 
 class _Attempts:
-    """Decomposes calls for a backend with a support check, and only if the backend
-    takes some of the parts.
+    """Decomposes calls if a backend with a support check then takes some of the parts.
 
-    A core ATen operator is decomposed only if the backend takes all parts: parts left
+    A core ATen operator is decomposed only if the backend takes all parts. Parts left
     to the host gain nothing, since the host runs the whole operator just as well.
-    ``useless``: keys of calls whose decomposition did not help.
+    ``useless``: keys of calls whose decomposition was of no use.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
@@ -430,8 +425,9 @@ class _Attempts:
         self._useless = useless
 
     def decompose(self, node: Node, composites: Composites) -> bool:
-        """Decompose ``node`` if the backend then takes more of the program; returns
-        whether it did.
+        """Decompose ``node`` if the backend then takes more of the program.
+
+        Returns whether it did.
         """
         # The key has the operators of the operands, because answers may depend on them,
         # for example on constants.
@@ -450,8 +446,9 @@ class _Attempts:
         return False
 
     def attempt(self, node: Node) -> _Attempt | None:
-        """Insert the decomposition of ``node`` before it, and ask the backend about it;
-        None if there is none.
+        """Insert the decomposition of ``node`` before it, and ask the backend about it.
+
+        Returns None if there is no decomposition.
         """
         decomposition = self.tracer.decompose(
             node, to_core(node.target) or beyond_core(node.target)
@@ -460,19 +457,16 @@ class _Attempts:
 
 
 class _Attempt(Inlining):
-    """A decomposition that is inserted before its call, with the backend's answers
-    about it.
+    """A decomposition that is inserted before its call, with the backend's answers.
 
     ``complete``: the backend takes all parts. ``gains``: it takes at least one that is
-    no view and no constant.
+    not a view or a constant.
     """
 
     def __init__(
         self, node: Node, decomposition: Decomposition, attempts: _Attempts
     ) -> None:
-        """Insert ``decomposition`` before ``node``, and ask the backend of ``attempts``
-        about each of its calls.
-        """
+        """Insert ``decomposition`` before ``node``, and ask about each of its calls."""
         super().__init__(node, decomposition)
         self.complete = True
         self.gains = False
@@ -488,7 +482,7 @@ class _Attempt(Inlining):
     def _ask(self, call: Node, attempts: _Attempts) -> None:
         """Ask the backend about one part, and update ``complete`` and ``gains``.
 
-        If the backend refuses the part, attempt to decompose that in turn.
+        If the backend refuses the part, attempt to decompose the part.
         """
         # computed from nothing, or from such calls alone
         if all(i in self._constant for i in call.all_input_nodes):

@@ -1,5 +1,6 @@
-"""The step ``export``: modules become exported programs, one for each method; programs
-of the caller are checked.
+"""The step ``export``: each method becomes an exported program.
+
+Modules are exported, and programs of the caller are checked.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """What a method is lowered from: a module with the arguments for torch.export, or
-    an ExportedProgram alone.
+    """The source of a method: an ExportedProgram alone, or a module with the arguments
+    of torch.export.
     """
 
     program: Any
@@ -49,8 +50,7 @@ class Source(NamedTuple):
 def sources_by_method(
     program: Any, inputs: Any, kwargs: Any, shapes: Any
 ) -> dict[str, Source]:
-    """Return method name -> what the method is lowered from, given the arguments of
-    ``lower``.
+    """Return the source of each method, by name, from the arguments of ``lower``.
 
     If ``program`` is a mapping by method, each of the other arguments is a mapping by
     method or None. A method that is missing in one of these gets None. Otherwise there
@@ -64,7 +64,7 @@ def sources_by_method(
     for method in program:
         if not isinstance(method, str):
             raise InputError(
-                "input-invalid", f"the name of a method is a string, not {method!r}"
+                "input-invalid", f"the name of a method must be a str, not {method!r}"
             )
     arguments = {
         "example_inputs": inputs,
@@ -98,7 +98,8 @@ def sources_by_method(
 def export_method(method: str, source: Source) -> ExportedProgram:
     """Return the program of a method, exported if ``source`` has a module.
 
-    Raises InputError for what cannot be lowered, such as a module in training mode.
+    Raises InputError for a program that cannot be lowered, such as a module in training
+    mode.
     """
     program = source.program
     if isinstance(program, torch.nn.Module):
@@ -109,9 +110,7 @@ def export_method(method: str, source: Source) -> ExportedProgram:
             if isinstance(program, type)
             else type(program).__name__
         )
-        text = (
-            f"method {method}: an nn.Module or an ExportedProgram is wanted, not {kind}"
-        )
+        text = f"method {method} must be an nn.Module or an ExportedProgram, not {kind}"
         hint = (
             f"make one of it: {program.__name__}(...)"
             if isinstance(program, type)
@@ -126,19 +125,19 @@ def export_method(method: str, source: Source) -> ExportedProgram:
 def _expect_no_data_assigned(program: ExportedProgram) -> None:
     """Raise InputError if the model assigns ``tensor.data = other``.
 
-    torch.export drops the assignment. It leaves only a check of the types, which shows
-    that there was one.
+    torch.export drops the assignment. Only a check of the types shows that there was
+    one.
     """
     modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
     assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
     for node in assigned:
         text = (
-            f"{node.args[0]}.data is assigned; torch.export drops that, and the program"
-            " goes on with the old value"
+            f"{node.args[0]}.data is assigned; torch.export drops the assignment, and"
+            " the program keeps the old value"
         )
         hint = (
-            "write into the tensor, x.copy_(other), or go on with the other one, x ="
-            " other"
+            "write into the tensor with x.copy_(other), or use the other tensor with"
+            " x = other"
         )
         raise InputError("input-invalid", text, node, source_of(node), hint)
 
@@ -146,10 +145,10 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 def _export_module(
     module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any
 ) -> ExportedProgram:
-    """Export a module. Raises InputError, with torch's reason and advice, if that
-    fails.
+    """Export a module. If that fails, raise InputError with the reason and advice of
+    torch.
     """
-    # what it is called where it is printed: its class, if it does not say otherwise
+    # the name under which torch prints it: its class, by default
     kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
     # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
     is_exported = "eval" in vars(module)
@@ -197,11 +196,10 @@ def _export_module(
 
 
 def _reason_and_hint(message: str) -> tuple[str, str | None]:
-    """What our error says of a message of torch.export, in a line, and its hint; None
-    for no hint.
+    """Return the reason in a message of torch.export as one line, and a hint or None.
 
-    Torch's message has many lines. Its first line becomes ours, with the explanation if
-    there is one, and its advice becomes the hint.
+    The message has many lines. The reason is its first line, with the explanation if
+    there is one. The hint is its advice.
     """
     first, _, rest = message.strip().partition("\n")
     # torch appends a list of signatures
@@ -223,16 +221,16 @@ def _reason_and_hint(message: str) -> tuple[str, str | None]:
         return (
             reason,
             (
-                "a branch on values is torch.cond or torch.where; torch._check says"
-                " what always holds"
+                "use torch.cond or torch.where for a branch on values, and"
+                " torch._check for facts that always hold"
             ),
         )
     return reason, None
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """``inputs``, a tuple, a list, a bare tensor or None, as a tuple. Raises InputError
-    for anything else.
+    """Return ``inputs`` as a tuple. Raises InputError unless it is a tuple, a list, a
+    tensor or None.
     """
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
@@ -245,10 +243,10 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 
 
 def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
-    """Return the keyword arguments in the order of the parameters of ``forward``, which
-    becomes that of the inputs.
+    """Return the keyword arguments in the order of the parameters of ``forward``.
 
-    Those that ``forward`` takes by ``**`` come last, in the order of the caller.
+    This becomes the order of the inputs. Arguments that ``forward`` takes by ``**``
+    come last, in the order of the caller.
     """
     if not isinstance(kwargs, Mapping):
         return kwargs
@@ -266,9 +264,7 @@ _LIBRARIES = tuple(
 
 
 def _user_line(error: BaseException) -> SourceLine | None:
-    """Return the innermost line of the user's program that torch was tracing when it
-    failed; None if there is none.
-    """
+    """Return the innermost line of the user's program that torch was tracing, or None."""
     # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph
     # are left out, and those of code that torch generates, whose file is "<string>".
     frames = [

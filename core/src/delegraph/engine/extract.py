@@ -1,5 +1,5 @@
-"""The step ``extract``: each partition becomes an ExportedProgram of its own, with its
-tensors by reference.
+"""The step ``extract``: each partition becomes an ExportedProgram with the same
+tensors.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _WRITES = {
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """Return the ``Work`` on a partition: its program for the backend, and its module
-    for the host, still without a blob.
+    """Return the ``Work`` on a partition, with its program and a module without a blob.
 
     ``method``: the name of the method that ``plan`` is for.
     """
@@ -57,20 +56,18 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
 
 
 def _argument(node: Node, partition: Partition) -> Argument:
-    """Return the value of ``node`` as an input or output of the delegate, in its
-    boundary type if it has one.
-    """
+    """Return ``node`` as an input or output of the delegate, in its boundary type."""
     return Argument.of(node.name, node.meta.get("val"), partition.boundary.get(node))
 
 
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
-    """Return the partition as a program. Its placeholders are its constants, then its
-    inputs; it returns a flat tuple.
+    """Return the partition as a program.
 
-    A value with a boundary type crosses the border in that dtype and is cast inside.
-    New values of buffers that the partition owns and writes are returned first, as
-    mutations; the partition gets copies of their tensors. ``meta`` of the graph module
-    has the ``method`` and the tag (``partition``), for the backend.
+    Its placeholders are its constants, then its inputs; it returns a flat tuple. A
+    value with a boundary type crosses the border in that dtype, and is cast inside. The
+    partition first returns the new values of buffers that it owns and writes, as
+    mutations. It gets copies of their tensors. ``meta`` of the graph module has the
+    ``method`` and the tag (``partition``), for the backend.
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
@@ -103,11 +100,11 @@ def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
 
 
 class ProgramsOf:
-    """A function that returns the partition's program for its backend, a fresh one at
-    each call.
+    """A function that returns the partition's program for its backend, a fresh one each
+    time.
 
-    The first program is the one that the module for the host has, too. Who calls it
-    again may have changed that one, so the module gets the last program.
+    The host's module has the first program. A backend may change its program, so each
+    later call also gives the module the new one.
     """
 
     def __init__(self, work: Work) -> None:
@@ -124,14 +121,14 @@ class ProgramsOf:
 
 
 class _Build:
-    """Builds the graph of one partition and its signature, in one pass.
+    """Builds the graph of one partition and its signature.
 
     ``env``: node of the plan's program -> its copy in the partition's graph.
     """
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
-        """Build the graph of ``partition``: placeholders of constants, then of inputs,
-        its calls, and its outputs.
+        """Build the graph: placeholders of constants, placeholders of inputs, calls,
+        outputs.
         """
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.partition = partition
@@ -158,7 +155,7 @@ class _Build:
         )
 
     def _copy(self, node: Node) -> None:
-        """Add a copy of a node that is no placeholder."""
+        """Add a copy of a node that is not a placeholder."""
         self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
         new.meta.pop("delegation_tag", None)
 
@@ -171,10 +168,10 @@ class _Build:
         return new
 
     def _input(self, node: Node) -> InputSpec:
-        """Add a placeholder for a run-time input; returns its spec.
+        """Add a placeholder for a run-time input, and return its spec.
 
-        If the input has a boundary type, a cast brings it back to the recorded dtype
-        inside of the partition.
+        If the input has a boundary type, a cast inside of the partition restores the
+        recorded dtype.
         """
         placeholder = self._placeholder(node)
         if node in self.partition.boundary:
@@ -191,9 +188,9 @@ class _Build:
         return InputSpec(InputKind.USER_INPUT, argument_of(placeholder), None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
-        """Add the graph's output; returns its specs.
+        """Add the graph's output, and return its specs.
 
-        The new values of ``state`` come first, then the results, cast to their boundary
+        The new values of ``state`` come first, then the results in their boundary
         types. ``state``: last value of each buffer, and the buffer's spec.
         """
         values: list[Node] = []
@@ -215,8 +212,10 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """Add a cast of ``node`` in core ATen, named after it and the dtype, with the
-    node's source and debug handle.
+    """Add a cast of ``node`` in core ATen.
+
+    It is named after the node and the dtype, and has the source and debug handle of the
+    node.
     """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node(
@@ -232,7 +231,7 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 
 def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``val``, a recorded value (a fake tensor), in another dtype."""
+    """Return ``val``, a recorded value (a fake tensor), in another dtype."""
     # Lowerings of one program share the mode of its fake tensors, which only one thread
     # at a time may use.
     with TRACING:
@@ -244,14 +243,14 @@ def extract_partition(
     nodes: Sequence[Node],
     boundary_types: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> ExportedProgram:
-    """Return the program that ``preprocess`` would get for a partition of ``nodes``,
-    calls of ``exported_program``.
+    """Return the program that ``preprocess`` would get for a partition of ``nodes``.
 
-    For a support check that asks its compiler in ``Support.partition_why_not(nodes)``;
-    ``exported_program`` is the one that ``begin`` got. The calls keep the names and
-    debug handles of ``nodes``. Buffers that the program writes become inputs.
-    ``boundary_types``: those of the ``PartitionResult``. The result shares tensors and
-    subgraphs with the program, so only read them. Takes time linear in the program.
+    A support check may compile it in ``Support.partition_why_not(nodes)``.
+    ``exported_program`` is the one that ``begin`` got; ``nodes`` are calls of it. The
+    calls keep their names and debug handles. Buffers that the program writes become
+    inputs. ``boundary_types``: those of the ``PartitionResult``. The result shares
+    tensors and subgraphs with the program, so only read them. Takes time linear in the
+    program.
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}

@@ -1,5 +1,6 @@
-"""Exceptions of backends that become refusals. Their tracebacks are logged for the
-authors of the backend.
+"""Turns exceptions of backends into refusals.
+
+Their tracebacks are logged for the authors of the backend.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ HINT = (
 def may_be_refusal(error: BaseException) -> bool:
     """Return whether an exception of a plugin can count as a refusal.
 
-    That is not so if the memory was exhausted, or if the plugin tried to exit. Errors
-    of delegraph's own, such as a broken contract or a wrong option, are none of the
-    plugin's exceptions; subclasses that a plugin defines are.
+    It cannot if memory was exhausted, or if the plugin tried to exit. Errors of
+    delegraph itself, such as a broken contract or a wrong option, cannot either.
+    Subclasses of them that a plugin defines can.
     """
     is_own = getattr(errors, type(error).__name__, None) is type(error)
     if is_own and not isinstance(error, PluginFailed):
@@ -52,8 +53,10 @@ def log(failure: DelegraphError) -> None:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Return why a call is refused about which a partitioner or its support check
-    raised ``error``. Logs the error.
+    """Return the reason for a call that is refused because of ``error``, and log the
+    error.
+
+    A partitioner or its support check raised ``error`` about the call.
     """
     failure = (
         error.__cause__
@@ -97,8 +100,8 @@ class GuardedSupport:
 
 
 def guarded(partitioner: Partitioner) -> Partitioner | None:
-    """Return a copy of ``partitioner`` with a guarded support check; None if it has
-    none.
+    """Return a copy of ``partitioner`` with a guarded support check; None without a
+    check.
     """
     twin: Any = copy.copy(partitioner)
     inner = getattr(twin, "inner", None)

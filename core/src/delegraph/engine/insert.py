@@ -1,5 +1,5 @@
-"""The step ``insert``: builds the host's program, which calls a module in the place of
-each partition.
+"""The step ``insert``: builds the host's program, which calls a module for each
+partition.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .partition import Partition, Plan, Work
 def insert_delegates(
     plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]
 ) -> ExportedProgram:
-    """Return the program of ``plan``, in which a call of its module replaces each
-    partition; in subgraphs, too.
+    """Return the program of ``plan`` in which calls of modules replace the partitions.
 
-    ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names``
-    yields names for the modules, first for this graph, then for its subgraphs.
+    That includes the partitions of subgraphs. ``work`` has the modules. ``handles``
+    yields debug handles for the calls. ``names`` yields names for the modules, first
+    for this graph, then for its subgraphs.
     """
     # names of attributes that the program fetches already: subgraphs, and delegates of
     # earlier backends
@@ -74,9 +74,7 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
 
 
 class _HostProgram:
-    """Builds the host's new graph, its signature, and the table of modules that it
-    calls.
-    """
+    """Builds the host's new graph, its signature, and the table of its modules."""
 
     def __init__(
         self, plan: Plan, dropped: Collection[Node], names: Iterator[str]
@@ -84,8 +82,8 @@ class _HostProgram:
         """Begin the host's graph with copies of the placeholders that stay with the
         host.
 
-        ``dropped``: constants that calls no longer pass to their subgraphs, because
-        delegates inside own them. ``names``: yields names for the modules.
+        ``dropped``: constants that the subgraphs no longer need, because delegates
+        inside own them. ``names``: yields names for the modules.
         """
         self.plan = plan
         self.names = names
@@ -128,8 +126,8 @@ class _HostProgram:
     def call(
         self, partition: Partition, module: LoweredBackendModule, handle: int
     ) -> None:
-        """Call ``module`` in the place of its partition; ``handle`` is the debug handle
-        of the call.
+        """Call ``module`` instead of its partition; ``handle`` is the debug handle of
+        the call.
 
         A value with a boundary type is cast to it before the call, or back from it
         after the call.
@@ -144,7 +142,7 @@ class _HostProgram:
             for n in partition.inputs
         ]
         call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
-        vals = []  # what the delegate returns: outputs in their boundary types
+        vals = []  # the results of the delegate, in their boundary types
         for k, node in enumerate(partition.outputs):
             recorded = node.meta["val"]
             vals.append(
@@ -166,8 +164,8 @@ class _HostProgram:
         return new
 
     def build(self) -> ExportedProgram:
-        """Return the finished program. It does not return the new values of buffers
-        that delegates keep.
+        """Return the finished program, without new values of buffers that delegates
+        keep.
         """
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs

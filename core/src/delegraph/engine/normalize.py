@@ -1,5 +1,6 @@
-"""The step ``normalize``: programs become private copies, functional and transformed,
-with a debug handle on every call.
+"""The step ``normalize``: programs become private, functional, transformed copies.
+
+Every call gets a debug handle.
 """
 
 from __future__ import annotations
@@ -116,10 +117,10 @@ def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> st
 
 
 def _folded_note(numbers: int, conditions: int) -> str:
-    """Describe what was read off constants; "" if nothing was."""
+    """Describe the numbers and conditions that were read from constants."""
     facts = []
     if numbers:
-        facts.append(f"{pluralize(numbers, 'number')} read off constants")
+        facts.append(f"{pluralize(numbers, 'number')} read from constants")
     if conditions:
         facts.append(f"{pluralize(conditions, 'condition')} on constants decided")
     return f"{' and '.join(facts)} while lowering" if facts else ""

@@ -1,5 +1,5 @@
-"""The data of a lowering: a partition, the plan of all partitions of a graph, and the
-work on one partition.
+"""The records of a lowering: a partition, the plan of a graph, and the work on a
+partition.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ Tags = dict[Node, tuple[str | None, ...]]
 
 @dataclass
 class Partition:
-    """What one delegate computes. Lists are in graph order, except ``inputs``.
+    """The calls and values of one delegate. Lists are in graph order, except
+    ``inputs``.
 
     ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and
     constants that it owns. ``state``: buffer that it owns and writes -> last value.
     ``inputs``: values that it gets at run time, in the order in which its calls first
     use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in
-    which its value crosses the border, where that is not the recorded one.
+    which its value crosses the border, if that is not the recorded one.
     ``boundary_types``: the same for all values of the program, by name.
     """
 
@@ -59,19 +60,19 @@ Unit = Partition | Node
 
 @dataclass
 class Plan:
-    """The partitions of one program, and what stays on the host.
+    """The partitions of one program, and the calls that stay on the host.
 
-    ``tags``: where each node is computed; None stands for the host. A constant may have
-    several tags, and None as well. ``provider``: delegated node -> the partition that
-    returns its value. ``snapshot``: the program as the partitioner got it. ``units``:
-    partitions and nodes of the host, in the order in which they run. ``inner``:
-    subgraphs of calls that the host makes, with their plans. ``composites``: calls that
-    were decomposed for this plan.
+    ``tags``: node -> partitions that compute it; None stands for the host. A constant
+    may have several tags, and None as well. ``provider``: delegated node -> the
+    partition that returns its value. ``snapshot``: the program as the partitioner got
+    it. ``units``: partitions and nodes of the host, in the order in which they run.
+    ``inner``: subgraphs of calls that the host makes, with their plans. ``composites``:
+    calls that were decomposed for this plan.
 
-    A buffer that the program writes stays with the host, which passes it to delegates
-    and stores what they return, unless the partitioner tagged its placeholder. Then the
-    one delegate that reads and writes the buffer owns it: the buffer is in that
-    partition's ``state``, and the host has neither the placeholder nor the write.
+    A buffer that the program writes stays with the host by default: the host passes it
+    to delegates and stores their results. If the partitioner tagged its placeholder,
+    the one delegate that reads and writes the buffer owns it. Then the buffer is in the
+    ``state`` of that partition, and the host has neither the placeholder nor the write.
     """
 
     program: ExportedProgram
@@ -85,19 +86,18 @@ class Plan:
     composites: Composites = field(default_factory=Composites)
 
     def all(self) -> Iterator[Plan]:
-        """Yield the plan itself, and those of subgraphs at any depth."""
+        """Yield the plan itself, and the plans of subgraphs at any depth."""
         yield self
         for _, plan in self.inner:
             yield from plan.all()
 
 
 class NotCompiled(NamedTuple):
-    """Why a partition was not compiled: a reason, a hint, and the user's line (None if
-    it is not known).
+    """The reason why a partition was not compiled.
 
-    ``failed``: the compiler raised an exception of its own, so that it is not known
-    which operator is to blame. Without it, the compiler refused the partition as a
-    whole.
+    ``source``: the user's line; None if it is not known. ``failed``: the compiler
+    raised an exception of its own, so the operator that caused it is not known.
+    Otherwise, the compiler refused the partition as a whole.
     """
 
     reason: str
@@ -111,10 +111,10 @@ class Work:
     """One partition on its way through the steps.
 
     ``module``: its module, for the host. ``seconds``: seconds by step. After compiling,
-    ``result`` is what the backend returned, or ``not_compiled`` says why it refused the
-    program. ``origin``: where the result comes from, if the compiler keeps results;
-    ``equal_to``: the equal partition whose result it is. ``name``: the attribute of the
-    method's program that has the module, once there is one.
+    either ``result`` is the result of the backend, or ``not_compiled`` has the reason
+    why there is none. ``origin``: the origin of the result, if the compiler keeps
+    results. ``equal_to``: another partition that has the same result. ``name``: the
+    attribute of the method's program that has the module, once there is one.
     """
 
     method: str
@@ -129,11 +129,10 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """Return the delegate that the partition became. ``name``: the attribute of the
-        method's program that has its module.
+        """Return the delegate that the partition became, and set ``name``.
 
-        Also sets ``name`` of this work, since equal partitions name the one whose
-        result they have.
+        ``name``: the attribute of the method's program that has its module. Equal
+        partitions refer to it.
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
@@ -148,8 +147,8 @@ class Work:
 def broken(
     text: str, node: Node | None = None, hint: str | None = None
 ) -> ContractViolation:
-    """Return the error for a partitioner that broke its contract; ``node`` is the node
-    in question, if there is one.
+    """Return the error for a partitioner that broke its contract, with the node or
+    None.
     """
     return ContractViolation(
         "contract-violation", text, node, source_of(node) if node else None, hint

@@ -107,7 +107,7 @@ class Journal:
 
 @dataclass
 class Findings:
-    """What the report of a lowering is made from, besides its programs.
+    """The material of the report, besides the programs.
 
     ``reasons``: method -> why backends refused operators. ``given_back``: partitions
     that compilers refused. ``checks``: method and backend -> the support check, if the
@@ -149,7 +149,7 @@ def export_programs(
 def lower_exported(
     exported: Mapping[str, ExportedProgram], settings: Settings, journal: Journal
 ) -> Lowered:
-    """Lower programs: normalize them, then let each backend take what it can."""
+    """Lower programs: normalize them, then let each backend take its part."""
     with journal.step("normalize"):
         programs, changed, notes = normalize_programs(exported, settings.transforms)
         journal.notes += notes

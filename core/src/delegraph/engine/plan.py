@@ -1,6 +1,4 @@
-"""Checks a partitioner's tags and makes a ``Plan`` of them, from which host program and
-delegates are built.
-"""
+"""Checks the tags of a partitioner and makes a ``Plan`` of them."""
 
 from __future__ import annotations
 
@@ -45,8 +43,9 @@ class Answer(NamedTuple):
 def check_settings(
     partitioner: Partitioner, programs: Mapping[str, ExportedProgram]
 ) -> None:
-    """Let ``partitioner`` check its settings by the ``programs`` of all methods that it
-    will be asked about.
+    """Let ``partitioner`` check its settings.
+
+    ``programs``: those of all methods that it will be asked about.
     """
     with AtWork(partitioner, "check_settings"):
         partitioner.check_settings(programs)
@@ -90,10 +89,10 @@ def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResu
 def _result_after_failure(
     program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed
 ) -> PartitionResult:
-    """Return the result of a partitioner that raised an exception.
+    """Return a result for a partitioner that raised an exception.
 
-    If it has a support check, it is asked again without the calls about which the check
-    raises. Otherwise all calls are refused.
+    If it has a support check, it is asked again, and calls are refused if the check
+    raises an exception about them. Otherwise all calls are refused.
     """
     _forget_tags(program)
     twin = guarded(partitioner)
@@ -142,8 +141,7 @@ def connected_partitions(
 ) -> dict[str, Partition]:
     """Return the partitions of a program by tag, with inputs, outputs and state.
 
-    ``tags`` says where each node is computed. A partition without ``nodes`` has only
-    constants.
+    A partition without ``nodes`` has only constants.
     """
     partitions = _collect(tags, result)
     # first the buffers that partitions keep: the host then does not return their new
@@ -160,8 +158,9 @@ def connected_partitions(
 
 
 def _check_untouched(subject: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a partitioner changed more than tags since ``before``;
-    ``subject`` names it.
+    """Raise ContractViolation if a partitioner changed more than tags since ``before``.
+
+    ``subject`` names the partitioner.
     """
     subgraphs = before.edited_subgraphs()
     tensors = before.written_tensors()
@@ -172,7 +171,7 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
         )
     if tensors:
         raise broken(
-            f"{subject} changed the tensor {tensors[0]!r}, which is the caller's"
+            f"{subject} changed the tensor {tensors[0]!r}, which belongs to the caller"
         )
     if before.is_rewritten():
         raise broken(
@@ -184,12 +183,12 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
 
 
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
-    """Node -> its tags, for nodes that have some, except calls that only check
-    something and stay on the host.
+    """Return node -> its tags, for nodes that have some.
 
-    ``valid``: the tags that the partitioner returned, as keys. ``subject`` names the
-    partitioner in errors. Raises ContractViolation for an unknown tag, or a tag on a
-    node that cannot be delegated.
+    Calls that only check something and stay on the host have none. ``valid``: the tags
+    that the partitioner returned, as keys. ``subject`` names the partitioner in errors.
+    Raises ContractViolation for an unknown tag, or a tag on a node that cannot be
+    delegated.
     """
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
@@ -204,13 +203,9 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
                 "placeholder node for non-params, non-buffer, and non-tensor constants"
             )
             raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
-        # a None in the first place is no tag to look up: it says that the host computes
-        # the call as well
-        for tag in (
-            node_tags[1:]
-            if node_tags[0] is None and node.op == "call_function"
-            else node_tags
-        ):
+        # None in the first place is not a tag to look up: the host computes the call, too
+        is_on_host = node_tags[0] is None and node.op == "call_function"
+        for tag in node_tags[1:] if is_on_host else node_tags:
             if tag not in valid:
                 text = (
                     f"{subject}: tag {tag!r} of {node.name} is not in partition_tags"
@@ -226,8 +221,8 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 
     A call that unpacks results has the tags of the call that it unpacks, since
     delegates return single values. ``tags``: those of earlier nodes. Raises
-    ContractViolation for a tag that is no str, or that differs from the unpacked
-    call's.
+    ContractViolation for a tag that is not a str, or that differs from the tag of the
+    unpacked call.
     """
     tag_or_tags = node.meta.get("delegation_tag")
     node_tags = (
@@ -240,7 +235,7 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
             " a str",
             node,
         )
-    # None alone is no tag; beside others, it stands for the host
+    # None alone is no tag; together with tags, it is the host
     if node_tags == (None,):
         node_tags = ()
     if node.target is not operator.getitem or node.op != "call_function":
@@ -256,11 +251,10 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """Return the partitions by tag, with their calls, constants and boundary types, but
-    without inputs and outputs.
+    """Return the partitions by tag, without inputs and outputs.
 
-    Raises ContractViolation if a constant that is to have no second copy has a user
-    outside of its partition.
+    Raises ContractViolation if a constant without copies ("no_copy") has a user outside
+    of its partition.
     """
     dtypes = result.boundary_types
     partitions = {
@@ -303,12 +297,11 @@ def _connect(
     returned: Collection[Node],
     results: Mapping[Node, int],
 ) -> None:
-    """Fill ``inputs`` and ``outputs`` of a partition, and put its constants in graph
-    order.
+    """Fill ``inputs`` and ``outputs`` of a partition, and sort its constants.
 
-    ``position``: node -> its position in the graph. ``returned``: nodes whose values
-    the host returns or stores. ``results``: node -> its position among the results of
-    the program.
+    ``position``: node -> its position in the graph. ``returned``: nodes that the host
+    returns or stores. ``results``: node -> its position among the results of the
+    program.
     """
     partition.constants.sort(key=position.__getitem__)
     inside = {*partition.nodes, *partition.constants}
@@ -334,9 +327,7 @@ def _connect(
 
 
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
-    """Node that the program returns -> its position among the outputs (the first, if
-    there are several).
-    """
+    """Return node -> its first position among the results of the program."""
     positions: dict[Node, int] = {}
     for k, (spec, value) in enumerate(
         zip(program.graph_signature.output_specs, output_values(program), strict=True)
@@ -347,10 +338,10 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Return whether ``node`` is an output of its partition: something elsewhere needs
-    its value and has no copy.
+    """Return whether ``node`` is an output of its partition.
 
-    A call with several results is never an output; the nodes that unpack them are.
+    It is one if something elsewhere needs its value and has no copy. A call with
+    several results is never an output; the nodes that unpack them are.
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]

@@ -139,12 +139,12 @@ def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
 
 
 def compute_constants(program: ExportedProgram, tags: Tags, taken_too: bool) -> str:
-    """Compute the host's calls on constants alone; returns a note, "" without a change.
+    """Compute the host's calls on constants alone, and return a note.
 
-    ``tags``: node -> where it is computed. ``taken_too``: also compute calls that the
-    backend takes. That is for a partitioner without a support check: its backend would
-    compute these calls whenever the program runs, and operators after them would not
-    see that their weights are constant.
+    Returns "" without a change. ``tags``: node -> where it is computed. ``taken_too``:
+    also compute calls that the backend takes. That is for a partitioner without a
+    support check. Its backend would compute these calls in each run, and operators
+    after them would not see that their weights are constant.
     """
     folded = fold_constants(
         program, lambda node: taken_too or None in tags.get(node, (None,))

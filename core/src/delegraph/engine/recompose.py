@@ -2,9 +2,9 @@
 parts.
 
 A partitioner that only tags cannot be asked about single operators, so it sees them
-decomposed. If it then takes no part of one, the host calls it whole, as eager PyTorch
-does. A partitioner with a support check is asked before anything is decomposed, and
-never leaves such operators behind.
+decomposed. If it takes no part of one, the host calls it whole, as eager PyTorch does.
+A partitioner with a support check is asked before anything is decomposed, and never
+leaves such operators behind.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class Composites:
         self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember a decomposition that is about to replace its call, so that
-        ``restore`` can undo that later.
-        """
+        """Remember a decomposition that is about to replace its call."""
         node = inlining.node
         parts = list(inlining.inserted())
         # the nodes that are replaced -> the position of the result that they have: the
@@ -86,13 +84,12 @@ class Composites:
         named: Collection[str],
         refusals: Sequence[Refusal],
     ) -> list[Refusal]:
-        """Restore the calls none of whose parts is delegated; returns the refusals for
-        the restored graph.
+        """Restore the calls without a delegated part, and return the new refusals.
 
         ``taken``: the nodes that partitions compute. ``named``: names of nodes for
         which a partitioner asked for a boundary type. ``refusals``: those for the
         decomposed graph. If parts of a restored call were refused, the call gets one
-        refusal in their place.
+        refusal instead.
         """
         refusal_of = {r.node: r for r in refusals}
         erased: set[Node] = set()
@@ -112,8 +109,9 @@ class Composites:
         return [*(r for r in refusals if r.node not in erased), *refused]
 
     def now(self, node: Node) -> Node:
-        """Return the node that has the value of ``node`` now, after calls were
-        decomposed or restored.
+        """Return the node that has the value of ``node`` now.
+
+        Its call may have been decomposed or restored.
         """
         while node in self._replaced_by:
             node = self._replaced_by[node]
@@ -124,9 +122,9 @@ class Composites:
     ) -> bool:
         """Return whether a call can be restored.
 
-        That is so if no part is delegated, nothing outside uses an inner part, and
-        every result needs every computed operand. Otherwise a delegate could lie
-        between two parts: it would use one result and compute an operand of another.
+        It can if no part is delegated, nothing outside uses an inner part, and every
+        result needs every computed operand. Otherwise a delegate could lie between two
+        parts: it would use one result and compute an operand of another.
         """
         parts = composite.parts
         if any(part in taken or part.name in named for part in parts):
@@ -151,11 +149,11 @@ class Composites:
         )
 
     def _put_together(self, composite: Composite) -> Node:
-        """Insert the call again, before its parts, let users use its results, and erase
-        the parts; returns the call.
+        """Insert the call before its parts, replace and erase the parts, and return the
+        call.
 
-        The call has its old name and metadata. Its operands are those of old, or what
-        has their values now.
+        The call has its old name and metadata. Its operands are the old ones, or the
+        nodes that have their values now.
         """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
@@ -187,9 +185,10 @@ def _operands(composite: Composite) -> list[Node]:
 def _first_refusal(
     composite: Composite, refusal_of: dict[Node, Refusal]
 ) -> Refusal | None:
-    """Return the refusal of the first refused part; None if no part was refused.
+    """Return the refusal of the first refused part, or None.
 
-    Parts that return tensors come first: what is said about a size tells a user less.
+    Parts that return tensors come first, because a reason about a size helps a user
+    less.
     """
     refused = [part for part in composite.parts if part in refusal_of]
     refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))

@@ -1,10 +1,9 @@
-"""Partitions that a compiler refused are taken out of their plan, as if the support
-check had refused their operators.
+"""Takes partitions that a compiler refused out of their plans.
 
-A backend says what it takes before anything is compiled. Its compiler may still find
-that one partition does not fit the device, or fail. The partition's operators then stay
-on the host, and the next backends are asked about them. Parts of the partition that
-compile take its place.
+A backend states which operators it takes before anything is compiled. Its compiler may
+still fail on a partition, or find that it does not fit the device. The operators of the
+partition then stay on the host, and the next backends are asked about them. Parts of
+the partition that compile replace it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ from .schedule import order
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
-    """Take the partitions of ``refused``, which all belong to ``plan``, out of it;
-    their ``kept`` parts replace them.
+    """Take the partitions of ``refused`` out of ``plan``; their ``kept`` parts replace
+    them.
 
-    Changes the tags, refusals and order of ``plan``, and its program: calls that were
-    decomposed for the compiler that refused them are restored.
+    All of ``refused`` belong to ``plan``. Changes the tags, refusals and order of
+    ``plan``, and its program: calls that were decomposed for the compiler that refused
+    them are restored.
     """
     if not refused:
         return
@@ -40,8 +40,7 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
         if (left := _tags_left(node, tags, gone))
     }
     _tag(plan, kept)
-    # the first tag is that of the partition that returns the value, or None for the
-    # host
+    # the first tag names the partition that returns the value, or is None for the host
     by_tag = {partition.tag: partition for partition in plan.partitions}
     calls = (
         (node, tags[0]) for node, tags in plan.tags.items() if node.op != "placeholder"
@@ -61,14 +60,12 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
 def _tags_left(
     node: Node, tags: tuple[str | None, ...], gone: Collection[str]
 ) -> tuple[str | None, ...]:
-    """Return the ``tags`` of ``node`` without those of partitions in ``gone``, which
-    the compiler refused.
+    """Return the ``tags`` of ``node`` without the partitions in ``gone``.
 
     Only a call on constants has several tags: each partition computes it by itself. If
-    it loses one of them, the host computes it as well, which None in the first place
-    says: the partitions that are left are compiled already, so none of them can get
-    another output to provide the value. A placeholder is not computed, and never gets
-    None.
+    it loses one of them, the host computes it as well, so None becomes its first tag.
+    The other partitions are compiled already, so none of them can get another output to
+    provide the value. A placeholder is not computed, and never gets None.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
     # shorter also if None was among the tags: then the host goes on computing the call
@@ -79,8 +76,8 @@ def _tags_left(
 def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
     """Add the tags of ``parts`` to ``plan``.
 
-    If a call on constants is in a part, and something outside of the parts with copies
-    needs it, the host computes it as well: parts have no outputs for constants.
+    Parts have no outputs for constants. So if something without a copy needs a call on
+    constants of a part, the host computes that call as well.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
@@ -123,8 +120,9 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
 
 
 def _reason(why: NotCompiled | None) -> Reason:
-    """Return the reason for the operators of a refused partition; its ``cause`` makes
-    equal ones one row of the report.
+    """Return the reason for the operators of a refused partition.
+
+    Its ``cause`` makes equal reasons one row of the report.
     """
     assert why is not None
     verb = "failed on" if why.failed else "refused"
@@ -136,9 +134,7 @@ def _reason(why: NotCompiled | None) -> Reason:
 
 
 def given_back_row(backend: str, work: Work) -> GivenBack:
-    """Return the report's row about a refused partition; ``backend`` is the backend's
-    name in the report.
-    """
+    """Return the report's row about a partition that ``backend`` refused."""
     assert work.not_compiled is not None
     nodes = work.partition.nodes
     lines = map(source_of, work.partition.nodes)

@@ -1,6 +1,6 @@
-"""The order in which the host's calls and the delegates run.
+"""Orders the host's calls and the delegates.
 
-Operands first, and random numbers in the order of eager.
+Operands come first, and random numbers are drawn in the order of eager.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """Return the host's nodes and the partitions, each after what it needs, and in
-    graph order where there is a choice.
+    """Return the host's nodes and the partitions, each after the ones that it needs.
 
-    Calls that draw random numbers keep graph order wherever partitions allow that.
-    Raises ContractViolation, with the path, if a partition would need its own result.
+    Where there is a choice, they are in graph order. Calls that draw random numbers
+    keep graph order if partitions allow that. Raises ContractViolation, with the path,
+    if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
     # position of the first node -> the unit that it belongs to
@@ -69,28 +69,29 @@ def order(plan: Plan) -> list[Unit]:
             for unit in path
         ]
         text = f"partitions depend on themselves: {' -> '.join(names)}"
-        hint = "nodes on such a path have to be in the partition, or it has to be split"
+        hint = "put the nodes on this path into the partition, or split the partition"
         raise ContractViolation("contract-violation", text, hint=hint) from None
     return [units[k] for k in positions]
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
-    """Return the nodes whose values a unit gets from other units or from the host."""
+    """Return the nodes that a unit gets from other units or from the host."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
 
 
 def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
-    """Return the keys of ``needs``, each after the keys that it needs; the smallest
-    first where there is a choice.
+    """Return the keys of ``needs``, each after the keys that it needs.
+
+    Where there is a choice, the smallest key comes first.
     """
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     ready: list[int] = []
     result: list[int] = []
     while sorter.is_active():
-        # a heap of the keys whose needs are in the result: the smallest comes next, and
-        # may make others ready
+        # a heap of the keys that are ready: the smallest comes next, and may make others
+        # ready
         for k in sorter.get_ready():
             heapq.heappush(ready, k)
         result.append(heapq.heappop(ready))

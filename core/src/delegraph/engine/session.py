@@ -1,8 +1,4 @@
-"""The interfaces of a compiler: ``Request``, ``Compiled``, ``Session`` and
-``Compiler``.
-
-``delegraph.compiler`` has the public names of this module.
-"""
+"""The interfaces of a compiler. ``delegraph.compiler`` has the public names."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from .failures import HINT, text_of
 
 
 class Request(NamedTuple):
-    """A partition that is to be compiled.
+    """A partition to compile.
 
     ``backend``: the backend that compiles it. ``compile_specs``: the settings for it.
     ``method`` and ``tag``: the method and the partition's tag in it. ``extract``
@@ -44,7 +40,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Refused:
-    """A partition is not compiled, because of ``error``.
+    """A partition that is not compiled, because of ``error``.
 
     ``error`` is Unsupported if the compiler refused the partition, and another error if
     the compiler failed.
@@ -64,17 +60,17 @@ class Refused:
 
     @property
     def hint(self) -> str:
-        """What the user can do."""
+        """Return advice for the user, or ""."""
         return HINT if self.has_failed else self.error.hint or ""
 
 
 class Compiled(NamedTuple):
     """The answer to a ``Request``.
 
-    ``origin``: where the result comes from, for the report: "compiled", "from the
-    cache", or "" for a compiler that keeps no results. ``seconds``: the time of the
-    call that succeeded, divided by the number of its partitions; 0 if the request is
-    refused. ``equal_to``: the position of an equal request, whose result this one has.
+    ``origin``: the origin of the result, for the report: "compiled", "from the cache",
+    or "" for a compiler that keeps no results. ``seconds``: the time of the call that
+    succeeded, divided by the number of its partitions; 0 if the request is refused.
+    ``equal_to``: the position of an equal request that has the same result.
     """
 
     result: PreprocessResult | Refused
@@ -84,7 +80,7 @@ class Compiled(NamedTuple):
 
 
 class Session(Protocol):
-    """What a ``Compiler`` does for one lowering: a context manager.
+    """A context manager with the work of a ``Compiler`` for one lowering.
 
     ``notes``: lines for the report, which are read at the end of the lowering.
     """
@@ -110,8 +106,8 @@ class Session(Protocol):
         """Call ``partitioner`` with ``program``, in a block of
         ``registry.attributing``.
 
-        A session that kept the answer may return it instead. It then puts the tags and
-        the metadata on the program's nodes that the partitioner would.
+        A session that kept the answer may return it instead. It then sets the tags and
+        the metadata of the program's nodes as the partitioner would.
         """
 
     def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
@@ -125,8 +121,8 @@ class Compiler(Protocol):
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """Return a new session. ``backends``: names of the backends of the lowering, if
-        known.
+        """Return a new session.
 
-        ``registry`` knows all backends.
+        ``backends``: names of the backends of the lowering, if known. ``registry``
+        knows all backends.
         """

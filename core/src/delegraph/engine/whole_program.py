@@ -1,9 +1,9 @@
-"""Files of whole programs: a delegate that has the inputs and outputs of its method.
+"""Makes files of whole programs: a delegate with the inputs and outputs of its method.
 
 A delegate takes the values that its calls use, in the order of their first use, and
 returns each value once. The host's program adds the rest: unused inputs, results that
-are there twice, inputs and constants that are results. A file has no host, so its
-delegate is compiled again where these differ.
+occur twice, inputs and constants that are results. A file has no host. So if these
+differ, its delegate is compiled again.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from .extract import as_dtype, cast
 from .session import Refused, Request
 
 _TAG = "of all inputs and results"
-_HINT = "a .pte file holds whatever the host keeps and returns (delegraph-executorch)"
+_HINT = "save a .pte file, which also has the host's part (delegraph-executorch)"
 
 
 @dataclass(frozen=True)
 class _Border:
-    """The inputs and outputs of a method whose operators are all in one delegate.
+    """The inputs and outputs of a method that is one delegate.
 
     ``inputs``: the placeholders of its inputs. ``passed``: the placeholders that the
     host passes to the delegate, in calling order. ``outputs``: for each result, the
@@ -72,15 +72,14 @@ class _Border:
 def whole_delegate(
     program: ExportedProgram, delegate: DelegateInfo, registry: Registry
 ) -> DelegateInfo:
-    """Return the delegate with the inputs and outputs of ``program``, in order; it is
-    compiled again if its own differ.
+    """Return ``delegate`` with the inputs and outputs of ``program``, in order.
 
-    ``program``: a lowered method whose only operator is the call of ``delegate``.
-    Duplicates and passed-through inputs become ``aten.clone`` in the delegate; so do
-    constants that are results. Inputs that the export fixed, such as numbers and None,
-    are left out. Raises InputError for what a delegate cannot take, keep or return:
-    buffers and inputs that the host writes, results that are no tensors, and what the
-    backend refuses.
+    If its own differ, it is compiled again. ``program``: a lowered method with one
+    operator, the call of ``delegate``. Duplicates and inputs that are results become
+    ``aten.clone`` in the delegate; so do constants that are results. Inputs that the
+    export fixed, such as numbers and None, are left out. Raises InputError if the host
+    writes a buffer or an input, if a result is not a tensor, or if the backend refuses
+    the program.
     """
     border = _border_of(program)
     module = delegate.module
@@ -92,8 +91,9 @@ def whole_delegate(
 
 
 def _border_of(program: ExportedProgram) -> _Border:
-    """Read which values the host passes and returns. Raises InputError for what a file
-    cannot have.
+    """Return the values that the host passes and returns.
+
+    Raises InputError if a file of one delegate cannot have them.
     """
     (call,) = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     passed = [_through_casts(arg) for arg in call.args[1:]]
@@ -113,16 +113,16 @@ def _border_of(program: ExportedProgram) -> _Border:
             raise _kept_by_host(str(spec.target))
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise _cannot(
-                f"the program writes to its input {spec.target}, which a file of one"
-                " delegate cannot"
+                f"it writes to its input {spec.target}, which a file of one delegate"
+                " cannot do"
             )
         outputs.append(_origin_of(value, call, position))
     return _Border(inputs, passed, outputs)
 
 
 def _origin_of(value: Any, call: Node, position: int) -> int | Node:
-    """Return the delegate's output, or the placeholder, that is the result at
-    ``position``.
+    """Return the origin of the result at ``position``: a delegate's output or a
+    placeholder.
     """
     if not isinstance(value, Node):
         text = (
@@ -144,9 +144,7 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 
 
 def _through_casts(node: Any) -> Node:
-    """Return the value of which ``node`` is a cast at the border of a delegate;
-    ``node`` itself if it is none.
-    """
+    """Return the value before casts at the border of a delegate."""
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
     found: Node = node
@@ -163,10 +161,10 @@ def _cannot(text: str, hint: str = _HINT) -> InputError:
 
 def _kept_by_host(target: str) -> InputError:
     hint = (
-        "a .pte file keeps it (delegraph-executorch), or a backend whose delegates keep"
-        " state: TOSA's targets with"
+        "save a .pte file (delegraph-executorch), or use a backend with delegates that"
+        " keep state: TOSA's targets with +variable"
     )
-    return _cannot(f"it writes {target}, which the host keeps", f"{hint} +variable")
+    return _cannot(f"it writes {target}, which the host keeps", hint)
 
 
 class _Build:
@@ -225,8 +223,8 @@ class _Build:
     def _add(
         self, node: Node, spec: InputSpec, dtype: torch.dtype | None = None
     ) -> Node:
-        """Add a placeholder for ``node``, which crosses the border as ``dtype`` if that
-        is given.
+        """Add a placeholder for ``node``; ``dtype``: its type at the border, if it
+        differs.
         """
         new = placeholder_of(self.graph, node)
         new.meta.pop("debug_handle", None)
@@ -259,9 +257,7 @@ class _Build:
                     self.tensors[str(spec.target)] = constant_tensor(self.host, spec)
 
     def _add_inputs(self) -> None:
-        """Add all inputs of the method, in its order, and connect those that the
-        delegate reads.
-        """
+        """Add all inputs of the method, in its order, and connect those that are read."""
         specs = dict(placeholders(self.host))
         reading = dict(zip(self.border.passed, user_inputs(self.part), strict=True))
         for node in self.border.inputs:
@@ -302,8 +298,9 @@ class _Build:
     def _result(
         self, origin: int | Node, results: Sequence[Node], taken: Collection[Node]
     ) -> Node:
-        """Return the node of one result: each has to be a value of its own, so it may
-        be a clone.
+        """Return the node of one result.
+
+        Each result must be a value of its own, so it may be a clone.
         """
         if isinstance(origin, int):
             value = results[origin]
@@ -315,7 +312,7 @@ class _Build:
         )
 
     def _crossing(self, value: Node, dtype: torch.dtype | None) -> Node:
-        """``value`` in the dtype in which it crosses the border."""
+        """Return ``value`` in the dtype in which it crosses the border."""
         if dtype is None or value.meta["val"].dtype is dtype:
             return value
         new = cast(self.graph, value, dtype)
@@ -343,7 +340,7 @@ class _Build:
 def _compiled(
     build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry
 ) -> DelegateInfo:
-    """Return the delegate that the backend makes of the program that ``build`` builds.
+    """Return the delegate that the backend compiles from the program of ``build``.
 
     Raises InputError, with the reason, if the backend refuses it.
     """

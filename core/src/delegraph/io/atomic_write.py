@@ -55,11 +55,10 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
 
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError if ``write_whole`` would fail, as far as that can be told
-    without writing.
+    """Raise WriteError if ``write_whole`` would fail, without writing.
 
-    That is the case for a folder, without permission to write, and if there is no
-    folder for the file.
+    It would fail for a folder, without permission to write, and without a folder for
+    the file. Other failures show only during the write.
     """
     target = as_path(path)
     try:
@@ -80,8 +79,9 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """Return the status of the file at ``target``, symbolic links followed; None if
-    there is no such file.
+    """Return the status of the file at ``target``, or None if there is no such file.
+
+    Symbolic links are followed.
     """
     try:
         return target.stat()
@@ -90,12 +90,11 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """Return the descriptor of this process to write to instead of opening ``target``;
-    None if ``target`` is to be opened.
+    """Return the descriptor of this process to write to, or None to open ``target``.
 
-    The path names a descriptor (``/dev/fd/7``), or stdout or stderr is redirected to
-    the same file. If that file were opened a second time, later prints would overwrite
-    the content.
+    There is one if the path names a descriptor (``/dev/fd/7``), or if stdout or stderr
+    is redirected to the same file. If that file were opened a second time, later prints
+    would overwrite the content.
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
     # 1 and 2 are stdout and stderr
@@ -155,12 +154,11 @@ def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
 
 
 def _open_temporary(folder: Path, mode: int) -> BinaryIO:
-    """Open a new file with a temporary name, locked for as long as it is open where the
-    file system has locks.
+    """Open a new file with a temporary name, and lock it.
 
-    The lock tells other processes that the file is in use (``_remove_leftovers``). One
-    of them may lock and remove the file between its creation and its lock here; then
-    another file is made.
+    The lock shows other processes that the file is in use (``_remove_leftovers``). On a
+    file system without locks, the file is not locked. Another process may lock and
+    remove the file between its creation and its lock here; then another file is made.
     """
     while True:
         # not made from the target's name, which may be as long as names can be
@@ -187,9 +185,7 @@ def _open_temporary(folder: Path, mode: int) -> BinaryIO:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove from ``folder`` the temporary files that are not locked: the processes
-    that wrote them were killed.
-    """
+    """Remove temporary files that are not locked, because their processes were killed."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
         # it is locked, belongs to another user, or is gone by now
         with contextlib.suppress(OSError):
@@ -213,5 +209,5 @@ def _lock(file: int) -> None:
 
 
 def _write_error(target: Path, why: str) -> WriteError:
-    """Return the WriteError for ``target``; ``why`` is the reason."""
+    """Return the WriteError for ``target`` with the reason ``why``."""
     return WriteError("write-failed", f"cannot write {target}: {why}")

@@ -1,6 +1,4 @@
-"""Blobs: byte strings of backends that are only put together when they are written to a
-file.
-"""
+"""Blobs: byte strings of backends that are only put together when a file is written."""
 
 from __future__ import annotations
 
@@ -41,8 +39,8 @@ class TensorBlob:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Keep a reference to ``tensor``, and what shows later whether it was written;
-        copies nothing.
+        """Keep a reference to ``tensor``, and the state that shows a later write; copy
+        nothing.
         """
         # imported late, so that blobs of bytes need no torch
         from delegraph_programs.tensor_memory import state_of
@@ -83,8 +81,9 @@ class TensorBlob:
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """Return a key for the elements that this blob reads: blobs with equal keys
-        have equal bytes, so none need be read.
+        """Return a key for the elements of this blob.
+
+        Blobs with equal keys have equal bytes, so they need not be read.
         """
         tensor = self._tensor
         return (
@@ -97,8 +96,9 @@ class TensorBlob:
 
 
 def is_blob(data: Any) -> bool:
-    """Return whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as
-    well, which has the same attributes.)
+    """Return whether ``data`` is a Blob.
+
+    ``isinstance`` alone is also true of a Blob class, which has the same attributes.
     """
     return isinstance(data, Blob) and not isinstance(data, type)
 
@@ -142,8 +142,9 @@ def head(data: bytes | Blob, size: int) -> bytes:
 
 
 def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
-    """Call ``take`` with all bytes of ``data``, piece by piece. A piece is valid only
-    during the call.
+    """Call ``take`` with all bytes of ``data``, piece by piece.
+
+    A piece is valid only during the call.
     """
     if isinstance(data, bytes):
         take(memoryview(data))

@@ -33,11 +33,11 @@ class _DelegationSpec(NamedTuple):
 
 
 class DelegationSpec(_DelegationSpec):
-    """The backend that a partition goes to (its class's name or its short name), and
-    the settings for it.
+    """The backend of a partition (its class's name or its short name), and settings for
+    it.
 
-    Any iterable of settings becomes a tuple. Anything else is kept, and refused when
-    the partitioner returns it, by an error that can name the partitioner and the tag.
+    Any iterable of settings becomes a tuple. A wrong type is kept until the partitioner
+    returns it, so that the error can name the partitioner and the tag.
     """
 
     __slots__ = ()
@@ -63,19 +63,18 @@ sizes ("static").
 
 
 class Reason(str):
-    """Why a node stays on the host, in the user's terms. A plain str will do wherever a
-    Reason is accepted.
+    """The reason to leave a node to the host, in the user's terms.
 
-    ``hint``: what the user can do about it, in the program, its inputs or an option.
-    ``cause``: a key that users do not see. Refusals with the same cause are one row of
-    the report, whatever their texts; refusals without a cause are one row if operator
-    and text are the same. ``of``: the operand that the reason is about; if that is
-    refused for the same cause, both are in one row. ``unless``: the dtype that ``of``
-    would have to have, or ``"static"`` for fixed sizes, or the lowest and the highest
-    integer of ``of``, an input. The report then asks the backend again, and says how
-    many more operators it would take. ``instead``: another hint with another
-    ``unless``. The report gives the hint with which the backend takes the most
-    operators, the first of several.
+    A plain str is accepted wherever a Reason is. ``hint``: advice for the user about
+    the program, its inputs or an option. ``cause``: a key that users do not see.
+    Refusals with the same cause are one row of the report, even with different texts.
+    Refusals without a cause are one row if operator and text are the same. ``of``: the
+    operand with the problem; if that is refused for the same cause, both are in one
+    row. ``unless``: the change of ``of`` that would remove the problem. It is a dtype,
+    ``"static"`` for fixed sizes, or the lowest and the highest integer of an input. The
+    report then repeats the support check and shows how many more operators the backend
+    would take. ``instead``: another hint with another ``unless``. The report gives the
+    hint with which the backend takes the most operators, the first of several.
     """
 
     hint: str
@@ -106,10 +105,10 @@ class Reason(str):
 
 @dataclass
 class Refusal:
-    """A node that stays on the host, and why, in the user's terms.
+    """A node that stays on the host, with a reason in the user's terms.
 
     ``reason`` may be a ``Reason``, which has a hint for the user. ``final``: the node
-    is not to be decomposed either.
+    must not be decomposed either.
     """
 
     node: Node
@@ -118,7 +117,7 @@ class Refusal:
 
     @property
     def hint(self) -> str:
-        """What the user can do about the refusal; "" if the backend gives no hint."""
+        """Return advice for the user; "" if the backend gives no hint."""
         return getattr(self.reason, "hint", "")
 
 
@@ -147,35 +146,31 @@ class Support(Protocol):
     """
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """Begin with a new program, about whose nodes the next questions are, and
-        forget the last one.
-        """
+        """Begin with a new program, and forget the last one."""
 
     def why_not(self, node: Node) -> str | None:
-        """Return why the backend does not take ``node``, in the user's terms; None if
-        it does.
-        """
+        """Return the reason to refuse ``node``, in the user's terms, or None."""
 
     def is_constant(self, node: Node) -> bool:
-        """Return whether an accepted node computes a constant, so that each partition
-        may have its own copy.
+        """Return whether an accepted node computes a constant.
+
+        Each partition may then have its own copy.
         """
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Node -> why the backend refuses it, for refusals that show only when the
-        whole partition is known.
+        """Return node -> reason, for refusals that depend on the whole partition.
 
         ``nodes``: the calls of one partition, with the calls on constants that they
-        need. Every other value that they read arrives at run time. {} if there are no
-        such refusals: then the partition should compile, as far as that is known
-        without compiling. ``delegraph.engine.extract_partition`` gives the program that
-        ``preprocess`` would get.
+        need. Every other value that they read arrives at run time. If the result is {},
+        the partition should compile, as far as that is known without compiling.
+        ``delegraph.engine.extract_partition`` returns the program that ``preprocess``
+        would get.
         """
 
 
 class Partitioner(ABC):
-    """Tags the nodes that a backend takes, and changes nothing else, which the core
-    checks.
+    """Tags the nodes that a backend takes. The core checks that it changes nothing
+    else.
     """
 
     support: Support | None = None
@@ -197,38 +192,38 @@ class Partitioner(ABC):
         return self._spec
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """Return a text with all that the answer of ``partition`` depends on besides
-        the program as ``delegraph`` writes it.
+        """Return a text with everything that ``partition`` depends on besides the
+        program, or None.
 
-        None if that is not known, which is the default. The text has, for example,
+        None, the default, means that this is not known. The text has, for example,
         options, versions of other packages, and metadata of tracers that the
-        partitioner reads. The code of the partitioner's package, and the versions of
-        delegraph and torch, need not be in it: the key of a cached answer has them
-        anyway. If the user asks for a cache, answers with a fingerprint are cached. For
-        that the program is written as bytes, which pays only if the answer takes far
-        longer.
+        partitioner reads. It need not have the code of the partitioner's package and
+        the versions of delegraph and torch: the key of a cached answer has them. If the
+        user asks for a cache, answers with a fingerprint are cached. The program is
+        then written as bytes, which only pays if the answer takes far longer.
         """
         return None
 
     def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
-        """Raise OptionError for a setting that fits none of ``programs``, such as the
-        name of an input that none has.
+        """Raise OptionError for a setting that fits none of ``programs``.
 
-        A lowering calls this before it asks about the first program. ``programs``:
-        method -> program, for all methods about which this partitioner will be asked;
-        ``partition`` sees one of them at a time.
+        An example is the name of an input that no program has. A lowering calls this
+        before it asks about the first program. ``programs``: method -> program, for all
+        methods of this partitioner; ``partition`` sees one of them at a time.
         """
         return None
 
     @abstractmethod
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
+        """Tag the nodes of ``exported_program``, and return the backend of each tag."""
 
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Operators that this backend wants whole, and a function that tells for which
-        nodes (None: for all).
+        """Return the operators that this backend wants whole, and a filter of nodes.
+
+        The filter returns whether a node is wanted whole; None keeps all nodes of the
+        operators.
         """
         return [], None
 

@@ -2,12 +2,12 @@
 
 ``level(n)`` is the largest number of times that a path to ``n`` leaves an accepted node
 for a refused one. Accepted nodes of equal level form one group. The groups are convex,
-because a path that leaves one comes back at a higher level; and they are the fewest,
+because a path that leaves one comes back at a higher level. They are the fewest,
 because a path with k such steps needs k + 1 convex groups.
 
-What moves is a *unit*: a call with the ``getitem`` calls that unpack it, or calls that
-have to stay together (see ``groups``). Units are listed so that each comes after what
-it needs.
+The functions move *units*. A unit is a call with the ``getitem`` calls that unpack it,
+or a list of calls that must stay together. In a list of units, each comes after the
+units that it needs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ Levels = dict["Node", int]
 
 
 def units(calls: Iterable[Node]) -> list[Unit]:
-    """Return the units of ``calls``: each call with the calls that unpack its results,
-    in graph order.
-    """
+    """Return each call with the calls that unpack its results, in graph order."""
     unit_of: dict[Node, Unit] = {}
     all_units: list[Unit] = []
     for node in calls:
@@ -49,12 +47,12 @@ def size(unit: Unit) -> int:
 
 
 def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """Call -> its level: on a path to the call, how often at most an accepted
-    call is followed by a refused one.
+    """Return call -> its level.
 
-    ``ordered``: units, each after the units that it needs. ``accepted``: the calls that
-    the backend takes. An operand without a level (a placeholder, or a constant of which
-    partitions get copies) is available at level 0.
+    The level is the largest number of refused calls that follow an accepted call on a
+    path to the call. ``ordered``: units, each after the units that it needs.
+    ``accepted``: the calls that the backend takes. An operand without a level (a
+    placeholder, or a constant of which partitions get copies) is available at level 0.
     """
     level: Levels = {}
     for unit in ordered:
@@ -70,11 +68,10 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
 
 
 def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise ``level`` of accepted units whose users are all accepted to the lowest
-    level of a user.
+    """Raise the ``level`` of accepted units to the lowest level of their users.
 
-    A unit is then in one partition with the first of its users, and fewer values cross
-    between partitions.
+    That is done if all users are accepted. A unit is then in one partition with the
+    first of its users, and fewer values cross between partitions.
     """
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
@@ -99,9 +96,7 @@ def group_by_level(
 
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
-    """Return the connected parts of a group of units, in order of their first units
-    (union-find).
-    """
+    """Return the connected parts of a group of units, in order of their first units."""
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 def tag_constant_data(program: ExportedProgram) -> None:
-    """Tag every constant that is never written for each partition that uses it; call
-    this after calls are tagged.
+    """Tag every constant that is never written for each partition that uses it.
 
-    A constant that no delegated call uses stays untagged, and so does a buffer that the
-    program writes. The signature says which buffers are written, even if no user of the
-    placeholder shows a write.
+    Call this after calls are tagged. A constant that no delegated call uses stays
+    untagged, and so does a buffer that the program writes. The signature shows which
+    buffers are written, even if no user of the placeholder shows a write.
     """
     constant = constant_placeholders(program)
     for node in program.graph.nodes:
@@ -27,12 +26,12 @@ def tag_constant_data(program: ExportedProgram) -> None:
 
 
 def tag_mutated_buffer(program: ExportedProgram) -> None:
-    """Tag each written buffer for the partition that has all its readers and computes
-    its last value, if there is one.
+    """Tag each written buffer for the partition with all its readers and its last
+    value.
 
-    The delegate then keeps the buffer between calls. Any other written buffer stays
-    with the host, which passes it to delegates and stores what they return. So does a
-    buffer that several methods use (``SHARED_STATE``).
+    The delegate then keeps the buffer between calls. If there is no such partition, the
+    buffer stays with the host, which passes it to delegates and stores their results.
+    So does a buffer that several methods use (``SHARED_STATE``).
     """
     for buffer, last in written_values(program).items():
         if SHARED_STATE in buffer.meta:

@@ -509,7 +509,7 @@ def test_worst_of_several_inputs(image):
 
 
 def test_runtimes_of_whole_files_refuse_values_of_operators(image):
-    with pytest.raises(InputError, match="does not tell the values"):
+    with pytest.raises(InputError, match="does not show the values"):
         lower(Net(), (image,)).verify(image, runtime="executorch", per_operator=True)
 
 
