@@ -20,17 +20,6 @@ from ..io.atomic_write import write_whole
 from .lowered_module import Argument, LoweredBackendModule
 
 
-@dataclass(frozen=True)
-class DelegateDebug:
-    """The facts with which a profiler names the events of a delegate.
-
-    ``debug_handle_map``: the backend's debug identifier -> debug handles of operators.
-    """
-
-    backend_id: str
-    debug_handle_map: dict[Any, tuple[int, ...]]
-
-
 def delegate_calls(
     program: ExportedProgram | GraphModule,
 ) -> Iterator[tuple[Node, LoweredBackendModule]]:
@@ -74,21 +63,6 @@ def merged_named_data(
     return store.get_named_data_store_output()
 
 
-def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Return the debug handle of each call of a delegate -> backend and debug handle
-    map.
-
-    Two delegates may use the same debug identifier, so an event belongs to a handle and
-    an identifier together.
-    """
-    return {
-        node.meta["debug_handle"]: DelegateDebug(
-            m.backend_id, dict(m.meta.get("debug_handle_map") or {})
-        )
-        for node, m in delegate_calls(program)
-    }
-
-
 class MethodPrograms:
     """The lowered programs of several methods, by name."""
 
@@ -118,11 +92,6 @@ class MethodPrograms:
         Equal contents are stored once, as in one program file.
         """
         return merged_named_data(self._programs.values())
-
-    @property
-    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Return method -> ``delegate_map`` of its program."""
-        return {m: delegate_map(p) for m, p in self._programs.items()}
 
 
 @dataclass(frozen=True)

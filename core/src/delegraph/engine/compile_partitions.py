@@ -15,7 +15,7 @@ from .compile import fingerprint_of
 from .extract import ProgramsOf
 from .failures import log
 from .narrow import Narrowed, narrow
-from .partition import NotCompiled, Plan, Work
+from .partition import Plan, Work
 from .refused import give_back
 from .session import Refused, Request, Session
 
@@ -90,10 +90,12 @@ class PartitionCompiler(NamedTuple):
                 item.equal_to = work[compiled.equal_to]
             if not isinstance(compiled.result, Refused):
                 item.result = compiled.result
-            elif self.gives_back:
-                item.not_compiled = _not_compiled(compiled.result)
-            else:
+                continue
+            if not self.gives_back:
                 raise compiled.result.error
+            item.not_compiled = compiled.result
+            if compiled.result.has_failed:
+                log(compiled.result.error)
 
     def _attach(self, work: Sequence[Work]) -> None:
         """Store the results in the modules of the host's program."""
@@ -125,17 +127,6 @@ def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -
                 f" {item.partition.tag!r} to {backend_id!r}"
             )
             raise
-
-
-def _not_compiled(refused: Refused) -> NotCompiled:
-    """Return the reason of a refusal, and log the error if the compiler failed."""
-    if refused.has_failed:
-        log(refused.error)
-    # not the error itself: its traceback would keep the program alive for as long as
-    # the report
-    return NotCompiled(
-        refused.reason, refused.hint, refused.error.source, refused.has_failed
-    )
 
 
 def _split_note(narrowed: Narrowed) -> str:

@@ -39,7 +39,7 @@ from torch.fx import Node
 from ..discovery.attribution import AtWork
 from ..errors import PluginFailed
 from ..partitioner import Partitioner, Support
-from .failures import GuardedSupport, log, may_be_refusal
+from .failures import log, may_be_refusal
 from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
 from .recompose import Composites
@@ -202,12 +202,13 @@ class Decomposer:
         """
         kept_later, _ = self._kept(program, later)
         unwanted = [n for n in refused if not kept_later(n)]
-        support = self._support_of(partitioner)
+        support = support_of(partitioner)
         if support is None:
             reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
             # a list: all of them, not just the first
             return any([reducer.decompose(n, composites) for n in unwanted])
-        keeps = AtWork(partitioner, "support check").around(_KeepsByAsking(support))
+        work = AtWork(partitioner, "support check")
+        keeps = self._guarded(work.around(_KeepsByAsking(support)))
         attempts = _Attempts(
             self.tracer, lambda node: keeps(node) or kept_later(node), self._useless
         )
@@ -246,31 +247,26 @@ class Decomposer:
         The partitioner wants to be asked about these operators.
         """
         work = AtWork(partitioner, "support check")
-        support = self._support_of(partitioner)
-        with work:
-            if support is not None:
-                return work.around(_KeepsByAsking(support, program)), LINEAR
-            operators, wanted = partitioner.ops_to_not_decompose(program)
-        keeps = work.around(partial(_is_listed, frozenset(operators), wanted))
-        return (self._unless_it_fails(keeps) if self._may_fail else keeps), set(
-            operators
-        )
-
-    def _support_of(self, partitioner: Partitioner) -> Support | None:
-        """Return the support check of a partitioner, or None.
-
-        If partitioners may fail, an exception of the check refuses a call.
-        """
         support = support_of(partitioner)
-        return (
-            GuardedSupport(support)
-            if support is not None and self._may_fail
-            else support
-        )
+        if support is None:
+            with work:
+                operators, wanted = partitioner.ops_to_not_decompose(program)
+            listed = partial(_is_listed, frozenset(operators), wanted)
+            return self._guarded(work.around(listed)), set(operators)
+        with work:
+            support.begin(program)
+        keeps = self._guarded(work.around(_KeepsByAsking(support)))
+        # the contract of ``Support``: every call, in graph order
+        for node in _calls(program):
+            keeps(node)
+        return keeps, LINEAR
 
-    @staticmethod
-    def _unless_it_fails(keeps: Keeps) -> Keeps:
-        """Return ``keeps``, which keeps no call about which it raises an exception."""
+    def _guarded(self, keeps: Keeps) -> Keeps:
+        """Return ``keeps``; if partitioners may fail, it keeps no call about which it
+        raises an exception.
+        """
+        if not self._may_fail:
+            return keeps
 
         def kept(node: Node) -> bool:
             try:
@@ -345,22 +341,13 @@ def support_of(partitioner: Partitioner) -> Support | None:
 class _KeepsByAsking:
     """A function, whether a backend takes a call, by its support check.
 
-    It remembers the answers. The call may be in ``program`` or in a decomposition that
-    was inserted into it. ``program`` None: the one for which the support check began
-    last.
+    It remembers the answers. The support check has begun with the program of the call,
+    or with a program into which the call was inserted.
     """
 
-    def __init__(
-        self, support: Support, program: ExportedProgram | None = None
-    ) -> None:
-        """Ask about all calls of ``program``, if it is given, in graph order."""
+    def __init__(self, support: Support) -> None:
         self._support = support
         self._known: dict[Node, bool] = {}
-        if program is not None:
-            support.begin(program)
-            # the contract of `Support`: every call, in graph order
-            for node in _calls(program):
-                self(node)
 
     def __call__(self, node: Node) -> bool:
         """Return whether the backend takes the call ``node``.
@@ -370,6 +357,7 @@ class _KeepsByAsking:
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
+            self._known[node] = False  # also if the check raises an exception
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
                 # also part of the contract: the backend may need this answer when it is

@@ -52,7 +52,7 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
     partition cannot be split, the whole partition is refused.
     """
     assert work.not_compiled is not None, "only a failed partition is narrowed"
-    if not work.not_compiled.failed or not _can_be_split(work.partition):
+    if not work.not_compiled.has_failed or not _can_be_split(work.partition):
         return Narrowed(work, refused=[work])
     search = _Search(work, compile_part)
     search.run(_Units(work.partition).in_order())

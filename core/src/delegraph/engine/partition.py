@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from delegraph_programs import is_operator, source_of
@@ -21,6 +20,7 @@ from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
 from ..partitioner.contract import DelegationSpec, Refusal
 from .recompose import Composites
+from .session import Refused
 
 ON_HOST = "checked_on_host"
 """Metadata key of a call that only checks something and stays on the host, whatever its
@@ -92,20 +92,6 @@ class Plan:
             yield from plan.all()
 
 
-class NotCompiled(NamedTuple):
-    """The reason why a partition was not compiled.
-
-    ``source``: the user's line; None if it is not known. ``failed``: the compiler
-    raised an exception of its own, so the operator that caused it is not known.
-    Otherwise, the compiler refused the partition as a whole.
-    """
-
-    reason: str
-    hint: str
-    source: object
-    failed: bool = False
-
-
 @dataclass
 class Work:
     """One partition on its way through the steps.
@@ -123,7 +109,7 @@ class Work:
     module: LoweredBackendModule
     seconds: dict[str, float]
     result: PreprocessResult | None = None
-    not_compiled: NotCompiled | None = None
+    not_compiled: Refused | None = None
     origin: str = ""
     equal_to: Work | None = None
     name: str = ""

@@ -17,8 +17,9 @@ from torch.fx import Node
 from ..partitioner.contract import Reason, Refusal
 from ..report.rows import GivenBack
 from .narrow import Narrowed
-from .partition import NotCompiled, Partition, Plan, Tags, Work
+from .partition import Partition, Plan, Tags, Work
 from .schedule import order
+from .session import Refused
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
@@ -119,13 +120,13 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
     return [Refusal(node, _reason(reasons.get(node, default))) for node in on_host]
 
 
-def _reason(why: NotCompiled | None) -> Reason:
+def _reason(why: Refused | None) -> Reason:
     """Return the reason for the operators of a refused partition.
 
     Its ``cause`` makes equal reasons one row of the report.
     """
     assert why is not None
-    verb = "failed on" if why.failed else "refused"
+    verb = "failed on" if why.has_failed else "refused"
     return Reason(
         f"its compiler {verb} the partition: {why.reason}",
         hint=why.hint,
@@ -138,7 +139,7 @@ def given_back_row(backend: str, work: Work) -> GivenBack:
     assert work.not_compiled is not None
     nodes = work.partition.nodes
     lines = map(source_of, work.partition.nodes)
-    source = work.not_compiled.source
+    source = work.not_compiled.error.source
     shown = source if isinstance(source, Source) else next(filter(None, lines), None)
     reason = work.not_compiled.reason
     return GivenBack(

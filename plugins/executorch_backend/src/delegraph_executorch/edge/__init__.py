@@ -12,10 +12,8 @@ from typing import Any, overload
 
 from delegraph.backend import CompileSpec
 from delegraph.delegates import (
-    DelegateDebug,
     LoweredBackendModule,
     delegate_calls,
-    delegate_map,
     merged_named_data,
 )
 from delegraph.engine import extract_partition
@@ -23,6 +21,7 @@ from delegraph.errors import InputError
 from delegraph.partitioner import Partitioner
 from torch.export import ExportedProgram
 
+from .delegate_map import DelegateDebug, delegate_map
 from .external_files import externalize_pte_data
 from .graph_queries import (
     format_delegated_graph,

@@ -27,6 +27,7 @@ from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from .delegate_map import DelegateDebug, delegate_map
 from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
@@ -106,6 +107,11 @@ class EdgeProgramManager(MethodPrograms):
     def constant_methods(self) -> dict[str, Any]:
         """Return the values of the methods that only return a constant, by name."""
         return dict(self._constant_methods)
+
+    @property
+    def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
+        """Return the ``delegate_map`` of each method's program."""
+        return {m: delegate_map(program) for m, program in self._programs.items()}
 
     @property
     def delegates(self) -> list[DelegateInfo]:
