@@ -163,14 +163,20 @@ class BackendDetails(ABC):
         The default calls ``preprocess`` for each. ``compile_specs`` has one list for
         each program. Raises ContractViolation if their numbers differ.
         """
-        _check_counts(cls.__name__, edge_programs, compile_specs)
-        return {
-            method: [
-                cls.preprocess(p, s)
-                for p, s in zip(programs, compile_specs[method], strict=True)
+        results: dict[str, list[PreprocessResult]] = {}
+        for method, programs in edge_programs.items():
+            specs = compile_specs.get(method, ())
+            if len(specs) != len(programs):
+                text = (
+                    f"{cls.__name__}: method {method!r} has {len(programs)} partitions"
+                    f" and {len(specs)} lists of compile specs"
+                )
+                raise ContractViolation("contract-violation", text)
+            results[method] = [
+                cls.preprocess(program, settings)
+                for program, settings in zip(programs, specs, strict=True)
             ]
-            for method, programs in edge_programs.items()
-        }
+        return results
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
@@ -189,22 +195,6 @@ def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> Non
         raise ContractViolation(
             "contract-violation", f"{text}: {e}", hint="is @staticmethod missing?"
         ) from e
-
-
-def _check_counts(
-    backend: str,
-    programs: Mapping[str, Sequence[Any]],
-    specs: Mapping[str, Sequence[Any]],
-) -> None:
-    """Raise ContractViolation unless each program has a list of compile specs."""
-    for method, partitions in programs.items():
-        count = len(specs[method]) if method in specs else 0
-        if count != len(partitions):
-            text = (
-                f"{backend}: method {method!r} has {len(partitions)} partitions and"
-                f" {count} lists of compile specs"
-            )
-            raise ContractViolation("contract-violation", text)
 
 
 class DelegateMappingBuilder:

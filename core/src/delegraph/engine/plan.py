@@ -164,22 +164,20 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
     """
     subgraphs = before.edited_subgraphs()
     tensors = before.written_tensors()
+    retyped = None
     if subgraphs:
-        raise broken(
-            f"{subject} changed the graph of {subgraphs[0]}; it may only set"
-            " meta['delegation_tag']"
-        )
-    if tensors:
-        raise broken(
-            f"{subject} changed the tensor {tensors[0]!r}, which belongs to the caller"
-        )
-    if before.is_rewritten():
-        raise broken(
-            f"{subject} changed the graph; it may only set meta['delegation_tag']"
-        )
-    if (node := before.put_values_back()) is not None:
-        text = f"{subject} changed the recorded type of {node.name} (meta['val'])"
-        raise broken(f"{text}; it may only set meta['delegation_tag']", node)
+        changed = f"the graph of {subgraphs[0]}"
+    elif tensors:
+        changed = f"the tensor {tensors[0]!r}, which belongs to the caller"
+    elif before.is_rewritten():
+        changed = "the graph"
+    else:
+        retyped = before.put_values_back()
+        if retyped is None:
+            return
+        changed = f"the recorded type of {retyped.name} (meta['val'])"
+    text = f"{subject} changed {changed}; it may only set meta['delegation_tag']"
+    raise broken(text, retyped)
 
 
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
