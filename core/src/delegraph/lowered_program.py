@@ -144,7 +144,7 @@ class LoweredProgram(MethodPrograms):
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(self._default_method())(*args, **kwargs)
+        return self.method(self._chosen(None))(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
         """Return a program with buffers of its own, in their initial state.
@@ -275,7 +275,7 @@ class LoweredProgram(MethodPrograms):
 
         if runtime and observer:
             raise self._no_values_of(runtime)
-        name = self._known(method or self._default_method())
+        name = self._chosen(method)
         seed = torch.get_rng_state()
         # before the lowered program, whose errors then are its own
         with call_of_model(name):
@@ -305,7 +305,7 @@ class LoweredProgram(MethodPrograms):
         the arguments are not written. Raises InputError for an unknown method, and if a
         transform changed the inputs or results.
         """
-        name = self._known(method or self._default_method())
+        name = self._chosen(method)
         self._expect_border_of_eager(name)
         # eager may write the state that delegates keep, and the targets that the lowered
         # program writes
@@ -350,9 +350,7 @@ class LoweredProgram(MethodPrograms):
 
         Returns the results. ``method``: by default the only one, or "forward".
         """
-        return self._run_here(
-            self._known(method or self._default_method()), observer, args, kwargs
-        )
+        return self._run_here(self._chosen(method), observer, args, kwargs)
 
     def observed(
         self, observer: Observer, method: str | None = None
@@ -360,7 +358,7 @@ class LoweredProgram(MethodPrograms):
         """Return a method in its initial state; ``observer`` gets all values of its
         calls.
         """
-        name = self._known(method or self._default_method())
+        name = self._chosen(method)
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
         return WatchedExecutable(
             self._methods[name], observer, hooks(observer, self.delegates)
@@ -382,7 +380,7 @@ class LoweredProgram(MethodPrograms):
         See ``delegraph_analysis.node_data``, which gets the arguments.
         """
         return provided("delegraph_analysis:node_data", "node data")(
-            self, method or self._default_method(), *args, **kwargs
+            self, self._chosen(method), *args, **kwargs
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
@@ -467,17 +465,21 @@ class LoweredProgram(MethodPrograms):
             FileFormat(path, self._registry).save(with_data, options)
             self._whole = with_data._whole
 
-    def _default_method(self) -> str:
-        """Return the method for calls without a name: ``forward``, or the only one.
+    def _chosen(self, method: str | None) -> str:
+        """Return ``method``; without a name, ``forward`` or the only method.
 
         Raises InputError if there is no such method.
         """
-        if len(self._programs) > 1 and "forward" not in self._programs:
-            raise InputError(
-                "input-invalid",
-                f"name the method: lowered.method(name)(...); methods: {self.methods}",
+        if method is not None:
+            return self._known(method)
+        if "forward" in self._programs:
+            return "forward"
+        if len(self._programs) > 1:
+            text = (
+                f"name the method: lowered.method(name)(...); methods: {self.methods}"
             )
-        return "forward" if "forward" in self._programs else self.methods[0]
+            raise InputError("input-invalid", text)
+        return self.methods[0]
 
 
 @contextmanager
