@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .indices import mark_indices
     from .grouped_partitioner import GroupedPartitioner, NodeLists
+    from .indices import mark_indices
     from .kernels import Kernel, computed_by
     from .named_weights import add_by_content, expect_data
     from .numbered_calls import NumberedCalls, calls_in
