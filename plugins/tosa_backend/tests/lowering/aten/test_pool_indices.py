@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from delegraph.errors import Unsupported
+from delegraph_tosa.lowering import Tosa, lower_program
+from delegraph_tosa.spec import TosaSpec
+from torch.export import Dim, export
 
 from ...support.rule_cases import FP, Family, half, inf, nan, randn
 
@@ -68,3 +73,13 @@ test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()
 )
+
+
+def test_positions_in_an_image_of_dynamic_size_are_refused():
+    """A known number of windows does not make the positions known."""
+    module, inputs, *_ = FAMILY.rows["2d-back-0"]
+    sizes = dict.fromkeys(range(4), Dim.AUTO)
+    program = export(module, inputs, dynamic_shapes={"args": (sizes,)})
+    t = Tosa(TosaSpec.parse("TOSA-1.1+FP+INT+shape"))
+    with pytest.raises(Unsupported, match="at compile time"):
+        lower_program(program, t)

@@ -27,12 +27,14 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
     if low is not None and high is not None and low > high:
         low = high
     if x.dtype in FLOATS:
-        return t.clamp(x, -inf if low is None else low, inf if high is None else high)
-    are_whole = all(limit is None or isinstance(limit, int) for limit in (low, high))
-    t.require(
-        are_whole,
-        f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers",
-    )
+        least = -inf if low is None else low
+        most = inf if high is None else high
+        return t.clamp(x, least, most)
+    for limit in (low, high):
+        t.require(
+            limit is None or isinstance(limit, int),
+            f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers",
+        )
     if low is not None:
         x = t.maximum(x, low)
     if high is not None:
@@ -78,9 +80,11 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     """self [*S], min [*S], max [*S] -> [*S]; they broadcast"""
     x: Operand = self
     if min is not None:
-        x = t.maximum(*promoted(t, x, min))
+        left, right = promoted(t, x, min)
+        x = t.maximum(left, right)
     if max is not None:
-        x = t.minimum(*promoted(t, x, max))
+        left, right = promoted(t, x, max)
+        x = t.minimum(left, right)
     assert isinstance(x, Value)
     return x
 
@@ -111,21 +115,25 @@ def mish(t: Tosa, self: Value) -> Value:
     * (exp(x) + 2)
     """
     # n / (n + 2) rounds to 1 above this limit, and exp(x)^2 would overflow further up
-    e = t.exp(t.minimum(self, 5.0 if self.dtype is DType.FP16 else 20.0))
-    n = t.mul(e, t.add(e, 2))
-    return t.mul(self, t.mul(n, t.reciprocal(t.add(n, 2))))
+    limit = 5.0 if self.dtype is DType.FP16 else 20.0
+    exponential = t.exp(t.minimum(self, limit))
+    n = t.mul(exponential, t.add(exponential, 2))
+    share = t.mul(n, t.reciprocal(t.add(n, 2)))
+    return t.mul(self, share)
 
 
 @lowers(aten.hardsigmoid.default)
 def hardsigmoid(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; clamp(x + 3, 0, 6) / 6"""
-    return t.mul(t.clamp(t.add(self, 3), 0, 6), 1 / 6)
+    clamped = t.clamp(t.add(self, 3), 0, 6)
+    return t.mul(clamped, 1 / 6)
 
 
 @lowers(aten.hardswish.default)
 def hardswish(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; x * clamp(x + 3, 0, 6) / 6"""
-    return t.mul(t.mul(self, t.clamp(t.add(self, 3), 0, 6)), 1 / 6)
+    clamped = t.clamp(t.add(self, 3), 0, 6)
+    return t.mul(t.mul(self, clamped), 1 / 6)
 
 
 @lowers(aten.leaky_relu.default)
@@ -153,7 +161,8 @@ def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool) -> V
 def prelu(t: Tosa, self: Value, weight: Value) -> Value:
     """[N,C,*S], [C] or [1] -> [N,C,*S]; weight * x below 0"""
     slopes = t.reshape(weight, slopes_shape(self, weight))
-    return t.select(t.greater(self, 0), self, t.mul(self, slopes))
+    is_positive = t.greater(self, 0)
+    return t.select(is_positive, self, t.mul(self, slopes))
 
 
 def slopes_shape(x: Value, weight: Value) -> Shape:
@@ -162,9 +171,11 @@ def slopes_shape(x: Value, weight: Value) -> Shape:
     ``weight`` is [C], or [1] for one slope of all channels; then the shape is
     [1,1,1,..].
     """
-    return tuple(
-        [math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)]
-    )
+    shape = [1] * x.rank
+    # a tensor [N] has one slope and no axis of channels
+    if x.rank > 1:
+        shape[1] = math.prod(weight.shape)
+    return tuple(shape)
 
 
 @lowers(aten.elu.default)
@@ -172,24 +183,26 @@ def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) ->
     """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1)
     below; a zero keeps its sign
     """
-    negative = expm1_of(t, _times_factor(t, self, input_scale))
-    return t.select(
-        t.greater(0.0, self),
-        _times_factor(t, negative, alpha * scale),
-        _times_factor(t, self, scale),
-    )
+    exponent = _times_factor(t, self, input_scale)
+    exponential = expm1_of(t, exponent)
+    is_negative = t.greater(0.0, self)
+    below = _times_factor(t, exponential, alpha * scale)
+    return t.select(is_negative, below, _times_factor(t, self, scale))
 
 
 @lowers(aten.celu.default)
 def celu(t: Tosa, self: Value, alpha: float) -> Value:
     """[*S] -> [*S]; x above 0, alpha * (exp(x / alpha) - 1) below"""
-    return elu(t, self, alpha, 1, inverse(t, alpha, self.dtype))
+    input_scale = inverse(t, alpha, self.dtype)
+    return elu(t, self, alpha, scale=1, input_scale=input_scale)
 
 
 @lowers(aten.selu.default)
 def selu(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; ELU with the constants of self-normalizing networks"""
-    return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
+    alpha = 1.6732632423543772
+    scale = 1.0507009873554805
+    return elu(t, self, alpha, scale, input_scale=1)
 
 
 def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
@@ -205,11 +218,13 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
     error is up to 1e-7 of x
     """
     if approximate == "tanh":
-        cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
-        sigmoidal = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
+        cube = t.mul(t.mul(self, self), self)
+        polynomial = t.add(self, t.mul(cube, 0.044715))
+        sigmoidal = t.tanh(t.mul(polynomial, math.sqrt(2 / math.pi)))
     else:
         sigmoidal = t.erf(t.mul(self, math.sqrt(0.5)))
-    return t.mul(t.mul(self, 0.5), t.add(sigmoidal, 1))
+    half = t.mul(self, 0.5)
+    return t.mul(half, t.add(sigmoidal, 1))
 
 
 @lowers(aten.softplus.default)
@@ -218,9 +233,8 @@ def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     threshold
     """
     exponent = _times_factor(t, self, beta)
-    logarithm = log1p_of(t, t.exp(t.minimum(exponent, threshold)))
-    return t.select(
-        t.greater(exponent, threshold),
-        self,
-        _times_factor(t, logarithm, inverse(t, beta, self.dtype)),
-    )
+    exponential = t.exp(t.minimum(exponent, threshold))
+    logarithm = log1p_of(t, exponential)
+    is_linear = t.greater(exponent, threshold)
+    curved = _times_factor(t, logarithm, inverse(t, beta, self.dtype))
+    return t.select(is_linear, self, curved)

@@ -50,23 +50,23 @@ def scaled_dot_product_attention(
         # a width known at run time only gives a formula, which ``math.sqrt`` does not
         # take
         scale = 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
-    scores = batched_product(t, t.mul(query, scale), transposed(t, key))
+    scaled_query = t.mul(query, scale)
+    scores = batched_product(t, scaled_query, transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
-        scores = t.add(
-            scores, t.ranked(_causal_mask(t, *scores.shape[-2:]), scores.rank)
-        )
-    weights = (
-        softmax_of(t, scores, -1)
-        if attn_mask is None
-        else _masked_softmax(t, scores, attn_mask)
-    )
+        mask = _causal_mask(t, *scores.shape[-2:])
+        scores = t.add(scores, t.ranked(mask, scores.rank))
+    if attn_mask is None:
+        weights = softmax_of(t, scores, -1)
+    else:
+        weights = _masked_softmax(t, scores, attn_mask)
     return batched_product(t, converted(t, weights, query.dtype), value)
 
 
 def transposed(t: Tosa, x: Value) -> Value:
     """[*B,S,E] -> [*B,E,S]"""
-    return t.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+    batch = range(x.rank - 2)
+    return t.transpose(x, (*batch, x.rank - 1, x.rank - 2))
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
@@ -77,10 +77,10 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
     """
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads
-    copies = t.tile(
-        t.reshape(x, (*batch, heads, 1, length, width)),
-        (*(1,) * len(batch), 1, times, 1, 1),
-    )
+    of_one_head = t.reshape(x, (*batch, heads, 1, length, width))
+    multiples = [1] * of_one_head.rank
+    multiples[-3] = times
+    copies = t.tile(of_one_head, multiples)
     return t.reshape(copies, (*batch, heads * times, length, width))
 
 
@@ -89,9 +89,8 @@ def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
 
     The first key is never hidden, so no row is all -inf, which would give NaN.
     """
-    return t.select(
-        lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1))
-    )
+    is_visible = lower_triangle(t, (rows, columns))
+    return t.select(is_visible, 0.0, t.constant(-inf, DType.FP32, (1, 1)))
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
@@ -101,14 +100,15 @@ def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
     every score is -inf gives 0.
     """
     if mask.dtype is DType.BOOL:
-        scores = t.add(
-            scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank))
-        )
-    else:
-        scores = t.add(scores, converted(t, mask, DType.FP32))
-    largest = t.reduce_max(scores, scores.rank - 1)
+        hidden = t.constant(-inf, DType.FP32, (1,) * mask.rank)
+        mask = t.select(mask, 0.0, hidden)
+    scores = t.add(scores, converted(t, mask, DType.FP32))
+    last_axis = scores.rank - 1
+    largest = t.reduce_max(scores, last_axis)
     all_hidden = t.equal(largest, -inf)
     # in such a row scores - largest would be -inf - -inf, NaN, and the total 0
-    e = t.exp(t.sub(scores, t.select(all_hidden, 0.0, largest)))
-    total = t.reduce_sum(e, e.rank - 1)
-    return t.mul(e, t.reciprocal(t.select(all_hidden, 1.0, total)))
+    offset = t.select(all_hidden, 0.0, largest)
+    exponentials = t.exp(t.sub(scores, offset))
+    total = t.reduce_sum(exponentials, last_axis)
+    divisor = t.select(all_hidden, 1.0, total)
+    return t.mul(exponentials, t.reciprocal(divisor))

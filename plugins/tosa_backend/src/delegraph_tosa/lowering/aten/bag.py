@@ -6,6 +6,7 @@ Also ``embedding_renorm``.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +24,9 @@ from .scatter import hits
 aten = torch.ops.aten
 inf = math.inf
 
-SUM, MEAN, MAX = range(3)
+SUM = 0
+MEAN = 1
+MAX = 2
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
 """Accepted indices: rows of the table, and positions in ``indices`` as offsets."""
 MEMBERS = 1 << 22
@@ -33,49 +36,52 @@ Each bag is computed from all indices.
 """
 
 
-def bagged(
-    t: Tosa,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    mode: int,
-    per_sample_weights: Value | None,
-    include_last_offset: bool,
-    padding_idx: int | None,
-) -> Value:
-    """weight [K,C], indices [W], offsets [B], per-sample weights [W] -> [B,C].
+Results = tuple[Value, None, None, None]
+"""The bags, then None three times: tensors for the backward pass are not lowered."""
 
-    With ``include_last_offset``, offsets are [B+1]. Bag b combines the table's rows
+
+class Bags(NamedTuple):
+    """The arguments of an embedding bag: B bags of W rows of a table [K,C] together.
+
+    With ``include_last_offset``, ``offsets`` are [B+1]. Bag b combines the table's rows
     ``indices[offsets[b] : offsets[b + 1]]``; ``mode`` is SUM, MEAN or MAX. Indices
-    equal to ``padding_idx`` are left out; None is no padding. Raises Unsupported for
-    more elements than MEMBERS.
+    equal to ``padding`` are left out; None is no padding.
     """
-    (count,) = indices.shape
-    rows, width = weight.shape
-    member = _members(t, offsets, count, include_last_offset)
-    bags = member.shape[0]
+
+    weight: Value
+    indices: Value
+    offsets: Value
+    mode: int
+    per_sample_weights: Value | None
+    include_last_offset: bool
+    padding: int | None
+
+
+def bagged(t: Tosa, bags: Bags) -> Results:
+    """Return [B,C]: the sum, mean or maximum of the rows of each bag.
+
+    Raises Unsupported for more elements than MEMBERS.
+    """
+    (index_count,) = bags.indices.shape
+    rows, width = bags.weight.shape
+    member = _members(t, bags.offsets, index_count, bags.include_last_offset)
+    bag_count = member.shape[0]
     t.require(
-        not exceeds(bags * count * width, MEMBERS),
-        f"{bags} bags of {count} rows of {width} take too many comparisons",
+        not exceeds(bag_count * index_count * width, MEMBERS),
+        f"{bag_count} bags of {index_count} rows of {width} take too many comparisons",
     )
-    if padding_idx is not None:
-        not_padding = t.logical_not(t.equal(indices, padding_idx))
-        member = t.logical_and(member, t.reshape(not_padding, (1, count, 1)))
-    selected = converted(
-        t,
-        taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))),
-        DType.FP32,
-    )
-    if per_sample_weights is not None:
-        selected = t.mul(
-            selected,
-            t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)),
-        )
-    return converted(
-        t,
-        t.reshape(_combined_bags(t, member, selected, mode), (bags, width)),
-        weight.dtype,
-    )
+    if bags.padding is not None:
+        not_padding = t.logical_not(t.equal(bags.indices, bags.padding))
+        member = t.logical_and(member, t.reshape(not_padding, (1, index_count, 1)))
+    table = t.reshape(bags.weight, (1, rows, width))
+    selected = taken(t, table, t.reshape(bags.indices, (1, index_count)))
+    selected = converted(t, selected, DType.FP32)
+    if bags.per_sample_weights is not None:
+        factors = converted(t, bags.per_sample_weights, DType.FP32)
+        selected = t.mul(selected, t.reshape(factors, (1, index_count, 1)))
+    y = _combined_bags(t, member, selected, bags.mode)
+    y = converted(t, t.reshape(y, (bag_count, width)), bags.weight.dtype)
+    return y, None, None, None
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
@@ -86,12 +92,13 @@ def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> 
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
     # the last bag ends after all indices, unless the offsets have its end too
-    end = t.slice(
-        t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,)
-    )
+    after_last = t.constant(count, offsets.dtype, (1,))
+    end = t.slice(t.concat([offsets, after_last], 0), (1,), (bags,))
     position = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
-    begin, end = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
-    return t.logical_and(t.greater_equal(position, begin), t.greater(end, position))
+    begin = t.reshape(begin, (bags, 1, 1))
+    end = t.reshape(end, (bags, 1, 1))
+    is_begun = t.greater_equal(position, begin)
+    return t.logical_and(is_begun, t.greater(end, position))
 
 
 def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
@@ -101,11 +108,13 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
     """
     if mode == MAX:
         largest = t.reduce_max(t.select(member, rows, -inf), 1)
-        return t.select(t.reduce_any(member, 1), largest, 0.0)
+        is_filled = t.reduce_any(member, 1)
+        return t.select(is_filled, largest, 0.0)
     total = t.reduce_sum(t.select(member, rows, 0.0), 1)
     if mode == SUM:
         return total
     count = t.reduce_sum(converted(t, member, DType.FP32), 1)
+    # an empty bag is divided by 1
     return t.mul(total, t.reciprocal(t.maximum(count, 1.0)))
 
 
@@ -121,14 +130,9 @@ def embedding_renorm(
     # torch adds the same 1e-7
     scale = t.mul(t.reciprocal(t.add(norm, 1e-7)), max_norm)
     hit = hits(t, self, 0, t.reshape(indices, (count, 1)))
-    too_long = t.logical_and(
-        t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm)
-    )
-    return t.select(too_long, t.mul(self, scale), self)
-
-
-Results = tuple[Value, None, None, None]
-"""The bags, then None three times: tensors for the backward pass are not lowered."""
+    is_indexed = t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1))
+    is_too_long = t.logical_and(is_indexed, t.greater(norm, max_norm))
+    return t.select(is_too_long, t.mul(self, scale), self)
 
 
 @lowers(aten.embedding_bag.padding_idx, aten.embedding_bag.default, indexes=INDEXES)
@@ -143,22 +147,18 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Results:
     """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
-    padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return (
-        bagged(
-            t,
-            weight,
-            indices,
-            offsets,
-            mode,
-            per_sample_weights,
-            include_last_offset,
-            padding,
-        ),
-        None,
-        None,
-        None,
+    if padding_idx is not None:
+        padding_idx = padding_idx % weight.shape[0]
+    bags = Bags(
+        weight,
+        indices,
+        offsets,
+        mode,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
     )
+    return bagged(t, bags)
 
 
 @lowers(
@@ -179,19 +179,13 @@ def _embedding_bag(
     """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative
     ``padding_idx`` is no padding
     """
-    padding = None if padding_idx < 0 else padding_idx
-    return (
-        bagged(
-            t,
-            weight,
-            indices,
-            offsets,
-            mode,
-            per_sample_weights,
-            include_last_offset,
-            padding,
-        ),
-        None,
-        None,
-        None,
+    bags = Bags(
+        weight,
+        indices,
+        offsets,
+        mode,
+        per_sample_weights,
+        include_last_offset,
+        None if padding_idx < 0 else padding_idx,
     )
+    return bagged(t, bags)

@@ -23,7 +23,9 @@ aten = torch.ops.aten
 @lowers(aten.bitwise_not.default)
 def bitwise_not(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.logical_not(self) if self.dtype is DType.BOOL else t.bitwise_not(self)
+    if self.dtype is DType.BOOL:
+        return t.logical_not(self)
+    return t.bitwise_not(self)
 
 
 def _are_bool(left: Operand, right: Operand) -> bool:
@@ -31,7 +33,8 @@ def _are_bool(left: Operand, right: Operand) -> bool:
 
     At least one is a tensor.
     """
-    return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
+    value = left if isinstance(left, Value) else right
+    return isinstance(value, Value) and value.dtype is DType.BOOL
 
 
 @lowers(
@@ -41,11 +44,9 @@ def _are_bool(left: Operand, right: Operand) -> bool:
 def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return (
-        t.logical_and(left, right)
-        if _are_bool(left, right)
-        else t.bitwise_and(left, right)
-    )
+    if _are_bool(left, right):
+        return t.logical_and(left, right)
+    return t.bitwise_and(left, right)
 
 
 @lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor)
@@ -53,11 +54,9 @@ def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return (
-        t.logical_or(left, right)
-        if _are_bool(left, right)
-        else t.bitwise_or(left, right)
-    )
+    if _are_bool(left, right):
+        return t.logical_or(left, right)
+    return t.bitwise_or(left, right)
 
 
 @lowers(
@@ -67,11 +66,9 @@ def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return (
-        t.logical_xor(left, right)
-        if _are_bool(left, right)
-        else t.bitwise_xor(left, right)
-    )
+    if _are_bool(left, right):
+        return t.logical_xor(left, right)
+    return t.bitwise_xor(left, right)
 
 
 class _Shift(NamedTuple):
@@ -96,7 +93,8 @@ def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
     if inside(range_of(requested), (0, most)):
         return _Shift(x, requested, None)
     if x.dtype is DType.INT32 and not has_comparisons(t):
-        return _Shift(x, *in_five_bits(t, requested))
+        amount, within = in_five_bits(t, requested)
+        return _Shift(x, amount, within)
     amount = t.minimum(t.maximum(requested, 0), most)
     return _Shift(x, amount, t.equal(requested, amount))
 
@@ -105,7 +103,8 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
     """Return ``left``, in the common type of both, and ``right`` as int32."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
-    return x, converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
+    amount = b if isinstance(b, Value) else t.like(b, x)
+    return x, converted(t, amount, DType.INT32)
 
 
 @lowers(
@@ -120,11 +119,9 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     shifted = t.left_shift(x, converted(t, amount, x.dtype))
     if within is None:
         return shifted
-    return (
-        t.mul(shifted, within)
-        if within.dtype is DType.INT32
-        else t.select(within, shifted, 0)
-    )
+    if within.dtype is DType.INT32:
+        return t.mul(shifted, within)
+    return t.select(within, shifted, 0)
 
 
 @lowers(
@@ -159,7 +156,8 @@ def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
     """
     amount, within = in_five_bits(t, requested)
     is_negative = negative(t, x)
-    shifted = t.right_shift_of_bits(inverted_where(t, is_negative, x), amount)
-    return inverted_where(
-        t, is_negative, shifted if within is None else t.mul(shifted, within)
-    )
+    bits = inverted_where(t, is_negative, x)
+    shifted = t.right_shift_of_bits(bits, amount)
+    if within is not None:
+        shifted = t.mul(shifted, within)
+    return inverted_where(t, is_negative, shifted)

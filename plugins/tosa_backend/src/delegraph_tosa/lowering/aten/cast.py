@@ -33,24 +33,25 @@ def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
     scale of 1, which no operator computes: quantized operators can read it. A weight of
     int8 stays one in the file, a quarter of the floats.
     """
-    is_weight = (
-        self.constant is not None
-        and self.dtype is DType.INT8
-        and math.prod(self.shape) >= LEAST_KEPT
-    )
-    if is_weight and dtype is torch.float32 and "FP" in t.spec.profiles:
-        return t.emit(CAST, (self,), fold=False, dtype=DType.FP32)
-    if (
-        dtype is not torch.float32
-        or self.dtype in FLOATS
-        or self.constant is not None
-        or "FP" in t.spec.profiles
-    ):
+    if dtype is not torch.float32 or self.dtype in FLOATS:
         return to_torch(t, self, dtype)
-    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(
-        self.dtype, self.dtype
-    )
-    return Scaled(t.cast(self, narrow), Scale(1.0))
+    has_floats = "FP" in t.spec.profiles
+    if has_floats and _is_large_weight(self):
+        return t.emit(CAST, (self,), fold=False, dtype=DType.FP32)
+    if has_floats or self.constant is not None:
+        return to_torch(t, self, dtype)
+    x = self
+    if x.dtype is DType.BOOL:
+        x = t.cast(x, DType.INT8)
+    elif x.dtype is DType.INT64:
+        x = t.cast(x, DType.INT32)
+    return Scaled(x, Scale(1.0))
+
+
+def _is_large_weight(x: Value) -> bool:
+    """Return whether x is a constant of int8 that is worth an operator to keep small."""
+    is_constant = x.constant is not None and x.dtype is DType.INT8
+    return is_constant and math.prod(x.shape) >= LEAST_KEPT
 
 
 @lowers(aten.to.other, aten.type_as.default)

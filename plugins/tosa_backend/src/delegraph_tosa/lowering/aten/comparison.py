@@ -37,13 +37,15 @@ def ne(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.gt.Tensor, aten.gt.Scalar)
 def gt(t: Tosa, self: Value, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; bool"""
-    return t.greater(*promoted(t, self, other))
+    left, right = promoted(t, self, other)
+    return t.greater(left, right)
 
 
 @lowers(aten.ge.Tensor, aten.ge.Scalar)
 def ge(t: Tosa, self: Value, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; bool"""
-    return t.greater_equal(*promoted(t, self, other))
+    left, right = promoted(t, self, other)
+    return t.greater_equal(left, right)
 
 
 @lowers(aten.lt.Tensor, aten.lt.Scalar)
@@ -63,23 +65,25 @@ def le(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.logical_and.default)
 def logical_and(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
-    return t.logical_and(
-        converted(t, self, DType.BOOL), converted(t, other, DType.BOOL)
-    )
+    left = converted(t, self, DType.BOOL)
+    right = converted(t, other, DType.BOOL)
+    return t.logical_and(left, right)
 
 
 @lowers(aten.logical_or.default)
 def logical_or(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
-    return t.logical_or(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+    left = converted(t, self, DType.BOOL)
+    right = converted(t, other, DType.BOOL)
+    return t.logical_or(left, right)
 
 
 @lowers(aten.logical_xor.default)
 def logical_xor(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
-    return t.logical_xor(
-        converted(t, self, DType.BOOL), converted(t, other, DType.BOOL)
-    )
+    left = converted(t, self, DType.BOOL)
+    right = converted(t, other, DType.BOOL)
+    return t.logical_xor(left, right)
 
 
 @lowers(aten.logical_not.default)
@@ -92,17 +96,19 @@ def logical_not(t: Tosa, self: Value) -> Value:
 def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """[*S], [*S], [*S] -> [*S]"""
     on_true, on_false = promoted(t, self, other)
-    return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
+    mask = converted(t, condition, DType.BOOL)
+    return chosen(t, mask, on_true, on_false)
 
 
 @lowers(aten.where.Scalar)
 def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Value:
     """condition [*S] -> [*S] of the type to which torch promotes the two numbers"""
     dtype = dtype_of(torch.promote_types(dtype_of_number(self), dtype_of_number(other)))
-    on_true, on_false = (
-        t.constant(number, dtype, (1,) * condition.rank) for number in (self, other)
-    )
-    return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
+    shape = (1,) * condition.rank
+    on_true = t.constant(self, dtype, shape)
+    on_false = t.constant(other, dtype, shape)
+    mask = converted(t, condition, DType.BOOL)
+    return chosen(t, mask, on_true, on_false)
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
@@ -111,33 +117,36 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
     On a target without floats, a choice between two constants, such as a mask of 0 and
     -inf, is a lazy value: it is quantized when it is added to quantized values.
     """
-    parts = [
-        v if isinstance(v, Value) else t.constant(v, DType.FP32, ())
-        for v in (on_true, on_false)
-    ]
-    are_constant = all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     # with a constant condition, SELECT folds to a constant by itself
-    if "FP" in t.spec.profiles or not are_constant or condition.constant is not None:
+    if "FP" in t.spec.profiles or condition.constant is not None:
         return t.select(condition, on_true, on_false)
+    parts = [_value_of(t, on_true), _value_of(t, on_false)]
+    for part in parts:
+        if part.constant is None or part.dtype is not DType.FP32:
+            return t.select(condition, on_true, on_false)
 
     def join(t: Tosa, parts: list[Value]) -> Value:
         """SELECT between both parts, after they were quantized."""
         return t.select(condition, *parts)
 
     # the trial builder discards its operators: only the shape of its result is used
-    tried = join(trial(), [Value(v.type) for v in parts])
+    tried = join(trial(), [Value(part.type) for part in parts])
     return Joined(parts, join, tried.shape)
+
+
+def _value_of(t: Tosa, operand: Operand) -> Value:
+    """Return a number as a constant [] of fp32, a value as it is."""
+    if isinstance(operand, Value):
+        return operand
+    return t.constant(operand, DType.FP32, ())
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return chosen(
-        t,
-        mask,
-        converted(t, value, self.dtype) if isinstance(value, Value) else value,
-        self,
-    )
+    if isinstance(value, Value):
+        value = converted(t, value, self.dtype)
+    return chosen(t, mask, value, self)
 
 
 # ---- triangles: a mask of the last two axes, constant if their sizes are known
@@ -145,10 +154,13 @@ def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
 
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
     """Return x [*S,H,W] where the bool mask ``kept`` [H,W] is true, 0 elsewhere"""
-    # with a constant mask the result folds to a constant, which needs all elements of x
     mask = t.ranked(kept, x.rank)
-    x = _as_one_number(t, x) if kept.constant is None else x
-    return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
+    if kept.constant is None:
+        # with a constant mask the result folds to a constant, which needs all elements
+        x = _as_one_number(t, x)
+    if x.dtype is DType.BOOL:
+        return t.logical_and(mask, x)
+    return t.select(mask, x, 0)
 
 
 def _as_one_number(t: Tosa, x: Value) -> Value:
@@ -156,14 +168,15 @@ def _as_one_number(t: Tosa, x: Value) -> Value:
 
     Other x are returned unchanged.
     """
-    if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
+    if x.dtype not in (DType.BOOL, DType.FP32, DType.INT32):
+        return x
+    if not isinstance(x.constant, Literal):
         return x
     elements = x.constant.materialize()
+    if elements.size == 0:
+        return x
     number = elements.flat[0]
-    if (
-        x.dtype not in (DType.BOOL, DType.FP32, DType.INT32)
-        or not (elements == number).all()
-    ):
+    if not (elements == number).all():
         return x
     return t.constant(number.item(), x.dtype, (1,) * x.rank)
 
@@ -179,10 +192,11 @@ def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
         row = t.reshape(t.numbers(rows, DType.FP32), (rows, 1))
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
     dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
-    numbers = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
-    row, column = (
-        t.literal(of_axis.astype(ARRAY_DTYPES[dtype]), dtype) for of_axis in numbers
-    )
+    array_dtype = ARRAY_DTYPES[dtype]
+    row_numbers = np.arange(rows)[:, None] + diagonal
+    column_numbers = np.arange(columns)[None]
+    row = t.literal(row_numbers.astype(array_dtype), dtype)
+    column = t.literal(column_numbers.astype(array_dtype), dtype)
     return t.greater_equal(row, column)
 
 
@@ -195,4 +209,5 @@ def tril(t: Tosa, self: Value, diagonal: int) -> Value:
 @lowers(aten.triu.default)
 def triu(t: Tosa, self: Value, diagonal: int) -> Value:
     """[*S,H,W] -> [*S,H,W]; 0 below the diagonal"""
-    return triangle(t, self, t.logical_not(lower_triangle(t, self.shape, diagonal - 1)))
+    below = lower_triangle(t, self.shape, diagonal - 1)
+    return triangle(t, self, t.logical_not(below))

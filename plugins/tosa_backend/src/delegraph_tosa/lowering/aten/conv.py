@@ -24,6 +24,8 @@ from ..registry import lowers
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
+LONGEST_LIST = 64
+"""The most operands of a CONCAT at level 8K (MAX_TENSOR_LIST_SIZE)."""
 
 
 def convolve(
@@ -42,19 +44,25 @@ def convolve(
     """
     t.expect_one_type("a convolution", input, weight, bias)
     bias = t.no_bias(input) if bias is None else bias
-    x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes, fill=0)
-    settings = pad, tuple([a.stride for a in axes]), tuple([a.dilation for a in axes])
+    image = t.transpose(input, channels_last(input.rank))
+    x, pad = exact(t, image, axes, fill=0)
+    stride = tuple([window.stride for window in axes])
+    dilation = tuple([window.dilation for window in axes])
+    is_depthwise = 1 < groups == input.shape[1] and len(axes) == 2
+    if is_depthwise:
+        kernel = depthwise_weight(t, weight, groups)
+        y = t.depthwise_conv2d(x, kernel, bias, pad, stride, dilation)
+        return t.transpose(y, channels_first(y.rank))
+    kernel = t.transpose(weight, channels_last(weight.rank))
     emit = t.conv2d if len(axes) == 2 else t.conv3d
-    kernel = channels_last(weight.rank)
-    if groups == 1:
-        y = emit(x, t.transpose(weight, kernel), bias, *settings)
-    elif groups == input.shape[1] and len(axes) == 2:
-        y = t.depthwise_conv2d(x, depthwise_weight(t, weight, groups), bias, *settings)
-    else:
-        parts = in_groups(t, (x, -1), (t.transpose(weight, kernel), 0), bias, groups)
-        y = concatenated(
-            t, [emit(part, w, b, *settings) for part, w, b in parts], x.rank - 1
-        )
+    biases = group_biases(t, bias, groups)
+    inputs = equal_parts(t, x, -1, groups)
+    kernels = equal_parts(t, kernel, 0, groups)
+    parts = [
+        emit(*operands, pad, stride, dilation)
+        for operands in zip(inputs, kernels, biases, strict=True)
+    ]
+    y = concatenated(t, parts, x.rank - 1)
     return t.transpose(y, channels_first(y.rank))
 
 
@@ -64,49 +72,41 @@ def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
     torch and TOSA both number the output channels c * M + m.
     """
     outputs, _, height, width = weight.shape
-    return t.reshape(
-        t.transpose(weight, HWOI), (height, width, channels, outputs // channels)
-    )
+    flat = t.transpose(weight, HWOI)
+    return t.reshape(flat, (height, width, channels, outputs // channels))
 
 
-def in_groups(
-    t: Tosa,
-    input: tuple[Value, int],
-    weight: tuple[Value, int],
-    bias: Value,
-    groups: int,
-) -> list[tuple[Value, Value, Value]]:
-    """Return (input, weight, bias) for each group of a grouped convolution.
-
-    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split
-    into groups. ``bias`` is [O], or [1] for one bias of all groups.
-    """
-    biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
-    return list(
-        zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True)
-    )
+def group_biases(t: Tosa, bias: Value, groups: int) -> list[Value]:
+    """Return the bias of each group; ``bias`` is [O], or [1] for one of all groups."""
+    if bias.shape == (1,):
+        return [bias] * groups
+    return equal_parts(t, bias, 0, groups)
 
 
-def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
-    """Return ``count`` equal pieces along ``axis``."""
+def equal_parts(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
+    """Return ``count`` equal parts of x along ``axis``."""
     axis %= x.rank
-    # the size of a piece, and where each piece starts
     size = list(x.shape)
     size[axis] //= count
-    starts = [
-        [0] * axis + [k * size[axis]] + [0] * (x.rank - axis - 1) for k in range(count)
-    ]
-    return [t.slice(x, start, size) for start in starts]
+    parts = []
+    for number in range(count):
+        start = [0] * x.rank
+        start[axis] = number * size[axis]
+        parts.append(t.slice(x, start, size))
+    return parts
 
 
 def concatenated(t: Tosa, values: Sequence[Value], axis: int) -> Value:
     """CONCAT of any number of values.
 
-    Level 8K takes 64 tensors at once (MAX_TENSOR_LIST_SIZE), so more than 64 are
-    concatenated in several steps.
+    Level 8K takes LONGEST_LIST tensors at once, so more are concatenated in several
+    steps.
     """
-    while len(values) > 64:
-        values = [t.concat(values[k : k + 64], axis) for k in range(0, len(values), 64)]
+    while len(values) > LONGEST_LIST:
+        starts = range(0, len(values), LONGEST_LIST)
+        values = [
+            t.concat(values[start : start + LONGEST_LIST], axis) for start in starts
+        ]
     return t.concat(values, axis)
 
 
@@ -118,17 +118,21 @@ def named_padding(
     "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that
     is an odd number of elements, the end gets one more than the beginning.
     """
-    total = [
-        d * (k - 1) if name == "same" else 0
-        for k, d in zip(kernel, dilation, strict=True)
-    ]
-    rows = zip(kernel, stride, total, dilation, strict=True)
-    return [Window(k, s, p // 2, p - p // 2, d) for k, s, p, d in rows]
+    windows = []
+    for size, step, spacing in zip(kernel, stride, dilation, strict=True):
+        padding = spacing * (size - 1) if name == "same" else 0
+        before = padding // 2
+        windows.append(Window(size, step, before, padding - before, spacing))
+    return windows
 
 
 @lowers(
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+    aten.conv3d.padding,
 )
 def conv(
     t: Tosa,
@@ -142,36 +146,31 @@ def conv(
 ) -> Value:
     """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
+    kernel = weight.shape[2:]
     step = numbers(stride, rank)
     spacing = numbers(dilation, rank)
     if isinstance(padding, str):
-        axes = named_padding(padding, weight.shape[2:], step, spacing)
+        axes = named_padding(padding, kernel, step, spacing)
     else:
-        axes = windows(weight.shape[2:], step, numbers(padding, rank), spacing)
+        axes = windows(kernel, step, numbers(padding, rank), spacing)
     x = batched(t, input, rank + 2)
-    if rank == 1:
-        # over one axis: an image of height 1
-        y = low(
-            t,
-            convolve(
-                t,
-                high(t, x),
-                high(t, weight),
-                bias,
-                [Window(1, 1, 0, 0), *axes],
-                groups,
-            ),
-        )
-    else:
-        y = convolve(t, x, weight, bias, axes, groups)
+    if rank > 1:
+        return unbatched(t, convolve(t, x, weight, bias, axes, groups), input)
+    # over one axis: an image of height 1
+    image = high(t, x)
+    kernel_image = high(t, weight)
+    image_axes = [Window(kernel=1, stride=1, before=0, after=0), *axes]
+    y = low(t, convolve(t, image, kernel_image, bias, image_axes, groups))
     return unbatched(t, y, input)
 
 
 def high(t: Tosa, x: Value) -> Value:
     """Return x [A,B,L] as an image of height 1 [A,B,1,L]"""
-    return t.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+    outer, channels, length = x.shape
+    return t.reshape(x, (outer, channels, 1, length))
 
 
 def low(t: Tosa, x: Value) -> Value:
     """Return an image of height 1 [A,B,1,L] as [A,B,L]: undoes ``high``."""
-    return t.reshape(x, (x.shape[0], x.shape[1], x.shape[3]))
+    outer, channels, _, length = x.shape
+    return t.reshape(x, (outer, channels, length))

@@ -9,7 +9,6 @@ convolution: its kernel is reversed, and zeros are put between the input's eleme
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from ..builder import Tosa
 from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
 from ..geometry.window import framed, spread
 from ..registry import lowers
-from .conv import concatenated, conv, high, in_groups, low
+from .conv import concatenated, conv, equal_parts, group_biases, high, low
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
@@ -51,8 +50,13 @@ def _reaches(
 
     ``extra`` is its output_padding.
     """
-    rows = zip(kernel, stride, padding, extra, dilation, strict=True)
-    return [Reach(d * (k - 1) + 1, s, -p, e - p) for k, s, p, e, d in rows]
+    axes = []
+    for size, step, margin, more, spacing in zip(
+        kernel, stride, padding, extra, dilation, strict=True
+    ):
+        reach = spacing * (size - 1) + 1
+        axes.append(Reach(reach, step, before=-margin, after=more - margin))
+    return axes
 
 
 def transposed(
@@ -70,13 +74,11 @@ def transposed(
     for axis, step in enumerate(dilation, start=2):
         weight = spread(t, weight, axis, step)
     x = t.transpose(input, channels_last(input.rank))
-    per_channel = groups == input.shape[1] > 1
-    y = (
-        _by_convolution(t, x, weight, bias, axes, groups)
-        if len(axes) == 3 or per_channel
-        else None
-    )
-    y = _by_transpose_conv(t, x, weight, bias, axes, groups) if y is None else y
+    is_depthwise = groups == input.shape[1] > 1
+    if len(axes) == 3 or is_depthwise:
+        y = _by_convolution(t, x, weight, bias, axes, groups)
+    else:
+        y = _by_transpose_conv(t, x, weight, bias, axes, groups)
     return t.transpose(y, channels_first(y.rank))
 
 
@@ -84,21 +86,26 @@ def _by_transpose_conv(
     t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int
 ) -> Value:
     """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O], by TRANSPOSE_CONV2Ds"""
-    stride = tuple([a.stride for a in axes])
-    # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts the
-    # rest off the result
-    pads = [(max(a.before, 1 - a.kernel), max(a.after, 1 - a.kernel)) for a in axes]
-    rest = [
-        (a.before - before, a.after - after)
-        for a, (before, after) in zip(axes, pads, strict=True)
-    ]
-    out_pad = tuple(chain.from_iterable(pads))
-    parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
-    outputs = [
-        t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride)
-        for p, w, b in parts
-    ]
-    return framed(t, concatenated(t, outputs, 3), [(0, 0), *rest, (0, 0)])
+    stride = tuple([axis.stride for axis in axes])
+    out_pad: list[int] = []
+    cut = [(0, 0)]
+    for axis in axes:
+        # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts
+        # the rest off the result
+        least = 1 - axis.kernel
+        before = max(axis.before, least)
+        after = max(axis.after, least)
+        out_pad += [before, after]
+        cut.append((axis.before - before, axis.after - after))
+    cut.append((0, 0))
+    biases = group_biases(t, bias, groups)
+    inputs = equal_parts(t, x, -1, groups)
+    weights = equal_parts(t, weight, 0, groups)
+    outputs = []
+    for part, kernel, offset in zip(inputs, weights, biases, strict=True):
+        ohwi = t.transpose(kernel, (1, 2, 3, 0))
+        outputs.append(t.transpose_conv2d(part, ohwi, offset, tuple(out_pad), stride))
+    return framed(t, concatenated(t, outputs, 3), cut)
 
 
 def _by_convolution(
@@ -108,30 +115,28 @@ def _by_convolution(
 
     Zeros are inserted between the elements.
     """
+    frame = [(0, 0)]
     for axis, reach in enumerate(axes, start=1):
         x = spread(t, x, axis, reach.stride)
-        weight = t.reverse(weight, axis + 1) if reach.kernel > 1 else weight
-    x = framed(
-        t,
-        x,
-        [
-            (0, 0),
-            *[(a.kernel - 1 + a.before, a.kernel - 1 + a.after) for a in axes],
-            (0, 0),
-        ],
-    )
+        if reach.kernel > 1:
+            weight = t.reverse(weight, axis + 1)
+        margin = reach.kernel - 1
+        frame.append((margin + reach.before, margin + reach.after))
+    frame.append((0, 0))
+    x = framed(t, x, frame)
     no_padding = (0,) * (2 * len(axes))
     ones = (1,) * len(axes)
     # over two axes only a convolution with one group for each channel comes here
     if len(axes) == 2:
-        return t.depthwise_conv2d(
-            x, t.transpose(weight, (2, 3, 0, 1)), bias, no_padding, ones, ones
-        )
-    parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
-    outputs = [
-        t.conv3d(p, t.transpose(w, (1, 2, 3, 4, 0)), b, no_padding, ones, ones)
-        for p, w, b in parts
-    ]
+        hwcm = t.transpose(weight, (2, 3, 0, 1))
+        return t.depthwise_conv2d(x, hwcm, bias, no_padding, ones, ones)
+    biases = group_biases(t, bias, groups)
+    inputs = equal_parts(t, x, -1, groups)
+    weights = equal_parts(t, weight, 0, groups)
+    outputs = []
+    for part, kernel, offset in zip(inputs, weights, biases, strict=True):
+        odhwi = t.transpose(kernel, (1, 2, 3, 4, 0))
+        outputs.append(t.conv3d(part, odhwi, offset, no_padding, ones, ones))
     return concatenated(t, outputs, 4)
 
 
@@ -154,21 +159,23 @@ def conv_transpose(
     """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
     spacing = numbers(dilation, rank)
-    step, margin, extra = (numbers(n, rank) for n in (stride, padding, output_padding))
-    axes = _reaches(weight.shape[2:], step, margin, extra, spacing)
+    axes = _reaches(
+        weight.shape[2:],
+        numbers(stride, rank),
+        numbers(padding, rank),
+        numbers(output_padding, rank),
+        spacing,
+    )
     x = batched(t, input, rank + 2)
-    if rank == 1:
-        # over one axis: an image of height 1
-        axes = [Reach(1, 1, 0, 0), *axes]
-        y = low(
-            t,
-            transposed(
-                t, high(t, x), high(t, weight), bias, axes, (1, *spacing), groups
-            ),
-        )
-    else:
+    if rank > 1:
         y = transposed(t, x, weight, bias, axes, spacing, groups)
-    return unbatched(t, y, input)
+        return unbatched(t, y, input)
+    # over one axis: an image of height 1
+    image = high(t, x)
+    kernel_image = high(t, weight)
+    image_axes = [Reach(kernel=1, stride=1, before=0, after=0), *axes]
+    y = transposed(t, image, kernel_image, bias, image_axes, (1, *spacing), groups)
+    return unbatched(t, low(t, y), input)
 
 
 @lowers(aten.convolution.default)

@@ -39,7 +39,8 @@ def filled(
     A ``dtype`` of None is torch's default type for ``number``.
     """
     dtype = dtype_of_number(number) if dtype is None else dtype
-    return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
+    element = t.constant(number, dtype_of(dtype), (1,) * len(shape))
+    return t.tile(element, shape)
 
 
 @lowers(aten.full.default)
@@ -63,9 +64,10 @@ def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None) -> Value:
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None) -> Value:
     """-> []; fp32 unless a dtype is given"""
-    return filled(
-        t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32
-    )
+    if dtype is not None:
+        return filled(t, (), s, dtype)
+    number = s if waits(s) else float(s)
+    return filled(t, (), number, torch.float32)
 
 
 @lowers(aten.full_like.default, aten.new_full.default)
@@ -80,9 +82,9 @@ def full_like(
     type of ``self``
     """
     shape = self.shape if size is None else size
-    return filled(
-        t, shape, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype
-    )
+    if dtype is None:
+        dtype = TORCH_DTYPES[self.dtype]
+    return filled(t, shape, fill_value, dtype)
 
 
 @lowers(aten.ones_like.default, aten.new_ones.default)
@@ -114,9 +116,8 @@ def zeros_like(
 @lowers(aten.eye.default, aten.eye.m)
 def eye(t: Tosa, n: int, dtype: torch.dtype | None, m: int | None = None) -> Value:
     """-> [n,m]; n x n where the operator has no ``m``"""
-    return _literal(
-        t, torch.eye(int(n), int(n if m is None else m), dtype=dtype), "eye"
-    )
+    columns = n if m is None else m
+    return _literal(t, torch.eye(int(n), int(columns), dtype=dtype), "eye")
 
 
 @lowers(aten.linspace.default)
@@ -124,9 +125,8 @@ def linspace(
     t: Tosa, start: float, end: float, steps: int, dtype: torch.dtype | None
 ) -> Value:
     """-> [steps]"""
-    return _literal(
-        t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace"
-    )
+    numbers = torch.linspace(float(start), float(end), int(steps), dtype=dtype)
+    return _literal(t, numbers, "linspace")
 
 
 def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
@@ -136,12 +136,10 @@ def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
     """
     count = tensor.numel()
     if count > LARGEST:
-        raise refused(
-            too_large(
-                f"{name} of {count} elements is too large for a constant that is made"
-                " here"
-            )
+        why = (
+            f"{name} of {count} elements is too large for a constant that is made here"
         )
+        raise refused(too_large(why))
     return t.literal(array_of(tensor), dtype_of(tensor.dtype))
 
 
@@ -171,16 +169,17 @@ def _arange_at_run_time(
         are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step")
     )
     count = -((start - end) // step)  # ceil((end - start) / step)
-    row = t.numbers(cast(int, count), dtype_of(torch.int64 if dtype is None else dtype))
+    element_type = dtype_of(torch.int64 if dtype is None else dtype)
+    row = t.numbers(cast(int, count), element_type)
     if step != 1:
         row = t.mul(row, step)
     if start == 0:
         return row
     # The result lies between start and end. Range analysis would add the ranges of row
     # and start, which is more, and int64 is computed as int32 only if its range fits.
-    with t.proven(
-        _between(size_range(cast(int, start)), size_range(cast(int, end)), step)
-    ):
+    start_range = size_range(cast(int, start))
+    end_range = size_range(cast(int, end))
+    with t.proven(_between(start_range, end_range, step)):
         return t.add(row, start)
 
 
@@ -189,4 +188,6 @@ def _between(start: Range, end: Range, step: float) -> Range:
 
     ``step`` is an int. An arange never contains its end.
     """
-    return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
+    if step > 0:
+        return (start[0], end[1] - 1)
+    return (end[0] + 1, start[1])

@@ -28,12 +28,14 @@ def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
     if math.isinf(p):
         return t.reduce_max(magnitude, axis)
     if p == 0:
-        return t.reduce_sum(t.select(t.equal(x, 0), t.like(0, x), 1), axis)
+        is_zero = t.equal(x, 0)
+        return t.reduce_sum(t.select(is_zero, t.like(0, x), 1), axis)
     if p == 1:
         return t.reduce_sum(magnitude, axis)
     if p == 2:
         return sqrt(t, t.reduce_sum(t.mul(x, x), axis))
-    return fixed_power(t, t.reduce_sum(fixed_power(t, magnitude, p), axis), 1 / p)
+    powers = fixed_power(t, magnitude, p)
+    return fixed_power(t, t.reduce_sum(powers, axis), 1 / p)
 
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
@@ -41,11 +43,12 @@ def cdist(t: Tosa, x1: Value, x2: Value, p: float) -> Value:
     """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]; holds all P * R * M differences in memory,
     so it suits small inputs
     """
-    rows = t.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
-    columns = t.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
-    differences = t.sub(
-        converted(t, rows, DType.FP32), converted(t, columns, DType.FP32)
-    )
+    *lead, row_count, width = x1.shape
+    rows = t.reshape(x1, (*lead, row_count, 1, width))
+    *lead, column_count, width = x2.shape
+    columns = t.reshape(x2, (*lead, 1, column_count, width))
+    rows = converted(t, rows, DType.FP32)
+    differences = t.sub(rows, converted(t, columns, DType.FP32))
     norms = norm_along(t, differences, differences.rank - 1, p)
     return converted(t, t.reshape(norms, differences.shape[:-1]), x1.dtype)
 
@@ -54,5 +57,6 @@ def cdist(t: Tosa, x1: Value, x2: Value, p: float) -> Value:
 def pdist(t: Tosa, self: Value, p: float) -> Value:
     """[N,M] -> [N * (N - 1) / 2], the distances of each row from the following ones"""
     first, second = np.triu_indices(self.shape[0], 1)
-    differences = t.sub(picked(t, self, 0, first), picked(t, self, 0, second))
+    first_rows = picked(t, self, 0, first)
+    differences = t.sub(first_rows, picked(t, self, 0, second))
     return t.reshape(norm_along(t, differences, 1, p), (len(first),))

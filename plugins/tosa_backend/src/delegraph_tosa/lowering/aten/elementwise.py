@@ -30,7 +30,9 @@ def neg(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch:
     NEGATE saturates
     """
-    return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
+    if self.dtype in FLOATS:
+        return t.negate(self)
+    return difference(t, 0, self, alpha=1)
 
 
 @lowers(aten.exp.default)
@@ -113,41 +115,44 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
         return t.mul(left, right)
-    x, y = (
-        converted(t, v, DType.INT32) if isinstance(v, Value) else v
-        for v in (left, right)
-    )
-    return converted(t, t.mul(x, y), dtype)
+    if isinstance(left, Value):
+        left = converted(t, left, DType.INT32)
+    if isinstance(right, Value):
+        right = converted(t, right, DType.INT32)
+    return converted(t, t.mul(left, right), dtype)
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
     """Return x * factor, or x itself if the factor is 1."""
     if factor == 1:
         return x
-    return product(t, x, factor) if isinstance(x, Value) else x * factor
+    if isinstance(x, Value):
+        return product(t, x, factor)
+    return x * factor
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
     """Return left + alpha * right. For two bools: left OR (alpha AND right)."""
-    if _both_bool(left, right):
-        # also if alpha is False, the result has the shape to which both broadcast
-        return t.logical_or(left, right if alpha else t.logical_and(right, False))
+    if _is_bool(left) and _is_bool(right):
+        if not alpha:
+            # only the shape of ``right`` counts: the result has that of both
+            right = t.logical_and(right, False)
+        return t.logical_or(left, right)
     left, right = promoted(t, left, right)
     return t.add(left, scaled(t, right, alpha))
+
+
+def _is_bool(operand: Operand) -> bool:
+    """Return whether an operand is a bool: a tensor or a Python number."""
+    if isinstance(operand, Value):
+        return operand.dtype is DType.BOOL
+    return isinstance(operand, bool)
 
 
 def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
     """Return left - alpha * right."""
     left, right = promoted(t, left, right)
     return t.sub(left, scaled(t, right, alpha))
-
-
-def _both_bool(left: Operand, right: Operand) -> bool:
-    """Return whether both operands are bools: tensors or Python numbers."""
-    return all(
-        v.dtype is DType.BOOL if isinstance(v, Value) else isinstance(v, bool)
-        for v in (left, right)
-    )
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
@@ -171,7 +176,7 @@ def rsub(t: Tosa, self: Operand, other: Operand, alpha: float) -> Value:
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor)
 def mul(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
-    if _both_bool(self, other):
+    if _is_bool(self) and _is_bool(other):
         return t.logical_and(self, other)
     return product(t, self, other)
 
@@ -181,15 +186,15 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no
     division of floats
     """
-    left, right = (floating(t, operand) for operand in promoted(t, self, other))
-    if isinstance(right, Value):
-        return (
-            t.mul(left, t.reciprocal(right))
-            if right.constant is not None
-            else quotient_of(t, left, right)
-        )
-    assert isinstance(left, Value)
-    return t.mul(left, inverse(t, right, left.dtype))
+    left, right = promoted(t, self, other)
+    left = floating(t, left)
+    right = floating(t, right)
+    if not isinstance(right, Value):
+        assert isinstance(left, Value)
+        return t.mul(left, inverse(t, right, left.dtype))
+    if right.constant is not None:
+        return t.mul(left, t.reciprocal(right))
+    return quotient_of(t, left, right)
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
@@ -200,12 +205,14 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
     """
     power = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     magnitude = t.abs(y)
-    scale = t.select(
-        t.greater(1 / power, magnitude),
-        t.like(power, y),
-        t.select(t.greater(magnitude, power), t.like(1 / power, y), 1.0),
-    )
-    return t.mul(t.mul(x, scale), t.reciprocal(t.mul(y, scale)))
+    is_small = t.greater(1 / power, magnitude)
+    scale_if_small = t.like(power, y)
+    is_large = t.greater(magnitude, power)
+    scale = t.select(is_large, t.like(1 / power, y), 1.0)
+    scale = t.select(is_small, scale_if_small, scale)
+    dividend = t.mul(x, scale)
+    divisor = t.mul(y, scale)
+    return t.mul(dividend, t.reciprocal(divisor))
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
@@ -220,13 +227,10 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
         return math.copysign(math.inf, number)
     result = 1 / number
     limits = finfo(dtype)
-    exact = (
-        math.isinf(number)
-        or math.isnan(number)
-        or limits.tiny <= math.fabs(result) <= limits.max
-    )
+    is_finite = math.isfinite(number)
+    is_normal = limits.tiny <= math.fabs(result) <= limits.max
     t.require(
-        exact,
+        is_normal or not is_finite,
         f"1 / {number}, by which a division multiplies, is no normal number of {dtype}",
     )
     return result
@@ -235,10 +239,12 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
 @lowers(aten.maximum.default, aten.max.other)
 def maximum(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN if one element is NaN"""
-    return t.maximum(*promoted(t, self, other))
+    left, right = promoted(t, self, other)
+    return t.maximum(left, right)
 
 
 @lowers(aten.minimum.default, aten.min.other)
 def minimum(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN if one element is NaN"""
-    return t.minimum(*promoted(t, self, other))
+    left, right = promoted(t, self, other)
+    return t.minimum(left, right)

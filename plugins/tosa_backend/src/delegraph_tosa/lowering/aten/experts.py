@@ -16,7 +16,7 @@ import torch
 from ...ir.dynamic_sizes import exceeds, is_dynamic
 from ...ir.graph import Value
 from ...ir.types import DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..promotion import converted
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
@@ -43,17 +43,20 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
     if not is_dynamic(rows) and rows <= groups:
         # no more is read than all matrices together are
         table = t.reshape(matrices, (1, groups, depth * width))
-        own = t.reshape(
-            taken(t, table, t.reshape(chosen, (1, rows))), (rows, depth, width)
-        )
-        y = t.reshape(t.matmul(t.reshape(x, (rows, 1, depth)), own), (rows, width))
+        chosen_matrices = taken(t, table, t.reshape(chosen, (1, rows)))
+        chosen_matrices = t.reshape(chosen_matrices, (rows, depth, width))
+        products = t.matmul(t.reshape(x, (rows, 1, depth)), chosen_matrices)
     else:
-        flat = t.reshape(t.transpose(matrices, (0, 2, 1)), (groups * width, depth))
-        every = t.reshape(affine(t, x, flat, None), (rows, groups, width))
+        weight = t.transpose(matrices, (0, 2, 1))
+        weight = t.reshape(weight, (groups * width, depth))
+        of_all_groups = affine(t, x, weight, bias=None)
+        of_all_groups = t.reshape(of_all_groups, (rows, groups, width))
         # taken, not masked and summed: NaN and infinity of another group's matrix do
         # not come in
-        y = t.reshape(taken(t, every, chosen), (rows, width))
-    return t.select(t.greater(groups, group), y, t.like(0.0, y))
+        products = taken(t, of_all_groups, chosen)
+    y = t.reshape(products, (rows, width))
+    has_group = t.greater(groups, group)
+    return t.select(has_group, y, t.like(0.0, y))
 
 
 @lowers(aten._grouped_mm.default)
@@ -104,20 +107,17 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
         # than finite ones raise in eager
         return t.constant(size, DType.FP32, (1,))
     flat = t.reshape(self, (1, size))
-    begins = t.literal(
-        _beginnings(bins, min, max).reshape(bins, 1).astype(np.float32), DType.FP32
-    )
-    inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
-    reached = t.logical_and(t.greater_equal(flat, begins), inside)
+    beginnings = _beginnings(bins, min, max).reshape(bins, 1)
+    begins = t.literal(beginnings.astype(np.float32), DType.FP32)
+    is_inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
+    is_reached = t.logical_and(t.greater_equal(flat, begins), is_inside)
+    count = t.reduce_sum(t.cast(is_reached, DType.INT32), 1)
+    count = t.reshape(count, (bins,))
     # how many reach a bin's beginning, less how many reach the next one's
-    count = t.reshape(t.reduce_sum(t.cast(reached, DType.INT32), 1), (bins,))
-    following = (
-        t.concat(
-            [t.slice(count, (1,), (bins - 1,)), t.constant(0, DType.INT32, (1,))], 0
-        )
-        if bins > 1
-        else 0
-    )
+    following: Operand = 0
+    if bins > 1:
+        next_counts = t.slice(count, (1,), (bins - 1,))
+        following = t.concat([next_counts, t.constant(0, DType.INT32, (1,))], 0)
     return t.cast(t.sub(count, following), DType.FP32)
 
 
@@ -129,11 +129,13 @@ def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
     """
     low = np.float32(least)
     high = np.float32(most)
-    begin, end = (np.full(bins, _order(v), np.int64) for v in (low, high))
+    begin = np.full(bins, _order(low), np.int64)
+    end = np.full(bins, _order(high), np.int64)
     wanted = np.arange(bins)
     while (begin < end).any():
         middle = (begin + end) // 2
-        reaches = (_float(middle) - low) * np.float32(bins) / (high - low) >= wanted
+        bin_of_middle = (_float(middle) - low) * np.float32(bins) / (high - low)
+        reaches = bin_of_middle >= wanted
         begin = np.where(reaches, begin, middle + 1)
         end = np.where(reaches, middle, end)
     return _float(begin)

@@ -36,7 +36,9 @@ def expm1_of(t: Tosa, x: Value) -> Value:
     """
     small = t.clamp(x, -0.5, 0.5)
     series = t.mul(small, polynomial(t, small, TAYLOR))
-    return t.select(t.greater(t.abs(x), 0.5), t.sub(t.exp(x), 1), series)
+    is_large = t.greater(t.abs(x), 0.5)
+    difference = t.sub(t.exp(x), 1)
+    return t.select(is_large, difference, series)
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:
@@ -47,9 +49,12 @@ def log1p_of(t: Tosa, x: Value) -> Value:
     """
     u = t.add(x, 1)
     difference = t.sub(u, 1)
-    quotient = t.mul(t.log(u), t.mul(x, t.reciprocal(difference)))
-    finite = t.select(t.equal(difference, 0), x, quotient)
-    return t.select(t.equal(u, inf), u, t.select(t.equal(u, 0), t.log(u), finite))
+    log_u = t.log(u)
+    quotient = t.mul(log_u, t.mul(x, t.reciprocal(difference)))
+    result = t.select(t.equal(difference, 0), x, quotient)
+    is_infinite = t.equal(u, inf)
+    result = t.select(t.equal(u, 0), log_u, result)
+    return t.select(is_infinite, u, result)
 
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
@@ -63,8 +68,10 @@ def exp2(t: Tosa, self: Value) -> Value:
     # 2^-256 is 0 in fp32, and 2^256 is inf: beyond these limits nothing changes
     x = t.clamp(floating_value(t, self), -256, 256)
     w = t.floor(x)
-    rest = t.add(t.mul(w, LN2 - LN2_HIGH), t.mul(t.sub(x, w), LN2))
-    return t.mul(t.exp(t.mul(w, LN2_HIGH)), t.exp(rest))
+    rest_of_whole = t.mul(w, LN2 - LN2_HIGH)
+    rest = t.add(rest_of_whole, t.mul(t.sub(x, w), LN2))
+    main_factor = t.exp(t.mul(w, LN2_HIGH))
+    return t.mul(main_factor, t.exp(rest))
 
 
 @lowers(aten.expm1.default, aten.special_expm1.default)
@@ -97,8 +104,10 @@ def logit(t: Tosa, self: Value, eps: float | None) -> Value:
     - eps first
     """
     x = floating_value(t, self)
-    x = x if eps is None else t.clamp(x, eps, 1 - eps)
-    return t.log(t.mul(x, t.reciprocal(t.sub(1, x))))
+    if eps is not None:
+        x = t.clamp(x, eps, 1 - eps)
+    odds = t.mul(x, t.reciprocal(t.sub(1, x)))
+    return t.log(odds)
 
 
 @lowers(aten.logaddexp.default)
@@ -107,9 +116,11 @@ def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
     left, right = promoted(t, self, other)
     larger = t.maximum(left, right)
     distance = t.abs(t.sub(left, right))
-    sum_ = t.add(larger, log1p_of(t, t.exp(t.negate(distance))))
+    ratio = t.exp(t.negate(distance))
+    result = t.add(larger, log1p_of(t, ratio))
     # equal infinities would have a distance of NaN
-    return t.select(t.equal(left, right), t.add(larger, LN2), sum_)
+    are_equal = t.equal(left, right)
+    return t.select(are_equal, t.add(larger, LN2), result)
 
 
 @lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
@@ -119,7 +130,9 @@ def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
     x = _value(t, left, right)
     y = _value(t, right, left)
     product = t.mul(x, t.log(y))
-    return t.select(t.logical_and(t.equal(x, 0), t.equal(y, y)), 0, product)
+    is_zero = t.equal(x, 0)
+    is_zero_of_number = t.logical_and(is_zero, t.equal(y, y))
+    return t.select(is_zero_of_number, 0, product)
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:

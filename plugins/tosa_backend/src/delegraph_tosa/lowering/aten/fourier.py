@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from ...ir.graph import Value
 from ...ir.types import DType
@@ -22,6 +23,7 @@ from ..registry import lowers
 from . import shape
 from .elementwise import sqrt
 from .linear import affine
+from .shape import slice_axis
 from .trigonometry import atan2
 
 aten = torch.ops.aten
@@ -33,10 +35,10 @@ LARGEST = 1 << 21
 def _waves(size: int, count: int) -> tuple[Any, Any]:
     """cos and sin of 2 pi j k / size, j < size, k < count: two arrays [size,count]"""
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
+    angles = 2 * math.pi * turns
     # rounding makes cos(pi / 2) 0 instead of 6e-17
-    cosine, sine = (
-        np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin)
-    )
+    cosine = np.round(np.cos(angles), 15)
+    sine = np.round(np.sin(angles), 15)
     return cosine, sine
 
 
@@ -49,30 +51,32 @@ def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
         matrix.size <= LARGEST,
         f"a Fourier transform of {len(matrix)} numbers is too large for a matrix",
     )
-    return affine(
-        t, x, t.literal((matrix.T * scale).astype(np.float32), DType.FP32), None
-    )
+    weight = (matrix.T * scale).astype(np.float32)
+    return affine(t, x, t.literal(weight, DType.FP32), bias=None)
 
 
 def _axis_last(rank: int, axis: int) -> list[int]:
     """Return the permutation of ``rank`` axes that makes ``axis`` the last one."""
-    return [*(a for a in range(rank) if a != axis), axis]
+    others = [other for other in range(rank) if other != axis]
+    return [*others, axis]
+
+
+def _inverse(perms: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes the permutation ``perms``."""
+    return [perms.index(axis) for axis in range(len(perms))]
 
 
 def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
     """x [*A,N,*B] -> ``count`` terms of its transform along ``axis`` [*A,count,*B,2]"""
-    order = _axis_last(x.rank, axis)
-    cosine, sine = _waves(x.shape[axis], count)
+    size = x.shape[axis]
+    axis_last = _axis_last(x.rank, axis)
+    cosine, sine = _waves(size, count)
     # the transform sums x * (cos - i sin): the matrix has columns for real and
     # imaginary parts by turns, [N, count * 2]. 0 - sine, unlike -sine, has no -0.0
-    rows = _times_matrix(
-        t,
-        t.transpose(x, order),
-        np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1),
-        scale,
-    )
+    matrix = np.stack((cosine, 0 - sine), axis=-1).reshape(size, 2 * count)
+    rows = _times_matrix(t, t.transpose(x, axis_last), matrix, scale)
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
-    return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
+    return t.transpose(parts, [*_inverse(axis_last), x.rank])
 
 
 def _transform_of_complex(
@@ -84,22 +88,21 @@ def _transform_of_complex(
     """
     rank = parts.rank - 1
     size = parts.shape[axis]
-    order = _axis_last(rank, axis)
+    axis_last = [*_axis_last(rank, axis), rank]
     cosine, sine = _waves(size, size)
-    sine = sine if forward else -sine
+    if not forward:
+        sine = -sine
     # rows and columns are real and imaginary parts by turns. So for input j and output
     # k there is a 2x2 block, which multiplies a row (real, imaginary) by cos - i sin:
     # [[cos, -sin], [sin, cos]]
-    matrix = np.stack(
-        (np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1
-    ).reshape(2 * size, 2 * size)
-    moved = t.transpose(parts, [*order, rank])
-    rows = _times_matrix(
-        t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale
-    )
-    return t.transpose(
-        t.reshape(rows, moved.shape), [*(order.index(a) for a in range(rank)), rank]
-    )
+    from_real = np.stack((cosine, -sine), axis=-1)
+    from_imaginary = np.stack((sine, cosine), axis=-1)
+    matrix = np.stack((from_real, from_imaginary), axis=1)
+    matrix = matrix.reshape(2 * size, 2 * size)
+    moved = t.transpose(parts, axis_last)
+    flat = t.reshape(moved, (*moved.shape[:-2], 2 * size))
+    rows = _times_matrix(t, flat, matrix, scale)
+    return t.transpose(t.reshape(rows, moved.shape), _inverse(axis_last))
 
 
 def _inverse_to_real(
@@ -114,16 +117,16 @@ def _inverse_to_real(
     term = np.arange(count)
     multiplicity = np.where((term == 0) | (2 * term == size), 1, 2)
     # [2 * count, size], for rows of real and imaginary parts in turn
-    matrix = np.stack(((cosine * multiplicity).T, (-sine * multiplicity).T), 1).reshape(
-        2 * count, size
-    )
+    from_real = (cosine * multiplicity).T
+    from_imaginary = (-sine * multiplicity).T
+    matrix = np.stack((from_real, from_imaginary), axis=1).reshape(2 * count, size)
     # [*A,count,*B,2] -> [*A,*B,count,2] -> [*A,*B,2 * count] -> [*A,*B,size] ->
     # [*A,size,*B]
-    order = _axis_last(rank, axis)
-    moved = t.transpose(parts, [*order, rank])
+    axis_last = _axis_last(rank, axis)
+    moved = t.transpose(parts, [*axis_last, rank])
     rows = t.reshape(moved, (*moved.shape[:-2], 2 * count))
     numbers = _times_matrix(t, rows, matrix, scale)
-    return t.transpose(numbers, [order.index(a) for a in range(rank)])
+    return t.transpose(numbers, _inverse(axis_last))
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
@@ -145,14 +148,14 @@ def _fft_r2c(
     1 elements
     """
     axes = [axis_of(d, self.rank) for d in dim]
-    size = self.shape[axes[-1]]
-    scale = _normalization_factor([self.shape[a] for a in axes], normalization)
+    last = axes[-1]
+    size = self.shape[last]
+    count = size // 2 + 1 if onesided else size
+    scale = _normalization_factor([self.shape[axis] for axis in axes], normalization)
     # the last axis has real numbers; the result, and so all other axes, complex ones
-    parts = _transform_of_real(
-        t, self, axes[-1], size // 2 + 1 if onesided else size, scale
-    )
+    parts = _transform_of_real(t, self, last, count, scale)
     for axis in axes[:-1]:
-        parts = _transform_of_complex(t, parts, axis, True, 1)
+        parts = _transform_of_complex(t, parts, axis, forward=True, scale=1)
     return Complex(parts)
 
 
@@ -165,7 +168,7 @@ def _fft_c2c(
     assert isinstance(self, Complex)
     axes = [axis_of(d, self.rank) for d in dim]
     parts = self.parts
-    scale = _normalization_factor([self.shape[a] for a in axes], normalization)
+    scale = _normalization_factor([self.shape[axis] for axis in axes], normalization)
     for axis in axes:
         parts = _transform_of_complex(t, parts, axis, forward, scale)
         scale = 1  # the first transform has scaled the numbers
@@ -179,36 +182,35 @@ def _fft_c2r(
 ) -> Value:
     """complex [*S] -> real [*S'], an inverse transform of ``last_dim_size`` numbers"""
     assert isinstance(self, Complex)
-    axes = [axis_of(d, self.rank) for d in dim]
+    *complex_axes, last = [axis_of(d, self.rank) for d in dim]
     parts = self.parts
-    for axis in axes[:-1]:
-        parts = _transform_of_complex(t, parts, axis, False, 1)
-    scale = _normalization_factor(
-        [*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization
-    )
-    return _inverse_to_real(t, parts, axes[-1], last_dim_size, scale)
+    for axis in complex_axes:
+        parts = _transform_of_complex(t, parts, axis, forward=False, scale=1)
+    sizes = [self.shape[axis] for axis in complex_axes]
+    scale = _normalization_factor([*sizes, last_dim_size], normalization)
+    return _inverse_to_real(t, parts, last, last_dim_size, scale)
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
     """Return torch.fft's ``norm`` as a number for ``_normalization_factor``.
 
-    None means "backward". "forward" and "backward" name the direction that is divided
-    by N; the other one gets 0.
+    "ortho" is 1. "forward" and "backward" name the direction that is divided by N: 2;
+    the other one gets 0. None means "backward".
     """
-    # the transform is divided by N (2) if ``norm`` names its own direction, else not
-    # (0)
-    return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
+    if norm == "ortho":
+        return 1
+    divides_forward = norm == "forward"
+    return 2 if divides_forward == forward else 0
 
 
 def _complex(t: Tosa, x: Value) -> Complex:
     """Return x as a complex value; a real x has imaginary parts 0."""
     if isinstance(x, Complex):
         return x
-    return Complex(
-        t.concat(
-            [t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank
-        )
-    )
+    part_shape = (*x.shape, 1)
+    real = t.reshape(x, part_shape)
+    imaginary = t.constant(0, x.dtype, part_shape)
+    return Complex(t.concat([real, imaginary], x.rank))
 
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
@@ -224,59 +226,51 @@ def fft_rfft(
 ) -> Complex:
     """real [*S] -> complex [*S'], N / 2 + 1 elements along ``dim``"""
     _expect_size(t, n)
-    return _fft_r2c(t, self, [dim], _normalization(norm, True), True)
+    normalization = _normalization(norm, forward=True)
+    return _fft_r2c(t, self, [dim], normalization, onesided=True)
 
 
-def _register_transforms() -> None:
-    """Register complex transforms over one and two axes, and their inverses."""
-    transforms = (
-        (aten.fft_fft.default, True),
-        (aten.fft_fft2.default, True),
-        (aten.fft_ifft.default, False),
-        (aten.fft_ifft2.default, False),
-    )
-    for overload, forward in transforms:
+def _register_transform(overload: OpOverload, forward: bool) -> None:
+    """Register a complex transform over one or two axes, or its inverse."""
 
-        @lowers(overload, on=Complex)
-        @lowers(overload, lazy=True)
-        def transform(
-            t: Tosa,
-            self: Value,
-            dim: Sequence[int] | int,
-            norm: str | None,
-            n: int | None = None,
-            s: Sequence[int] | None = None,
-            forward: bool = forward,
-        ) -> Complex:
-            """real or complex [*S] -> complex [*S]"""
-            _expect_size(t, n)
-            _expect_size(t, s)
-            dims = [dim] if isinstance(dim, int) else dim
-            return _fft_c2c(
-                t, _complex(t, self), dims, _normalization(norm, forward), forward
-            )
+    @lowers(overload, on=Complex)
+    @lowers(overload, lazy=True)
+    def transform(
+        t: Tosa,
+        self: Value,
+        dim: Sequence[int] | int,
+        norm: str | None,
+        n: int | None = None,
+        s: Sequence[int] | None = None,
+    ) -> Complex:
+        """real or complex [*S] -> complex [*S]"""
+        _expect_size(t, n)
+        _expect_size(t, s)
+        x = _complex(t, self)
+        dims = [dim] if isinstance(dim, int) else dim
+        return _fft_c2c(t, x, dims, _normalization(norm, forward), forward)
 
 
-_register_transforms()
+_register_transform(aten.fft_fft.default, forward=True)
+_register_transform(aten.fft_fft2.default, forward=True)
+_register_transform(aten.fft_ifft.default, forward=False)
+_register_transform(aten.fft_ifft2.default, forward=False)
 
 
 @lowers(aten.fft_irfft.default, on=Complex)
 @lowers(aten.fft_irfft.default)
 def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
     """complex [*S] -> real [*S']; an axis of N / 2 + 1 elements becomes one of N"""
-    even = 2 * (self.shape[dim] - 1)
+    count = self.shape[dim]
+    even = 2 * (count - 1)
     # the transforms of ``even`` and of ``even + 1`` real numbers have the same size
     t.require(
         n in (None, even, even + 1),
-        f"an inverse of {self.shape[dim]} to {n} elements is not lowered",
+        f"an inverse of {count} to {n} elements is not lowered",
     )
-    return _fft_c2r(
-        t,
-        _complex(t, self),
-        [dim],
-        _normalization(norm, False),
-        even if n is None else n,
-    )
+    size = even if n is None else n
+    normalization = _normalization(norm, forward=False)
+    return _fft_c2r(t, _complex(t, self), [dim], normalization, size)
 
 
 # ---- complex numbers and their parts
@@ -301,37 +295,41 @@ def abs(t: Tosa, self: Complex) -> Value:
     """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because
     both are squared
     """
-    square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
-    return sqrt(t, t.reshape(square, self.shape))
+    squares = t.mul(self.parts, self.parts)
+    square_sum = t.reduce_sum(squares, self.rank)
+    return sqrt(t, t.reshape(square_sum, self.shape))
 
 
 @lowers(aten.angle.default, on=Complex)
 def angle(t: Tosa, self: Complex) -> Value:
     """[*S] -> [*S]; radians"""
-    return atan2(t, _part(t, self, 1), _part(t, self, 0))
+    imaginary = _imaginary(t, self)
+    return atan2(t, imaginary, _real(t, self))
 
 
-def _part(t: Tosa, x: Complex, which: int) -> Value:
-    """Return the real (``which`` is 0) or imaginary (1) part of x [*S], as [*S]."""
-    return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
+def _real(t: Tosa, x: Complex) -> Value:
+    """Return the real part of x [*S], as [*S]."""
+    return t.reshape(slice_axis(t, x.parts, x.rank, 0, 1), x.shape)
+
+
+def _imaginary(t: Tosa, x: Complex) -> Value:
+    """Return the imaginary part of x [*S], as [*S]."""
+    return t.reshape(slice_axis(t, x.parts, x.rank, 1, 1), x.shape)
 
 
 @lowers(aten.permute.default, on=Complex)
 def permute(t: Tosa, self: Complex, dims: Sequence[int]) -> Complex:
     """[*S] -> [*S']"""
-    return Complex(
-        t.transpose(self.parts, [*(axis_of(d, self.rank) for d in dims), self.rank])
-    )
+    perms = [axis_of(d, self.rank) for d in dims]
+    return Complex(t.transpose(self.parts, [*perms, self.rank]))
 
 
 @lowers(aten.transpose.int, on=Complex)
 def transpose(t: Tosa, self: Complex, dim0: int, dim1: int) -> Complex:
     """[..,A,..,B,..] -> [..,B,..,A,..]"""
-    return Complex(
-        shape.transpose(
-            t, self.parts, axis_of(dim0, self.rank), axis_of(dim1, self.rank)
-        )
-    )
+    first = axis_of(dim0, self.rank)
+    second = axis_of(dim1, self.rank)
+    return Complex(shape.transpose(t, self.parts, first, second))
 
 
 @lowers(aten.slice.Tensor, on=Complex)
@@ -339,26 +337,39 @@ def slice(
     t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, step: int
 ) -> Complex:
     """[*A,N,*B] -> [*A,N',*B]"""
-    return Complex(
-        shape.slice(t, self.parts, axis_of(dim, self.rank), start, end, step)
-    )
+    axis = axis_of(dim, self.rank)
+    return Complex(shape.slice(t, self.parts, axis, start, end, step))
 
 
 @lowers(aten.mul.Tensor, on=Complex)
 def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
     """[*S], [*S] -> [*S]; one operand may be real"""
-    x, y = (self, other) if isinstance(self, Complex) else (other, self)
-    assert isinstance(x, Complex)
-    if not isinstance(y, Complex):
-        t.require(
-            not isinstance(y, complex), "a complex number as a factor is not lowered"
-        )
-        return Complex(
-            t.mul(x.parts, t.reshape(y, (*y.shape, 1)) if isinstance(y, Value) else y)
-        )
-    (a, b), (c, d) = ((_part(t, v, 0), _part(t, v, 1)) for v in (x, y))
-    # (a + ib) (c + id) = (ac - bd) + i (ad + bc)
-    parts = t.sub(t.mul(a, c), t.mul(b, d)), t.add(t.mul(a, d), t.mul(b, c))
-    return Complex(
-        t.concat([t.reshape(v, (*v.shape, 1)) for v in parts], parts[0].rank)
+    if isinstance(self, Complex) and isinstance(other, Complex):
+        return _complex_product(t, self, other)
+    if isinstance(self, Complex):
+        return _times_real(t, self, other)
+    assert isinstance(other, Complex)
+    return _times_real(t, other, self)
+
+
+def _times_real(t: Tosa, x: Complex, factor: Operand) -> Complex:
+    """x [*S] * factor [*S], a real tensor or a number, as complex [*S]."""
+    t.require(
+        not isinstance(factor, complex), "a complex number as a factor is not lowered"
     )
+    if isinstance(factor, Value):
+        factor = t.reshape(factor, (*factor.shape, 1))
+    return Complex(t.mul(x.parts, factor))
+
+
+def _complex_product(t: Tosa, x: Complex, y: Complex) -> Complex:
+    """[*S], [*S] -> [*S]: (a + ib) (c + id) = (ac - bd) + i (ad + bc)"""
+    a = _real(t, x)
+    b = _imaginary(t, x)
+    c = _real(t, y)
+    d = _imaginary(t, y)
+    real = t.sub(t.mul(a, c), t.mul(b, d))
+    imaginary = t.add(t.mul(a, d), t.mul(b, c))
+    part_shape = (*real.shape, 1)
+    parts = [t.reshape(real, part_shape), t.reshape(imaginary, part_shape)]
+    return Complex(t.concat(parts, real.rank))

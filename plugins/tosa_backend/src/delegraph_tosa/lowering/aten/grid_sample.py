@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 
@@ -60,7 +61,8 @@ class Grid:
         raised = t.add(coordinate, 1)
         if self.corners:
             return t.mul(raised, (size - 1) / 2)
-        return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
+        twice = t.sub(t.mul(raised, size), 1)
+        return t.mul(twice, 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
         """Return ``place`` moved into the tensor by border or reflection padding.
@@ -71,8 +73,10 @@ class Grid:
             return place
         if self.padding == REFLECTION:
             # mirrored at the centres of the outermost elements, or at their outer edges
-            low, high = (0, size - 1) if self.corners else (-0.5, size - 0.5)
-            place = self._reflected(place, low, high)
+            if self.corners:
+                place = self._reflected(place, 0, size - 1)
+            else:
+                place = self._reflected(place, -0.5, size - 0.5)
         return self.t.clamp(place, 0, size - 1)
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
@@ -87,8 +91,9 @@ class Grid:
         rest = t.sub(distance, t.mul(reflections, span))
         half = t.mul(reflections, 0.5)
         # after an odd number of reflections, the rest is counted back from ``high``
-        odd = t.greater(half, t.floor(half))
-        return t.add(t.select(odd, t.sub(span, rest), rest), low)
+        is_odd = t.greater(half, t.floor(half))
+        from_low = t.select(is_odd, t.sub(span, rest), rest)
+        return t.add(from_low, low)
 
 
 def sampled(
@@ -100,20 +105,21 @@ def sampled(
     g = Grid(t, sizes, padding, corners)
     # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of
     # outputs
-    rows = t.reshape(converted(t, grid, DType.FP32), (n, math.prod(out_sizes), axes))
-    places = [
-        g.place(_column(t, rows, axis), size) for axis, size in enumerate(g.sizes)
-    ]
+    rows = converted(t, grid, DType.FP32)
+    rows = t.reshape(rows, (n, math.prod(out_sizes), axes))
+    places = []
+    for axis, size in enumerate(g.sizes):
+        places.append(g.place(_column(t, rows, axis), size))
     # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image,
     # channels last
-    values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
+    values = converted(t, input, DType.FP32)
+    values = t.transpose(values, channels_last(input.rank))
     values = t.reshape(values, (n, math.prod(sizes), channels))
     # y [N,P,C] -> [N,C,*S']
-    y = (
-        _cubic(g, values, places)
-        if mode == BICUBIC
-        else _nearest_or_linear(g, values, places, mode)
-    )
+    if mode == BICUBIC:
+        y = _cubic(g, values, places)
+    else:
+        y = _nearest_or_linear(g, values, places, mode)
     y = t.reshape(y, (n, *out_sizes, channels))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
@@ -121,10 +127,28 @@ def sampled(
 def _column(t: Tosa, grid: Value, axis: int) -> Value:
     """The coordinates of one axis: grid [N,P,axes] -> [N,P]"""
     n, places, _ = grid.shape
-    return t.reshape(t.slice(grid, (0, 0, axis), (n, places, 1)), (n, places))
+    column = t.slice(grid, (0, 0, axis), (n, places, 1))
+    return t.reshape(column, (n, places))
 
 
-Tap = tuple[Value, Value | None]
+class Tap(NamedTuple):
+    """A neighbour along one axis: its place [N,P] as float, and its weight [N,P].
+
+    A weight of None is 1.
+    """
+
+    place: Value
+    weight: Value | None = None
+
+
+def _within_int32(t: Tosa, place: Value, size: int) -> Value:
+    """Return ``place`` clamped to -2 .. size + 1, which int32 holds.
+
+    These are so far outside that every neighbour of a place beyond them is padding.
+    """
+    return t.clamp(place, -2, size + 1)
+
+
 """A neighbour along one axis: its place [N,P] as float, and its weight [N,P].
 
 A weight of None is 1.
@@ -136,31 +160,28 @@ def _nearest_or_linear(
 ) -> Value:
     """values [N,K,C], places [N,P] for each axis -> [N,P,C]: nearest or linear."""
     t = g.t
-    # -2 and size + 1 are so far outside that every neighbour of a place beyond them is
-    # padding, and int32 holds them
-    moved = [
-        t.clamp(g.padded(p, size), -2, size + 1)
-        for p, size in zip(places, g.sizes, strict=True)
-    ]
+    moved = []
+    for place, size in zip(places, g.sizes, strict=True):
+        moved.append(_within_int32(t, g.padded(place, size), size))
     if mode == NEAREST:
-        return _weighted_sum(g, values, [[(nearest(t, p), None)] for p in moved])
-    return _weighted_sum(g, values, [_neighbours(t, p) for p in moved])
+        return _weighted_sum(g, values, [[Tap(nearest(t, place))] for place in moved])
+    return _weighted_sum(g, values, [_neighbours(t, place) for place in moved])
 
 
 def _neighbours(t: Tosa, place: Value) -> list[Tap]:
     """Return the elements before and after ``place``, with linear weights."""
     first = t.floor(place)
     share = t.sub(place, first)
-    return [(first, t.sub(1, share)), (t.add(first, 1), share)]
+    first_tap = Tap(first, t.sub(1, share))
+    return [first_tap, Tap(t.add(first, 1), share)]
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
     """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation."""
-    return _weighted_sum(
-        g,
-        values,
-        [_four_neighbours(g, p, size) for p, size in zip(places, g.sizes, strict=True)],
-    )
+    taps = []
+    for place, size in zip(places, g.sizes, strict=True):
+        taps.append(_four_neighbours(g, place, size))
+    return _weighted_sum(g, values, taps)
 
 
 def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
@@ -172,10 +193,9 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
     first = t.floor(place)
     share = t.sub(place, first)
     taps: list[Tap] = []
-    for k, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
-        # the clamp only keeps places within int32: from -2 down and from size + 1 up,
-        # all are outside of the tensor
-        taps.append((t.clamp(g.padded(t.add(first, k), size), -2, size + 1), weight))
+    for offset, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
+        padded = g.padded(t.add(first, offset), size)
+        taps.append(Tap(_within_int32(t, padded, size), weight))
     return taps
 
 
@@ -185,19 +205,33 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
     ``share`` s is the position between the second and the third neighbour, from 0 to 1.
     The distances of the four are 1 + s, s, 1 - s and 2 - s.
     """
-
-    def inner(x: Value) -> Value:
-        """Return the weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3
-        - 2.25 x^2 + 1
-        """
-        return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
-
-    def outer(x: Value) -> Value:
-        """a x^3 - 5 a x^2 + 8 a x - 4 a for x from 1 to 2, where a = -0.75"""
-        return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
-
     rest = t.sub(1, share)
-    return [outer(t.add(share, 1)), inner(share), inner(rest), outer(t.add(rest, 1))]
+    return [
+        _outer_weight(t, t.add(share, 1)),
+        _inner_weight(t, share),
+        _inner_weight(t, rest),
+        _outer_weight(t, t.add(rest, 1)),
+    ]
+
+
+def _inner_weight(t: Tosa, x: Value) -> Value:
+    """Return the weight at a distance x up to 1: (1.25 x - 2.25) x x + 1.
+
+    That is (a + 2) x^3 - (a + 3) x^2 + 1 for a = -0.75.
+    """
+    y = t.sub(t.mul(x, 1.25), 2.25)
+    y = t.mul(t.mul(y, x), x)
+    return t.add(y, 1)
+
+
+def _outer_weight(t: Tosa, x: Value) -> Value:
+    """Return the weight at a distance x from 1 to 2: ((-0.75 x + 3.75) x - 6) x + 3.
+
+    That is a x^3 - 5 a x^2 + 8 a x - 4 a for a = -0.75.
+    """
+    y = t.add(t.mul(x, -0.75), 3.75)
+    y = t.sub(t.mul(y, x), 6)
+    return t.add(t.mul(y, x), 3)
 
 
 def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
@@ -208,7 +242,8 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
     t = g.t
     total: Value | None = None
     for corner in product(*taps):
-        part = t.gather(values, _index_of_place(g, [place for place, _ in corner]))
+        index = _index_of_place(g, [tap.place for tap in corner])
+        part = t.gather(values, index)
         weight = _weight(g, corner)
         if weight is not None:
             part = t.mul(part, t.reshape(weight, (*weight.shape, 1)))
@@ -226,7 +261,7 @@ def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
     flat: Value | None = None
     # the grid has the last axis first: reversed, the axes come in the order in which
     # flat indices count
-    for place, size in reversed(list(zip(places, g.sizes, strict=True))):
+    for place, size in zip(reversed(places), reversed(g.sizes), strict=True):
         index = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
         flat = index if flat is None else t.add(t.mul(flat, size), index)
     assert flat is not None
@@ -241,15 +276,19 @@ def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
     t = g.t
     weight: Value | None = None
     # either every factor is None (mode nearest) or none is
-    for _, factor in corner:
-        weight = factor if weight is None or factor is None else t.mul(weight, factor)
+    for tap in corner:
+        if weight is None or tap.weight is None:
+            weight = tap.weight
+        else:
+            weight = t.mul(weight, tap.weight)
     if g.padding != ZEROS:
         return weight
-    for (place, _), size in zip(corner, g.sizes, strict=True):
-        inside = t.logical_and(
-            t.greater_equal(place, 0), t.greater_equal(size - 1, place)
-        )
-        weight = t.select(inside, t.like(1, place) if weight is None else weight, 0)
+    for tap, size in zip(corner, g.sizes, strict=True):
+        is_after_start = t.greater_equal(tap.place, 0)
+        is_inside = t.logical_and(is_after_start, t.greater_equal(size - 1, tap.place))
+        if weight is None:
+            weight = t.like(1, tap.place)
+        weight = t.select(is_inside, weight, 0)
     return weight
 
 

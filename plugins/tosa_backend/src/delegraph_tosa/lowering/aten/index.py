@@ -22,7 +22,7 @@ from ..promotion import converted
 from ..ranges.index_bounds import classes, each_axis, elements, positions, rows
 from ..ranges.value_ranges import Range, range_of
 from ..registry import lowers
-from .shape import expanded
+from .shape import expanded, replace_axis
 
 aten = torch.ops.aten
 
@@ -38,8 +38,9 @@ def movable(t: Tosa, dtype: DType) -> DType:
 
 def taken(t: Tosa, values: Value, indices: Value) -> Value:
     """values [N,K,C], indices [N,W] -> [N,W,C] by GATHER, for any element type."""
-    moved = t.gather(converted(t, values, movable(t, values.dtype)), indices)
-    return converted(t, moved, values.dtype)
+    moved_type = movable(t, values.dtype)
+    rows = t.gather(converted(t, values, moved_type), indices)
+    return converted(t, rows, values.dtype)
 
 
 def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
@@ -49,12 +50,14 @@ def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
 
 def along(rank: int, axis: int, size: int) -> Shape:
     """Return a shape of ``rank`` axes: ``size`` along ``axis``, 1 along all others."""
-    return tuple([size if a == axis else 1 for a in range(rank)])
+    shape = [1] * rank
+    shape[axis] = size
+    return tuple(shape)
 
 
 def without_axis(t: Tosa, y: Value, axis: int) -> Value:
     """Return y without the axis ``axis``, which has size 1."""
-    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
+    return t.reshape(y, replace_axis(y.shape, axis))
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
@@ -62,7 +65,8 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
-    start = t.select(t.greater(0, index), t.like(size, index), 0)
+    is_negative = t.greater(0, index)
+    start = t.select(is_negative, t.like(size, index), 0)
     with t.proven(addresses((size,))):
         return t.add(index, start)
 
@@ -74,35 +78,51 @@ def addresses(shape: Shape) -> Range:
     LARGEST_SIZE. So dynamic sizes with a product that could be larger are
     small enough whenever the file runs.
     """
-    return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
+    largest_count = size_range(math.prod(shape))[1]
+    return 0, min(largest_count, LARGEST_SIZE) - 1
 
 
-def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
-    """Return GATHER's values [N,K',1] and indices [N,W], to index x along ``dim``.
+class Addressed(NamedTuple):
+    """The operands of a GATHER or SCATTER of single elements.
 
-    x is [*A,K,*B], ``index`` is [*A',W',*B']. Indices are addresses, flat indices into
-    the elements of one batch. If x and ``index`` have the same axes before ``dim``, N
-    is their product; else N is 1, and the addresses count through all of x.
+    ``elements`` is [N,K',1], ``addresses`` [N,W]: flat indices into the elements of one
+    batch.
+    """
+
+    elements: Value
+    addresses: Value
+
+
+def addressed(t: Tosa, x: Value, dim: int, index: Value) -> Addressed:
+    """Return the operands of GATHER that index x along ``dim``.
+
+    x is [*A,K,*B], ``index`` is [*A',W',*B']. If x and ``index`` have the same axes
+    before ``dim``, N is their product; else N is 1, and the addresses count through all
+    of x.
     """
     axis = axis_of(dim, x.rank)
-    batched = index.shape[:axis] == x.shape[:axis]
-    batch = math.prod(x.shape[:axis]) if batched else 1
+    is_batched = index.shape[:axis] == x.shape[:axis]
+    batch = math.prod(x.shape[:axis]) if is_batched else 1
     strides = [math.prod(x.shape[a + 1 :]) for a in range(x.rank)]
     address = converted(t, index, DType.INT64)
     with t.proven(addresses(x.shape)):
         # address = sum of position * stride over the axes that are not in the batch
-        address = address if strides[axis] == 1 else t.mul(address, strides[axis])
-        for a in range(axis if batched else 0, x.rank):
-            if a != axis and index.shape[a] > 1:
-                position = counted(t, index.shape[a], along(x.rank, a, index.shape[a]))
+        if strides[axis] != 1:
+            address = t.mul(address, strides[axis])
+        for a in range(axis if is_batched else 0, x.rank):
+            size = index.shape[a]
+            if a != axis and size > 1:
+                position = counted(t, size, along(x.rank, a, size))
                 address = t.add(address, t.mul(position, strides[a]))
     elements = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
-    return elements, t.reshape(address, (batch, math.prod(index.shape) // batch))
+    address = t.reshape(address, (batch, math.prod(index.shape) // batch))
+    return Addressed(elements, address)
 
 
 def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
     """Return x and index with at least one axis: torch treats a tensor [] as [1]."""
-    return t.ranked(x, max(x.rank, 1)), t.ranked(index, max(index.rank, 1))
+    x = t.ranked(x, max(x.rank, 1))
+    return x, t.ranked(index, max(index.rank, 1))
 
 
 class Rows(NamedTuple):
@@ -127,13 +147,14 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     indices first in the result.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
-    are_adjacent = axes == list(range(axes[0], axes[-1] + 1))
-    lead = list(range(axes[0])) if are_adjacent else []
-    order = [*lead, *axes, *(a for a in range(x.rank) if a not in {*lead, *axes})]
+    first_indexed = axes[0]
+    are_adjacent = axes == list(range(first_indexed, axes[-1] + 1))
+    lead = list(range(first_indexed)) if are_adjacent else []
+    trail = [a for a in range(x.rank) if a not in lead and a not in axes]
+    order = [*lead, *axes, *trail]
     x = t.transpose(x, order)
-    # of the indexed axes
     first = len(lead)
-    end = len(lead) + len(axes)
+    end = first + len(axes)
     batch = x.shape[:first]
     sizes = x.shape[first:end]
     after = x.shape[end:]
@@ -172,12 +193,9 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
 def embedding(t: Tosa, weight: Value, indices: Value, padding_idx: int) -> Value:
     """weight [K,C], indices [*S] -> [*S,C]"""
     rows, width = weight.shape
-    picked = taken(
-        t,
-        t.reshape(weight, (1, rows, width)),
-        t.reshape(indices, (1, math.prod(indices.shape))),
-    )
-    return t.reshape(picked, (*indices.shape, width))
+    table = t.reshape(weight, (1, rows, width))
+    places = t.reshape(indices, (1, math.prod(indices.shape)))
+    return t.reshape(taken(t, table, places), (*indices.shape, width))
 
 
 @lowers(aten.index_select.default, indexes={"index": positions("self", "dim")})
@@ -185,7 +203,9 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     """self [*A,K,*B], index [W] -> [*A,W,*B]"""
     if self.rank == 0:
         return self
-    rows = rows_of(t, self, [None] * axis_of(dim, self.rank) + [t.ranked(index, 1)])
+    axes_before = axis_of(dim, self.rank)
+    indices = [None] * axes_before + [t.ranked(index, 1)]
+    rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
 
@@ -204,7 +224,8 @@ def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value
 def gather(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A',W,*B']"""
     x, place = ranked_pair(t, self, index)
-    return t.reshape(taken(t, *addressed(t, x, dim, place)), index.shape)
+    elements, addresses = addressed(t, x, dim, place)
+    return t.reshape(taken(t, elements, addresses), index.shape)
 
 
 @lowers(aten.take.default, indexes={"index": elements("self")})
@@ -224,20 +245,20 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
     """
     if dim is None:
         axis = 0
-        x, place = (t.reshape(v, (math.prod(v.shape),)) for v in (self, indices))
+        x = t.reshape(self, (math.prod(self.shape),))
+        place = t.reshape(indices, (math.prod(indices.shape),))
     else:
         axis = axis_of(dim, self.rank)
         # all axes but ``axis`` broadcast: [2,1,5] and [1,3,4] along 2 become [2,3,5]
         # and [2,3,4]
         others = np.broadcast_shapes(
-            *[(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v in (self, indices)]
+            replace_axis(self.shape, axis, 1), replace_axis(indices.shape, axis, 1)
         )
-        x, place = (
-            expanded(t, v, (*others[:axis], v.shape[axis], *others[axis + 1 :]))
-            for v in (self, indices)
-        )
+        x = expanded(t, self, replace_axis(others, axis, self.shape[axis]))
+        place = expanded(t, indices, replace_axis(others, axis, indices.shape[axis]))
     place = from_start(t, place, x.shape[axis])
-    return t.reshape(taken(t, *addressed(t, x, axis, place)), place.shape)
+    elements, addresses = addressed(t, x, axis, place)
+    return t.reshape(taken(t, elements, addresses), place.shape)
 
 
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
@@ -246,8 +267,7 @@ def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
     t.require(
         num_classes > 0, "the shape of one_hot without num_classes depends on the data"
     )
-    hit = t.equal(
-        t.reshape(self, (*self.shape, 1)),
-        counted(t, num_classes, along(self.rank + 1, self.rank, num_classes)),
-    )
+    named = t.reshape(self, (*self.shape, 1))
+    last_axis = along(self.rank + 1, self.rank, num_classes)
+    hit = t.equal(named, counted(t, num_classes, last_axis))
     return converted(t, hit, DType.INT64)

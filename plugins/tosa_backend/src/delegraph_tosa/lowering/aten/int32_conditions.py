@@ -35,7 +35,9 @@ def inverted_where(t: Tosa, condition: Value, x: Value) -> Value:
     All bits of x are inverted there. One of the two products is 0, so that their sum is
     an int32 for any x.
     """
-    return t.add(t.mul(x, t.sub(1, condition)), t.mul(t.sub(-1, x), condition))
+    kept = t.mul(x, t.sub(1, condition))
+    inverted = t.mul(t.sub(-1, x), condition)
+    return t.add(kept, inverted)
 
 
 def in_five_bits(t: Tosa, x: Value) -> tuple[Value, Value | None]:
@@ -47,5 +49,6 @@ def in_five_bits(t: Tosa, x: Value) -> tuple[Value, Value | None]:
         return x, None
     above = t.right_shift_of_bits(x, 5)
     # ``above`` has 27 bits: with all of them added, bit 27 is set unless it is 0
-    others = t.right_shift_of_bits(t.add(above, (1 << 27) - 1), 27)
-    return t.sub(x, t.left_shift(above, 5)), t.sub(1, others)
+    has_others = t.right_shift_of_bits(t.add(above, (1 << 27) - 1), 27)
+    last_bits = t.sub(x, t.left_shift(above, 5))
+    return last_bits, t.sub(1, has_others)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._ops import OpOverloadPacket
 
 from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
@@ -56,13 +57,9 @@ def nearest(axis: Axis, corners: bool) -> list[Tap]:
 
     Ignores ``corners``.
     """
-    return [
-        Tap(
-            _limited_to_axis(
-                np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis
-            )
-        )
-    ]
+    starts = np.arange(axis.out, dtype=f32)
+    places = np.floor(starts * axis.step())
+    return [Tap(_limited_to_axis(places, axis))]
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
@@ -70,22 +67,18 @@ def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
 
     Ignores ``corners``.
     """
-    return [
-        Tap(
-            _limited_to_axis(
-                np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()),
-                axis,
-            )
-        )
-    ]
+    centres = np.arange(axis.out, dtype=f32) + f32(0.5)
+    places = np.floor(centres * axis.step())
+    return [Tap(_limited_to_axis(places, axis))]
 
 
 def linear(axis: Axis, corners: bool) -> list[Tap]:
     """Return the elements around an output's centre, with linear weights."""
     places = np.maximum(axis.places(corners), f32(0))
     first = _limited_to_axis(np.floor(places), axis)
+    second = _limited_to_axis(first + 1, axis)
     share = np.clip(places - first.astype(f32), f32(0), f32(1))
-    return [Tap(first, f32(1) - share), Tap(_limited_to_axis(first + 1, axis), share)]
+    return [Tap(first, f32(1) - share), Tap(second, share)]
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
@@ -96,13 +89,12 @@ def cubic(axis: Axis, corners: bool) -> list[Tap]:
     places = axis.places(corners)
     first = np.floor(places)
     share = places - first
-    return [
-        Tap(
-            _limited_to_axis(first + k, axis),
-            _spline(np.abs(share - f32(k)), f32(-0.75)),
-        )
-        for k in (-1, 0, 1, 2)
-    ]
+    taps = []
+    for offset in (-1, 0, 1, 2):
+        positions = _limited_to_axis(first + offset, axis)
+        distances = np.abs(share - f32(offset))
+        taps.append(Tap(positions, _spline(distances, f32(-0.75))))
+    return taps
 
 
 def _spline(x: Any, a: np.float32) -> Any:
@@ -113,7 +105,14 @@ def _spline(x: Any, a: np.float32) -> Any:
     """
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x <= 1, inner, np.where(x < 2, outer, 0)).astype(f32)
+    beyond_one = np.where(x < 2, outer, 0)
+    return np.where(x <= 1, inner, beyond_one).astype(f32)
+
+
+def _spline_filter(x: Any) -> Any:
+    """Return the cubic kernel at distance x, with the parameter of torch's antialias."""
+    distances = np.abs(x).astype(f32)
+    return _spline(distances, f32(-0.5))
 
 
 def _linear_kernel(x: Any) -> Any:
@@ -121,22 +120,14 @@ def _linear_kernel(x: Any) -> Any:
     return np.maximum(1 - np.abs(x), 0)
 
 
-def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """Return an interpolation that averages all elements under ``weight`` (antialias).
-
-    ``weight`` is a filter as a function of the distance from the output's centre; it is
-    0 from ``width`` / 2 on.
-    """
-    return lambda axis, corners: _taps_under(weight, f32(width / 2), axis, corners)
-
-
 def _taps_under(
     weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool
 ) -> list[Tap]:
     """Return taps of the filter ``weight`` along ``axis``; it is 0 from ``radius`` on.
 
-    If there are fewer outputs than inputs, the filter is widened by the step, the
-    number of input elements per output.
+    ``weight`` is a function of the distance from the output's centre. If there are
+    fewer outputs than inputs, the filter is widened by the step, the number of input
+    elements per output.
     """
     step = axis.step(corners)
     widening = max(step, f32(1))
@@ -153,8 +144,10 @@ def _taps_under(
     weights = weight(distances) * (positions < end[:, None])
     weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
     positions, weights = _without_reading_beyond(end - first, positions, weights)
-    columns = zip(positions.T, weights.T, strict=True)
-    return [Tap(_limited_to_axis(p, axis), w) for p, w in columns]
+    taps = []
+    for tap_positions, tap_weights in zip(positions.T, weights.T, strict=True):
+        taps.append(Tap(_limited_to_axis(tap_positions, axis), tap_weights))
+    return taps
 
 
 def _without_reading_beyond(
@@ -172,14 +165,20 @@ def _without_reading_beyond(
     weight_of_last = np.take_along_axis(weights, last, 1)
     # 1/2 for the last needed tap, then 1/4, 1/8, ..; the final two are equal, so that
     # the sum is 1
-    shares = weight_of_last * f32(2) ** -np.minimum(taps - last + 1, surplus)
-    return np.minimum(positions, positions[:, :1] + last), np.where(
-        taps < last, weights, shares
-    ).astype(f32)
+    halvings = np.minimum(taps - last + 1, surplus)
+    shares = weight_of_last * f32(2) ** -halvings
+    weights = np.where(taps < last, weights, shares).astype(f32)
+    return np.minimum(positions, positions[:, :1] + last), weights
 
 
-linear_filter = _filtered(2, _linear_kernel)
-cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
+def linear_filter(axis: Axis, corners: bool) -> list[Tap]:
+    """Return taps that average all elements under a triangle (antialias)."""
+    return _taps_under(_linear_kernel, f32(1), axis, corners)
+
+
+def cubic_filter(axis: Axis, corners: bool) -> list[Tap]:
+    """Return taps that average all elements under a cubic kernel (antialias)."""
+    return _taps_under(_spline_filter, f32(2), axis, corners)
 
 
 def interpolated(
@@ -191,31 +190,29 @@ def interpolated(
     antialias if a size is known at run time only.
     """
     y = x
+    is_weighted = kind not in (nearest, nearest_exact)
     for number, axis in enumerate(axes, start=2):
         # eager does not filter such an axis
         if kind in (linear_filter, cubic_filter) and axis.size == axis.out:
             continue
-        is_weighted = kind not in (nearest, nearest_exact)
         if is_weighted and not t.weighs_integers:
             t.require(
                 x.dtype in FLOATS,
                 f"interpolation of {x.dtype} between elements is not lowered",
             )
             y = converted(t, y, DType.FP32)
-        if is_dynamic(axis.size) or is_dynamic(axis.out):
-            text = (
-                f"how many elements an output covers depends on {axis.size}, which is"
-                " known at run time only"
-            )
-            why = by_size(text, "resize with antialias=False")
-            t.require(
-                kind in AT_RUN_TIME and not (is_weighted and t.weighs_integers), why
-            )
-            y = interpolate_dynamic.weighted(
-                t, y, number, AT_RUN_TIME[kind](t, axis, corners)
-            )
-        else:
+        if not is_dynamic(axis.size) and not is_dynamic(axis.out):
             y = _weighted(t, y, number, kind(axis, corners))
+            continue
+        text = (
+            f"how many elements an output covers depends on {axis.size}, which is"
+            " known at run time only"
+        )
+        why = by_size(text, "resize with antialias=False")
+        t.require(kind in AT_RUN_TIME, why)
+        t.require(not is_weighted or not t.weighs_integers, why)
+        taps = AT_RUN_TIME[kind](t, axis, corners)
+        y = interpolate_dynamic.weighted(t, y, number, taps)
     return converted(t, y, x.dtype)
 
 
@@ -235,16 +232,16 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     """x [*A,N,*B] -> [*A,N',*B], the weighted sum of the taps along ``axis``"""
     # a tap that reads every element at its own position is x itself
     identity = np.arange(x.shape[axis])
+    axes_after = x.rank - axis - 1
     total: Value | None = None
     for positions, weights in taps:
-        part = (
-            x if np.array_equal(positions, identity) else picked(t, x, axis, positions)
-        )
+        if np.array_equal(positions, identity):
+            part = x
+        else:
+            part = picked(t, x, axis, positions)
         if weights is not None:
-            shape = (len(weights), *(1,) * (x.rank - axis - 1))
-            part = t.mul(
-                part, t.literal(weights.reshape(shape).astype(f32), DType.FP32)
-            )
+            column = weights.reshape(len(weights), *[1] * axes_after)
+            part = t.mul(part, t.literal(column.astype(f32), DType.FP32))
         total = part if total is None else t.add(total, part)
     assert total is not None
     return total
@@ -258,71 +255,64 @@ def axes_of(
     Without ``output_size`` it follows from scales.
     """
     sizes = x.shape[2:]
-    factors = [None] * len(sizes) if scales is None else list(scales)
+    if scales is None:
+        scales = [None] * len(sizes)
     if output_size is None:
         output_size = [
-            scaled(n, scale)  # type: ignore[arg-type]
-            for n, scale in zip(sizes, factors, strict=True)
+            scaled(size, scale)  # type: ignore[arg-type]
+            for size, scale in zip(sizes, scales, strict=True)
         ]
-    return [Axis(*row) for row in zip(sizes, output_size, factors, strict=True)]
+    return [
+        Axis(size, out, scale)
+        for size, out, scale in zip(sizes, output_size, scales, strict=True)
+    ]
 
 
-Sizes = Sequence[int] | None
-Scales = Sequence[float] | None
+def _register(kind: Kind, packet: OpOverloadPacket) -> None:
+    """Register ``interpolated`` by ``kind`` for both overloads of ``packet``."""
 
+    @lowers(packet.vec)
+    def with_scale_factors(
+        t: Tosa,
+        input: Value,
+        output_size: Sequence[int] | None,
+        scale_factors: Sequence[float] | None,
+        align_corners: bool = False,
+    ) -> Value:
+        """[N,C,*S] -> [N,C,*S']"""
+        axes = axes_of(input, output_size, scale_factors)
+        return interpolated(t, input, axes, kind, align_corners)
 
-def _register(kind: Kind, *packets: Any) -> None:
-    """Register ``interpolated`` by ``kind`` for both overloads of ``packets``."""
-    for packet in packets:
-
-        @lowers(packet.vec)
-        def with_scale_factors(
-            t: Tosa,
-            input: Value,
-            output_size: Sequence[int] | None,
-            scale_factors: Sequence[float] | None,
-            align_corners: bool = False,
-        ) -> Value:
-            """[N,C,*S] -> [N,C,*S']"""
-            return interpolated(
-                t,
-                input,
-                axes_of(input, output_size, scale_factors),
-                kind,
-                align_corners,
-            )
-
-        @lowers(packet.default)
-        def with_scales(
-            t: Tosa,
-            self: Value,
-            output_size: Sequence[int],
-            align_corners: bool = False,
-            scales: float | None = None,
-            scales_d: float | None = None,
-            scales_h: float | None = None,
-            scales_w: float | None = None,
-        ) -> Value:
-            """[N,C,*S] -> [N,C,*S']"""
-            factors = (
-                [scales]
-                if self.rank == 3
-                else [scales_d, scales_h, scales_w][5 - self.rank :]
-            )
-            return interpolated(
-                t, self, axes_of(self, output_size, factors), kind, align_corners
-            )
+    @lowers(packet.default)
+    def with_scales(
+        t: Tosa,
+        self: Value,
+        output_size: Sequence[int],
+        align_corners: bool = False,
+        scales: float | None = None,
+        scales_d: float | None = None,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Value:
+        """[N,C,*S] -> [N,C,*S']"""
+        if self.rank == 3:
+            factors = [scales]
+        elif self.rank == 4:
+            factors = [scales_h, scales_w]
+        else:
+            factors = [scales_d, scales_h, scales_w]
+        axes = axes_of(self, output_size, factors)
+        return interpolated(t, self, axes, kind, align_corners)
 
 
 # ``resize`` has the rules of upsample_nearest2d and upsample_bilinear2d
-_register(nearest, aten.upsample_nearest1d, aten.upsample_nearest3d)
-_register(
-    nearest_exact,
-    aten._upsample_nearest_exact1d,
-    aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-)
-_register(linear, aten.upsample_linear1d, aten.upsample_trilinear3d)
+_register(nearest, aten.upsample_nearest1d)
+_register(nearest, aten.upsample_nearest3d)
+_register(nearest_exact, aten._upsample_nearest_exact1d)
+_register(nearest_exact, aten._upsample_nearest_exact2d)
+_register(nearest_exact, aten._upsample_nearest_exact3d)
+_register(linear, aten.upsample_linear1d)
+_register(linear, aten.upsample_trilinear3d)
 _register(cubic, aten.upsample_bicubic2d)
 _register(linear_filter, aten._upsample_bilinear2d_aa)
 _register(cubic_filter, aten._upsample_bicubic2d_aa)

@@ -17,6 +17,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..geometry.interpolated_axis import Axis
 from .index import taken
+from .shape import replace_axis
 
 SHARPNESS = -0.75
 """The parameter of torch's cubic kernel, often called a."""
@@ -34,13 +35,13 @@ class Tap(NamedTuple):
 
 def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     """x [*A,N,*B] -> [*A,out,*B], the weighted sum of the taps along ``axis``"""
+    axes_after = x.rank - axis - 1
     total: Value | None = None
     for positions, weights in taps:
         part = _elements_at(t, x, axis, positions)
         if weights is not None:
-            part = t.mul(
-                part, t.reshape(weights, (*weights.shape, *(1,) * (x.rank - axis - 1)))
-            )
+            factors = t.reshape(weights, weights.shape + (1,) * axes_after)
+            part = t.mul(part, factors)
         total = part if total is None else t.add(total, part)
     assert total is not None
     return total
@@ -51,9 +52,10 @@ def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
     (count,) = positions.shape
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
-    index = t.tile(t.reshape(t.cast(positions, DType.INT32), (1, count)), (before, 1))
-    rows = taken(t, t.reshape(x, (before, x.shape[axis], after)), index)
-    return t.reshape(rows, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+    row = t.reshape(t.cast(positions, DType.INT32), (1, count))
+    index = t.tile(row, (before, 1))
+    values = t.reshape(x, (before, x.shape[axis], after))
+    return t.reshape(taken(t, values, index), replace_axis(x.shape, axis, count))
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
@@ -61,7 +63,8 @@ def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
     Ignores ``corners``.
     """
-    return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
+    outputs = t.numbers(axis.out, DType.FP32)
+    return [_nearest(t, axis, outputs)]
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
@@ -69,7 +72,8 @@ def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
     Ignores ``corners``.
     """
-    return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
+    outputs = t.numbers(axis.out, DType.FP32)
+    return [_nearest(t, axis, t.add(outputs, 0.5))]
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
@@ -78,18 +82,19 @@ def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
     They are in units of output elements. From sizes of 2**18 on, the ratio of the sizes
     may be rounded otherwise than in torch: then a neighbour is taken.
     """
-    return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
+    places = t.mul(outputs, _step(axis, corners=False))
+    return Tap(t.clamp(t.floor(places), 0, axis.size - 1))
 
 
 def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
     """Return the elements around an output's centre, with linear weights."""
+    last = axis.size - 1
     places = t.maximum(_places(t, axis, corners), 0)
-    first = t.minimum(t.floor(places), axis.size - 1)
+    first = t.minimum(t.floor(places), last)
     share = t.clamp(t.sub(places, first), 0, 1)
-    return [
-        Tap(first, t.sub(1, share)),
-        Tap(t.minimum(t.add(first, 1), axis.size - 1), share),
-    ]
+    first_tap = Tap(first, t.sub(1, share))
+    second_tap = Tap(t.minimum(t.add(first, 1), last), share)
+    return [first_tap, second_tap]
 
 
 def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
@@ -105,22 +110,27 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
         _inner(t, rest),
         _outer(t, t.add(rest, 1)),
     )
-    return [
-        Tap(t.clamp(t.add(first, k), 0, axis.size - 1), w)
-        for k, w in zip((-1, 0, 1, 2), weights, strict=True)
-    ]
+    taps = []
+    for offset, weight in zip((-1, 0, 1, 2), weights, strict=True):
+        positions = t.clamp(t.add(first, offset), 0, axis.size - 1)
+        taps.append(Tap(positions, weight))
+    return taps
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic kernel at x from 0 to 1: (a + 2) x^3 - (a + 3) x^2 + 1."""
+    """Keys' cubic kernel at x from 0 to 1: ((a + 2) x - (a + 3)) x x + 1."""
     a = SHARPNESS
-    return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
+    y = t.sub(t.mul(x, a + 2), a + 3)
+    y = t.mul(t.mul(y, x), x)
+    return t.add(y, 1)
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """Keys' cubic kernel at x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a."""
+    """Keys' cubic kernel at x from 1 to 2: ((a x - 5 a) x + 8 a) x - 4 a."""
     a = SHARPNESS
-    return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
+    y = t.sub(t.mul(x, a), 5 * a)
+    y = t.add(t.mul(y, x), 8 * a)
+    return t.sub(t.mul(y, x), 4 * a)
 
 
 def _step(axis: Axis, corners: bool) -> float:
@@ -136,8 +146,7 @@ def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
     """Return the positions [out] of the outputs' centres in the input, in elements."""
     outputs = t.numbers(axis.out, DType.FP32)
     step = _step(axis, corners)
-    return (
-        t.mul(outputs, step)
-        if corners
-        else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)
-    )
+    if corners:
+        return t.mul(outputs, step)
+    centres = t.add(outputs, 0.5)
+    return t.sub(t.mul(centres, step), 0.5)

@@ -37,7 +37,7 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
     image = t.reshape(x, _image(x.shape))
     kernel = t.reshape(weight, (outputs, 1, 1, inputs))
     bias = t.no_bias(x) if bias is None else bias
-    y = t.conv2d(image, kernel, bias, (0, 0, 0, 0), (1, 1), (1, 1))
+    y = t.conv2d(image, kernel, bias, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1))
     return t.reshape(y, (*x.shape[:-1], outputs))
 
 
@@ -49,19 +49,21 @@ def _image(shape: Shape) -> Shape:
     nothing.
     """
     *leading, inputs = shape
-    batch, width = (
-        (leading[0], math.prod(leading[1:]))
-        if len(leading) == 2
-        else (1, math.prod(leading))
-    )
+    if len(leading) == 2:
+        batch, width = leading
+    else:
+        batch = 1
+        width = math.prod(leading)
     return (batch, 1, width, inputs)
 
 
 def _product(t: Tosa, x: Value, matrix: Value) -> Value:
     """x [*S,K], matrix [K,M] -> [*S,M] by MATMUL"""
     depth, width = matrix.shape
-    left = t.reshape(x, (1, math.prod(x.shape[:-1]), depth))
-    return t.reshape(t.matmul(left, t.ranked(matrix, 3)), (*x.shape[:-1], width))
+    rows = math.prod(x.shape[:-1])
+    left = t.reshape(x, (1, rows, depth))
+    y = t.matmul(left, t.ranked(matrix, 3))
+    return t.reshape(y, (*x.shape[:-1], width))
 
 
 def times_matrix(t: Tosa, x: Value, matrix: Value, bias: Value | None = None) -> Value:
@@ -72,25 +74,27 @@ def times_matrix(t: Tosa, x: Value, matrix: Value, bias: Value | None = None) ->
 def batched_product(t: Tosa, left: Value, right: Value) -> Value:
     """left [*B,L,K], right [*B,K,M], batches that broadcast -> [*B,L,M]"""
     batch = broadcast(left.shape[:-2], right.shape[:-2])
-    y = t.matmul(_in_batch(t, left, batch), _in_batch(t, right, batch))
+    left_batch = _in_batch(t, left, batch)
+    right_batch = _in_batch(t, right, batch)
+    y = t.matmul(left_batch, right_batch)
     return t.reshape(y, (*batch, left.shape[-2], right.shape[-1]))
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
     """Return the shape to which both shapes broadcast."""
     rank = max(len(left), len(right))
-    pairs = zip(
-        (1,) * (rank - len(left)) + left,
-        (1,) * (rank - len(right)) + right,
-        strict=True,
-    )
-    return tuple([max(a, b) for a, b in pairs])
+    left = (1,) * (rank - len(left)) + left
+    right = (1,) * (rank - len(right)) + right
+    return tuple([max(a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _in_batch(t: Tosa, x: Value, batch: Shape) -> Value:
     """x [*B',L,K] -> [B,L,K], broadcast to batch axes ``batch`` with product B"""
     x = t.ranked(x, len(batch) + 2)
-    x = t.tile(x, [*(n // m for n, m in zip(batch, x.shape, strict=False)), 1, 1])
+    multiples = [
+        size // present for size, present in zip(batch, x.shape[:-2], strict=True)
+    ]
+    x = t.tile(x, [*multiples, 1, 1])
     return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
 
 
@@ -100,9 +104,10 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
     t.expect_one_type("a matrix product", input, weight, bias)
     if weight.rank == 2:
         return affine(t, input, weight, bias)
-    y = affine(
-        t, input, t.ranked(weight, 2), None if bias is None else t.reshape(bias, (1,))
-    )
+    row = t.ranked(weight, 2)
+    if bias is not None:
+        bias = t.reshape(bias, (1,))
+    y = affine(t, input, row, bias)
     return t.reshape(y, input.shape[:-1])
 
 
@@ -114,14 +119,17 @@ def matmul(t: Tosa, self: Value, other: Value) -> Value:
     t.expect_one_type("a matrix product", self, other)
     left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
     right = other if other.rank > 1 else t.reshape(other, (*other.shape, 1))
-    y = (
-        times_matrix(t, left, right)
-        if right.rank == 2
-        else batched_product(t, left, right)
-    )
-    rows = () if self.rank == 1 else left.shape[-2:-1]
-    columns = () if other.rank == 1 else right.shape[-1:]
-    return t.reshape(y, (*y.shape[:-2], *rows, *columns))
+    if right.rank == 2:
+        y = times_matrix(t, left, right)
+    else:
+        y = batched_product(t, left, right)
+    *batch, rows, columns = y.shape
+    result = list(batch)
+    if self.rank > 1:
+        result.append(rows)
+    if other.rank > 1:
+        result.append(columns)
+    return t.reshape(y, result)
 
 
 @lowers(aten.mm.default)
@@ -169,14 +177,12 @@ def addbmm(
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
-    left = t.reshape(t.transpose(batch1, (1, 0, 2)), (rows, batch * depth))
-    return _added(
-        t,
-        self,
-        _product(t, left, t.reshape(batch2, (batch * depth, batch2.shape[2]))),
-        beta,
-        alpha,
-    )
+    # the sum over the batch is one product, in which its axis is a part of the depth
+    rows_first = t.transpose(batch1, (1, 0, 2))
+    left = t.reshape(rows_first, (rows, batch * depth))
+    right = t.reshape(batch2, (batch * depth, batch2.shape[2]))
+    y = _product(t, left, right)
+    return _added(t, self, y, beta, alpha)
 
 
 @lowers(aten.bilinear.default)
@@ -189,11 +195,13 @@ def bilinear(
     t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape
     lead = input1.shape[:-1]
+    rows = math.prod(lead)
     # input1 @ weight[o] for all o at once, [rows,O,B]; then each row is multiplied by
     # its input2 [rows,B,1]
-    matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))
-    left = t.reshape(_product(t, input1, matrix), (math.prod(lead), outputs, second))
-    right = t.reshape(input2, (math.prod(lead), second, 1))
+    first_axis_first = t.transpose(weight, (1, 0, 2))
+    matrix = t.reshape(first_axis_first, (first, outputs * second))
+    left = t.reshape(_product(t, input1, matrix), (rows, outputs, second))
+    right = t.reshape(input2, (rows, second, 1))
     y = t.reshape(t.matmul(left, right), (*lead, outputs))
     return y if bias is None else sum_of(t, y, bias, 1)
 
@@ -202,26 +210,32 @@ def bilinear(
 def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
     """int8 [L,K], mat2 int8 [K,M] -> int32 [L,M]"""
     rows, depth = self.shape
+    columns = mat2.shape[1]
     t.require(
         depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32"
     )
     if mat2.constant is None:
-        left = t.ranked(self, 3)
-        right = t.ranked(mat2, 3)
-        y = t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.INT32)
-    else:
-        image = t.reshape(self, _image(self.shape))
-        kernel = t.reshape(t.transpose(mat2, (1, 0)), (mat2.shape[1], 1, 1, depth))
-        operands = (image, kernel, t.constant(0, DType.INT32), *t.zeros(image, kernel))
-        y = t.emit(
-            CONV2D,
-            operands,
-            pad=(0, 0, 0, 0),
-            stride=(1, 1),
-            dilation=(1, 1),
-            acc_type=DType.INT32,
-        )
-    return t.reshape(y, (rows, mat2.shape[1]))
+        y = _matmul_in(t, self, mat2, DType.INT32)
+        return t.reshape(y, (rows, columns))
+    image = t.reshape(self, _image(self.shape))
+    kernel = t.reshape(t.transpose(mat2, (1, 0)), (columns, 1, 1, depth))
+    bias = t.constant(0, DType.INT32)
+    y = t.emit(
+        CONV2D,
+        (image, kernel, bias, *t.zeros(image, kernel)),
+        pad=(0, 0, 0, 0),
+        stride=(1, 1),
+        dilation=(1, 1),
+        acc_type=DType.INT32,
+    )
+    return t.reshape(y, (rows, columns))
+
+
+def _matmul_in(t: Tosa, left: Value, right: Value, dtype: DType) -> Value:
+    """left [L,K], right [K,M] -> [1,L,M], a MATMUL that returns ``dtype``."""
+    left = t.ranked(left, 3)
+    right = t.ranked(right, 3)
+    return t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=dtype)
 
 
 @lowers(aten._scaled_mm.default)
@@ -242,35 +256,23 @@ def _scaled_mm(
     Scales belong to tensors, or to rows [L,1] and columns [1,M].
     """
     dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
-    known = scale_result is None or dtype not in FLOAT8
+    has_no_result_scale = scale_result is None or dtype not in FLOAT8
     t.require(
-        known and scale_a.dtype is scale_b.dtype is DType.FP32,
+        has_no_result_scale and scale_a.dtype is scale_b.dtype is DType.FP32,
         "scales of results or of blocks are not lowered",
     )
-    one = _is_one(scale_a) and _is_one(scale_b)
-    if (
-        use_fast_accum
-        and one
-        and bias is None
-        and dtype is DType.FP16
-        and self.dtype is mat2.dtype
-    ):
-        left = t.ranked(self, 3)
-        right = t.ranked(mat2, 3)
-        return t.reshape(
-            t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.FP16),
-            (*self.shape[:1], *mat2.shape[1:]),
-        )
+    scales = [scale for scale in (scale_a, scale_b) if not _is_one(scale)]
+    is_plain = not scales and bias is None and self.dtype is mat2.dtype
+    if use_fast_accum and is_plain and dtype is DType.FP16:
+        y = _matmul_in(t, self, mat2, DType.FP16)
+        return t.reshape(y, (self.shape[0], mat2.shape[1]))
     y = times_matrix(t, widened(t, self), widened(t, mat2))
-    for scale in (scale_a, scale_b):
-        y = (
-            y
-            if _is_one(scale)
-            else t.mul(y, scale if scale.rank == 2 else t.reshape(scale, (1, 1)))
-        )
-    return converted(
-        t, y if bias is None else t.add(y, converted(t, bias, DType.FP32)), dtype
-    )
+    for scale in scales:
+        factor = scale if scale.rank == 2 else t.reshape(scale, (1, 1))
+        y = t.mul(y, factor)
+    if bias is not None:
+        y = t.add(y, converted(t, bias, DType.FP32))
+    return converted(t, y, dtype)
 
 
 def _is_one(scale: Value) -> bool:
@@ -291,5 +293,8 @@ def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
 
     If beta is 0, ``self`` is not read, as in torch: a NaN there has no effect.
     """
-    y = y if alpha == 1 else product(t, y, alpha)
-    return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)
+    if alpha != 1:
+        y = product(t, y, alpha)
+    if beta == 0:
+        return y
+    return sum_of(t, y, scaled(t, self, beta), 1)

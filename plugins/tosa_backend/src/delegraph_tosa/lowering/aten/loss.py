@@ -19,6 +19,7 @@ from ..ranges.index_bounds import labels
 from ..registry import lowers
 from .index import taken
 from .reduce import log_softmax_of
+from .shape import replace_axis
 
 aten = torch.ops.aten
 NONE = 0
@@ -51,24 +52,20 @@ def _labels(
     counted = t.logical_not(t.equal(flat, ignored))
     classes = t.select(counted, flat, 0)
     if weight is None:
-        return Labels(
-            classes, counted, t.select(counted, t.constant(1, dtype, (1,)), 0)
-        )
-    weights = taken(
-        t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape))
-    )
-    return Labels(
-        classes, counted, t.select(counted, t.reshape(weights, flat.shape), 0)
-    )
+        weights = t.constant(1, dtype, (1,))
+    else:
+        table = t.reshape(weight, (1, count, 1))
+        weights = taken(t, table, t.reshape(classes, (1, *flat.shape)))
+        weights = t.reshape(weights, flat.shape)
+    return Labels(classes, counted, t.select(counted, weights, 0))
 
 
 def _rows(t: Tosa, x: Value) -> Value:
     """x [N,C,*S] or [C] -> [M,C], one row of scores for each label"""
     x = t.ranked(x, max(x.rank, 2))
-    return t.reshape(
-        t.transpose(x, channels_last(x.rank)),
-        (math.prod(x.shape) // x.shape[1], x.shape[1]),
-    )
+    classes = x.shape[1]
+    classes_last = t.transpose(x, channels_last(x.rank))
+    return t.reshape(classes_last, (math.prod(x.shape) // classes, classes))
 
 
 def _reduced(
@@ -81,14 +78,13 @@ def _reduced(
     if reduction == NONE:
         return t.reshape(losses, shape)
     total = t.reduce_sum(losses, 0)
-    if reduction == MEAN:
-        share = (
-            1 / losses.shape[0]
-            if weights is None
-            else t.reciprocal(t.reduce_sum(weights, 0))
-        )
-        total = t.mul(total, share)
-    return t.reshape(total, ())
+    if reduction == SUM:
+        return t.reshape(total, ())
+    if weights is None:
+        mean = t.mul(total, 1 / losses.shape[0])
+    else:
+        mean = t.mul(total, t.reciprocal(t.reduce_sum(weights, 0)))
+    return t.reshape(mean, ())
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
@@ -97,14 +93,11 @@ def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
     A loss is -rows[m, class of m] * weight of m.
     """
     count, classes = rows.shape
-    selected = taken(
-        t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1))
-    )
-    return t.select(
-        labels.counted,
-        t.mul(t.negate(t.reshape(selected, (count,))), labels.weights),
-        0,
-    )
+    table = t.reshape(rows, (count, classes, 1))
+    selected = taken(t, table, t.reshape(labels.classes, (count, 1)))
+    losses = t.negate(t.reshape(selected, (count,)))
+    weighted = t.mul(losses, labels.weights)
+    return t.select(labels.counted, weighted, 0)
 
 
 @lowers(aten.nll_loss_nd.default, indexes=INDEXES)
@@ -119,9 +112,8 @@ def nll_loss_nd(
     """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S], or [] reduced"""
     rows = _rows(t, self)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
-    return _reduced(
-        t, _likelihoods(t, rows, labels), labels.weights, target.shape, reduction
-    )
+    losses = _likelihoods(t, rows, labels)
+    return _reduced(t, losses, labels.weights, target.shape, reduction)
 
 
 @lowers(aten.cross_entropy_loss.default, indexes=INDEXES)
@@ -139,24 +131,24 @@ def cross_entropy_loss(
     A float target has probabilities of classes in the shape of self.
     """
     rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
-    weighted_rows = (
-        rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
-    )
+    classes = rows.shape[1]
+    weighted_rows = rows
+    if weight is not None:
+        weighted_rows = t.mul(rows, t.reshape(weight, (1, classes)))
     if target.dtype in FLOATS:
         probabilities = _rows(t, converted(t, target, self.dtype))
         losses = _losses_of_probabilities(
             t, weighted_rows, probabilities, label_smoothing
         )
-        shape = (*self.shape[:1], *self.shape[2:]) if self.rank > 1 else ()
+        shape = replace_axis(self.shape, 1) if self.rank > 1 else ()
         return _reduced(t, losses, None, shape, reduction)
-    labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
+    labels = _labels(t, target, weight, classes, ignore_index, self.dtype)
     losses = _likelihoods(t, rows, labels)
     if label_smoothing:
         # smoothing spreads this share of the probability evenly over all classes
-        sums = t.reshape(t.negate(t.reduce_sum(weighted_rows, 1)), losses.shape)
-        evenly = t.mul(
-            t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1]
-        )
+        sums = t.negate(t.reduce_sum(weighted_rows, 1))
+        sums = t.select(labels.counted, t.reshape(sums, losses.shape), 0)
+        evenly = t.mul(sums, label_smoothing / classes)
         losses = t.add(t.mul(losses, 1 - label_smoothing), evenly)
     return _reduced(t, losses, labels.weights, target.shape, reduction)
 
@@ -171,8 +163,7 @@ def _losses_of_probabilities(
     count, classes = rows.shape
     if label_smoothing:
         # smoothing spreads this share of the probability evenly over all classes
-        probabilities = t.add(
-            t.mul(probabilities, 1 - label_smoothing), label_smoothing / classes
-        )
+        rest = t.mul(probabilities, 1 - label_smoothing)
+        probabilities = t.add(rest, label_smoothing / classes)
     products = t.mul(rows, probabilities)
     return t.reshape(t.negate(t.reduce_sum(products, 1)), (count,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -27,14 +28,15 @@ def normalized(
     variance: Value,
     eps: float,
 ) -> Value:
-    """x [N,C,*S], statistics, weight, bias [C] -> [N,C,*S]: batch norm as x * k + s.
+    """x [N,C,*S], statistics, weight, bias [C] -> [N,C,*S]: x * factor + offset.
 
-    If the statistics are constant, so are k and s, and a pass folds them into the
-    preceding convolution.
+    If the statistics are constant, so are factor and offset, and a pass folds them into
+    the preceding convolution.
     """
-    k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
+    factor, offset = factor_and_offset(t, weight, bias, mean, variance, eps)
     shape = channel_shape(x)
-    return t.add(t.mul(x, t.reshape(k, shape)), t.reshape(s, shape))
+    scaled = t.mul(x, t.reshape(factor, shape))
+    return t.add(scaled, t.reshape(offset, shape))
 
 
 def factor_and_offset(
@@ -45,16 +47,23 @@ def factor_and_offset(
     variance: Value,
     eps: float,
 ) -> tuple[Value, Value]:
-    """all [C] -> k, s [C], with which a batch norm is x * k + s"""
-    k = t.rsqrt(t.add(variance, eps))
-    k = k if weight is None else t.mul(k, weight)
-    centre = t.mul(mean, k)
-    return k, t.negate(centre) if bias is None else t.sub(bias, centre)
+    """all [C] -> factor and offset [C]: a batch norm is x * factor + offset.
+
+    factor = weight / sqrt(variance + eps), offset = bias - mean * factor
+    """
+    factor = t.rsqrt(t.add(variance, eps))
+    if weight is not None:
+        factor = t.mul(factor, weight)
+    scaled_mean = t.mul(mean, factor)
+    if bias is None:
+        return factor, t.negate(scaled_mean)
+    return factor, t.sub(bias, scaled_mean)
 
 
 def channel_shape(x: Value) -> tuple[int, ...]:
     """Return the shape (1, C, 1, ..) in which per-channel numbers broadcast with x."""
-    return (1, x.shape[1], *(1,) * (x.rank - 2))
+    inner_axes = x.rank - 2
+    return (1, x.shape[1]) + (1,) * inner_axes
 
 
 def last_axes(
@@ -65,7 +74,8 @@ def last_axes(
     In this shape, they broadcast with x.
     """
     before = x.rank - len(normalized_shape)
-    return range(before, x.rank), (1,) * before + tuple(normalized_shape)
+    axes = range(before, x.rank)
+    return axes, (1,) * before + tuple(normalized_shape)
 
 
 @lowers(aten.batch_norm.default)
@@ -80,13 +90,13 @@ def batch_norm(
     eps: float,
 ) -> Value:
     """input [N,C,*S] -> [N,C,*S]"""
-    if training or running_mean is None or running_var is None:
-        t.require(
-            False,
-            "batch normalization with statistics of the batch is not lowered, only with"
-            " running ones",
-        )
-    assert running_mean is not None and running_var is not None
+    t.require(
+        not training and running_mean is not None and running_var is not None,
+        "batch normalization with statistics of the batch is not lowered, only with"
+        " running ones",
+    )
+    assert running_mean is not None
+    assert running_var is not None
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return normalized(t, input, weight, bias, running_mean, running_var, eps)
 
@@ -105,11 +115,17 @@ def _native_batch_norm_legit_no_training(
     not lowered
     """
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
-    return (
-        normalized(t, input, weight, bias, running_mean, running_var, eps),
-        None,
-        None,
-    )
+    y = normalized(t, input, weight, bias, running_mean, running_var, eps)
+    return y, None, None
+
+
+class Standardized(NamedTuple):
+    """A standardized tensor and its statistics: y = (x - mean) * scale, in fp32."""
+
+    y: Value
+    mean: Value
+    scale: Value
+    """1 / sqrt(variance + eps)"""
 
 
 def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
@@ -125,19 +141,18 @@ def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
 # ---- statistics of the input itself
 
 
-def standardized(
-    t: Tosa, x: Value, axes: Sequence[int], eps: float
-) -> tuple[Value, Value, Value]:
-    """x [*S] -> (x - mean) * scale [*S], mean and scale, over ``axes``, all fp32.
+def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> Standardized:
+    """x [*S] -> y [*S], and mean and scale, over ``axes``, which keep size 1.
 
-    scale is 1 / sqrt(variance + eps). Where the variance overflows (deviations above
-    1e19), the result is 0; torch returns 0 or NaN there.
+    Where the variance overflows (deviations above 1e19), y is 0; torch returns 0 or NaN
+    there.
     """
     x = converted(t, x, DType.FP32)
-    mean = average(t, x, axes, True)
+    mean = average(t, x, axes, keepdim=True)
     centred = t.sub(x, mean)
-    scale = t.rsqrt(t.add(average(t, t.mul(centred, centred), axes, True), eps))
-    return t.mul(centred, scale), mean, scale
+    variance = average(t, t.mul(centred, centred), axes, keepdim=True)
+    scale = t.rsqrt(t.add(variance, eps))
+    return Standardized(t.mul(centred, scale), mean, scale)
 
 
 def _times_weight_plus_bias(
@@ -145,15 +160,15 @@ def _times_weight_plus_bias(
 ) -> Value:
     """Return y * weight + bias in fp32.
 
-    Both are reshaped to ``shape``, and None leaves the step out.
+    ``weight`` and ``bias`` are reshaped to ``shape``. None leaves the step out.
     """
     if weight is not None:
-        y = t.mul(y, t.reshape(converted(t, weight, DType.FP32), shape))
-    return (
-        y
-        if bias is None
-        else t.add(y, t.reshape(converted(t, bias, DType.FP32), shape))
-    )
+        weight = converted(t, weight, DType.FP32)
+        y = t.mul(y, t.reshape(weight, shape))
+    if bias is not None:
+        bias = converted(t, bias, DType.FP32)
+        y = t.add(y, t.reshape(bias, shape))
+    return y
 
 
 def _layer_norm(
@@ -163,16 +178,15 @@ def _layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-) -> tuple[Value, Value, Value]:
-    """Return ``native_layer_norm``'s results: normalized, means, 1 / deviations."""
+) -> Standardized:
+    """Return ``native_layer_norm``'s results in the types of torch."""
     axes, shape = last_axes(x, normalized_shape)
     y, mean, scale = standardized(t, x, axes, eps)
-    mean, scale = (converted(t, v, _statistics_type(x, weight)) for v in (mean, scale))
-    return (
-        converted(t, _times_weight_plus_bias(t, y, weight, bias, shape), x.dtype),
-        mean,
-        scale,
-    )
+    statistics_type = _statistics_type(x, weight)
+    mean = converted(t, mean, statistics_type)
+    scale = converted(t, scale, statistics_type)
+    y = _times_weight_plus_bias(t, y, weight, bias, shape)
+    return Standardized(converted(t, y, x.dtype), mean, scale)
 
 
 def _statistics_type(x: Value, weight: Value | None) -> DType:
@@ -192,7 +206,7 @@ def layer_norm(
     """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; computed in fp32, the
     statistics too
     """
-    return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
+    return _layer_norm(t, input, normalized_shape, weight, bias, eps).y
 
 
 @lowers(aten.native_layer_norm.default)
@@ -221,18 +235,21 @@ def rms_norm(
     """
     x = converted(t, input, DType.FP32)
     axes, shape = last_axes(input, normalized_shape)
-    epsilon = finfo(input.dtype).eps if eps is None else eps
-    y = t.mul(x, t.rsqrt(t.add(average(t, t.mul(x, x), axes, True), epsilon)))
-    return converted(t, _times_weight_plus_bias(t, y, weight, None, shape), input.dtype)
+    if eps is None:
+        eps = finfo(input.dtype).eps
+    mean_square = average(t, t.mul(x, x), axes, keepdim=True)
+    y = t.mul(x, t.rsqrt(t.add(mean_square, eps)))
+    y = _times_weight_plus_bias(t, y, weight, None, shape)
+    return converted(t, y, input.dtype)
 
 
-def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, Value]:
-    """x [N,C,*S] -> x standardized over groups, means, 1 / deviations [N,groups,1]"""
-    n = x.shape[0]
-    y, mean, scale = standardized(
-        t, t.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups)), [2], eps
-    )
-    return t.reshape(y, x.shape), mean, scale
+def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> Standardized:
+    """x [N,C,*S] -> x standardized over groups; the statistics are [N,groups,1]"""
+    batch = x.shape[0]
+    group_size = math.prod(x.shape[1:]) // groups
+    in_groups = t.reshape(x, (batch, groups, group_size))
+    result = standardized(t, in_groups, [2], eps)
+    return result._replace(y=t.reshape(result.y, x.shape))
 
 
 @lowers(aten.group_norm.default)
@@ -245,12 +262,10 @@ def group_norm(
     eps: float,
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
-    y, _, _ = _grouped(t, input, num_groups, eps)
-    return converted(
-        t,
-        _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)),
-        input.dtype,
-    )
+    standard = _grouped(t, input, num_groups, eps)
+    shape = channel_shape(input)
+    y = _times_weight_plus_bias(t, standard.y, weight, bias, shape)
+    return converted(t, y, input.dtype)
 
 
 @lowers(aten.native_group_norm.default)
@@ -267,19 +282,11 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:
     """input [N,C,*S] -> [N,C,*S], means and 1 / standard deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
-    mean, scale = (
-        converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight))
-        for v in (mean, scale)
-    )
-    return (
-        converted(
-            t,
-            _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)),
-            input.dtype,
-        ),
-        mean,
-        scale,
-    )
+    statistics_type = _statistics_type(input, weight)
+    mean = converted(t, t.reshape(mean, (N, group)), statistics_type)
+    scale = converted(t, t.reshape(scale, (N, group)), statistics_type)
+    y = _times_weight_plus_bias(t, y, weight, bias, channel_shape(input))
+    return converted(t, y, input.dtype), mean, scale
 
 
 @lowers(aten.instance_norm.default)

@@ -22,6 +22,7 @@ from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
 from .index import addressed, along, counted, from_start, taken, without_axis
 from .scan import scanned
+from .shape import replace_axis
 
 aten = torch.ops.aten
 inf = math.inf
@@ -39,11 +40,21 @@ ONE_BY_ONE = 64
 
 def comparable(t: Tosa, x: Value) -> Value:
     """Return x in a type that TOSA compares: small integers and bool as int32."""
-    return (
-        x
-        if x.dtype in FLOATS or x.dtype is DType.INT64
-        else converted(t, x, DType.INT32)
-    )
+    if x.dtype in FLOATS or x.dtype is DType.INT64:
+        return x
+    return converted(t, x, DType.INT32)
+
+
+def _reduce_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
+    """x [*A,N,*B] -> [*A,1,*B], the largest or smallest element along ``axis``."""
+    if largest:
+        return t.reduce_max(x, axis)
+    return t.reduce_min(x, axis)
+
+
+def _limits(x: Value) -> tuple[float, float]:
+    """Return numbers that no element of x is below and above."""
+    return (-inf, inf) if x.dtype in FLOATS else range_of(x)
 
 
 # ---- the largest and the smallest
@@ -52,14 +63,16 @@ def comparable(t: Tosa, x: Value) -> Value:
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     """x [*A,N,*B] -> int64 [*A,*B], the index of the first extreme along ``axis``"""
     if x.dtype in FLOATS:
-        return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
+        searched = x if largest else t.negate(x)
+        return converted(t, t.argmax(searched, axis), DType.INT64)
     # ARGMAX takes no int32: find the smallest index of an element that equals the
     # maximum (or minimum)
     wide = comparable(t, x)
     size = x.shape[axis]
-    hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
+    is_extreme = t.equal(wide, _reduce_extreme(t, wide, axis, largest))
     positions = counted(t, size, along(x.rank, axis, size))
-    return without_axis(t, t.reduce_min(t.select(hit, positions, size - 1), axis), axis)
+    candidates = t.select(is_extreme, positions, size - 1)
+    return without_axis(t, t.reduce_min(candidates, axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
@@ -67,16 +80,15 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
 
     Among all elements if ``dim`` is None.
     """
-    flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
-    axis = 0 if dim is None else axis_of(dim, x.rank)
-    index = first_extreme(t, flat, axis, largest)
     if dim is None or x.rank == 0:
+        flat = t.reshape(x, (math.prod(x.shape),))
+        index = first_extreme(t, flat, 0, largest)
         return t.reshape(index, (1,) * x.rank if keepdim else ())
-    return (
-        t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-        if keepdim
-        else index
-    )
+    axis = axis_of(dim, x.rank)
+    index = first_extreme(t, x, axis, largest)
+    if not keepdim:
+        return index
+    return t.reshape(index, replace_axis(x.shape, axis, 1))
 
 
 @lowers(aten.argmax.default)
@@ -97,12 +109,10 @@ def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
         return x, t.constant(0, DType.INT64, ())
     axis = axis_of(dim, x.rank)
     wide = comparable(t, x)
-    value = converted(
-        t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype
-    )
-    return value if keepdim else without_axis(t, value, axis), position(
-        t, x, dim, keepdim, largest
-    )
+    value = converted(t, _reduce_extreme(t, wide, axis, largest), x.dtype)
+    if not keepdim:
+        value = without_axis(t, value, axis)
+    return value, position(t, x, dim, keepdim, largest)
 
 
 @lowers(aten.max.dim)
@@ -128,16 +138,16 @@ def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis = axis_of(dim, x.rank)
-    size = x.shape[axis_of(dim, x.rank)]
+    size = x.shape[axis]
     wide = comparable(t, x)
-    least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
-    best = (
-        scanned(t, wide, axis, t.maximum, least)
-        if largest
-        else scanned(t, wide, axis, t.minimum, most)
-    )
+    lowest, highest = _limits(wide)
+    if largest:
+        best = scanned(t, wide, axis, t.maximum, lowest)
+    else:
+        best = scanned(t, wide, axis, t.minimum, highest)
     is_best = _equal_or_nan(t, wide, best)
-    index = t.select(is_best, counted(t, size, along(x.rank, axis, size)), 0)
+    positions = counted(t, size, along(x.rank, axis, size))
+    index = t.select(is_best, positions, 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
 
 
@@ -146,7 +156,8 @@ def _equal_or_nan(t: Tosa, left: Value, right: Value) -> Value:
     are_equal = t.equal(left, right)
     if left.dtype not in FLOATS:
         return are_equal
-    return t.logical_or(are_equal, t.logical_and(is_nan(t, left), is_nan(t, right)))
+    are_nan = t.logical_and(is_nan(t, left), is_nan(t, right))
+    return t.logical_or(are_equal, are_nan)
 
 
 def is_nan(t: Tosa, x: Value) -> Value:
@@ -187,18 +198,14 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
         f"sorting {rows} times {size} elements takes too many comparisons"
     )
     t.require(not exceeds(compared, COMPARISONS), why)
-    place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
+    precedes = t.cast(_precedes(t, x, descending), DType.INT32)
+    place = t.reduce_sum(precedes, 2)
     # invert the permutation: for each place 0, 1, .., the sum over positions has one
     # term that is not 0
-    is_at_place = t.equal(
-        place, converted(t, counted(t, count, (1, 1, count)), DType.INT32)
-    )
-    positions = t.reduce_sum(
-        t.select(
-            is_at_place, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0
-        ),
-        1,
-    )
+    all_places = converted(t, counted(t, count, (1, 1, count)), DType.INT32)
+    is_at_place = t.equal(place, all_places)
+    all_positions = converted(t, counted(t, size, (1, size, 1)), DType.INT32)
+    positions = t.reduce_sum(t.select(is_at_place, all_positions, 0), 1)
     index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
     # MINIMUM changes no index: it only bounds the range of indices, which are below
     # the size
@@ -214,22 +221,23 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     size = x.shape[1]
     position = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
-    least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
+    lowest, highest = _limits(wide)
+    last = lowest if descending else highest
     done = t.constant(0, DType.BOOL, (1, 1))
     indices = []
     for _ in range(count):
-        remaining = t.select(
-            t.logical_or(done, nan), t.like(least if descending else most, wide), wide
-        )
-        is_extreme = t.equal(
-            wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1)
-        )
+        is_left_out = t.logical_or(done, nan)
+        remaining = t.select(is_left_out, t.like(last, wide), wide)
+        is_extreme = t.equal(wide, _reduce_extreme(t, remaining, 1, descending))
         # The element with the smallest key comes next: those in ``first``, else those
         # in ``second``, by position. Keys: position - size in ``first``, position in
         # ``second``, size for all others
-        first, second = (nan, is_extreme) if descending else (is_extreme, nan)
-        key = t.select(first, t.sub(position, size), t.select(second, position, size))
-        index = from_start(t, t.reduce_min(t.select(done, size, key), 1), size)
+        first = nan if descending else is_extreme
+        second = is_extreme if descending else nan
+        key_in_first = t.sub(position, size)
+        key = t.select(first, key_in_first, t.select(second, position, size))
+        smallest_key = t.reduce_min(t.select(done, size, key), 1)
+        index = from_start(t, smallest_key, size)
         done = t.logical_or(done, t.equal(position, index))
         indices.append(index)
     return t.minimum(t.concat(indices, 1), size - 1)
@@ -251,12 +259,16 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
         # element here and equals itself
         nan_i = is_nan(t, x_i)
         nan_j = is_nan(t, x_j)
-        greater, smaller = (nan_j, nan_i) if descending else (nan_i, nan_j)
-        before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
+        greater = nan_j if descending else nan_i
+        smaller = nan_i if descending else nan_j
+        nan_is_before = t.logical_and(greater, t.logical_not(smaller))
+        before = t.logical_or(before, nan_is_before)
         tie = t.logical_or(tie, t.logical_and(nan_i, nan_j))
     # element j comes first of equal ones if j < i
-    earlier = t.greater(counted(t, size, (1, size, 1)), counted(t, size, (1, 1, size)))
-    return t.logical_or(before, t.logical_and(tie, earlier))
+    i = counted(t, size, (1, size, 1))
+    j = counted(t, size, (1, 1, size))
+    is_earlier = t.greater(i, j)
+    return t.logical_or(before, t.logical_and(tie, is_earlier))
 
 
 def ordered(
@@ -270,33 +282,34 @@ def ordered(
         return x, t.constant(0, DType.INT64, ())
     axis = axis_of(dim, x.rank)
     size = x.shape[axis]
-    axis_last = [*(a for a in range(x.rank) if a != axis), axis]
+    others = [other for other in range(x.rank) if other != axis]
+    axis_last = [*others, axis]
     # x [*A,N,*B] -> [*A,*B,N] -> rows [R,N]
     moved = t.transpose(x, axis_last)
-    rows = t.reshape(moved, (math.prod(x.shape) // size, size))
-    index = t.slice(
-        places(t, rows, descending, first + count), (0, first), (rows.shape[0], count)
-    )
-    values = taken(t, t.reshape(rows, (*rows.shape, 1)), index)
+    row_count = math.prod(x.shape) // size
+    rows = t.reshape(moved, (row_count, size))
+    index = places(t, rows, descending, first + count)
+    index = t.slice(index, (0, first), (row_count, count))
+    values = taken(t, t.reshape(rows, (row_count, size, 1)), index)
     # [R,count] -> [*A,*B,count] -> [*A,count,*B]
     shape = (*moved.shape[:-1], count)
-    back = sorted(range(x.rank), key=axis_last.__getitem__)
-    return t.transpose(t.reshape(values, shape), back), t.transpose(
-        t.reshape(index, shape), back
-    )
+    back = [axis_last.index(a) for a in range(x.rank)]
+    values = t.transpose(t.reshape(values, shape), back)
+    return values, t.transpose(t.reshape(index, shape), back)
 
 
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(t: Tosa, self: Value, dim: int, descending: bool) -> Pair:
     """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
-    return ordered(
-        t,
-        self,
-        dim,
-        descending,
-        0,
-        self.shape[axis_of(dim, self.rank)] if self.rank else 1,
-    )
+    size = _size_along(self, dim)
+    return ordered(t, self, dim, descending, first=0, count=size)
+
+
+def _size_along(x: Value, dim: int) -> int:
+    """Return the number of elements along ``dim``: 1 for a tensor []."""
+    if x.rank == 0:
+        return 1
+    return x.shape[axis_of(dim, x.rank)]
 
 
 @lowers(aten.argsort.default)
@@ -308,7 +321,7 @@ def argsort(t: Tosa, self: Value, dim: int, descending: bool) -> Value:
 @lowers(aten.msort.default)
 def msort(t: Tosa, self: Value) -> Value:
     """[N,*S] -> [N,*S]"""
-    return sort(t, self, 0, False)[0]
+    return sort(t, self, dim=0, descending=False)[0]
 
 
 @lowers(aten.topk.default)
@@ -316,7 +329,7 @@ def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool) -> Pair:
     """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted``
     is False
     """
-    return ordered(t, self, dim, largest, 0, k)
+    return ordered(t, self, dim, largest, first=0, count=k)
 
 
 @lowers(aten.kthvalue.default)
@@ -329,7 +342,7 @@ def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
 
 def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
     """Return the element at ``place`` of the ascending order, and its index."""
-    value, index = ordered(t, x, dim, False, place, 1)
+    value, index = ordered(t, x, dim, descending=False, first=place, count=1)
     if keepdim or x.rank == 0:
         return value, index
     axis = axis_of(dim, x.rank)
@@ -341,20 +354,23 @@ def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
     """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN
     if any element is NaN
     """
-    size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
-    value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
+    middle = (_size_along(self, dim) - 1) // 2
+    value, index = _element_at_place(t, self, middle, dim, keepdim)
     if self.dtype not in FLOATS:
         return value, index
     # the largest element is NaN if there is any
     largest, index_of_largest = extreme(t, self, dim, keepdim, largest=True)
     has_nan = is_nan(t, largest)
-    return t.select(has_nan, largest, value), t.select(has_nan, index_of_largest, index)
+    value = t.select(has_nan, largest, value)
+    return value, t.select(has_nan, index_of_largest, index)
 
 
 @lowers(aten.median.default)
 def median(t: Tosa, self: Value) -> Value:
     """[*S] -> []; the lower of two in the middle; NaN if any element is NaN"""
-    return median_dim(t, t.reshape(self, (math.prod(self.shape),)), 0, False)[0]
+    flat = t.reshape(self, (math.prod(self.shape),))
+    value, _ = median_dim(t, flat, dim=0, keepdim=False)
+    return value
 
 
 # ---- places in a sorted row
@@ -366,25 +382,24 @@ def count_before(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) ->
     With ``right``, elements equal to x are counted too. NaN is the greatest element.
     Raises Unsupported for more than COMPARISONS pairs.
     """
-    elements, values = promoted(
-        t,
-        t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])),
-        t.reshape(x, (*x.shape, 1)),
-    )
-    compared = math.prod(x.shape) * row.shape[-1]
+    *lead, length = row.shape
+    row = t.reshape(row, (*lead, 1, length))
+    elements, values = promoted(t, row, t.reshape(x, (*x.shape, 1)))
+    compared = math.prod(x.shape) * length
     why = too_many_comparisons(
         f"a search takes {compared} comparisons, which are too many"
     )
     t.require(not exceeds(compared, COMPARISONS), why)
     # not greater, instead of less: for x = NaN every comparison is false, and all
     # elements count
-    before = t.logical_not(
-        t.greater(elements, values) if right else t.greater_equal(elements, values)
-    )
-    count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
-    return converted(
-        t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64
-    )
+    if right:
+        is_after = t.greater(elements, values)
+    else:
+        is_after = t.greater_equal(elements, values)
+    is_before = t.cast(t.logical_not(is_after), DType.INT32)
+    count = t.reduce_sum(is_before, is_before.rank - 1)
+    dtype = DType.INT32 if out_int32 else DType.INT64
+    return converted(t, t.reshape(count, x.shape), dtype)
 
 
 @lowers(aten.bucketize.Tensor)
@@ -393,7 +408,8 @@ def bucketize(
 ) -> Value:
     """[*S], boundaries [K] -> [*S]; int64 or int32"""
     flat = t.reshape(self, (math.prod(self.shape),))
-    return t.reshape(count_before(t, boundaries, flat, right, out_int32), self.shape)
+    count = count_before(t, boundaries, flat, right, out_int32)
+    return t.reshape(count, self.shape)
 
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -412,11 +428,13 @@ def searchsorted(
     sorted.
     """
     row = sorted_sequence
-    on_right = right if side is None else side == "right"
+    if side is not None:
+        right = side == "right"
     x = self if isinstance(self, Value) else t.constant(self, row.dtype, ())
     if sorter is not None:
-        row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)
+        rows, index = addressed(t, row, -1, sorter)
+        row = t.reshape(taken(t, rows, index), sorter.shape)
     # one row for each row of x, else a single one for all elements
     if row.rank == x.rank:
-        return count_before(t, row, x, on_right, out_int32)
-    return bucketize(t, x, row, out_int32, on_right)
+        return count_before(t, row, x, right, out_int32)
+    return bucketize(t, x, row, out_int32, right)

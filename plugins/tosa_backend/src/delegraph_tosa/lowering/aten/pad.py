@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -21,17 +21,21 @@ def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
 
     ATen's ``pad`` is a flat list: the last axis first, leading ones missing.
     """
-    pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
-    return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
+    before = pad[::2]
+    after = pad[1::2]
+    frame = list(zip(before, after, strict=True))
+    missing_axes = x.rank - len(frame)
+    frame += [(0, 0)] * missing_axes
+    return frame[::-1]
 
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
     """[*S] -> [*S']; a negative number in ``pad`` cuts elements off"""
-    return framed(t, self, _frame(self, pad), value)
+    frame = _frame(self, pad)
+    return framed(t, self, frame, value)
 
 
-Border = Callable[[Tosa, Value, int, int, int], tuple[Value, Value]]
 """(t, x, axis, before, after) -> the elements to put before and after x along ``axis``.
 
 Where ``before`` or ``after`` is 0, the result for that side is any value: ``bordered``
@@ -39,71 +43,62 @@ drops it.
 """
 
 
-def _mirrored(
-    t: Tosa, x: Value, axis: int, before: int, after: int
-) -> tuple[Value, Value]:
-    """Return the border of "reflect": x mirrored, without repeating the edge."""
-    size = x.shape[axis]
-    return (
-        t.reverse(slice_axis(t, x, axis, 1, max(before, 1)), axis) if before else x,
-        (
-            t.reverse(slice_axis(t, x, axis, size - 1 - after, max(after, 1)), axis)
-            if after
-            else x
-        ),
-    )
+def _repeated(t: Tosa, x: Value, axis: int, count: int) -> Value:
+    """x [*A,1,*B] -> [*A,count,*B], repeated along ``axis``."""
+    multiples = [1] * x.rank
+    multiples[axis] = count
+    return t.tile(x, multiples)
 
 
-def _repeated(
-    t: Tosa, x: Value, axis: int, before: int, after: int
-) -> tuple[Value, Value]:
-    """Return the ``Border`` of "replicate": the outermost elements, repeated."""
-    times = [1] * axis, [1] * (x.rank - axis - 1)
-    return (
-        t.tile(slice_axis(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
-        t.tile(
-            slice_axis(t, x, axis, x.shape[axis] - 1, 1),
-            [*times[0], max(after, 1), *times[1]],
-        ),
-    )
+def _elements_before(t: Tosa, x: Value, axis: int, count: int, mode: str) -> Value:
+    """Return the ``count`` elements that ``mode`` puts before x along ``axis``."""
+    if mode == "reflect":
+        # the mirror image begins after the outermost element, which is not repeated
+        return t.reverse(slice_axis(t, x, axis, 1, count), axis)
+    if mode == "replicate":
+        outermost = slice_axis(t, x, axis, 0, 1)
+        return _repeated(t, outermost, axis, count)
+    # "circular": the end of the axis
+    return slice_axis(t, x, axis, x.shape[axis] - count, count)
 
 
-def _wrapped(
-    t: Tosa, x: Value, axis: int, before: int, after: int
-) -> tuple[Value, Value]:
-    """Return the ``Border`` of "circular": elements from the other end of the axis."""
-    return slice_axis(
-        t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)
-    ), slice_axis(t, x, axis, 0, max(after, 1))
+def _elements_after(t: Tosa, x: Value, axis: int, count: int, mode: str) -> Value:
+    """Return the ``count`` elements that ``mode`` puts after x along ``axis``."""
+    last = x.shape[axis] - 1
+    if mode == "reflect":
+        return t.reverse(slice_axis(t, x, axis, last - count, count), axis)
+    if mode == "replicate":
+        outermost = slice_axis(t, x, axis, last, 1)
+        return _repeated(t, outermost, axis, count)
+    # "circular": the start of the axis
+    return slice_axis(t, x, axis, 0, count)
 
 
-BORDERS: dict[str, Border] = {
-    "reflect": _mirrored,
-    "replicate": _repeated,
-    "circular": _wrapped,
-}
+def _cut(t: Tosa, x: Value, frame: Sequence[tuple[int, int]]) -> Value:
+    """Cut elements off x for each negative number in ``frame``."""
+    cuts = [(min(before, 0), min(after, 0)) for before, after in frame]
+    return framed(t, x, cuts)
 
 
 def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
     """x [*S] -> [*S'], padded with its own elements, one axis after the other.
 
-    ``mode`` is a key of BORDERS. A negative number cuts elements off after the padding.
-    In mode "circular" it cuts before, so that the other end is not padded with elements
-    that were cut off.
+    ``mode`` is "reflect", "replicate" or "circular". A negative number cuts elements
+    off after the padding. In mode "circular" it cuts before, so that the other end is
+    not padded with elements that were cut off.
     """
     frame = _frame(x, pad)
     if mode == "circular":
-        x = framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
+        x = _cut(t, x, frame)
         frame = [(max(before, 0), max(after, 0)) for before, after in frame]
     for axis, (before, after) in enumerate(frame):
-        if before > 0 or after > 0:
-            first, last = BORDERS[mode](t, x, axis, max(before, 0), max(after, 0))
-            x = concatenated(
-                t,
-                [*([first] if before > 0 else []), x, *([last] if after > 0 else [])],
-                axis,
-            )
-    return framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
+        parts = [x]
+        if before > 0:
+            parts.insert(0, _elements_before(t, x, axis, before, mode))
+        if after > 0:
+            parts.append(_elements_after(t, x, axis, after, mode))
+        x = concatenated(t, parts, axis)
+    return _cut(t, x, frame)
 
 
 @lowers(aten.pad.default)
@@ -112,7 +107,8 @@ def pad(
 ) -> Value:
     """[*S] -> [*S']"""
     if mode == "constant":
-        return constant_pad_nd(t, self, pad, 0 if value is None else value)
+        number = 0 if value is None else value
+        return constant_pad_nd(t, self, pad, number)
     return bordered(t, self, pad, mode)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
@@ -21,33 +24,43 @@ from ..geometry.window import Pad, Window, exact, framed, windows
 from ..promotion import converted
 from ..registry import lowers
 from .conv import concatenated
-from .shape import every, slice_axis
+from .shape import every, replace_axis, slice_axis
 
 aten = torch.ops.aten
 Numbers = int | Sequence[int]
 Pool = Callable[[Value, list[Window]], Value]
 """Pools an image [N,H,W,C] by the windows of H and W."""
+ONE_ELEMENT = Window(kernel=1, stride=1, before=0, after=0)
+"""The windows of an axis that is not pooled."""
 
 
 def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last axes."""
     rank = len(axes) + 2
-    image = batched(t, x, rank)
-    y = _pooled_channels_last(t, t.transpose(image, channels_last(rank)), axes, pool)
+    batch = batched(t, x, rank)
+    image = t.transpose(batch, channels_last(rank))
+    y = _pooled_channels_last(t, image, axes, pool)
     return unbatched(t, t.transpose(y, channels_first(rank)), x)
 
 
 def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
     """x [N,*S,C] -> [N,*S',C]. A volume takes two pools, the second along its depth."""
-    n, *size, c = x.shape
     if len(axes) == 2:
         return pool(x, axes)
-    y = pool(t.reshape(x, (n * size[0], *size[1:], c)), axes[1:])
+    n, depth, height, width, c = x.shape
+    slices = t.reshape(x, (n * depth, height, width, c))
+    y = pool(slices, axes[1:])
     _, height, width, _ = y.shape
-    z = pool(
-        t.reshape(y, (n, size[0], height * width, c)), [axes[0], Window(1, 1, 0, 0)]
-    )
+    columns = t.reshape(y, (n, depth, height * width, c))
+    z = pool(columns, [axes[0], ONE_ELEMENT])
     return t.reshape(z, (n, z.shape[1], height, width, c))
+
+
+class KernelAndStride(NamedTuple):
+    """Sizes and steps of windows, as TOSA takes them."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
 def windows_of(
@@ -67,9 +80,11 @@ def windows_of(
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
 
 
-def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return sizes and strides of the windows, as TOSA takes them."""
-    return tuple([a.kernel for a in axes]), tuple([a.stride for a in axes])
+def _kernel_and_stride(axes: list[Window]) -> KernelAndStride:
+    """Return the sizes and steps of the windows ``axes``."""
+    kernel = tuple([window.kernel for window in axes])
+    stride = tuple([window.stride for window in axes])
+    return KernelAndStride(kernel, stride)
 
 
 # ---- the largest
@@ -78,23 +93,22 @@ def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the maxima; NaN if one is NaN"""
     if len(axes) == 1:
-        image = t.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
-        y = max_pooled(t, image, [Window(1, 1, 0, 0), *axes])
+        *lead, length = x.shape
+        image = t.reshape(x, (*lead, 1, length))
+        y = max_pooled(t, image, [ONE_ELEMENT, *axes])
         return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
+    return pooled(t, x, axes, partial(_max_pooled_image, t))
 
-    def pool(image: Value, windows: list[Window]) -> Value:
-        """Max-pool ``image`` [N,H,W,C] by the windows of H and W.
 
-        Axis by axis if one is dilated.
-        """
-        if any(w.dilation > 1 for w in windows):
-            return _max_pooled_dilated(
-                t, _max_pooled_dilated(t, image, 1, windows[0]), 2, windows[1]
-            )
-        image, pad = exact(t, image, windows, fill=-math.inf)
-        return t.max_pool2d(image, *_kernel_and_stride(windows), pad)
-
-    return pooled(t, x, axes, pool)
+def _max_pooled_image(t: Tosa, image: Value, windows: list[Window]) -> Value:
+    """image [N,H,W,C] -> [N,H',W',C]; axis by axis if a window is dilated."""
+    if any(window.dilation > 1 for window in windows):
+        of_rows, of_columns = windows
+        y = _max_pooled_dilated(t, image, 1, of_rows)
+        return _max_pooled_dilated(t, y, 2, of_columns)
+    image, pad = exact(t, image, windows, fill=-math.inf)
+    kernel, stride = _kernel_and_stride(windows)
+    return t.max_pool2d(image, kernel, stride, pad)
 
 
 def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
@@ -104,58 +118,58 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     The elements of a window then follow one another in a column, which a window without
     dilation covers.
     """
-    n, *size, c = x.shape
+    n, height, width, c = x.shape
     length = x.shape[axis]
-    d = window.dilation
-    reach = (window.count(length) - 1) * window.stride + window.reach
-    rows = -(-reach // d)
+    dilation = window.dilation
+    # from the start of the first window to the start of the last one
+    span = (window.count(length) - 1) * window.stride
+    rows = -(-(span + window.reach) // dilation)  # rounded up
     frame = [(0, 0)] * 4
-    frame[axis] = (window.before, rows * d - window.before - length)
-    in_rows = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
-    lowest = (
-        -math.inf if x.dtype in FLOATS else float(np.iinfo(ARRAY_DTYPES[x.dtype]).min)
+    frame[axis] = (window.before, rows * dilation - window.before - length)
+    padded = framed(t, x, frame, _lowest(x.dtype))
+    if axis == 1:
+        in_rows = t.reshape(padded, (n, rows, dilation * width, c))
+    else:
+        in_rows = t.reshape(padded, (n * height, rows, dilation, c))
+    y = t.max_pool2d(
+        in_rows, kernel=(window.kernel, 1), stride=(1, 1), pad=(0, 0, 0, 0)
     )
-    y = t.reshape(framed(t, x, frame, lowest), in_rows)
-    y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
-    in_line = list(x.shape)
-    in_line[axis] = y.shape[1] * d
-    # y has a window at each position: keep those at multiples of torch's stride
-    starts = slice_axis(
-        t,
-        t.reshape(y, in_line),
-        axis,
-        0,
-        (window.count(length) - 1) * window.stride + 1,
-    )
-    return starts if window.stride == 1 else every(t, starts, axis, window.stride)
+    in_line = t.reshape(y, replace_axis(x.shape, axis, y.shape[1] * dilation))
+    # there is a window at each position: keep those at multiples of torch's stride
+    starts = slice_axis(t, in_line, axis, 0, span + 1)
+    if window.stride == 1:
+        return starts
+    return every(t, starts, axis, window.stride)
 
 
-def _register_max_pools() -> None:
-    """Register the rules of the max pools over one, two and three axes."""
-    for axes, overload in enumerate(
-        (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default), 1
-    ):
-
-        @lowers(overload)
-        def max_pool(
-            t: Tosa,
-            self: Value,
-            kernel_size: Numbers,
-            stride: Numbers,
-            padding: Numbers,
-            dilation: Numbers,
-            ceil_mode: bool,
-            axes: int = axes,
-        ) -> Value:
-            """[N,C,*S] -> [N,C,*S']; NaN if one element is NaN"""
-            return max_pooled(
-                t,
-                self,
-                windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode),
-            )
+def _lowest(dtype: DType) -> float:
+    """Return the number that is never a maximum unless all are: padding for maxima."""
+    if dtype in FLOATS:
+        return -math.inf
+    return float(np.iinfo(ARRAY_DTYPES[dtype]).min)
 
 
-_register_max_pools()
+def _register_max_pool(overload: OpOverload, axes: int) -> None:
+    """Register the rule of a max pool over ``axes`` axes."""
+
+    @lowers(overload)
+    def max_pool(
+        t: Tosa,
+        self: Value,
+        kernel_size: Numbers,
+        stride: Numbers,
+        padding: Numbers,
+        dilation: Numbers,
+        ceil_mode: bool,
+    ) -> Value:
+        """[N,C,*S] -> [N,C,*S']; NaN if one element is NaN"""
+        windows = windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode)
+        return max_pooled(t, self, windows)
+
+
+_register_max_pool(aten.max_pool1d.default, axes=1)
+_register_max_pool(aten.max_pool2d.default, axes=2)
+_register_max_pool(aten.max_pool3d.default, axes=3)
 
 
 # ---- averages
@@ -182,18 +196,17 @@ def avg_pooled(
             pad = (0, 0, 0, 0)
         elif counts_padding:
             ceil_pad = _ceil_padding(pad, windows)
-            image = _zero_padded(
-                t, image, [p - c for p, c in zip(pad, ceil_pad, strict=True)]
-            )
+            counted = [side - ceil for side, ceil in zip(pad, ceil_pad, strict=True)]
+            image = _zero_padded(t, image, counted)
             pad = ceil_pad
-        return t.avg_pool2d(image, *_kernel_and_stride(windows), pad)
+        kernel, stride = _kernel_and_stride(windows)
+        return t.avg_pool2d(image, kernel, stride, pad)
 
     y = pooled(t, x, axes, pool)
-    return (
-        y
-        if divisor is None
-        else t.mul(y, math.prod([a.kernel for a in axes]) / divisor)
-    )
+    if divisor is None:
+        return y
+    window_size = math.prod([window.kernel for window in axes])
+    return t.mul(y, window_size / divisor)
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
@@ -201,13 +214,11 @@ def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
 
     ceil_mode adds the rest.
     """
-    return tuple(
-        [
-            n
-            for k, w in enumerate(windows)
-            for n in (0, max(pad[2 * k + 1] - w.after, 0))
-        ]
-    )
+    result: list[int] = []
+    for axis, window in enumerate(windows):
+        after = pad[2 * axis + 1]
+        result += [0, max(after - window.after, 0)]
+    return tuple(result)
 
 
 def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
@@ -215,30 +226,27 @@ def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
     return t.pad(x, (0, 0, *pad, 0, 0))
 
 
-def _register_average_pools() -> None:
-    """Register the rules of the average pools over two and three axes."""
-    for axes, overload in enumerate(
-        (aten.avg_pool2d.default, aten.avg_pool3d.default), 2
-    ):
+def _register_average_pool(overload: OpOverload, axes: int) -> None:
+    """Register the rule of an average pool over ``axes`` axes."""
 
-        @lowers(overload)
-        def avg_pool(
-            t: Tosa,
-            self: Value,
-            kernel_size: Numbers,
-            stride: Numbers,
-            padding: Numbers,
-            ceil_mode: bool,
-            count_include_pad: bool,
-            divisor_override: int | None,
-            axes: int = axes,
-        ) -> Value:
-            """[N,C,*S] -> [N,C,*S']"""
-            windows = windows_of(axes, kernel_size, stride, padding, 1, ceil_mode)
-            return avg_pooled(t, self, windows, count_include_pad, divisor_override)
+    @lowers(overload)
+    def avg_pool(
+        t: Tosa,
+        self: Value,
+        kernel_size: Numbers,
+        stride: Numbers,
+        padding: Numbers,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
+        """[N,C,*S] -> [N,C,*S']"""
+        windows = windows_of(axes, kernel_size, stride, padding, 1, ceil_mode)
+        return avg_pooled(t, self, windows, count_include_pad, divisor_override)
 
 
-_register_average_pools()
+_register_average_pool(aten.avg_pool2d.default, axes=2)
+_register_average_pool(aten.avg_pool3d.default, axes=3)
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
@@ -247,19 +255,31 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
     If each size is a multiple of its output size, windows are equal, and this is one
     pool. Otherwise windows differ in length, and each is averaged by itself.
     """
-    sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
-    if all(
-        out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0)
-        for n, out in sizes
-    ):
-        # axis of n -> windows of n // out, one after the other
-        return avg_pooled(
-            t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None
-        )
-    for axis, out in enumerate(output_size, start=x.rank - len(output_size)):
-        if x.shape[axis] != out:
-            x = by_parts(t, x, axis, out, _mean)
+    first_axis = x.rank - len(output_size)
+    sizes = x.shape[first_axis:]
+    windows = [
+        _equal_windows(size, count)
+        for size, count in zip(sizes, output_size, strict=True)
+    ]
+    known = [window for window in windows if window is not None]
+    if len(known) == len(windows):
+        return avg_pooled(t, x, known, counts_padding=False, divisor=None)
+    for axis, count in enumerate(output_size, start=first_axis):
+        if x.shape[axis] != count:
+            x = by_parts(t, x, axis, count, _mean)
     return x
+
+
+def _equal_windows(size: int, count: int) -> Window | None:
+    """Return the window that makes ``count`` equal parts of ``size`` elements.
+
+    None if the parts differ, or may differ at run time.
+    """
+    if count != 1:
+        if is_dynamic(size) or is_dynamic(count) or size % count != 0:
+            return None
+    length = size // count
+    return Window(kernel=length, stride=length, before=0, after=0)
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
@@ -267,7 +287,12 @@ def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
 
     Windows may overlap.
     """
-    return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
+    bounds = []
+    for number in range(count):
+        start = number * size // count
+        stop = -(-(number + 1) * size // count)  # rounded up
+        bounds.append((start, stop))
+    return bounds
 
 
 def by_parts(
@@ -282,27 +307,26 @@ def by_parts(
         not is_dynamic(count),
         f"how many windows there are, {count}, is known at run time only",
     )
+    size = x.shape[axis]
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
-    image = t.reshape(x, (before, x.shape[axis], after, 1))
-    bounds = adaptive_bounds(x.shape[axis], count)
-    parts = [
-        each(t, slice_axis(t, image, 1, start, stop - start)) for start, stop in bounds
-    ]
-    return t.reshape(
-        concatenated(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    )
+    image = t.reshape(x, (before, size, after, 1))
+    parts = []
+    for start, stop in adaptive_bounds(size, count):
+        window = slice_axis(t, image, 1, start, stop - start)
+        parts.append(each(t, window))
+    joined = concatenated(t, parts, 1)
+    return t.reshape(joined, replace_axis(x.shape, axis, count))
 
 
 def _mean(t: Tosa, x: Value) -> Value:
     """x [N,L,W,1] -> [N,1,W,1], the mean over L"""
-    # AVG_POOL2D has its kernel as an attribute, which cannot be known at run time only
     count = x.shape[1]
     if not is_dynamic(count):
-        return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))
-    return converted(
-        t, t.mul(t.reduce_sum(converted(t, x, DType.FP32), 1), 1 / count), x.dtype
-    )
+        return t.avg_pool2d(x, kernel=(count, 1), stride=(1, 1), pad=(0, 0, 0, 0))
+    # AVG_POOL2D has its kernel as an attribute, which cannot be known at run time only
+    total = t.reduce_sum(converted(t, x, DType.FP32), 1)
+    return converted(t, t.mul(total, 1 / count), x.dtype)
 
 
 @lowers(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)

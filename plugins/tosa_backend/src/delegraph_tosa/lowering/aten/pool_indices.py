@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from delegraph.errors import Unsupported
+from torch._ops import OpOverload
 
 from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
@@ -29,7 +30,7 @@ from .conv import concatenated
 from .index import gather
 from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of
 from .scatter import combined
-from .shape import slice_axis
+from .shape import replace_axis, slice_axis
 
 aten = torch.ops.aten
 
@@ -39,11 +40,12 @@ def _taps(size: int, window: Window) -> list[list[int]]:
 
     Those in the padding are left out.
     """
-    starts = [k * window.stride - window.before for k in range(window.count(size))]
-    return [
-        [p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size]
-        for s in starts
-    ]
+    windows = []
+    for number in range(window.count(size)):
+        start = number * window.stride - window.before
+        positions = range(start, start + window.reach, window.dilation)
+        windows.append([p for p in positions if 0 <= p < size])
+    return windows
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
@@ -56,40 +58,56 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
     rows = []
     # its positions along each axis, such as ([0, 1], [2, 3])
     for window in product(*taps):
-        places = product(*window)  # of its elements: (0, 2), (0, 3), (1, 2), (1, 3)
-        rows.append([sum(map(int.__mul__, place, strides)) for place in places])
-    longest = max(map(len, rows))
-    return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
+        row = []
+        for place in product(*window):  # (0, 2), (0, 3), (1, 2), (1, 3)
+            offsets = [p * stride for p, stride in zip(place, strides, strict=True)]
+            row.append(sum(offsets))
+        rows.append(row)
+    longest = max([len(row) for row in rows])
+    for row in rows:
+        missing = longest - len(row)
+        row += [row[-1]] * missing
+    return np.array(rows)
 
 
-def _largest_of_windows(
-    t: Tosa, x: Value, taps: list[list[list[int]]]
-) -> tuple[Value, Value]:
+class Maxima(NamedTuple):
+    """The largest elements of windows, and their flat int64 positions.
+
+    Positions are None if they are not lowered.
+    """
+
+    values: Value
+    positions: Value | None
+
+
+def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> Maxima:
     """x [*N,*S] -> each window's maximum and its flat position in *S, [*N,*S'].
 
     ``taps`` has the windows' positions for each axis. Of several equal elements, the
     first one is found.
     """
-    lead = x.shape[: x.rank - len(taps)]
-    sizes = x.shape[x.rank - len(taps) :]
+    first_axis = x.rank - len(taps)
+    lead = x.shape[:first_axis]
+    sizes = x.shape[first_axis:]
     table = _table(sizes, taps)
     planes = math.prod(lead)
     count, longest = table.shape
-    window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
+    flat = t.reshape(x, (planes, math.prod(sizes)))
+    window = picked(t, flat, 1, table)
     # index of the largest element in the flattened table: start of the window's row,
     # plus ARGMAX
-    row_start = t.literal(np.arange(count, dtype=np.int32)[None] * longest, DType.INT32)
-    entry = t.reshape(t.add(t.argmax(window, 2), row_start), (1, planes * count))
-    positions = t.gather(
-        t.literal(table.reshape(1, -1, 1).astype(np.int32), DType.INT32), entry
-    )
-    result = (*lead, *map(len, taps))
-    return t.reshape(t.reduce_max(window, 2), result), converted(
-        t, t.reshape(positions, result), DType.INT64
-    )
+    row_numbers = np.arange(count, dtype=np.int32)[None]
+    row_start = t.literal(row_numbers * longest, DType.INT32)
+    entry = t.add(t.argmax(window, 2), row_start)
+    entry = t.reshape(entry, (1, planes * count))
+    entries = table.reshape(1, -1, 1).astype(np.int32)
+    positions = t.gather(t.literal(entries, DType.INT32), entry)
+    shape = (*lead, *[len(windows) for windows in taps])
+    values = t.reshape(t.reduce_max(window, 2), shape)
+    return Maxima(values, converted(t, t.reshape(positions, shape), DType.INT64))
 
 
-def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
+def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> Maxima:
     """x [N,C,*S] or [C,*S] -> the largest elements, and their positions.
 
     Positions are None if the table would be too large, or if the target lacks an
@@ -98,118 +116,97 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
     sizes = x.shape[x.rank - len(axes) :]
     values = max_pooled(t, x, axes)
     # the elements of the table: windows * kernel
-    elements = math.prod(
-        [w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)]
-    )
+    elements = 1
+    for size, window in zip(sizes, axes, strict=True):
+        elements *= window.count(size) * window.kernel
     if elements > LARGEST:
-        return values, None
+        return Maxima(values, None)
+    taps = [_taps(size, window) for size, window in zip(sizes, axes, strict=True)]
     try:
-        return (
-            values,
-            _largest_of_windows(
-                t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)]
-            )[1],
-        )
+        return Maxima(values, _largest_of_windows(t, x, taps).positions)
     # most programs use only the values: those are lowered for a target without integers
     # too
     except Unsupported:
-        return values, None
+        return Maxima(values, None)
 
 
-def _register_max_pools() -> None:
-    """Register max pools with indices, also adaptive, over one to three axes."""
-    with_indices = (
-        aten.max_pool1d_with_indices.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool3d_with_indices.default,
-    )
-    for axes, overload in enumerate(with_indices, 1):
+def _register_max_pools(
+    axes: int, with_indices: OpOverload, adaptive: OpOverload
+) -> None:
+    """Register the max pools with indices over ``axes`` axes, one of them adaptive."""
 
-        @lowers(overload)
-        def max_pool_with_indices(
-            t: Tosa,
-            self: Value,
-            kernel_size: Numbers,
-            stride: Numbers,
-            padding: Numbers,
-            dilation: Numbers,
-            ceil_mode: bool,
-            axes: int = axes,
-        ) -> tuple[Value, Value | None]:
-            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
-            the first (in torch: the last)
-            """
-            return _with_indices(
-                t,
-                self,
-                windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode),
-            )
+    @lowers(with_indices)
+    def max_pool_with_indices(
+        t: Tosa,
+        self: Value,
+        kernel_size: Numbers,
+        stride: Numbers,
+        padding: Numbers,
+        dilation: Numbers,
+        ceil_mode: bool,
+    ) -> Maxima:
+        """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
+        the first (in torch: the last)
+        """
+        windows = windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode)
+        return _with_indices(t, self, windows)
 
-    adaptive = (
-        aten.adaptive_max_pool1d.default,
-        aten.adaptive_max_pool2d.default,
-        aten.adaptive_max_pool3d.default,
-    )
-    for axes, overload in enumerate(adaptive, 1):
-
-        @lowers(overload)
-        def adaptive_max_pool(
-            t: Tosa, self: Value, output_size: Sequence[int], axes: int = axes
-        ) -> tuple[Value, Value | None]:
-            """[N,C,*S] -> [N,C,*output_size], and flat positions in S"""
-            return _adaptive(t, self, numbers(output_size, axes))
+    @lowers(adaptive)
+    def adaptive_max_pool(t: Tosa, self: Value, output_size: Sequence[int]) -> Maxima:
+        """[N,C,*S] -> [N,C,*output_size], and flat positions in S"""
+        return _adaptive(t, self, numbers(output_size, axes))
 
 
-def _adaptive(
-    t: Tosa, x: Value, output_size: Sequence[int]
-) -> tuple[Value, Value | None]:
+def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> Maxima:
     """x [*N,*S] -> the maxima [*N,*output_size], and their flat positions in *S.
 
     Positions are None if S is known at run time only and the target lacks an operator
     for them.
     """
-    first = x.rank - len(output_size)
-    sizes = x.shape[first:]
-    if not any(map(is_dynamic, sizes)):
+    first_axis = x.rank - len(output_size)
+    sizes = x.shape[first_axis:]
+    if not any(is_dynamic(size) for size in sizes):
         # for each axis, the positions in each window: size 5 -> 2 outputs [[0, 1, 2],
         # [2, 3, 4]]
-        windows = [
-            [list(range(start, end)) for start, end in adaptive_bounds(size, out)]
-            for size, out in zip(sizes, output_size, strict=True)
-        ]
-        return _largest_of_windows(t, x, windows)
+        taps = []
+        for size, count in zip(sizes, output_size, strict=True):
+            bounds = adaptive_bounds(size, count)
+            taps.append([list(range(start, stop)) for start, stop in bounds])
+        return _largest_of_windows(t, x, taps)
     try:
         return _adaptive_at_run_time(t, x, output_size)
     except Unsupported:
-        for axis, count in enumerate(output_size, start=first):
-            x = by_parts(t, x, axis, count, lambda t, part: t.reduce_max(part, 1))
-        return x, None
+        for axis, count in enumerate(output_size, start=first_axis):
+            x = by_parts(t, x, axis, count, _maximum)
+        return Maxima(x, None)
 
 
-def _adaptive_at_run_time(
-    t: Tosa, x: Value, counts: Sequence[int]
-) -> tuple[Value, Value]:
+def _maximum(t: Tosa, x: Value) -> Value:
+    """x [N,L,W,1] -> [N,1,W,1], the maximum over L"""
+    return t.reduce_max(x, 1)
+
+
+def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> Maxima:
     """As ``_adaptive``, for dynamic sizes S: reduces one axis after the other.
 
     It begins with the last axis, so that of several equal elements the first one in
     memory is found.
     """
-    positions = None
+    positions: Value | None = None
     stride = 1
-    for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
+    first_axis = x.rank - len(counts)
+    for axis in range(x.rank - 1, first_axis - 1, -1):
         size = x.shape[axis]
-        x, index = _largest_of_parts(t, x, axis, count)
+        x, index = _largest_of_parts(t, x, axis, counts[axis - first_axis])
         # of the windows' largest along this axis, take the positions that were found
         # along the axes after it
         offset = t.mul(index, stride)
-        positions = (
-            offset
-            if positions is None
-            else t.add(offset, gather(t, positions, axis, index))
-        )
+        if positions is not None:
+            offset = t.add(offset, gather(t, positions, axis, index))
+        positions = offset
         stride = stride * size
     assert positions is not None
-    return x, converted(t, positions, DType.INT64)
+    return Maxima(x, converted(t, positions, DType.INT64))
 
 
 def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
@@ -217,20 +214,21 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
 
     Both are [*A,count,*B].
     """
+    size = x.shape[axis]
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
-    image = t.reshape(x, (before, x.shape[axis], after))
+    image = t.reshape(x, (before, size, after))
     # of each window, [before,1,after]
     values = []
     indices = []
-    for start, stop in adaptive_bounds(x.shape[axis], count):
+    for start, stop in adaptive_bounds(size, count):
         part = slice_axis(t, image, 1, start, stop - start)
-        indices.append(t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start))
+        index = t.reshape(t.argmax(part, 1), (before, 1, after))
+        indices.append(t.add(index, start))
         values.append(t.reduce_max(part, 1))
-    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    return t.reshape(concatenated(t, values, 1), shape), t.reshape(
-        concatenated(t, indices, 1), shape
-    )
+    shape = replace_axis(x.shape, axis, count)
+    maxima = t.reshape(concatenated(t, values, 1), shape)
+    return maxima, t.reshape(concatenated(t, indices, 1), shape)
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
@@ -241,16 +239,24 @@ def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
     """
     lead = x.shape[: -len(sizes)]
     rows = math.prod(lead)
-    places = math.prod(sizes)
-    flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]
-    empty = t.tile(t.constant(0, x.dtype, (1, 1)), (rows, places))
-    return t.reshape(
-        combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False),
-        (*lead, *sizes),
-    )
+    columns = math.prod(x.shape) // rows
+    places = t.reshape(indices, (rows, columns))
+    values = t.reshape(x, (rows, columns))
+    zero = t.constant(0, x.dtype, (1, 1))
+    empty = t.tile(zero, (rows, math.prod(sizes)))
+    y = combined(t, empty, 1, places, values, "amax", include_self=False)
+    return t.reshape(y, (*lead, *sizes))
 
 
-_register_max_pools()
+_register_max_pools(
+    1, aten.max_pool1d_with_indices.default, aten.adaptive_max_pool1d.default
+)
+_register_max_pools(
+    2, aten.max_pool2d_with_indices.default, aten.adaptive_max_pool2d.default
+)
+_register_max_pools(
+    3, aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default
+)
 
 
 @lowers(

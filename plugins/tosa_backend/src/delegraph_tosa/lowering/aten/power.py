@@ -26,6 +26,8 @@ from .special_values import is_negative
 aten = torch.ops.aten
 inf = math.inf
 nan = math.nan
+MOST_PRODUCTS = 16
+"""The largest exponent of floats that is computed by products."""
 
 
 def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
@@ -45,16 +47,18 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
     """
     if exponent == 0:
         return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
-    if exponent == int(exponent) and (
-        1 <= exponent <= 16 or (x.dtype not in FLOATS and exponent > 0)
-    ):
+    is_float = x.dtype in FLOATS
+    is_whole = exponent == int(exponent)
+    if is_whole and 1 <= exponent <= MOST_PRODUCTS:
         return integer_power(t, x, int(exponent))
-    t.require(x.dtype in FLOATS, f"the power {exponent} of an integer is not lowered")
+    if is_whole and exponent > 0 and not is_float:
+        return integer_power(t, x, int(exponent))
+    t.require(is_float, f"the power {exponent} of an integer is not lowered")
     if exponent == 0.5:
         return sqrt(t, x)
     if exponent == -0.5:
         return t.rsqrt(x)
-    if exponent == int(exponent) and -16 <= exponent < 0:
+    if is_whole and -MOST_PRODUCTS <= exponent < 0:
         return t.reciprocal(integer_power(t, x, -int(exponent)))
     return _power_of_magnitude(t, x, exponent)
 
@@ -66,30 +70,38 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
     exponent is no integer.
     """
     magnitude = t.abs(x)
-    # small multiples of 1/2, by products and a square root: |x| ** 2.5 is |x| * |x| *
-    # sqrt(|x|)
-    if 2 * exponent == int(2 * exponent) and abs(exponent) <= 16:
-        y = product(
-            t, integer_power(t, magnitude, int(abs(exponent))), sqrt(t, magnitude)
-        )
-        y = y if exponent > 0 else t.reciprocal(y)
+    is_multiple_of_half = 2 * exponent == int(2 * exponent)
+    if is_multiple_of_half and abs(exponent) <= MOST_PRODUCTS:
+        # by products and a square root: |x| ** 2.5 is |x| * |x| * sqrt(|x|)
+        whole_power = integer_power(t, magnitude, int(abs(exponent)))
+        y = product(t, whole_power, sqrt(t, magnitude))
+        if exponent < 0:
+            y = t.reciprocal(y)
     else:
-        y = _positive_power(
-            t,
-            magnitude,
-            exponent,
-            magnitude if exponent > 0 else t.reciprocal(magnitude),
-        )
-    if exponent == int(exponent):
-        return y if exponent % 2 == 0 else t.select(is_negative(t, x), t.negate(y), y)
-    # as in C's pow, -inf to any power is inf to that power
-    return t.select(t.logical_and(t.greater(0, x), t.greater(x, -inf)), nan, y)
+        zero_or_inf = magnitude if exponent > 0 else t.reciprocal(magnitude)
+        y = _positive_power(t, magnitude, exponent, zero_or_inf)
+    if exponent != int(exponent):
+        return t.select(_is_negative_and_finite(t, x), nan, y)
+    if exponent % 2 == 0:
+        return y
+    return t.select(is_negative(t, x), t.negate(y), y)
+
+
+def _is_negative_and_finite(t: Tosa, x: Value) -> Value:
+    """bool, true for negative finite numbers.
+
+    Their power is NaN unless the exponent is whole. As in C's pow, -inf to any power is
+    inf to that power.
+    """
+    is_below_zero = t.greater(0, x)
+    return t.logical_and(is_below_zero, t.greater(x, -inf))
 
 
 def _positive_power(t: Tosa, base: Value, exponent: Operand, otherwise: Value) -> Value:
     """Return ``base`` ** exponent for positive finite ``base``, else ``otherwise``"""
-    defined = t.logical_and(t.greater(base, 0), t.greater(inf, base))
-    return t.select(defined, t.pow(t.select(defined, base, 1), exponent), otherwise)
+    is_defined = t.logical_and(t.greater(base, 0), t.greater(inf, base))
+    y = t.pow(t.select(is_defined, base, 1), exponent)
+    return t.select(is_defined, y, otherwise)
 
 
 def power(t: Tosa, x: Value, y: Value) -> Value:
@@ -98,26 +110,31 @@ def power(t: Tosa, x: Value, y: Value) -> Value:
     y_is_finite = t.greater(inf, t.abs(y))
     # POW does not take the bases 0 and infinity: for y > 0 the power of both is the
     # base, for y < 0 its reciprocal
-    zero_or_inf = t.select(t.greater(y, 0), magnitude, t.reciprocal(magnitude))
-    with_finite_y = _positive_power(
-        t,
-        magnitude,
-        t.select(y_is_finite, y, 0),
-        t.select(t.equal(y, 0), 1, zero_or_inf),
-    )
-    # an infinite y: |x| ** y is inf if |x| > 1 and y > 0 or neither holds, 1 if |x| is
-    # 1, else 0; NaN stays NaN
-    grows = t.logical_not(t.logical_xor(t.greater(magnitude, 1), t.greater(y, 0)))
-    with_infinite_y = t.select(
-        t.equal(magnitude, 1), t.like(1, x), t.select(grows, t.like(inf, x), 0)
-    )
-    with_infinite_y = t.select(
-        t.logical_and(t.equal(x, x), t.equal(y, y)), with_infinite_y, nan
-    )
-    signed = _with_sign_of_power(
-        t, x, y, t.select(y_is_finite, with_finite_y, with_infinite_y)
-    )
+    y_is_positive = t.greater(y, 0)
+    zero_or_inf = t.select(y_is_positive, magnitude, t.reciprocal(magnitude))
+    finite_y = t.select(y_is_finite, y, 0)
+    otherwise = t.select(t.equal(y, 0), 1, zero_or_inf)
+    with_finite_y = _positive_power(t, magnitude, finite_y, otherwise)
+    with_infinite_y = _infinite_power(t, x, y, magnitude)
+    result = t.select(y_is_finite, with_finite_y, with_infinite_y)
+    signed = _with_sign_of_power(t, x, y, result)
     return t.select(t.equal(x, 1), 1, signed)
+
+
+def _infinite_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
+    """Return |x| ** y for infinite y, given ``magnitude`` = |x|.
+
+    It is inf if |x| > 1 and y > 0 or neither holds, 1 if |x| is 1, else 0. NaN stays
+    NaN.
+    """
+    is_above_one = t.greater(magnitude, 1)
+    grows = t.logical_not(t.logical_xor(is_above_one, t.greater(y, 0)))
+    is_one = t.equal(magnitude, 1)
+    one = t.like(1, x)
+    inf_or_zero = t.select(grows, t.like(inf, x), 0)
+    result = t.select(is_one, one, inf_or_zero)
+    are_numbers = t.logical_and(t.equal(x, x), t.equal(y, y))
+    return t.select(are_numbers, result, nan)
 
 
 def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
@@ -127,15 +144,14 @@ def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
     and y no integer.
     """
     half = t.mul(y, 0.5)
-    whole = t.equal(t.floor(y), y)
-    odd = t.logical_and(whole, t.logical_not(t.equal(t.floor(half), half)))
-    signed = t.select(
-        t.logical_and(odd, is_negative(t, x)), t.negate(magnitude), magnitude
-    )
-    undefined = t.logical_and(
-        t.logical_and(t.greater(0, x), t.greater(x, -inf)), t.logical_not(whole)
-    )
-    return t.select(undefined, nan, signed)
+    is_whole = t.equal(t.floor(y), y)
+    is_even = t.equal(t.floor(half), half)
+    is_odd = t.logical_and(is_whole, t.logical_not(is_even))
+    changes_sign = t.logical_and(is_odd, is_negative(t, x))
+    signed = t.select(changes_sign, t.negate(magnitude), magnitude)
+    x_is_negative = _is_negative_and_finite(t, x)
+    is_undefined = t.logical_and(x_is_negative, t.logical_not(is_whole))
+    return t.select(is_undefined, nan, signed)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -174,4 +190,5 @@ def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
         right.dtype in FLOATS,
         "integers to the power of run-time integers are not lowered",
     )
-    return power(t, left if isinstance(left, Value) else t.like(left, right), right)
+    base = left if isinstance(left, Value) else t.like(left, right)
+    return power(t, base, right)

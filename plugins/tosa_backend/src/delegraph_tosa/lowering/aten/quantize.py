@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,8 +25,8 @@ from ..torch_values.tensor_types import dtype_of, refused
 quantized_decomposed = torch.ops.quantized_decomposed
 _quantize = quantized_decomposed.quantize_per_tensor
 _dequantize = quantized_decomposed.dequantize_per_tensor
-QUANTIZE = _quantize.default, _quantize.tensor, _quantize.tensor2
-DEQUANTIZE = _dequantize.default, _dequantize.tensor, _dequantize.tensor2
+QUANTIZE = (_quantize.default, _quantize.tensor, _quantize.tensor2)
+DEQUANTIZE = (_dequantize.default, _dequantize.tensor, _dequantize.tensor2)
 """Scale, zero point and limits are numbers, or tensors of the model."""
 
 
@@ -42,9 +42,26 @@ def quantize_per_tensor(
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
-    return _as_bytes_if_unsigned(
-        quantized(t, converted(t, input, DType.FP32), target), dtype
-    )
+    x = converted(t, input, DType.FP32)
+    return _as_bytes_if_unsigned(quantized(t, x, target), dtype)
+
+
+class _Parameters(NamedTuple):
+    """The parameters of a quantization as Python numbers, for a type of torch."""
+
+    scale: float
+    zero_point: int
+    quant_min: int
+    quant_max: int
+
+    def less(self, offset: int) -> _Parameters:
+        """Return the parameters of the same integers, less ``offset``."""
+        return _Parameters(
+            self.scale,
+            self.zero_point - offset,
+            self.quant_min - offset,
+            self.quant_max - offset,
+        )
 
 
 @lowers(*QUANTIZE, on=Lazy)
@@ -83,21 +100,18 @@ def _quantization(
     Raises Unsupported if the scale is no positive number of fp32, or the limits exceed
     the type.
     """
-    scale, zero_point, quant_min, quant_max = _read_parameters(
-        t, scale, zero_point, quant_min, quant_max
-    )
-    expect_scale(scale)
+    parameters = _read_parameters(t, scale, zero_point, quant_min, quant_max)
+    expect_scale(parameters.scale)
     if dtype is torch.uint8:
-        zero_point = zero_point - HALF
-        quant_min = quant_min - HALF
-        quant_max = quant_max - HALF
+        parameters = parameters.less(HALF)
         dtype = torch.int8
     element = dtype_of(dtype)
+    limits = (parameters.quant_min, parameters.quant_max)
     t.require(
-        inside((quant_min, quant_max), range_of_type(element)),
-        f"{quant_min}..{quant_max} is more than {element}",
+        inside(limits, range_of_type(element)),
+        f"{limits[0]}..{limits[1]} is more than {element}",
     )
-    return Quantization(scale, zero_point, quant_min, quant_max, element)
+    return Quantization(parameters.scale, parameters.zero_point, *limits, element)
 
 
 @lowers(*DEQUANTIZE, on=Bytes)
@@ -113,17 +127,13 @@ def dequantize_per_tensor(
     out_dtype: torch.dtype | None,
 ) -> Value:
     """integers or uint8 [*S] -> lazy [*S]; emits no operators"""
-    number, zero, least, most = _read_parameters(
-        t, scale, zero_point, quant_min, quant_max
-    )
-    expect_scale(number)
+    parameters = _read_parameters(t, scale, zero_point, quant_min, quant_max)
+    expect_scale(parameters.scale)
     _expect_fp32(t, out_dtype)
-    q, offset = _as_signed(input)
-    return Scaled(
-        _with_declared_range(q, least - offset, most - offset),
-        Scale(number),
-        zero - offset,
-    )
+    integers, offset = _as_signed(input)
+    _, zero, least, most = parameters.less(offset)
+    integers = _with_declared_range(integers, least, most)
+    return Scaled(integers, Scale(parameters.scale), zero)
 
 
 def _as_signed(x: Value) -> tuple[Value, int]:
@@ -156,8 +166,8 @@ def dequantize_per_channel(
         "its channels have different zero points, or none that are known; TOSA has one"
         " for all",
     )
-    q, offset = _as_signed(input)
-    integers = _with_declared_range(q, quant_min - offset, quant_max - offset)
+    integers, offset = _as_signed(input)
+    integers = _with_declared_range(integers, quant_min - offset, quant_max - offset)
     return Scaled(integers, Scale(1.0, (scales,)), low - offset, axis % input.rank)
 
 
@@ -171,9 +181,8 @@ def bytes_to_floats(
     Raises Unsupported for a cast to any other type.
     """
     if dtype is not torch.float32:
-        raise refused(
-            cast_of_bytes(dtype, None if input.held is None else input.held.name)
-        )
+        name = None if input.held is None else input.held.name
+        raise refused(cast_of_bytes(dtype, name))
     y = Scaled(input.q, Scale(1.0), -HALF)
     return y.real(t) if "FP" in t.spec.profiles else y
 
@@ -200,21 +209,22 @@ def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
 
 def _read_parameters(
     t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand
-) -> tuple[float, int, int, int]:
-    """Return (scale, zero point, quant_min, quant_max) as Python numbers.
+) -> _Parameters:
+    """Return the parameters as Python numbers; tensors of the model are read.
 
-    Those that are tensors of the model are read. Raises Unsupported if one of them is
-    computed at run time.
+    Raises Unsupported if one of them is computed at run time.
     """
     if isinstance(scale, Value):
         t.require(scale.constant is not None, scale_at_run_time())
         number: float = materialize(scale).item()
     else:
         number = scale
-    least, most, zero = [
-        _read_integer(t, number) for number in (quant_min, quant_max, zero_point)
-    ]
-    return number, zero, least, most
+    return _Parameters(
+        number,
+        quant_min=_read_integer(t, quant_min),
+        quant_max=_read_integer(t, quant_max),
+        zero_point=_read_integer(t, zero_point),
+    )
 
 
 def _read_integer(t: Tosa, value: Operand) -> int:

@@ -23,7 +23,7 @@ from ..geometry.window import framed, spread
 from ..promotion import converted
 from ..registry import lowers
 from .conv import concatenated
-from .shape import bounds, every, expanded, slice_axis
+from .shape import bounds, every, expanded, replace_axis, slice_axis
 
 aten = torch.ops.aten
 Pairs = Sequence[int]
@@ -33,8 +33,11 @@ Pairs = Sequence[int]
 
 def _reversed(t: Tosa, x: Value, dims: Sequence[int]) -> Value:
     """Return x reversed along ``dims``."""
+    # torch accepts the dims 0 and -1 for a tensor without axes
+    if x.rank == 0:
+        return x
     for dim in dims:
-        x = t.reverse(x, axis_of(dim, x.rank)) if x.rank else x
+        x = t.reverse(x, axis_of(dim, x.rank))
     return x
 
 
@@ -61,12 +64,18 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
     """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees
     from dims[0] to dims[1]
     """
-    first, second = (axis_of(d, self.rank) for d in dims)
-    if k % 2 == 0:
-        return _reversed(t, self, [first, second]) if k % 4 else self
-    swapped = list(range(self.rank))
-    swapped[first], swapped[second] = second, first
-    return _reversed(t, t.transpose(self, swapped), [first if k % 4 == 1 else second])
+    first = axis_of(dims[0], self.rank)
+    second = axis_of(dims[1], self.rank)
+    quarters = k % 4
+    if quarters == 0:
+        return self
+    if quarters == 2:
+        return _reversed(t, self, [first, second])
+    perms = list(range(self.rank))
+    perms[first] = second
+    perms[second] = first
+    swapped = t.transpose(self, perms)
+    return _reversed(t, swapped, [first if quarters == 1 else second])
 
 
 @lowers(aten.roll.default)
@@ -76,10 +85,13 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
     """
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
-        return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
+        return t.reshape(_rolled(t, flat, shifts[0], axis=0), self.shape)
+    if self.rank == 0:
+        return self
+    y = self
     for shift, dim in zip(shifts, dims, strict=True):
-        self = _rolled(t, self, shift, axis_of(dim, self.rank)) if self.rank else self
-    return self
+        y = _rolled(t, y, shift, axis_of(dim, self.rank))
+    return y
 
 
 def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
@@ -90,14 +102,11 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
         return x
     if is_dynamic(size):
         # one of the two pieces may be empty at run time, and TOSA has no empty tensors
-        return slice_axis(t, t.concat([x, x], axis), axis, size - offset, size)
-    return t.concat(
-        [
-            slice_axis(t, x, axis, size - offset, offset),
-            slice_axis(t, x, axis, 0, size - offset),
-        ],
-        axis,
-    )
+        twice = t.concat([x, x], axis)
+        return slice_axis(t, twice, axis, size - offset, size)
+    end = slice_axis(t, x, axis, size - offset, offset)
+    start = slice_axis(t, x, axis, 0, size - offset)
+    return t.concat([end, start], axis)
 
 
 # ---- diagonals
@@ -114,21 +123,18 @@ def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     rest = [axis for axis in range(self.rank) if axis not in (first, second)]
     x = t.transpose(self, [*rest, first, second])
     *lead, rows, columns = x.shape
-    start = offset if offset >= 0 else -offset * columns
-    count = (
-        smallest(rows, columns - offset)
-        if offset >= 0
-        else smallest(rows + offset, columns)
-    )
+    if offset >= 0:
+        start = offset
+        count = smallest(rows, columns - offset)
+    else:
+        start = -offset * columns
+        count = smallest(rows + offset, columns)
     flat = t.reshape(x, (*lead, rows * columns))
+    step = columns + 1
     # from the first to the last element of the diagonal
-    length = (largest(count, 1) - 1) * (columns + 1) + 1
-    return every(
-        t,
-        slice_axis(t, flat, len(lead), start, length if count > 0 else 0),
-        len(lead),
-        columns + 1,
-    )
+    length = (largest(count, 1) - 1) * step + 1 if count > 0 else 0
+    axis = len(lead)
+    return every(t, slice_axis(t, flat, axis, start, length), axis, step)
 
 
 @lowers(aten.linalg_diagonal.default)
@@ -150,24 +156,20 @@ def windows_along(
         # windows that follow one another without overlap are the rows of a reshaped
         # axis
         covered = slice_axis(t, x, axis, 0, count * kernel)
-        return t.reshape(
-            covered, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :])
-        )
+        return t.reshape(covered, replace_axis(x.shape, axis, count, kernel))
     if is_dynamic(count):
         # no constant positions for a GATHER: join the k-th elements of all windows for
         # each k
-        spans = [
-            slice_axis(t, x, axis, k * dilation, (count - 1) * step + 1)
-            for k in range(kernel)
-        ]
-        columns = [span if step == 1 else every(t, span, axis, step) for span in spans]
-        shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
-        return concatenated(
-            t, [t.reshape(column, shape) for column in columns], axis + 1
-        )
-    return picked(
-        t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation
-    )
+        span = (count - 1) * step + 1
+        columns = [slice_axis(t, x, axis, k * dilation, span) for k in range(kernel)]
+        if step != 1:
+            columns = [every(t, column, axis, step) for column in columns]
+        shape = replace_axis(x.shape, axis, count, 1)
+        columns = [t.reshape(column, shape) for column in columns]
+        return concatenated(t, columns, axis + 1)
+    starts = np.arange(count) * step
+    places = starts[:, None] + np.arange(kernel) * dilation
+    return picked(t, x, axis, places)
 
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
@@ -178,7 +180,8 @@ def unfold(t: Tosa, self: Value, dimension: int, size: int, step: int) -> Value:
     axis = axis_of(dimension, self.rank)
     # [*A,count,size,*B]; the axis of the window's elements becomes the last one
     x = windows_along(t, self, axis, size, step)
-    return t.transpose(x, [a for a in range(x.rank) if a != axis + 1] + [axis + 1])
+    others = [a for a in range(x.rank) if a != axis + 1]
+    return t.transpose(x, [*others, axis + 1])
 
 
 @lowers(aten.im2col.default)
@@ -191,14 +194,18 @@ def im2col(
     stride: Pairs,
 ) -> Value:
     """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: a window per column"""
-    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
-        pair, (kernel_size, dilation, padding, stride)
-    )
-    x = framed(t, t.ranked(self, 4), [(0, 0), (0, 0), (ph, ph), (pw, pw)])
+    kernel_height, kernel_width = pair(kernel_size)
+    dilation_y, dilation_x = pair(dilation)
+    padding_y, padding_x = pair(padding)
+    stride_y, stride_x = pair(stride)
+    frame = [(0, 0), (0, 0), (padding_y, padding_y), (padding_x, padding_x)]
+    x = framed(t, t.ranked(self, 4), frame)
     # [N,C,H,W] -> [N,C,rows,KH,W] -> [N,C,rows,KH,columns,KW]
-    x = windows_along(t, windows_along(t, x, 2, kh, sh, dh), 4, kw, sw, dw)
+    x = windows_along(t, x, 2, kernel_height, stride_y, dilation_y)
+    x = windows_along(t, x, 4, kernel_width, stride_x, dilation_x)
     n, c, rows, _, columns, _ = x.shape
-    y = t.reshape(t.transpose(x, (0, 1, 3, 5, 2, 4)), (n, c * kh * kw, rows * columns))
+    windows_last = t.transpose(x, (0, 1, 3, 5, 2, 4))
+    y = t.reshape(windows_last, (n, c * kernel_height * kernel_width, rows * columns))
     return y if self.rank == 4 else t.reshape(y, y.shape[1:])
 
 
@@ -213,31 +220,29 @@ def col2im(
     stride: Pairs,
 ) -> Value:
     """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]; inverse of im2col"""
-    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
-        pair, (kernel_size, dilation, padding, stride)
-    )
-    height, width = pair(output_size)
+    kernel_height, kernel_width = pair(kernel_size)
+    dilation_y, dilation_x = pair(dilation)
+    padding_y, padding_x = pair(padding)
+    stride_y, stride_x = pair(stride)
+    output_height, output_width = pair(output_size)
+    height = output_height + 2 * padding_y
+    width = output_width + 2 * padding_x
     x = t.ranked(self, 3)
     n = x.shape[0]
-    c = x.shape[1] // (kh * kw)
+    c = x.shape[1] // (kernel_height * kernel_width)
     # the number of windows along the height and along the width; their product is L
-    rows = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1
-    columns = (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+    rows = (height - dilation_y * (kernel_height - 1) - 1) // stride_y + 1
+    columns = (width - dilation_x * (kernel_width - 1) - 1) // stride_x + 1
     # sum the overlaps along the width first, then along the height; the padding is cut
     # off at the end
-    lines = _overlapping_sum(
-        t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw
+    by_column = t.reshape(x, (n * c * kernel_height, kernel_width, rows, columns))
+    lines = _overlapping_sum(t, by_column, 3, stride_x, dilation_x, width)
+    by_row = t.reshape(lines, (n * c, kernel_height, rows, width))
+    image = _overlapping_sum(t, by_row, 2, stride_y, dilation_y, height)
+    padded = t.reshape(image, (n, c, height, width))
+    y = framed(
+        t, padded, [(0, 0), (0, 0), (-padding_y, -padding_y), (-padding_x, -padding_x)]
     )
-    image = _overlapping_sum(
-        t,
-        t.reshape(lines, (n * c, kh, rows, width + 2 * pw)),
-        2,
-        sh,
-        dh,
-        height + 2 * ph,
-    )
-    with_padding = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
-    y = framed(t, with_padding, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
     return y if self.rank == 3 else t.reshape(y, y.shape[1:])
 
 
@@ -251,9 +256,11 @@ def _overlapping_sum(
     """
     total: Value | None = None
     for tap in range(x.shape[1]):
-        strided = spread(t, slice_axis(t, x, 1, tap, 1), axis, stride)
+        elements = slice_axis(t, x, 1, tap, 1)
+        strided = spread(t, elements, axis, stride)
+        before = tap * dilation
         frame = [(0, 0)] * 4
-        frame[axis] = (tap * dilation, size - tap * dilation - strided.shape[axis])
+        frame[axis] = (before, size - before - strided.shape[axis])
         placed = framed(t, strided, frame)
         total = placed if total is None else t.add(total, placed)
     assert total is not None
@@ -267,29 +274,35 @@ def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
     """
     *lead, channels, height, width = self.shape
     r = downscale_factor
-    rows = height // downscale_factor
-    columns = width // downscale_factor
+    rows = height // r
+    columns = width // r
     squares = t.reshape(self, (math.prod(lead) * channels, rows, r, columns, r))
-    return t.reshape(
-        t.transpose(squares, (0, 2, 4, 1, 3)), (*lead, channels * r * r, rows, columns)
-    )
+    by_pixel = t.transpose(squares, (0, 2, 4, 1, 3))
+    return t.reshape(by_pixel, (*lead, channels * r * r, rows, columns))
 
 
 # ---- places in memory
 
 
-def _strided(
-    shape: tuple[int, ...],
+def _memory_places(
+    t: Tosa,
+    x: Value,
     size: Sequence[int],
     stride: Sequence[int],
-    offset: int | None,
+    storage_offset: int | None,
 ) -> Any:
-    """numpy [*size]: the positions in memory of the elements of a view.
+    """numpy [*size]: the positions in memory of the elements of a view of x.
 
-    An ``offset`` of None is 0.
+    A ``storage_offset`` of None is 0. Raises Unsupported if a position is beyond the
+    last element of x.
     """
-    axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
-    return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
+    places = np.array(storage_offset or 0)
+    # each axis of the view adds its steps along a new last axis
+    for count, step in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(count) * step
+    inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
+    t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
+    return places
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
@@ -303,11 +316,8 @@ def as_strided(
     """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] +
     j * stride[1] + .. of self
     """
-    return rearranged(
-        t,
-        self,
-        _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)),
-    )
+    places = _memory_places(t, self, size, stride, storage_offset)
+    return rearranged(t, self, places)
 
 
 @lowers(aten.as_strided_scatter.default, by_memory=True)
@@ -320,39 +330,25 @@ def as_strided_scatter(
     storage_offset: int | None,
 ) -> Value:
     """self [*S], src [*size] -> [*S] with ``src`` where ``as_strided`` reads"""
-    return replaced(
-        t,
-        self,
-        src,
-        _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)),
-    )
-
-
-def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
-    """Return ``places`` as they are.
-
-    Raises Unsupported if one is beyond the last element of x.
-    """
-    inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
-    t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
-    return places
+    places = _memory_places(t, self, size, stride, storage_offset)
+    return replaced(t, self, src, places)
 
 
 @lowers(aten.resize.default, by_memory=True)
 def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Value:
     """[*S] -> [*size], the first elements in memory"""
     count = math.prod(size)
+    present = math.prod(self.shape)
     t.require(
         memory_format in (None, torch.contiguous_format),
         "resizing to another memory format is not lowered",
     )
     t.require(
-        count <= math.prod(self.shape),
+        count <= present,
         f"resizing {list(self.shape)} to {list(size)} leaves elements undefined",
     )
-    return t.reshape(
-        slice_axis(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size
-    )
+    flat = t.reshape(self, (present,))
+    return t.reshape(slice_axis(t, flat, 0, 0, count), size)
 
 
 # ---- slices that are replaced
@@ -364,10 +360,11 @@ def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
     # GATHER reads x and ``src`` joined: positions from the size of x on are elements of
     # ``src``
     sources[places.ravel()] = sources.size + np.arange(places.size)
-    both = [
-        t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))
-    ]
-    return t.reshape(picked(t, t.concat(both, 0), 0, sources), x.shape)
+    src = converted(t, src, x.dtype)
+    flat_x = t.reshape(x, (math.prod(x.shape),))
+    flat_src = t.reshape(src, (math.prod(src.shape),))
+    joined = t.concat([flat_x, flat_src], 0)
+    return t.reshape(picked(t, joined, 0, sources), x.shape)
 
 
 @lowers(aten.slice_scatter.default)
@@ -385,21 +382,19 @@ def slice_scatter(
     size = self.shape[axis]
     first, last = bounds(start, end, size)
     if step > 1:
-        return replaced(
-            t,
-            self,
-            src,
-            np.moveaxis(
-                np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis
-            ),
-        )
+        places = numbered(self.shape)
+        selected = np.moveaxis(places, axis, 0)[first:last:step]
+        return replaced(t, self, src, np.moveaxis(selected, 0, axis))
     src = converted(t, src, self.dtype)
-    # the parts before and after may be empty, and TOSA has no empty tensors
     if is_dynamic(size):
         return _put_at_run_time(t, self, src, axis, first, size - last)
-    before = [slice_axis(t, self, axis, 0, first)] if first else []
-    after = [slice_axis(t, self, axis, last, size - last)] if last < size else []
-    return concatenated(t, [*before, src, *after], axis)
+    # the parts before and after may be empty, and TOSA has no empty tensors
+    parts = [src]
+    if first:
+        parts.insert(0, slice_axis(t, self, axis, 0, first))
+    if last < size:
+        parts.append(slice_axis(t, self, axis, last, size - last))
+    return concatenated(t, parts, axis)
 
 
 def _put_at_run_time(
@@ -410,15 +405,14 @@ def _put_at_run_time(
     It replaces the elements from ``before`` to N - ``after`` of ``axis``.
     """
     padding = [0] * (2 * x.rank)
-    ones = [1] * x.rank
-    padding[2 * axis : 2 * axis + 2] = (before, after)
-    ones[axis] = src.shape[axis]
-    mask = t.pad(
-        t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones),
-        padding,
-        t.constant(False, DType.BOOL),
-    )
-    return t.select(mask, t.pad(src, padding), x)
+    padding[2 * axis] = before
+    padding[2 * axis + 1] = after
+    multiples = [1] * x.rank
+    multiples[axis] = src.shape[axis]
+    true = t.constant(True, DType.BOOL, (1,) * x.rank)
+    false = t.constant(False, DType.BOOL)
+    is_replaced = t.pad(t.tile(true, multiples), padding, false)
+    return t.select(is_replaced, t.pad(src, padding), x)
 
 
 @lowers(aten.select_scatter.default)
@@ -426,8 +420,8 @@ def select_scatter(t: Tosa, self: Value, src: Value, dim: int, index: int) -> Va
     """self [*A,N,*B], src [*A,*B] -> [*A,N,*B] with ``src`` at ``index``"""
     axis = axis_of(dim, self.rank)
     start = index % self.shape[axis]
-    row = t.reshape(src, (*self.shape[:axis], 1, *self.shape[axis + 1 :]))
-    return slice_scatter(t, self, row, axis, start, start + 1, 1)
+    row = t.reshape(src, replace_axis(self.shape, axis, 1))
+    return slice_scatter(t, self, row, axis, start, start + 1, step=1)
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -435,9 +429,9 @@ def diagonal_scatter(
     t: Tosa, self: Value, src: Value, offset: int, dim1: int, dim2: int
 ) -> Value:
     """self [..,N,..,M,..], src [..,K] -> [..,N,..,M,..] with ``src`` on the diagonal"""
-    places = np.diagonal(
-        numbered(self.shape), offset, axis_of(dim1, self.rank), axis_of(dim2, self.rank)
-    )
+    first = axis_of(dim1, self.rank)
+    second = axis_of(dim2, self.rank)
+    places = np.diagonal(numbered(self.shape), offset, first, second)
     return replaced(t, self, src, places)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -34,13 +35,13 @@ def reduced(
     y = x
     for axis in axes:
         y = step(y, axis)
-    return (
-        y
-        if keepdim
-        else t.reshape(
-            y, [size for axis, size in enumerate(x.shape) if axis not in axes]
-        )
-    )
+    return y if keepdim else without_axes(t, y, axes)
+
+
+def without_axes(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+    """Return x without ``axes``, which all have size 1."""
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    return t.reshape(x, kept)
 
 
 def axes_of(dims: Dims, rank: int) -> list[int]:
@@ -50,9 +51,9 @@ def axes_of(dims: Dims, rank: int) -> list[int]:
     """
     if isinstance(dims, int):
         dims = [dims]
-    return (
-        sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
-    )
+    if not dims or rank == 0:
+        return list(range(rank))
+    return sorted({axis_of(dim, rank) for dim in dims})
 
 
 def total(
@@ -64,7 +65,8 @@ def total(
     """
     x = summand(t, x, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), x.dtype)
+    y = reduced(t, wide, t.reduce_sum, dims, keepdim)
+    return converted(t, y, x.dtype)
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
@@ -72,9 +74,9 @@ def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
 
     If that is None, int64 for integers and bools, else x as it is.
     """
-    if dtype is None:
-        return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
-    return to_torch(t, x, dtype)
+    if dtype is not None:
+        return to_torch(t, x, dtype)
+    return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
 
 
 def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
@@ -85,9 +87,8 @@ def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
     wide = converted(t, x, DType.FP32)
-    return converted(
-        t, t.mul(reduced(t, wide, t.reduce_sum, dims, keepdim), 1 / count), x.dtype
-    )
+    sums = reduced(t, wide, t.reduce_sum, dims, keepdim)
+    return converted(t, t.mul(sums, 1 / count), x.dtype)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
@@ -132,21 +133,17 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half
     until one element is left.
     """
-    while (size := x.shape[axis]) > 1:
+    while x.shape[axis] > 1:
+        size = x.shape[axis]
         half = size // 2
-        # an odd number of elements leaves the last one for the next round
-        rest = [slice_axis(t, x, axis, 2 * half, 1)] if size % 2 else []
-        x = t.concat(
-            [
-                product(
-                    t,
-                    slice_axis(t, x, axis, 0, half),
-                    slice_axis(t, x, axis, half, half),
-                ),
-                *rest,
-            ],
-            axis,
-        )
+        parts = []
+        if size % 2:
+            # an odd number of elements leaves the last one for the next round
+            parts.append(slice_axis(t, x, axis, 2 * half, 1))
+        first = slice_axis(t, x, axis, 0, half)
+        second = slice_axis(t, x, axis, half, half)
+        parts.insert(0, product(t, first, second))
+        x = t.concat(parts, axis)
     return x
 
 
@@ -159,11 +156,11 @@ def multiplied(
     """
     x = summand(t, x, dtype)
     if x.dtype not in FLOATS:
-        return reduced(
-            t, x, lambda v, axis: _integer_product(t, v, axis), dims, keepdim
-        )
+        step = partial(_integer_product, t)
+        return reduced(t, x, step, dims, keepdim)
     wide = converted(t, x, DType.FP32)
-    return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), x.dtype)
+    y = reduced(t, wide, t.reduce_product, dims, keepdim)
+    return converted(t, y, x.dtype)
 
 
 @lowers(aten.prod.default, aten.prod.dim_int)
@@ -214,18 +211,21 @@ def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
         # exp(x - x) is 1, and NaN for infinite x
         return converted(t, t.exp(t.sub(wide, wide)), x.dtype)
     axis = axis_of(dim, x.rank)
-    e = t.exp(shifted(t, wide, axis))
-    return converted(t, t.mul(e, t.reciprocal(t.reduce_sum(e, axis))), x.dtype)
+    exponentials = t.exp(shifted(t, wide, axis))
+    factor = t.reciprocal(t.reduce_sum(exponentials, axis))
+    return converted(t, t.mul(exponentials, factor), x.dtype)
 
 
 def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
     """x [*S] -> [*S], the logarithm of the softmax along ``dim``, computed in fp32"""
     wide = converted(t, x, DType.FP32)
     if x.rank == 0:
+        # log(exp(x - x)) is 0, and NaN for infinite x
         return converted(t, t.sub(wide, wide), x.dtype)
     axis = axis_of(dim, x.rank)
-    low = shifted(t, wide, axis)
-    return converted(t, t.sub(low, t.log(t.reduce_sum(t.exp(low), axis))), x.dtype)
+    exponents = shifted(t, wide, axis)
+    log_of_sum = t.log(t.reduce_sum(t.exp(exponents), axis))
+    return converted(t, t.sub(exponents, log_of_sum), x.dtype)
 
 
 @lowers(aten.logsumexp.default)
@@ -237,20 +237,16 @@ def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     )
     dtype = self.dtype if self.dtype in FLOATS else DType.FP32
     x = converted(t, self, DType.FP32)
-    largest = reduced(t, x, t.reduce_max, dim, True)
+    largest = reduced(t, x, t.reduce_max, dim, keepdim=True)
     # subtracting the largest element keeps exp from overflowing; an infinite one would
     # give inf - inf, NaN
-    offset = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
-    sums = reduced(t, t.exp(t.sub(x, offset)), t.reduce_sum, dim, True)
+    is_infinite = t.equal(t.abs(largest), math.inf)
+    offset = t.select(is_infinite, t.like(0.0, x), largest)
+    exponentials = t.exp(t.sub(x, offset))
+    sums = reduced(t, exponentials, t.reduce_sum, dim, keepdim=True)
     y = t.add(t.log(sums), offset)
-    axes = axes_of(dim, x.rank)
-    y = (
-        y
-        if keepdim
-        else t.reshape(
-            y, [size for axis, size in enumerate(x.shape) if axis not in axes]
-        )
-    )
+    if not keepdim:
+        y = without_axes(t, y, axes_of(dim, x.rank))
     return converted(t, y, dtype)
 
 
@@ -263,9 +259,9 @@ def softmax(
     half_to_float: bool = False,
 ) -> Value:
     """[*S] -> [*S]"""
-    return softmax_of(
-        t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim
-    )
+    if half_to_float:
+        dtype = torch.float32
+    return softmax_of(t, to_torch(t, self, dtype), dim)
 
 
 @lowers(aten.log_softmax.int, aten._log_softmax.default)
@@ -277,6 +273,6 @@ def log_softmax(
     half_to_float: bool = False,
 ) -> Value:
     """[*S] -> [*S]"""
-    return log_softmax_of(
-        t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim
-    )
+    if half_to_float:
+        dtype = torch.float32
+    return log_softmax_of(t, to_torch(t, self, dtype), dim)

@@ -23,6 +23,7 @@ from ..geometry.layout import NCHW, NHWC, Pair, pair
 from ..registry import lowers
 from ..torch_values.symbolic_sizes import scaled
 from . import interpolate
+from .shape import slice_axis
 
 aten = torch.ops.aten
 
@@ -86,9 +87,8 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
         _same_pixels(size, out, scale, step),
         f"torch rounds differently when it resizes {size} to {out}",
     )
-    return _axis(
-        t, size, out, n, d, (d - n) // 2 if step.numerator == 1 else -step.denominator
-    )
+    offset = (d - n) // 2 if step.numerator == 1 else -step.denominator
+    return _axis(t, size, out, n, d, offset)
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
@@ -99,21 +99,15 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
     if is_dynamic(size) or is_dynamic(out):
         # a product with a power of two is exact in fp32
         return (step.numerator * step.denominator).bit_count() == 1
-    factor = (
-        np.float32(size) / np.float32(out)
-        if scale is None or scale <= 0
-        else np.float32(1 / scale)
-    )
+    if scale is None or scale <= 0:
+        factor = np.float32(size) / np.float32(out)
+    else:
+        factor = np.float32(1 / scale)
     positions = np.arange(out)
-    rounded = np.minimum(
-        (positions.astype(np.float32) * factor).astype(np.int64), size - 1
-    )
-    return bool(
-        (
-            rounded
-            == np.minimum(positions * step.numerator // step.denominator, size - 1)
-        ).all()
-    )
+    of_torch = (positions.astype(np.float32) * factor).astype(np.int64)
+    exact = positions * step.numerator // step.denominator
+    last = size - 1
+    return bool((np.minimum(of_torch, last) == np.minimum(exact, last)).all())
 
 
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
@@ -154,12 +148,15 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
 
     x itself if both are unchanged.
     """
-    y, w = axes
-    if y == w == _UNCHANGED:
+    y, x_axis = axes
+    if y == x_axis == _UNCHANGED:
         return x
-    scale = (y.n, y.d, w.n, w.d)
     image = t.resize(
-        t.transpose(x, NHWC), scale, (y.offset, w.offset), (y.border, w.border), mode
+        t.transpose(x, NHWC),
+        scale=(y.n, y.d, x_axis.n, x_axis.d),
+        offset=(y.offset, x_axis.offset),
+        border=(y.border, x_axis.border),
+        mode=mode,
     )
     return t.transpose(image, NCHW)
 
@@ -176,15 +173,15 @@ def upsampled(
     An ``align_corners`` of None takes the nearest elements, else the interpolation is
     bilinear.
     """
-    mode = ResizeMode.NEAREST if align_corners is None else ResizeMode.BILINEAR
+    takes_nearest = align_corners is None
+    mode = ResizeMode.NEAREST if takes_nearest else ResizeMode.BILINEAR
     corners = bool(align_corners)
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
-        kind = interpolate.nearest if mode is ResizeMode.NEAREST else interpolate.linear
-        return interpolate.interpolated(
-            t, x, interpolate.axes_of(x, out, scales), kind, corners
-        )
+        kind = interpolate.nearest if takes_nearest else interpolate.linear
+        axes = interpolate.axes_of(x, out, scales)
+        return interpolate.interpolated(t, x, axes, kind, corners)
 
 
 def _by_resize(
@@ -201,18 +198,16 @@ def _by_resize(
     """
     repeats = [1, 1, 1, 1]
     axes = []
-    for k, (size, out_size, scale) in enumerate(
-        zip(x.shape[2:], out, scales, strict=True)
-    ):
+    for number, out_size, scale in zip((2, 3), out, scales, strict=True):
+        size = x.shape[number]
         if size == 1 or (size == out_size and scale in (None, 1.0)):
             # TILE repeats a single pixel
             axes.append(_UNCHANGED)
-            repeats[2 + k] = out_size // size
+            repeats[number] = out_size // size
         elif corners and out_size == 1:
             # the only output pixel is the first input pixel
             axes.append(_UNCHANGED)
-            shape = [out_size if axis == 2 + k else n for axis, n in enumerate(x.shape)]
-            x = t.slice(x, (0, 0, 0, 0), shape)
+            x = slice_axis(t, x, number, 0, 1)
         elif mode is ResizeMode.NEAREST:
             axes.append(nearest(t, size, out_size, scale))
         else:
@@ -249,8 +244,6 @@ def upsample2d_by_factors(
     if output_size is not None:
         return upsampled(t, input, pair(output_size), (None, None), align_corners)
     assert scale_factors is not None
-    height, width = (
-        scaled(size, scale)
-        for size, scale in zip(input.shape[2:], scale_factors, strict=True)
-    )
+    height = scaled(input.shape[2], scale_factors[0])
+    width = scaled(input.shape[3], scale_factors[1])
     return upsampled(t, input, (height, width), scale_factors, align_corners)

@@ -15,6 +15,7 @@ each.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -41,10 +42,10 @@ def nearest(t: Tosa, x: Value) -> Value:
     low = t.floor(x)
     rest = t.sub(x, low)
     half = t.mul(low, 0.5)
-    odd = t.greater(half, t.floor(half))
-    rounds_up = t.logical_or(
-        t.greater(rest, 0.5), t.logical_and(t.equal(rest, 0.5), odd)
-    )
+    is_odd = t.greater(half, t.floor(half))
+    is_above_half = t.greater(rest, 0.5)
+    is_odd_tie = t.logical_and(t.equal(rest, 0.5), is_odd)
+    rounds_up = t.logical_or(is_above_half, is_odd_tie)
     rounded = t.select(rounds_up, t.add(low, 1), low)
     return t.select(t.equal(rounded, 0), t.mul(x, 0), rounded)
 
@@ -78,16 +79,29 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
             f"rounding {self.dtype} to {decimals} decimals is not lowered",
         )
         return round(t, self)
-    scale = 10.0 ** abs(decimals)
-    up, down = (scale, 1 / scale) if decimals > 0 else (1 / scale, scale)
-    return t.mul(nearest(t, t.mul(self, up)), down)
+    power = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return t.mul(nearest(t, t.mul(self, power)), 1 / power)
+    return t.mul(nearest(t, t.mul(self, 1 / power)), power)
 
 
-def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """Return both operands in the type to compute in, and their common type.
+class _Operands(NamedTuple):
+    """Both operands in the type to compute in, and their common type."""
 
-    They are computed in fp32, int32 or int64.
-    """
+    x: Value
+    y: Value
+    common_type: DType
+
+
+class _Division(NamedTuple):
+    """A whole quotient of x and y, and the remainder x - quotient * y."""
+
+    quotient: Value
+    remainder: Value
+
+
+def _operands(t: Tosa, left: Operand, right: Operand) -> _Operands:
+    """Return both operands of one division, in fp32, int32 or int64."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
@@ -98,12 +112,10 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
     wide = DType.FP32 if x.dtype in FLOATS else DType.INT32
     if x.dtype is DType.INT64:
         wide = DType.INT64
-    return converted(t, x, wide), converted(t, y, wide), x.dtype
+    return _Operands(converted(t, x, wide), converted(t, y, wide), x.dtype)
 
 
-def _operands_of_one_type(
-    t: Tosa, left: Operand, right: Operand
-) -> tuple[Value, Value, DType]:
+def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> _Operands:
     """As ``_operands``, but a number is first converted to the tensor's type.
 
     For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
@@ -115,52 +127,48 @@ def _operands_of_one_type(
     return operands
 
 
-def _integer_quotient(
-    t: Tosa, x: Value, y: Value, towards_zero: bool
-) -> tuple[Value, Value]:
-    """Return (quotient, remainder) of integers, rounded towards zero or down."""
+def _integer_division(t: Tosa, x: Value, y: Value, towards_zero: bool) -> _Division:
+    """Divide integers; the quotient is rounded towards zero or down."""
     quotient = t.intdiv(x, y)
-    if x.dtype is DType.INT64 and not t.has_int64:
-        # results from a quotient of 32 bits have 32 bits, though no range proves
-        # so: |quotient * y| <= |x|
-        x, y, quotient = (t.narrowed(v) for v in (x, y, quotient))
-        whole, rest = _corrected(t, x, y, quotient, towards_zero)
-        return t.widened(whole), t.widened(rest)
-    return _corrected(t, x, y, quotient, towards_zero)
+    if x.dtype is not DType.INT64 or t.has_int64:
+        return _corrected(t, x, y, quotient, towards_zero)
+    # results from a quotient of 32 bits have 32 bits, though no range proves so:
+    # |quotient * y| <= |x|
+    x = t.narrowed(x)
+    y = t.narrowed(y)
+    narrow = _corrected(t, x, y, t.narrowed(quotient), towards_zero)
+    return _Division(t.widened(narrow.quotient), t.widened(narrow.remainder))
 
 
 def _corrected(
     t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool
-) -> tuple[Value, Value]:
-    """Return (quotient, remainder) of integers.
+) -> _Division:
+    """Return the division of integers with ``quotient``, as INTDIV rounds it.
 
-    ``quotient`` is rounded towards zero.
+    INTDIV rounds towards zero. The quotient rounded down is one less if it is negative
+    and not exact.
     """
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
-        return quotient, rest
-    # INTDIV rounds towards zero: the quotient rounded down is one less if it is
-    # negative and not exact
+        return _Division(quotient, rest)
     if x.dtype is DType.INT32 and not has_comparisons(t):
-        below = negative(t, y)
-        one = t.add(
-            t.mul(negative(t, rest), t.sub(1, below)), t.mul(positive(t, rest), below)
-        )
-        return t.sub(quotient, one), t.add(rest, t.mul(y, one))
+        y_is_negative = negative(t, y)
+        below = t.mul(negative(t, rest), t.sub(1, y_is_negative))
+        above = t.mul(positive(t, rest), y_is_negative)
+        one = t.add(below, above)
+        return _Division(t.sub(quotient, one), t.add(rest, t.mul(y, one)))
     signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
-    one_less = t.logical_and(t.logical_not(t.equal(rest, 0)), signs_differ)
+    is_inexact = t.logical_not(t.equal(rest, 0))
+    one_less = t.logical_and(is_inexact, signs_differ)
     # select the addend, not the sum: where it is not used, the sum may be
     # more than 32 bits
-    one, added = (
-        t.select(one_less, number, t.like(0, y)) for number in (t.like(1, y), y)
-    )
-    return t.sub(quotient, one), t.add(rest, added)
+    one = t.select(one_less, t.like(1, y), t.like(0, y))
+    added = t.select(one_less, y, t.like(0, y))
+    return _Division(t.sub(quotient, one), t.add(rest, added))
 
 
-def _whole_quotient(
-    t: Tosa, x: Value, y: Value, towards_zero: bool
-) -> tuple[Value, Value]:
-    """Return (quotient, remainder) of x / y, rounded down or towards zero.
+def _whole_division(t: Tosa, x: Value, y: Value, towards_zero: bool) -> _Division:
+    """Divide x by y; the quotient is a whole number, rounded down or towards zero.
 
     The remainder has the sign of y or of x, respectively. A remainder of 0 has the sign
     of x in both cases. The quotient is rounded to the nearest whole number first. Where
@@ -168,7 +176,7 @@ def _whole_quotient(
     y. See the module for the digits ``high`` and ``low``.
     """
     if x.dtype not in FLOATS:
-        return _integer_quotient(t, x, y, towards_zero)
+        return _integer_division(t, x, y, towards_zero)
     # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of
     # 2**12
     upper, lower = halves(t, y)
@@ -177,28 +185,34 @@ def _whole_quotient(
     # where the high digit is 0, nothing is subtracted from x or added to the low digit:
     # -0.0 keeps its sign
     no_high = t.equal(high, 0)
-    rest = t.select(no_high, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
+    rest = t.select(no_high, x, _minus_product(t, x, high, upper, lower))
     low = nearest(t, t.mul(rest, inverse))
     quotient = t.select(no_high, low, t.add(high, low))
-    rest = t.sub(t.sub(rest, t.mul(low, upper)), t.mul(low, lower))
+    rest = _minus_product(t, rest, low, upper, lower)
     # a remainder that is not 0 must have the sign of x or of y
     sign_source = x if towards_zero else y
-    wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
-    wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
+    signs_differ = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
+    is_wrong = t.logical_and(signs_differ, t.logical_not(t.equal(rest, 0)))
     # a wrong quotient is one too far from zero (its sign is that of x * y), or, when
     # rounding down, one too large
-    step = (
-        t.select(
-            t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0
-        )
-        if towards_zero
-        else 1.0
-    )
+    step: Operand = 1.0
+    if towards_zero:
+        is_negative = t.logical_xor(t.greater(0.0, x), t.greater(0.0, y))
+        step = t.select(is_negative, t.like(-1, x), 1.0)
     corrected = t.add(rest, t.mul(y, step))
-    remainder = t.select(
-        t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, corrected, rest)
-    )
-    return t.select(wrong, t.sub(quotient, step), quotient), remainder
+    is_exact = t.equal(rest, 0)
+    zero = t.mul(x, 0.0)
+    remainder = t.select(is_exact, zero, t.select(is_wrong, corrected, rest))
+    quotient = t.select(is_wrong, t.sub(quotient, step), quotient)
+    return _Division(quotient, remainder)
+
+
+def _minus_product(
+    t: Tosa, x: Value, digit: Value, upper: Value, lower: Value
+) -> Value:
+    """x - digit * upper - digit * lower, where both products are exact in fp32"""
+    rest = t.sub(x, t.mul(digit, upper))
+    return t.sub(rest, t.mul(digit, lower))
 
 
 def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
@@ -206,10 +220,10 @@ def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
 
     It is 0 for |y| above 2^110, where its product with y could overflow.
     """
-    step = t.select(
-        t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT)
-    )
-    return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
+    is_huge = t.greater(t.abs(y), 2.0**110)
+    step = t.select(is_huge, t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
+    digits = t.floor(t.add(t.mul(x, step), 0.5))
+    return t.mul(digits, DIGIT)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
@@ -217,8 +231,9 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for
     quotients below 2^24, else wrong
     """
-    x, y, dtype = _operands_of_one_type(t, self, other)
-    return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
+    x, y, common_type = _operands_of_one_type(t, self, other)
+    division = _whole_division(t, x, y, towards_zero=True)
+    return converted(t, division.remainder, common_type)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
@@ -226,8 +241,9 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the
     dividend's); exact for quotients below 2^24, else wrong
     """
-    x, y, dtype = _operands_of_one_type(t, self, other)
-    return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
+    x, y, common_type = _operands_of_one_type(t, self, other)
+    division = _whole_division(t, x, y, towards_zero=False)
+    return converted(t, division.remainder, common_type)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -241,11 +257,9 @@ def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.divide.Tensor_mode)
 def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) -> Value:
     """[*S], [*S] -> [*S]; rounded down ("floor"), towards zero ("trunc") or not at all"""
-    return (
-        div(t, self, other)
-        if rounding_mode is None
-        else _rounded_division(t, self, other, rounding_mode)
-    )
+    if rounding_mode is None:
+        return div(t, self, other)
+    return _rounded_division(t, self, other, rounding_mode)
 
 
 def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
@@ -254,25 +268,26 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
     Special cases are those of torch: where y is 0, the quotient is infinite or NaN;
     where x is infinite, "trunc" gives the infinite quotient, and "floor" gives NaN.
     """
-    x, y, dtype = _operands(t, left, right)
+    x, y, common_type = _operands(t, left, right)
+    towards_zero = mode == "trunc"
     if x.dtype not in FLOATS:
-        return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
+        division = _integer_division(t, x, y, towards_zero)
+        return converted(t, division.quotient, common_type)
     x_is_infinite = t.equal(t.abs(x), inf)
     x, y = _scaled_alike(t, x, y)
     # the quotient before it is rounded; it is the result where y is 0 and where it
     # overflows
     plain = t.mul(x, t.reciprocal(y))
-    if mode == "trunc":
-        quotient = t.select(
-            x_is_infinite, plain, truncated(t, rounded_quotient(t, x, y, plain))
-        )
+    if towards_zero:
+        whole = truncated(t, rounded_quotient(t, x, y, plain))
+        quotient = t.select(x_is_infinite, plain, whole)
     else:
-        quotient = t.select(
-            x_is_infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0]
-        )
-    overflows = t.logical_and(t.equal(t.abs(plain), inf), t.logical_not(x_is_infinite))
-    result = t.select(t.logical_or(t.equal(y, 0), overflows), plain, quotient)
-    return converted(t, result, dtype)
+        division = _whole_division(t, x, y, towards_zero=False)
+        quotient = t.select(x_is_infinite, math.nan, division.quotient)
+    is_infinite = t.equal(t.abs(plain), inf)
+    overflows = t.logical_and(is_infinite, t.logical_not(x_is_infinite))
+    is_plain = t.logical_or(t.equal(y, 0), overflows)
+    return converted(t, t.select(is_plain, plain, quotient), common_type)
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
@@ -281,7 +296,9 @@ def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
     Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a
     huge x (above 2**100) would too.
     """
-    scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
-    large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
-    scale = t.select(large, t.like(2.0**-64, x), scale)
+    y_is_tiny = t.greater(2.0**-100, t.abs(y))
+    scale = t.select(y_is_tiny, t.like(2.0**64, y), 1.0)
+    x_is_huge = t.greater(t.abs(x), 2.0**100)
+    both_are_large = t.logical_and(x_is_huge, t.greater(t.abs(y), 1.0))
+    scale = t.select(both_are_large, t.like(2.0**-64, x), scale)
     return t.mul(x, scale), t.mul(y, scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ from .exponential import logaddexp
 from .index import taken
 from .linear import broadcast
 from .reduce import summand
-from .shape import expanded
+from .shape import expanded, slice_axis
 
 aten = torch.ops.aten
 inf = math.inf
@@ -63,13 +64,14 @@ def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> 
 
     ``neutral`` fills the beginning.
     """
-    size = list(x.shape)
+    size = x.shape[axis]
     padding = [0] * (2 * x.rank)
-    padding[2 * axis] = smallest(distance, size[axis])
-    if is_dynamic(size[axis]):  # the axis may be shorter than the distance
-        return t.slice(t.pad(x, padding, neutral), [0] * x.rank, size)
-    size[axis] -= distance
-    return t.pad(t.slice(x, [0] * x.rank, size), padding, neutral)
+    padding[2 * axis] = smallest(distance, size)
+    if is_dynamic(size):  # the axis may be shorter than the distance
+        padded = t.pad(x, padding, neutral)
+        return slice_axis(t, padded, axis, 0, size)
+    kept = slice_axis(t, x, axis, 0, size - distance)
+    return t.pad(kept, padding, neutral)
 
 
 @lowers(aten.cumsum.default)
@@ -101,9 +103,8 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
     """
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    return converted(
-        t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype
-    )
+    products = scanned(t, wide, dim, partial(product, t), 1)
+    return converted(t, products, x.dtype)
 
 
 @lowers(aten.masked_scatter.default)
@@ -114,18 +115,17 @@ def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
     shape = broadcast(self.shape, mask.shape)
     mask = expanded(t, mask, shape)
     # the number of true elements so far, less one, is the position in ``source``
-    count = scanned(
-        t, t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),)), 0, t.add, 0
-    )
+    ones = t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),))
+    count = scanned(t, ones, 0, t.add, 0)
     size = math.prod(source.shape)
     position = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
-    selected = taken(
-        t, t.reshape(source, (1, size, 1)), t.reshape(position, (1, math.prod(shape)))
-    )
-    return t.select(mask, t.reshape(selected, shape), expanded(t, self, shape))
+    values = t.reshape(source, (1, size, 1))
+    selected = taken(t, values, t.reshape(position, (1, math.prod(shape))))
+    on_true = t.reshape(selected, shape)
+    return t.select(mask, on_true, expanded(t, self, shape))
 
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(t: Tosa, self: Value, dim: int) -> Value:
     """[*A,N,*B] -> [*A,N,*B]; log(cumsum(exp(x)))"""
-    return scanned(t, self, dim, lambda a, b: logaddexp(t, a, b), -inf)
+    return scanned(t, self, dim, partial(logaddexp, t), -inf)

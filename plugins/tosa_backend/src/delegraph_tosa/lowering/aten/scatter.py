@@ -52,9 +52,10 @@ A size known at run time only is counted as small as it can be.
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
     """values [N,K,C] with ``source`` [N,W,C] written to the rows ``places`` [N,W]"""
-    before, after = (
-        converted(t, v, movable(t, values.dtype)) for v in (values, source)
-    )
+    # SCATTER does not move all types
+    moved_type = movable(t, values.dtype)
+    before = converted(t, values, moved_type)
+    after = converted(t, source, moved_type)
     return converted(t, t.scatter(before, places, after), values.dtype)
 
 
@@ -99,10 +100,14 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
         not exceeds(compared, COMPARISONS),
         f"{compared} comparisons of {count} indices with {size} places are too many",
     )
-    return t.equal(
-        t.reshape(index, (*before, 1, count, *after)),
-        counted(t, size, along(x.rank + 1, axis, size)),
-    )
+    indices = t.reshape(index, (*before, 1, count, *after))
+    places = counted(t, size, along(x.rank + 1, axis, size))
+    return t.equal(indices, places)
+
+
+def _named(t: Tosa, hit: Value, axis: int) -> Value:
+    """Return which places an index names, from the ``hits`` along ``axis``."""
+    return without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
 
 
 def combined(
@@ -132,24 +137,31 @@ def combined(
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
     # for each place, combine the values with its index; all other values count as
     # the neutral number
-    result = combination.along(
-        t, t.select(hit, values, _neutral(t, combination, x)), axis + 1
-    )
-    named = without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
+    chosen = t.select(hit, values, _neutral(t, combination, x))
+    result = combination.along(t, chosen, axis + 1)
+    named = _named(t, hit, axis)
     result = without_axis(t, result, axis + 1)
     # the index may be smaller than x along other axes: only the corner of x is written
     region = t.slice(x, [0] * x.rank, result.shape)
     if name == "mean":
-        count = t.reduce_sum(
-            t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1
-        )
-        count = t.add(without_axis(t, count, axis + 1), float(include_self))
-        result = t.add(result, region) if include_self else result
+        count = _count(t, hit, axis, wide)
+        count = t.add(count, float(include_self))
+        if include_self:
+            result = t.add(result, region)
         result = t.mul(result, t.reciprocal(t.maximum(count, 1.0)))
     elif include_self:
         result = combination.pair(t, region, result)
-    is_named = _filled_up(t, expanded(t, named, result.shape), x, False)
-    return converted(t, t.select(is_named, _filled_up(t, result, x, 0), x), dtype)
+    named = expanded(t, named, result.shape)
+    is_named = _filled_up(t, named, x, False)
+    result = _filled_up(t, result, x, 0)
+    return converted(t, t.select(is_named, result, x), dtype)
+
+
+def _count(t: Tosa, hit: Value, axis: int, dtype: DType) -> Value:
+    """Return how many indices name each place, from the ``hits`` along ``axis``."""
+    one = t.constant(1, dtype, (1,) * hit.rank)
+    count = t.reduce_sum(t.select(hit, one, 0), axis + 1)
+    return without_axis(t, count, axis + 1)
 
 
 def _wide(dtype: DType) -> DType:
@@ -167,17 +179,17 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
     """
     number = combination.neutral
     if x.dtype not in FLOATS and math.isinf(number):
-        number = range_of_type(DType.INT32)[number > 0]
+        smallest, largest = range_of_type(DType.INT32)
+        number = largest if number > 0 else smallest
     return t.constant(number, x.dtype, (1,) * (x.rank + 1))
 
 
 def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
     """Return ``part`` padded with ``number`` at the ends to the shape of x."""
-    return t.pad(
-        part,
-        [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])],
-        number,
-    )
+    padding: list[int] = []
+    for size, present in zip(x.shape, part.shape, strict=True):
+        padding += [0, size - present]
+    return t.pad(part, padding, number)
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
@@ -207,10 +219,9 @@ def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) ->
     """
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
-    named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
-    return t.reshape(
-        t.select(_filled_up(t, named, x, False), t.like(value, x), x), self.shape
-    )
+    named = _named(t, hits(t, x, axis, places), axis)
+    is_named = _filled_up(t, named, x, False)
+    return t.reshape(t.select(is_named, t.like(value, x), x), self.shape)
 
 
 def _combined_elements(
@@ -225,12 +236,9 @@ def _combined_elements(
     """As ``combined``, with torch's arguments: axes may be missing, source larger."""
     ranked, places = ranked_pair(t, x, index)
     axis = axis_of(dim, ranked.rank)
-    return t.reshape(
-        combined(
-            t, ranked, axis, places, _corner(t, source, places), name, include_self
-        ),
-        x.shape,
-    )
+    values = _corner(t, source, places)
+    y = combined(t, ranked, axis, places, values, name, include_self)
+    return t.reshape(y, x.shape)
 
 
 @lowers(
@@ -260,30 +268,33 @@ def scatter_value_reduce(
 ) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
     places = t.ranked(index, max(index.rank, 1))
-    source = t.tile(t.constant(value, self.dtype, (1,) * places.rank), places.shape)
+    element = t.constant(value, self.dtype, (1,) * places.rank)
+    source = t.tile(element, places.shape)
     return _combined_elements(t, self, dim, index, source, reduce)
 
 
 # ---- one index a slice
 
 
-def _slices(
-    t: Tosa, x: Value, dim: int, index: Value, source: Value
-) -> tuple[Value, int, Value, Value]:
-    """Return arguments of ``combined``; ``index`` [W] names slices of x along ``dim``.
+class Slices(NamedTuple):
+    """Arguments of ``combined`` for an index that names slices.
 
-    x and ``source`` get at least one axis; the index [1,..,W,..,1] broadcasts over all
-    others.
+    ``x`` and ``source`` have at least one axis; ``places`` [1,..,W,..,1] broadcast over
+    all others.
     """
+
+    x: Value
+    axis: int
+    places: Value
+    source: Value
+
+
+def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> Slices:
+    """Return arguments of ``combined``; ``index`` [W] names slices of x along ``dim``."""
     x = t.ranked(x, max(x.rank, 1))
     axis = axis_of(dim, x.rank)
-    count = math.prod(index.shape)
-    return (
-        x,
-        axis,
-        t.reshape(index, along(x.rank, axis, count)),
-        t.ranked(source, x.rank),
-    )
+    places = t.reshape(index, along(x.rank, axis, math.prod(index.shape)))
+    return Slices(x, axis, places, t.ranked(source, x.rank))
 
 
 @lowers(aten.index_add.default, indexes=ALONG)
@@ -293,7 +304,8 @@ def index_add(
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     x, axis, places, values = _slices(t, self, dim, index, source)
     values = scaled(t, values, alpha)  # type: ignore[assignment]
-    return t.reshape(combined(t, x, axis, places, values, "add"), self.shape)
+    y = combined(t, x, axis, places, values, "add")
+    return t.reshape(y, self.shape)
 
 
 @lowers(aten.index_reduce.default, indexes=ALONG)
@@ -310,20 +322,20 @@ def index_reduce(
     amin
     """
     x, axis, places, values = _slices(t, self, dim, index, source)
-    return t.reshape(
-        combined(t, x, axis, places, values, reduce, include_self), self.shape
-    )
+    y = combined(t, x, axis, places, values, reduce, include_self)
+    return t.reshape(y, self.shape)
 
 
 @lowers(aten.index_copy.default, indexes=ALONG)
 def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     x = t.ranked(self, max(self.rank, 1))
-    rows = rows_of(t, x, [None] * axis_of(dim, x.rank) + [t.ranked(index, 1)])
-    shape = (*rows.places.shape, rows.values.shape[2])
-    return t.reshape(
-        written(t, rows.values, rows.places, t.reshape(source, shape)), self.shape
-    )
+    axes_before = axis_of(dim, x.rank)
+    indices = [None] * axes_before + [t.ranked(index, 1)]
+    rows = rows_of(t, x, indices)
+    values = t.reshape(source, (*rows.places.shape, rows.values.shape[2]))
+    y = written(t, rows.values, rows.places, values)
+    return t.reshape(y, self.shape)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
@@ -331,16 +343,15 @@ def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> 
     """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index;
     indices may be equal
     """
-    number = value if isinstance(value, Value) else t.constant(value, self.dtype, ())
+    if not isinstance(value, Value):
+        value = t.constant(value, self.dtype, ())
     x = t.ranked(self, max(self.rank, 1))
     axis = axis_of(dim, x.rank)
     places = from_start(t, index, x.shape[axis])
     places = t.reshape(places, along(x.rank, axis, math.prod(index.shape)))
-    named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
-    return t.reshape(
-        t.select(named, t.ranked(converted(t, number, self.dtype), x.rank), x),
-        self.shape,
-    )
+    named = _named(t, hits(t, x, axis, places), axis)
+    number = t.ranked(converted(t, value, self.dtype), x.rank)
+    return t.reshape(t.select(named, number, x), self.shape)
 
 
 # ---- one index an axis
@@ -368,13 +379,14 @@ def index_put(
     shape = (*rows.places.shape, rows.values.shape[2])
     source = t.reshape(expanded(t, values, rows.result), shape)
     if accumulate:
-        count = rows.places.shape[1]
-        index = t.reshape(rows.places, (shape[0], count, 1))
+        batch, count = rows.places.shape
+        index = t.reshape(rows.places, (batch, count, 1))
         put = combined(t, rows.values, 1, index, source, "add")
     else:
         put = written(t, rows.values, rows.places, source)
     moved = t.reshape(put, [self.shape[axis] for axis in rows.order])
-    return t.transpose(moved, sorted(range(self.rank), key=rows.order.__getitem__))
+    in_place = sorted(range(self.rank), key=rows.order.__getitem__)
+    return t.transpose(moved, in_place)
 
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
@@ -400,21 +412,18 @@ def _put_masked(
     # those of one slice
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    lead = values.shape[: max(values.rank - after, 0)]
-    slice_shape = values.shape[max(values.rank - after, 0) :]
+    slice_rank = min(after, values.rank)
+    lead = values.shape[: values.rank - slice_rank]
+    slice_shape = values.shape[values.rank - slice_rank :]
     is_one_slice = before == 0 and lead in ((), (1,))
     is_one_number = math.prod(values.shape) == 1
     t.require(
         is_one_slice or is_one_number,
         "the number of values that a mask writes depends on the data",
     )
-    new = converted(
-        t,
-        t.ranked(t.reshape(values, slice_shape if before == 0 else ()), x.rank),
-        x.dtype,
-    )
+    new = t.reshape(values, slice_shape if before == 0 else ())
+    new = converted(t, t.ranked(new, x.rank), x.dtype)
     if accumulate:
         new = t.add(x, new)
-    return t.select(
-        t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), new, x
-    )
+    condition = t.reshape(mask, (1,) * before + mask.shape + (1,) * after)
+    return t.select(condition, new, x)

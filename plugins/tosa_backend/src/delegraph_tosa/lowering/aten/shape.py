@@ -22,6 +22,12 @@ from .conv import concatenated
 
 aten = torch.ops.aten
 
+
+def replace_axis(shape: Shape, axis: int, *sizes: int) -> Shape:
+    """Return ``shape`` with ``sizes``, of any number, in place of one ``axis``."""
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
 # ---- the same elements in another shape
 
 
@@ -62,14 +68,8 @@ def flatten(t: Tosa, self: Value, start_dim: int, end_dim: int) -> Value:
 def unflatten(t: Tosa, self: Value, dim: int, sizes: Sequence[int]) -> Value:
     """[*A,N,*B] -> [*A,*S,*B]"""
     axis = axis_of(dim, self.rank)
-    return t.reshape(
-        self,
-        (
-            *self.shape[:axis],
-            *resolved(sizes, self.shape[axis]),
-            *self.shape[axis + 1 :],
-        ),
-    )
+    inner = resolved(sizes, self.shape[axis])
+    return t.reshape(self, replace_axis(self.shape, axis, *inner))
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
@@ -85,15 +85,19 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     For x [], ``axes`` may contain 0. Raises Unsupported if one of these sizes is known
     at run time only.
     """
-    for size in [x.shape[axis] for axis in axes if axis < x.rank]:
-        why = f"whether an axis of the size {size} is dropped is known at run time only"
-        t.require(
-            not is_dynamic(size),
-            by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"),
-        )
-    return t.reshape(
-        x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1]
-    )
+    for axis in axes:
+        # a tensor without axes has no axis 0
+        if axis < x.rank:
+            _expect_known_size(t, x.shape[axis])
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes or size != 1]
+    return t.reshape(x, kept)
+
+
+def _expect_known_size(t: Tosa, size: int) -> None:
+    """Raise Unsupported if ``size``, of an axis to drop, is known at run time only."""
+    why = f"whether an axis of the size {size} is dropped is known at run time only"
+    hint = "name the axes that are 1 at every size: x.squeeze(dim)"
+    t.require(not is_dynamic(size), by_size(why, hint))
 
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -102,11 +106,9 @@ def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Val
     """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
     if dim is None:
         return without(t, self, range(self.rank))
-    return without(
-        t,
-        self,
-        [axis_of(d, self.rank) for d in ([dim] if isinstance(dim, int) else dim)],
-    )
+    dims = [dim] if isinstance(dim, int) else dim
+    axes = [axis_of(d, self.rank) for d in dims]
+    return without(t, self, axes)
 
 
 # ---- another order of the axes
@@ -115,7 +117,8 @@ def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Val
 @lowers(aten.permute.default, aten.permute_copy.default)
 def permute(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
     """[*S] -> [*S']"""
-    return t.transpose(self, [axis_of(d, self.rank) for d in dims])
+    perms = [axis_of(d, self.rank) for d in dims]
+    return t.transpose(self, perms)
 
 
 @lowers(aten.transpose.int, aten.transpose_copy.int)
@@ -139,7 +142,8 @@ def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
 @lowers(aten.t.default, aten.t_copy.default, aten.numpy_T.default)
 def t_(t: Tosa, self: Value) -> Value:
     """[A,B] -> [B,A]; numpy_T reverses any number of axes"""
-    return t.transpose(self, range(self.rank)[::-1])
+    reversed_axes = range(self.rank)[::-1]
+    return t.transpose(self, reversed_axes)
 
 
 @lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
@@ -169,19 +173,18 @@ def movedim(
     """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the
     others keep their order
     """
-    sources, destinations = (
-        [dims] if isinstance(dims, int) else dims for dims in (source, destination)
-    )
-    # position in the result -> axis of ``self``
-    axis_at = {
-        axis_of(d, self.rank): axis_of(s, self.rank)
-        for s, d in zip(sources, destinations, strict=True)
-    }
-    # all other axes, in order, for the positions that are left
-    rest = iter([axis for axis in range(self.rank) if axis not in axis_at.values()])
-    return t.transpose(
-        self, [axis_at[k] if k in axis_at else next(rest) for k in range(self.rank)]
-    )
+    sources = [source] if isinstance(source, int) else source
+    destinations = [destination] if isinstance(destination, int) else destination
+    axis_at = {}
+    """Position in the result -> axis of ``self``, for the axes that are moved."""
+    for from_dim, to_dim in zip(sources, destinations, strict=True):
+        axis_at[axis_of(to_dim, self.rank)] = axis_of(from_dim, self.rank)
+    moved = set(axis_at.values())
+    others = iter([axis for axis in range(self.rank) if axis not in moved])
+    perms = []
+    for position in range(self.rank):
+        perms.append(axis_at[position] if position in axis_at else next(others))
+    return t.transpose(self, perms)
 
 
 # ---- joining
@@ -202,13 +205,14 @@ def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """k tensors [*A,*B] -> [*A,k,*B]"""
     axis = dim % (tensors[0].rank + 1)
-    return concatenated(t, [unsqueeze(t, v, axis) for v in _one_type(t, tensors)], axis)
+    rows = [unsqueeze(t, value, axis) for value in _one_type(t, tensors)]
+    return concatenated(t, rows, axis)
 
 
 def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
     """Return all values in the type to which torch promotes them."""
     dtype = common_type(values)
-    return [converted(t, v, dtype) for v in values]
+    return [converted(t, value, dtype) for value in values]
 
 
 # ---- cutting
@@ -229,13 +233,16 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
     SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows
     of ``step`` elements, and the first element of each row is kept.
     """
-    count = -(-x.shape[axis] // step)
+    size = x.shape[axis]
+    count = -(-size // step)  # rounded up
     before = math.prod(x.shape[:axis])
     after = math.prod(x.shape[axis + 1 :])
-    flat = t.reshape(x, (before, x.shape[axis], after))
-    filled = t.pad(flat, (0, 0, 0, count * step - x.shape[axis], 0, 0))
-    first = slice_axis(t, t.reshape(filled, (before, count, step, after)), 2, 0, 1)
-    return t.reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+    flat = t.reshape(x, (before, size, after))
+    missing = count * step - size
+    filled = t.pad(flat, (0, 0, 0, missing, 0, 0))
+    rows = t.reshape(filled, (before, count, step, after))
+    first = slice_axis(t, rows, axis=2, start=0, length=1)
+    return t.reshape(first, replace_axis(x.shape, axis, count))
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -248,7 +255,9 @@ def slice(
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
     part = slice_axis(t, self, axis, first, last - first)
-    return part if step == 1 else every(t, part, axis, step)
+    if step == 1:
+        return part
+    return every(t, part, axis, step)
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
@@ -268,7 +277,9 @@ def _bound_inside(position: int, size: int) -> int:
 
     Clamped to 0 .. size.
     """
-    from_start = max(position + size if position < 0 else position, 0)
+    if position < 0:
+        position += size
+    from_start = max(position, 0)
     return size if exceeds(from_start, size) else from_start
 
 
@@ -276,29 +287,29 @@ def _bound_inside(position: int, size: int) -> int:
 def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
     """[*A,N,*B] -> [*A,length,*B]"""
     axis = axis_of(dim, self.rank)
-    return slice_axis(
-        t, self, axis, start % self.shape[axis] if start < 0 else start, length
-    )
+    if start < 0:
+        start = start % self.shape[axis]
+    return slice_axis(t, self, axis, start, length)
 
 
 @lowers(aten.select.int, aten.select_copy.int)
 def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
     """[*A,N,*B] -> [*A,*B]"""
     axis = axis_of(dim, self.rank)
-    row = slice_axis(t, self, axis, index % self.shape[axis], 1)
-    return t.reshape(row, (*self.shape[:axis], *self.shape[axis + 1 :]))
+    position = index % self.shape[axis]
+    row = slice_axis(t, self, axis, position, 1)
+    return t.reshape(row, replace_axis(self.shape, axis))
 
 
 def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
     """Return x cut along ``dim`` into parts of these sizes, one after the other"""
     axis = axis_of(dim, x.rank)
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return tuple(
-        [
-            slice_axis(t, x, axis, start, size)
-            for start, size in zip(starts, sizes, strict=True)
-        ]
-    )
+    start = 0
+    parts = []
+    for size in sizes:
+        parts.append(slice_axis(t, x, axis, start, size))
+        start += size
+    return tuple(parts)
 
 
 def _equal_sizes(size: int, step: int) -> list[int]:
@@ -321,9 +332,8 @@ def split(
     """
     if isinstance(split_size, Sequence):
         return pieces(t, self, dim, split_size)
-    return pieces(
-        t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size)
-    )
+    size = self.shape[axis_of(dim, self.rank)]
+    return pieces(t, self, dim, _equal_sizes(size, split_size))
 
 
 @lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
@@ -340,18 +350,15 @@ def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
     which may be smaller
     """
     size = self.shape[axis_of(dim, self.rank)]
-    return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
+    chunk_size = -(-size // chunks)  # rounded up
+    return pieces(t, self, dim, _equal_sizes(size, chunk_size))
 
 
 @lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,*B], ..; N of them"""
-    return tuple(
-        [
-            select(t, self, dim, index)
-            for index in range(self.shape[axis_of(dim, self.rank)])
-        ]
-    )
+    count = self.shape[axis_of(dim, self.rank)]
+    return tuple([select(t, self, dim, index) for index in range(count)])
 
 
 # ---- repeating
@@ -360,18 +367,20 @@ def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
 def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
     """x [*S] -> ``shape``, broadcast along axes of size 1 and along new leading axes"""
     x = t.ranked(x, len(shape))
-    return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
+    multiples = [size // present for size, present in zip(shape, x.shape, strict=True)]
+    return t.tile(x, multiples)
 
 
 @lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
 def expand(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
-    present = (1,) * (len(size) - self.rank) + self.shape
-    return expanded(
-        t,
-        self,
-        tuple([m if n == -1 else n for n, m in zip(size, present, strict=True)]),
-    )
+    new_axes = len(size) - self.rank
+    present = (1,) * new_axes + self.shape
+    shape = [
+        kept if asked == -1 else asked
+        for asked, kept in zip(size, present, strict=True)
+    ]
+    return expanded(t, self, tuple(shape))
 
 
 @lowers(aten.expand_as.default)
@@ -392,4 +401,5 @@ def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
     count as 1
     """
     rank = max(len(dims), self.rank)
-    return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))
+    multiples = [1] * (rank - len(dims)) + list(dims)
+    return t.tile(t.ranked(self, rank), multiples)

@@ -21,12 +21,26 @@ aten = torch.ops.aten
 inf = math.inf
 
 ERFINV_CENTRE = (
-    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
-    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    2.81022636e-08,
+    3.43273939e-07,
+    -3.5233877e-06,
+    -4.39150654e-06,
+    0.00021858087,
+    -0.00125372503,
+    -0.00417768164,
+    0.246640727,
+    1.50140941,
 )
 ERFINV_TAIL = (
-    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
-    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+    -0.000200214257,
+    0.000100950558,
+    0.00134934322,
+    -0.00367342844,
+    0.00573950773,
+    -0.0076224613,
+    0.00943887047,
+    1.00167406,
+    2.83297682,
 )
 """erfinv(x) = x P(w - 2.5) for w = -log(1 - x^2) < 5, else x P(sqrt(w) - 3)
 
@@ -35,8 +49,16 @@ By M. Giles, 2010. The error is 4e-7.
 
 ERFC_BORDER = 0.5
 ERFC_TAIL = (
-    *(0.106993519, -0.593489733, 1.14853707, -0.863645835, 0.153026687),
-    *(-0.152220297, 0.0916377577, 0.37447827, 1.00001263, -1.26551217),
+    0.106993519,
+    -0.593489733,
+    1.14853707,
+    -0.863645835,
+    0.153026687,
+    -0.152220297,
+    0.0916377577,
+    0.37447827,
+    1.00001263,
+    -1.26551217,
 )
 """erfcx(x) = u exp(P(u)), u = 1 / (1 + x / 2), to 5e-8 for x from 1/2 on.
 
@@ -46,8 +68,15 @@ Fitted in float64.
 I0_BORDER = 3.75
 I0_NEAR = (0.0045813, 0.0360768, 0.2659732, 1.2067492, 3.0899424, 3.5156229, 1.0)
 I0_FAR = (
-    *(0.00392377, -0.01647633, 0.02635537, -0.02057706, 0.00916281),
-    *(-0.00157565, 0.00225319, 0.01328592, 0.39894228),
+    0.00392377,
+    -0.01647633,
+    0.02635537,
+    -0.02057706,
+    0.00916281,
+    -0.00157565,
+    0.00225319,
+    0.01328592,
+    0.39894228,
 )
 """i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond
 
@@ -59,14 +88,18 @@ Abramowitz and Stegun, 9.8.1. The error is 2e-7.
 def erfinv(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; the inverse of erf, infinite at -1 and 1, NaN beyond"""
     x = floating_value(t, self)
-    w = t.negate(t.log(t.mul(t.sub(1, x), t.add(x, 1))))
-    tail = polynomial(t, t.sub(sqrt(t, t.clamp(w, 5, 32)), 3), ERFINV_TAIL)
-    factor = t.select(
-        t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail
-    )
-    y = t.mul(x, factor)
-    # w is NaN for |x| > 1 and for NaN, where ``factor`` is a number: return NaN there
-    return t.select(t.equal(t.abs(x), 1), t.mul(x, inf), t.select(t.equal(w, w), y, w))
+    one_less_square = t.mul(t.sub(1, x), t.add(x, 1))
+    w = t.negate(t.log(one_less_square))
+    root = sqrt(t, t.clamp(w, 5, 32))
+    tail = polynomial(t, t.sub(root, 3), ERFINV_TAIL)
+    is_central = t.greater(5, w)
+    centre = polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE)
+    y = t.mul(x, t.select(is_central, centre, tail))
+    # w is NaN for |x| > 1 and for NaN, where ``y`` is a number: return NaN there
+    is_edge = t.equal(t.abs(x), 1)
+    at_edge = t.mul(x, inf)
+    inside = t.select(t.equal(w, w), y, w)
+    return t.select(is_edge, at_edge, inside)
 
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
@@ -76,20 +109,21 @@ def erfc(t: Tosa, self: Value) -> Value:
     """
     x = floating_value(t, self)
     clamped = t.clamp(x, ERFC_BORDER, 16)
-    tail = t.mul(_exp_of_square(t, clamped, -1), _scaled_tail(t, clamped))
-    return t.select(t.greater(x, ERFC_BORDER), tail, t.sub(1, t.erf(x)))
+    exponential = _exp_of_square(t, clamped, sign=-1)
+    tail = t.mul(exponential, _scaled_tail(t, clamped))
+    is_tail = t.greater(x, ERFC_BORDER)
+    return t.select(is_tail, tail, t.sub(1, t.erf(x)))
 
 
 @lowers(aten.special_erfcx.default)
 def special_erfcx(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; exp(x^2) erfc(x), with an error up to 6e-7 of the value"""
     x = floating_value(t, self)
-    product = t.mul(
-        _exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), 1), t.sub(1, t.erf(x))
-    )
-    return t.select(
-        t.greater(x, ERFC_BORDER), _scaled_tail(t, t.maximum(x, ERFC_BORDER)), product
-    )
+    exponential = _exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), sign=1)
+    product = t.mul(exponential, t.sub(1, t.erf(x)))
+    is_tail = t.greater(x, ERFC_BORDER)
+    tail = _scaled_tail(t, t.maximum(x, ERFC_BORDER))
+    return t.select(is_tail, tail, product)
 
 
 def _scaled_tail(t: Tosa, x: Value) -> Value:
@@ -107,7 +141,8 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
     # |x| <= 16 has 4 bits before the point, and c keeps 8 behind it
     c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
     rest = t.mul(t.sub(x, c), t.add(x, c))
-    return t.mul(t.exp(t.mul(t.mul(c, c), sign)), t.exp(t.mul(rest, sign)))
+    main_factor = t.exp(t.mul(t.mul(c, c), sign))
+    return t.mul(main_factor, t.exp(t.mul(rest, sign)))
 
 
 @lowers(aten.hypot.default)
@@ -121,9 +156,12 @@ def hypot(t: Tosa, self: Value, other: Value) -> Value:
     larger = t.maximum(x, y)
     smaller = t.minimum(x, y)
     ratio = quotient_of(t, smaller, larger)
-    length = t.mul(larger, sqrt(t, t.add(t.mul(ratio, ratio), 1)))
+    factor = sqrt(t, t.add(t.mul(ratio, ratio), 1))
+    length = t.mul(larger, factor)
+    # the ratio of two zeros is NaN
     length = t.select(t.equal(larger, 0), larger, length)
-    return t.select(t.logical_or(t.equal(x, inf), t.equal(y, inf)), inf, length)
+    is_infinite = t.logical_or(t.equal(x, inf), t.equal(y, inf))
+    return t.select(is_infinite, inf, length)
 
 
 @lowers(aten.logaddexp2.default)
@@ -132,9 +170,11 @@ def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
     left, right = promoted(t, self, other)
     larger = t.maximum(left, right)
     distance = t.abs(t.sub(left, right))
-    summand = t.mul(log1p_of(t, t.exp(t.mul(distance, -LN2))), 1 / LN2)
+    ratio = t.exp(t.mul(distance, -LN2))
+    summand = t.mul(log1p_of(t, ratio), 1 / LN2)
     # equal infinities would have a distance of NaN
-    return t.select(t.equal(left, right), t.add(larger, 1), t.add(larger, summand))
+    are_equal = t.equal(left, right)
+    return t.select(are_equal, t.add(larger, 1), t.add(larger, summand))
 
 
 @lowers(aten.angle.default)
@@ -152,11 +192,12 @@ def _bessel_0(t: Tosa, x: Value) -> Value:
     near = t.minimum(x, I0_BORDER)
     far = t.maximum(x, I0_BORDER)
     ratio = t.mul(near, 1 / I0_BORDER)
-    small = t.mul(polynomial(t, t.mul(ratio, ratio), I0_NEAR), t.exp(t.negate(near)))
-    large = t.mul(
-        polynomial(t, t.mul(t.reciprocal(far), I0_BORDER), I0_FAR), t.rsqrt(far)
-    )
-    return t.select(t.greater(I0_BORDER, x), small, large)
+    near_polynomial = polynomial(t, t.mul(ratio, ratio), I0_NEAR)
+    near_result = t.mul(near_polynomial, t.exp(t.negate(near)))
+    inverse_ratio = t.mul(t.reciprocal(far), I0_BORDER)
+    far_polynomial = polynomial(t, inverse_ratio, I0_FAR)
+    far_result = t.mul(far_polynomial, t.rsqrt(far))
+    return t.select(t.greater(I0_BORDER, x), near_result, far_result)
 
 
 @lowers(aten.i0.default, aten.special_i0.default)

@@ -26,9 +26,10 @@ def is_negative(t: Tosa, x: Value) -> Value:
     if x.dtype not in FLOATS:
         return below_zero
     # the reciprocal of -0.0 is -inf
-    return t.logical_or(
-        below_zero, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x)))
-    )
+    is_zero = t.equal(x, 0)
+    reciprocal_is_negative = t.greater(0.0, t.reciprocal(x))
+    is_negative_zero = t.logical_and(is_zero, reciprocal_is_negative)
+    return t.logical_or(below_zero, is_negative_zero)
 
 
 @lowers(aten.sign.default, aten.sgn.default)
@@ -56,7 +57,9 @@ def copysign(t: Tosa, self: Value, other: Operand) -> Value:
         negative = is_negative(t, right)  # type: ignore[arg-type]
     else:
         left, _ = promoted(t, self, 1.0)
-        negative = t.constant(math.copysign(1, other) < 0, DType.BOOL, (1,) * self.rank)
+        number_is_negative = math.copysign(1, other) < 0
+        negative = t.constant(number_is_negative, DType.BOOL, (1,) * self.rank)
+    # the number 1.0 promotes integers to floats
     x: Value = promoted(t, left, 1.0)[0]  # type: ignore[assignment]
     return t.select(negative, t.negate(t.abs(x)), t.abs(x))
 
@@ -95,21 +98,17 @@ def isfinite(t: Tosa, self: Value) -> Value:
 @lowers(aten.isposinf.default)
 def isposinf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; bool"""
-    return (
-        t.equal(self, inf)
-        if self.dtype in FLOATS
-        else filled(t, self.shape, False, torch.bool)
-    )
+    if self.dtype not in FLOATS:
+        return filled(t, self.shape, False, torch.bool)
+    return t.equal(self, inf)
 
 
 @lowers(aten.isneginf.default)
 def isneginf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; bool"""
-    return (
-        t.equal(self, -inf)
-        if self.dtype in FLOATS
-        else filled(t, self.shape, False, torch.bool)
-    )
+    if self.dtype not in FLOATS:
+        return filled(t, self.shape, False, torch.bool)
+    return t.equal(self, -inf)
 
 
 @lowers(aten.nan_to_num.default)
@@ -122,22 +121,28 @@ def nan_to_num(
     if self.dtype not in FLOATS:
         return self
     largest = finfo(self.dtype).max
-    high = largest if posinf is None else posinf
-    low = -largest if neginf is None else neginf
-    no_nan = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
-    if (high, low) == (largest, -largest):
-        return t.clamp(no_nan, low, high)
-    no_inf = t.select(t.equal(self, inf), high, no_nan)
-    return t.select(t.equal(self, -inf), low, no_inf)
+    if nan is None:
+        nan = 0.0
+    if posinf is None:
+        posinf = largest
+    if neginf is None:
+        neginf = -largest
+    without_nan = t.select(t.equal(self, self), self, nan)
+    if posinf == largest and neginf == -largest:
+        return t.clamp(without_nan, neginf, posinf)
+    y = t.select(t.equal(self, inf), posinf, without_nan)
+    return t.select(t.equal(self, -inf), neginf, y)
 
 
 @lowers(aten.fmax.default)
 def fmax(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN only where both elements are NaN"""
-    return t.maximum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)
+    left, right = promoted(t, self, other)
+    return t.maximum(left, right, nan_mode=NanMode.IGNORE)
 
 
 @lowers(aten.fmin.default)
 def fmin(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; NaN only where both elements are NaN"""
-    return t.minimum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)
+    left, right = promoted(t, self, other)
+    return t.minimum(left, right, nan_mode=NanMode.IGNORE)

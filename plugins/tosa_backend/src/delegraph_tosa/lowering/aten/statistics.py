@@ -15,7 +15,7 @@ from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
 from .elementwise import sqrt
-from .reduce import axes_of, reduced
+from .reduce import axes_of, reduced, without_axes
 
 aten = torch.ops.aten
 inf = math.inf
@@ -43,16 +43,33 @@ def moments(
     # sum(d^2) / divisor is computed as sum((d * weight)^2)
     weight = _reciprocal_root(t, divisor, wide)
     if not root:
-        mean = reduced(t, t.mul(wide, 1 / count), t.reduce_sum, axes, True)
-        return _squares(t, t.mul(t.sub(wide, mean), weight), axes), mean
+        mean = _mean(t, wide, count, axes)
+        weighted = t.mul(t.sub(wide, mean), weight)
+        return _sum_of_squares(t, weighted, axes), mean
     quarter = t.mul(wide, 0.25)
-    mean = reduced(t, t.mul(quarter, 1 / count), t.reduce_sum, axes, True)
-    centred = t.sub(quarter, mean)
-    largest = reduced(t, t.abs(centred), t.reduce_max, axes, True)
+    quarter_mean = _mean(t, quarter, count, axes)
+    centred = t.sub(quarter, quarter_mean)
+    largest = reduced(t, t.abs(centred), t.reduce_max, axes, keepdim=True)
     # the largest deviation, but not below SMALLEST; 1 where it is infinite or NaN
-    unit = t.select(t.greater(inf, largest), t.maximum(largest, SMALLEST), 1.0)
-    scaled = t.mul(t.mul(centred, t.reciprocal(unit)), weight)
-    return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
+    is_finite = t.greater(inf, largest)
+    unit = t.select(is_finite, t.maximum(largest, SMALLEST), 1.0)
+    weighted = t.mul(t.mul(centred, t.reciprocal(unit)), weight)
+    deviation_in_units = sqrt(t, _sum_of_squares(t, weighted, axes))
+    deviation = t.mul(t.mul(deviation_in_units, unit), 4)
+    return deviation, t.mul(quarter_mean, 4)
+
+
+def _mean(t: Tosa, x: Value, count: int, axes: Sequence[int]) -> Value:
+    """Return the mean of ``count`` elements over ``axes``, which stay with size 1.
+
+    Elements are divided before they are added, so that the sum does not overflow.
+    """
+    return reduced(t, t.mul(x, 1 / count), t.reduce_sum, axes, keepdim=True)
+
+
+def _sum_of_squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
+    """Return the sum of the squares of x over ``axes``, which stay with size 1."""
+    return reduced(t, t.mul(x, x), t.reduce_sum, axes, keepdim=True)
 
 
 def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
@@ -66,23 +83,13 @@ def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
     return math.sqrt(1 / divisor) if divisor else inf
 
 
-def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """Return the sum of the squares of x over ``axes``, which stay with size 1."""
-    return reduced(t, t.mul(x, x), t.reduce_sum, axes, True)
-
-
 def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
     """Cast y, a statistic of x over ``dims``, to the dtype of x.
 
     Without ``keepdim``, remove the axes of size 1.
     """
-    axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
-    return (
-        y
-        if keepdim
-        else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
-    )
+    return y if keepdim else without_axes(t, y, axes_of(dims, x.rank))
 
 
 def _spread_and_mean(
@@ -98,12 +105,11 @@ def _spread_and_mean(
 
     A ``correction`` of None is 1 if ``unbiased``, else 0.
     """
-    spread, mean = moments(
-        t, x, dims, int(unbiased) if correction is None else correction, root
-    )
-    return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(
-        t, x, mean, dims, keepdim
-    )
+    if correction is None:
+        correction = int(unbiased)
+    spread, mean = moments(t, x, dims, correction, root)
+    spread = _as_torch_returns(t, x, spread, dims, keepdim)
+    return spread, _as_torch_returns(t, x, mean, dims, keepdim)
 
 
 @lowers(aten.var.correction, aten.var.default, aten.var.dim)
@@ -174,8 +180,8 @@ def linalg_vector_norm(
     wide = converted(t, x, DType.FP32)
     axes = axes_of(dim, x.rank)
     if ord == 2:
-        return _as_torch_returns(t, x, sqrt(t, _squares(t, wide, axes)), axes, keepdim)
-    step = t.reduce_sum if ord == 1 else t.reduce_max
-    return _as_torch_returns(
-        t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim
-    )
+        norm = sqrt(t, _sum_of_squares(t, wide, axes))
+    else:
+        step = t.reduce_sum if ord == 1 else t.reduce_max
+        norm = reduced(t, t.abs(wide), step, axes, keepdim=True)
+    return _as_torch_returns(t, x, norm, axes, keepdim)

@@ -46,8 +46,8 @@ def odd_polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
     The coefficient of the highest power comes first.
     """
     z = t.mul(x, x)
-    y = polynomial(t, z, coefficients)
-    return t.add(x, t.mul(t.mul(x, z), y))
+    p = polynomial(t, z, coefficients)
+    return t.add(x, t.mul(t.mul(x, z), p))
 
 
 def with_sign(t: Tosa, magnitude: Value, x: Value) -> Value:
@@ -63,7 +63,8 @@ def with_sign(t: Tosa, magnitude: Value, x: Value) -> Value:
 def tan(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians"""
     x = floating_value(t, self)
-    return t.mul(t.sin(x), t.reciprocal(t.cos(x)))
+    sine = t.sin(x)
+    return t.mul(sine, t.reciprocal(t.cos(x)))
 
 
 def atan_of(t: Tosa, x: Value) -> Value:
@@ -73,12 +74,16 @@ def atan_of(t: Tosa, x: Value) -> Value:
     - 1) / (m + 1)) above tan(pi / 8), and the polynomial ATAN below.
     """
     m = t.abs(x)
-    high = t.greater(m, math.tan(3 * pi / 8))
-    middle = t.greater(m, math.tan(pi / 8))
-    shifted = t.mul(t.sub(m, 1), t.reciprocal(t.add(m, 1)))
-    small = t.select(high, t.negate(t.reciprocal(m)), t.select(middle, shifted, m))
-    offset = t.select(high, t.like(pi / 2, x), t.select(middle, t.like(pi / 4, x), 0.0))
-    return with_sign(t, t.add(offset, odd_polynomial(t, small, ATAN)), x)
+    is_high = t.greater(m, math.tan(3 * pi / 8))
+    is_middle = t.greater(m, math.tan(pi / 8))
+    of_middle = t.mul(t.sub(m, 1), t.reciprocal(t.add(m, 1)))
+    of_high = t.negate(t.reciprocal(m))
+    argument = t.select(is_high, of_high, t.select(is_middle, of_middle, m))
+    half_pi = t.like(pi / 2, x)
+    offset = t.select(is_middle, t.like(pi / 4, x), 0.0)
+    offset = t.select(is_high, half_pi, offset)
+    magnitude = t.add(offset, odd_polynomial(t, argument, ATAN))
+    return with_sign(t, magnitude, x)
 
 
 @lowers(aten.atan.default, aten.arctan.default)
@@ -93,10 +98,12 @@ def atan2(t: Tosa, self: Value, other: Value) -> Value:
     in torch
     """
     left, right = promoted(t, self, other)
-    assert isinstance(left, Value) and isinstance(right, Value)
+    assert isinstance(left, Value)
+    assert isinstance(right, Value)
     y = floating_value(t, left)
     x = floating_value(t, right)
-    both_infinite = t.logical_and(t.equal(t.abs(x), inf), t.equal(t.abs(y), inf))
+    x_is_infinite = t.equal(t.abs(x), inf)
+    both_infinite = t.logical_and(x_is_infinite, t.equal(t.abs(y), inf))
     both_zero = t.logical_and(t.equal(x, 0), t.equal(y, 0))
     ratio = quotient_of(t, t.abs(y), t.abs(x))
     ratio = t.select(both_infinite, 1.0, t.select(both_zero, 0.0, ratio))
@@ -116,10 +123,12 @@ def asin(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians; NaN beyond -1 .. 1"""
     x = floating_value(t, self)
     m = t.abs(x)
-    large = t.greater(m, 0.5)
-    arc = odd_polynomial(t, t.select(large, _half_angle(t, m), m), ASIN)
+    is_large = t.greater(m, 0.5)
+    argument = t.select(is_large, _half_angle(t, m), m)
+    arc = odd_polynomial(t, argument, ASIN)
     # above 1/2: asin(m) = pi / 2 - acos(m)
-    return with_sign(t, t.select(large, t.sub(pi / 2, t.mul(arc, 2)), arc), x)
+    of_large = t.sub(pi / 2, t.mul(arc, 2))
+    return with_sign(t, t.select(is_large, of_large, arc), x)
 
 
 @lowers(aten.acos.default, aten.arccos.default)
@@ -127,13 +136,23 @@ def acos(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians; NaN beyond -1 .. 1"""
     x = floating_value(t, self)
     m = t.abs(x)
-    large = t.greater(m, 0.5)
-    arc = odd_polynomial(t, t.select(large, _half_angle(t, m), x), ASIN)
+    is_large = t.greater(m, 0.5)
+    argument = t.select(is_large, _half_angle(t, m), x)
+    arc = odd_polynomial(t, argument, ASIN)
     # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m); else acos(x) = pi / 2 -
     # asin(x)
     twice = t.mul(arc, 2)
     of_large = t.select(t.greater(x, 0), twice, t.sub(pi, twice))
-    return t.select(large, of_large, t.sub(pi / 2, arc))
+    return t.select(is_large, of_large, t.sub(pi / 2, arc))
+
+
+def _half_exponentials(t: Tosa, m: Value) -> tuple[Value, Value]:
+    """m [*S] >= 0 -> exp(m) / 2 and exp(-m) / 2"""
+    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
+    root = t.exp(t.mul(m, 0.5))
+    growing = t.mul(t.mul(root, 0.5), root)
+    falling = t.mul(t.exp(t.negate(m)), 0.5)
+    return growing, falling
 
 
 @lowers(aten.sinh.default)
@@ -141,9 +160,8 @@ def sinh(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x; a polynomial up to 1"""
     x = floating_value(t, self)
     m = t.abs(x)
-    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
-    root = t.exp(t.mul(m, 0.5))
-    large = t.sub(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(m)), 0.5))
+    growing, falling = _half_exponentials(t, m)
+    large = t.sub(growing, falling)
     small = odd_polynomial(t, t.minimum(m, 1), SINH)
     return with_sign(t, t.select(t.greater(m, 1), large, small), x)
 
@@ -152,9 +170,8 @@ def sinh(t: Tosa, self: Value) -> Value:
 def cosh(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; (exp(|x|) + exp(-|x|)) / 2"""
     m = t.abs(floating_value(t, self))
-    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
-    root = t.exp(t.mul(m, 0.5))
-    return t.add(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(m)), 0.5))
+    growing, falling = _half_exponentials(t, m)
+    return t.add(growing, falling)
 
 
 LARGE = 1e4
@@ -173,11 +190,12 @@ def asinh(t: Tosa, self: Value) -> Value:
     m = t.abs(x)
     capped = t.minimum(m, LARGE)
     squared = t.mul(capped, capped)
-    quotient = t.mul(squared, t.reciprocal(t.add(sqrt(t, t.add(squared, 1)), 1)))
-    large = t.add(t.log(m), math.log(2))
-    return with_sign(
-        t, t.select(t.greater(m, LARGE), large, log1p_of(t, t.add(capped, quotient))), x
-    )
+    divisor = t.add(sqrt(t, t.add(squared, 1)), 1)
+    quotient = t.mul(squared, t.reciprocal(divisor))
+    of_large = t.add(t.log(m), math.log(2))
+    is_large = t.greater(m, LARGE)
+    of_small = log1p_of(t, t.add(capped, quotient))
+    return with_sign(t, t.select(is_large, of_large, of_small), x)
 
 
 @lowers(aten.acosh.default, aten.arccosh.default)
@@ -187,9 +205,12 @@ def acosh(t: Tosa, self: Value) -> Value:
     """
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)
-    small = log1p_of(t, t.add(y, sqrt(t, t.mul(y, t.add(y, 2)))))
-    small = t.select(t.greater(1, x), math.nan, small)
-    return t.select(t.greater(x, LARGE), t.add(t.log(x), math.log(2)), small)
+    root = sqrt(t, t.mul(y, t.add(y, 2)))
+    of_small = log1p_of(t, t.add(y, root))
+    of_small = t.select(t.greater(1, x), math.nan, of_small)
+    is_large = t.greater(x, LARGE)
+    of_large = t.add(t.log(x), math.log(2))
+    return t.select(is_large, of_large, of_small)
 
 
 @lowers(aten.atanh.default, aten.arctanh.default)
@@ -197,5 +218,6 @@ def atanh(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; log1p(2 m / (1 - m)) / 2 where m = |x|, with the sign of x"""
     x = floating_value(t, self)
     m = t.abs(x)
-    magnitude = t.mul(log1p_of(t, t.mul(t.mul(m, 2), t.reciprocal(t.sub(1, m)))), 0.5)
+    ratio = t.mul(t.mul(m, 2), t.reciprocal(t.sub(1, m)))
+    magnitude = t.mul(log1p_of(t, ratio), 0.5)
     return with_sign(t, magnitude, x)

@@ -56,29 +56,30 @@ def dequantize_affine(
         zero_point is None or zero_point.constant is not None,
         "its zero points are computed at run time",
     )
-    blocks = []
-    counts = []
+    # each axis becomes two, the blocks and the elements of a block, unless it has size
+    # 1; scales have size 1 along the elements of a block
+    block_shape: list[int] = []
+    scale_shape: list[int] = []
     for size, block in zip(input.shape, block_size, strict=True):
-        blocks += [size // block, block]
-        counts += [size // block, 1]
-    axes = [k for k, size in enumerate(blocks) if size != 1] or [0]
-    inside, outside = ([sizes[k] for k in axes] for sizes in (blocks, counts))
-    has_nibbles = (
-        quant_min is not None and NIBBLE[0] <= quant_min and quant_max <= NIBBLE[1]
-    )
-    integers = t.reshape(input, tuple(inside))
-    numbers = _as_floats(t, _packed(t, integers) if has_nibbles else integers)
+        count = size // block
+        if count != 1:
+            block_shape.append(count)
+            scale_shape.append(count)
+        if block != 1:
+            block_shape.append(block)
+            scale_shape.append(1)
+    integers = t.reshape(input, block_shape or [1])
+    least, most = NIBBLE
+    if quant_min is not None and least <= quant_min and quant_max <= most:
+        integers = _packed(t, integers)
+    numbers = _as_floats(t, integers)
     if zero_point is not None:
-        zeros = t.reshape(zero_point, tuple(outside))
-        numbers = t.sub(
-            numbers,
-            (
-                _as_floats(t, zeros)
-                if zeros.dtype is DType.INT8
-                else t.cast(zeros, DType.FP32)
-            ),
-        )
-    return t.reshape(t.mul(numbers, t.reshape(scale, tuple(outside))), input.shape)
+        zeros = t.reshape(zero_point, scale_shape or [1])
+        if zeros.dtype is DType.INT8:
+            zeros = _as_floats(t, zeros)
+        numbers = t.sub(numbers, t.cast(zeros, DType.FP32))
+    scales = t.reshape(scale, scale_shape or [1])
+    return t.reshape(t.mul(numbers, scales), input.shape)
 
 
 def _as_floats(t: Tosa, integers: Value) -> Value:
@@ -95,16 +96,22 @@ def _packed(t: Tosa, q: Value) -> Value:
     size = math.prod(q.shape)
     if size % 2 or size < LEAST_PACKED or "INT" not in t.spec.profiles:
         return q
+    half = size // 2
     flat = t.reshape(q, (size,))
-    first, second = (t.slice(flat, (start,), (size // 2,)) for start in (0, size // 2))
+    first = t.slice(flat, (0,), (half,))
+    second = t.slice(flat, (half,), (half,))
     four = t.constant(4, DType.INT8, (1,))
     # folded: all of this is computed when the file is written
-    bytes_ = t.bitwise_or(
-        t.bitwise_and(first, 15), t.emit(LOGICAL_LEFT_SHIFT, (second, four))
-    )
-    low = t.emit(LOGICAL_LEFT_SHIFT, (bytes_, four), fold=False)
-    halves = [
-        t.emit(ARITHMETIC_RIGHT_SHIFT, (x, four), fold=False, round=False)
-        for x in (low, bytes_)
-    ]
-    return t.reshape(t.concat(halves, 0), q.shape)
+    low_bits = t.bitwise_and(first, 15)
+    high_bits = t.emit(LOGICAL_LEFT_SHIFT, (second, four))
+    packed = t.bitwise_or(low_bits, high_bits)
+    # not folded: the file computes this
+    raised = t.emit(LOGICAL_LEFT_SHIFT, (packed, four), fold=False)
+    first = _shifted_down(t, raised, four)
+    second = _shifted_down(t, packed, four)
+    return t.reshape(t.concat([first, second], 0), q.shape)
+
+
+def _shifted_down(t: Tosa, x: Value, bits: Value) -> Value:
+    """x >> bits, with the sign kept, by an operator that stays in the graph."""
+    return t.emit(ARITHMETIC_RIGHT_SHIFT, (x, bits), fold=False, round=False)
