@@ -61,16 +61,15 @@ def _as_rules_see(
     ``like``, and the range in ``ranges``. Raises Unsupported if torch recorded another
     type for a result of ``call``.
     """
-    results = [
-        seen(t, v, as_this, range)
-        for v, as_this, range in zip(outputs, like, ranges, strict=True)
-    ]
-    for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
+    results = []
+    for k, val in enumerate(call.meta["val"]):
+        value = seen(t, outputs[k], like[k], ranges[k])
         recorded = type_of(val, f"result {k}")
         t.require(
             value.type == recorded,
             f"result {k} is {value.type}, and torch expects {recorded}",
         )
+        results.append(value)
     return tuple(results)
 
 
@@ -89,30 +88,44 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     require_control_flow(t, tosa.COND_IF, condition)
     then = Subgraph(outer, if_true, operand_of)  # type: ignore[arg-type]
     other = Subgraph(outer, if_false, operand_of)  # type: ignore[arg-type]
-    for k, (a, b) in enumerate(zip(then.results, other.results, strict=True)):
-        if not is_alike(a, b):
+    for k in range(len(then.results)):
+        if not is_alike(then.results[k], other.results[k]):
             # the branches return result k in different quantizations, or only one of
             # them quantized: use floats
             then.compute(k)
             other.compute(k)
     # both graphs take the same inputs: a key names an operand by position, or a size
     keys = keys_of((then, other))
-    graphs = {"then_graph": then.graph(keys), "else_graph": other.graph(keys)}
+    then_graph = then.graph(keys)
+    else_graph = other.graph(keys)
+    inputs = [crossing(t, operand_of(key)) for key in keys]
     outputs = t.control(
         tosa.COND_IF,
-        [condition, *(crossing(t, operand_of(key)) for key in keys)],
-        **graphs,
+        [condition, *inputs],
+        then_graph=then_graph,
+        else_graph=else_graph,
     )
     # an integer that either branch may return is in the union of the ranges from both
-    ranges = _unions(
-        map(_range_if_integer, then.results), map(_range_if_integer, other.results)
-    )
+    ranges = _unions(_integer_ranges(then.results), _integer_ranges(other.results))
     return _as_rules_see(t, call, outputs, then.results, ranges)
 
 
-def _unions(left: Iterable[Range | None], right: Iterable[Range | None]) -> Ranges:
+def _integer_ranges(values: Iterable[Value]) -> Ranges:
+    """Return the range of each integer value; None for others."""
+    return [_range_if_integer(value) for value in values]
+
+
+def _unions(left: Ranges, right: Ranges) -> Ranges:
     """Return the union of each pair of ranges; None where one of them is None."""
     return [union(a, b) if a and b else None for a, b in zip(left, right, strict=True)]
+
+
+def _all_inside(ranges: Ranges, limits: Ranges) -> bool:
+    """Return whether each range lies in its limits; None is no integer."""
+    for range, limit in zip(ranges, limits, strict=True):
+        if range is not None and limit is not None and not inside(range, limit):
+            return False
+    return True
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
@@ -122,11 +135,9 @@ def _predicate(outer: Interpreter, argument: Any) -> Value:
     Unsupported for any other Python value, such as a size.
     """
     value = argument_in(outer, argument, "the predicate is")
-    return (
-        truth(outer.t, value)
-        if isinstance(value, Relation)
-        else value_in(outer, argument, "the predicate is")
-    )
+    if isinstance(value, Relation):
+        return truth(outer.t, value)
+    return value_in(outer, argument, "the predicate is")
 
 
 @lowers_control(torch.ops.higher_order.while_loop)
@@ -143,29 +154,33 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     # after any number of steps
     loop.settle()
     ranges = loop.invariant()
+    if not t.has_int64:
+        _expect_32_bits(t, loop.start, ranges)
+    condition, body = loop.subgraphs(ranges)
+    # both graphs take the same inputs: the carried values, then the operands and sizes
+    # that the body passes on unchanged
+    count = len(ranges)
+    keys = keys_of((condition, body), range(count))
+    passed = keys[count:]
+    cond_graph = condition.graph(keys)
+    body_graph = body.graph(keys, passed)
+    operands = [*loop.start, *[loop.operand_of(key) for key in passed]]
+    inputs = [crossing(t, operand) for operand in operands]
+    results = t.control(
+        tosa.WHILE_LOOP, inputs, cond_graph=cond_graph, body_graph=body_graph
+    )
+    return _as_rules_see(t, call, results[:count], loop.start, ranges)
+
+
+def _expect_32_bits(t: Tosa, carried: Sequence[Value], ranges: Ranges) -> None:
+    """Raise Unsupported unless each int64 of ``carried`` fits into 32 bits."""
     for k, limits in enumerate(ranges):
-        if (
-            loop.start[k].dtype is DType.INT64
-            and limits is not None
-            and not t.has_int64
-        ):
+        if carried[k].dtype is DType.INT64 and limits is not None:
             why = (
                 f"the loop carries an int64, value {k}, of {limits[0]} to {limits[1]},"
                 " which does not fit into 32 bits; bound it in the loop's condition"
             )
             t.require(inside(limits, INT32), why)
-    condition, body = loop.subgraphs(ranges)
-    # both graphs take the same inputs: the carried values, then the operands and sizes
-    # that the body passes on unchanged
-    keys = keys_of((condition, body), range(len(ranges)))
-    passed = keys[len(ranges) :]
-    graphs = {
-        "cond_graph": condition.graph(keys),
-        "body_graph": body.graph(keys, passed),
-    }
-    inputs = [crossing(t, v) for v in (*loop.start, *map(loop.operand_of, passed))]
-    results = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
-    return _as_rules_see(t, call, results, loop.start, ranges)
 
 
 class _Loop:
@@ -207,11 +222,16 @@ class _Loop:
             # operands, which have no range here
             k = condition.position[node]
             range = narrowed[k] if k < len(narrowed) else None
+            if range is None:
+                continue
+            low = max(range[0], bound[0])
+            high = min(range[1], bound[1])
             # an empty intersection means that the body never runs: any range is right
             # then
-            if range is not None and max(range[0], bound[0]) <= min(range[1], bound[1]):
-                narrowed[k] = max(range[0], bound[0]), min(range[1], bound[1])
-        return condition, Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
+            if low <= high:
+                narrowed[k] = (low, high)
+        body = Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
+        return condition, body
 
     def _at(self, ranges: Ranges) -> OperandOf:
         """Return a function that gives the operands of condition and body.
@@ -240,10 +260,9 @@ class _Loop:
         """
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
-            ranges = [
-                None if k in quantized else _range_if_integer(v)
-                for k, v in enumerate(self.start)
-            ]
+            ranges = _integer_ranges(self.start)
+            for k in quantized:
+                ranges[k] = None
             _, body = self.subgraphs(ranges)
             changed = {
                 k for k in quantized if not is_alike(self.start[k], body.results[k])
@@ -264,11 +283,11 @@ class _Loop:
         candidate is proven, the ranges are those of the types. None means a
         carried value that is no integer.
         """
-        start = [_range_if_integer(v) for v in self.start]
+        start = _integer_ranges(self.start)
         if not any(start):
             return start
         ranges = start
-        proven = None
+        proven: Ranges | None = None
         # each round lowers the body once; with two ends to widen, 2 * len(WIDTHS)
         # rounds nearly always suffice
         for _ in WIDTHS * 2:
@@ -285,10 +304,7 @@ class _Loop:
             grown = _unions(start, after)
             if grown == ranges:
                 return ranges
-            if all(
-                g is None or r is None or inside(g, r)
-                for g, r in zip(grown, ranges, strict=True)
-            ):
+            if _all_inside(grown, ranges):
                 proven = ranges
                 ranges = grown
             elif proven is not None:
@@ -299,9 +315,11 @@ class _Loop:
                     _wider(r, w) if r and w else None
                     for r, w in zip(ranges, wanted, strict=True)
                 ]
-        return proven or [
-            range_of_type(v.dtype) if r else None
-            for r, v in zip(start, self.start, strict=True)
+        if proven is not None:
+            return proven
+        return [
+            range_of_type(value.dtype) if range else None
+            for range, value in zip(start, self.start, strict=True)
         ]
 
     def _ranges_after(self, ranges: Ranges) -> Ranges:
@@ -332,14 +350,9 @@ def _wider(before: Range, after: Range) -> Range:
 
     With w bits, the lower end is -2**w and the upper end 2**w - 1.
     """
-    low = (
-        after[0]
-        if after[0] == before[0]
-        else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
-    )
-    high = (
-        after[1]
-        if after[1] == before[1]
-        else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
-    )
+    low, high = after
+    if low != before[0]:
+        low = max([-(1 << w) for w in WIDTHS if -(1 << w) <= low])
+    if high != before[1]:
+        high = min([(1 << w) - 1 for w in WIDTHS if high < 1 << w])
     return low, high

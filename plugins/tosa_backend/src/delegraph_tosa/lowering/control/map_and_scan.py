@@ -20,8 +20,9 @@ from ...ir.dynamic_sizes import is_dynamic
 from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Graph, Operator, Value
 from ...ir.size_sources import sizes_of, unknown_symbols
-from ...ir.types import INTEGERS, DType
+from ...ir.types import INTEGERS, DType, Type
 from ..aten.index import movable
+from ..aten.shape import slice_axis
 from ..lazy.lazy_values import Scaled, real
 from ..promotion import converted
 from ..ranges.value_ranges import range_of, range_of_type
@@ -37,6 +38,7 @@ from .subgraphs import (
     module_of,
     operands_of,
     own,
+    placeholder_positions,
     require_control_flow,
     results_of,
     value_in,
@@ -59,7 +61,8 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     steps = _Steps(outer, body, xs)
     if steps.are_too_many:
         return _Loop(steps, (), additional).results()
-    return steps.stacked([steps.run(k, (), additional) for k in range(steps.count)])
+    rows = [steps.run(k, (), additional) for k in range(steps.count)]
+    return steps.stacked(rows)
 
 
 @lowers_control(torch.ops.higher_order.scan)
@@ -70,12 +73,14 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     into int32 after any number of steps, and no condition bounds them as in
     `while_loop`. In unrolled steps, ranges are proven one after the other.
     """
+    body: Any
+    start: Any
     body, start, xs, additional = call.args
     steps = _Steps(outer, body, xs)
-    rows = []
-    carried: Sequence[Value] = [value_in(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
+    carried = [value_in(outer, v, "the scan carries") for v in start]
     if steps.are_too_many:
         return _Loop(steps, carried, additional).results()
+    rows = []
     for k in range(steps.count):
         results = steps.run(k, carried, additional)
         rows.append(results[len(carried) :])
@@ -97,9 +102,7 @@ class _Steps:
         self.outer = outer
         self.name = str(body.target)
         self.nodes = list(module_of(body).graph.nodes)
-        self.position = {
-            n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")
-        }
+        self.position = placeholder_positions(self.nodes)
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
         self.count = self.xs[0].shape[0]
         self.most = size_range(self.count)[1]
@@ -112,11 +115,8 @@ class _Steps:
         operands that are the same for all steps.
         """
         t = self.outer.t
-        source = self.outer.t.source
-        rows = [
-            t.slice(held(x), (step, *[0] * (x.rank - 1)), (1, *x.shape[1:]))
-            for x in self.xs
-        ]
+        source = t.source
+        rows = [slice_axis(t, held(x), 0, step, 1) for x in self.xs]
         # a row of a quantized tensor has the tensor's quantization
         slices = [
             _in_steps_of(x, t.reshape(row, row.shape[1:]))
@@ -130,11 +130,9 @@ class _Steps:
         def operand(node: Node) -> Value | int:
             """Return the value or size of the placeholder ``node`` of the body."""
             k = self.position[node]
-            return (
-                of_this_step[k]
-                if k < len(of_this_step)
-                else of_all_steps(k - len(of_this_step))
-            )
+            if k < len(of_this_step):
+                return of_this_step[k]
+            return of_all_steps(k - len(of_this_step))
 
         inner = self.outer.enter(self.nodes, operand)
         lower_calls(inner, self.nodes, self.name)
@@ -152,8 +150,8 @@ class _Steps:
         for values in zip(*rows, strict=True):
             if not all(is_alike(v, values[0]) for v in values):
                 values = tuple([real(t, v) for v in values])
-            joined = t.concat([t.reshape(held(v), (1, *v.shape)) for v in values], 0)
-            stacks.append(_in_steps_of(values[0], joined))
+            parts = [t.reshape(held(v), (1, *v.shape)) for v in values]
+            stacks.append(_in_steps_of(values[0], t.concat(parts, 0)))
         return tuple(stacks)
 
 
@@ -162,7 +160,9 @@ def _in_steps_of(like: Value, held: Value) -> Value:
 
     If ``like`` is not quantized, returns ``held``.
     """
-    return Scaled(held, like.scale, like.zero_point) if is_quantized(like) else held
+    if not is_quantized(like):
+        return held
+    return Scaled(held, like.scale, like.zero_point)
 
 
 class _Loop:
@@ -192,12 +192,11 @@ class _Loop:
         self._expect_loops()
         self.start = [real(self.t, v) for v in start]
         if not self.t.has_int64 and any(v.dtype is DType.INT64 for v in self.start):
-            raise refused(
-                int64_carried(
-                    "a scan of more steps than are written out carries an int64, which"
-                    " nothing bounds"
-                )
+            why = (
+                "a scan of more steps than are written out carries an int64, which"
+                " nothing bounds"
             )
+            raise refused(int64_carried(why))
         self.operand_of = operands_of(self.outer, additional)
         # the body returns the carried values first, and then its rows
         rows: list[Any] = list(results_of(steps.nodes)[len(start) :])
@@ -205,16 +204,14 @@ class _Loop:
             type_of(node.meta["val"], "the result of a step") for node in rows
         ]
         self.xs = [real(self.t, x) for x in steps.xs]
-        self.taken = list(map(self._as_rows, self.xs))
+        self.taken = [self._as_rows(x) for x in self.xs]
         first = self.t.constant(0, DType.INT32, ())
         self.count = self.t.constant(steps.count, DType.INT32, ())
         if self.count.constant is None:
             self.taken.append(self.count)
-        self.carried = [
-            first,
-            *map(self.t.held, self.start),
-            *map(self._zero_rows, self.row_types),
-        ]
+        held_start = [self.t.held(v) for v in self.start]
+        zero_rows = [self._zero_rows(row_type) for row_type in self.row_types]
+        self.carried = [first, *held_start, *zero_rows]
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
@@ -222,19 +219,16 @@ class _Loop:
 
         The reason states why the steps need one.
         """
-        text = (
-            f"its {self.steps.count} steps are more than the {MOST_STEPS} that are"
-            " written out without a loop"
+        count = self.steps.count
+        why = (
+            f"its {count} steps are more than the {MOST_STEPS} that are written out"
+            " without a loop"
         )
-        if is_dynamic(self.steps.count):
-            text = (
-                f"it has {self.steps.count} steps, which are not written out without a"
-                " loop"
-            )
+        if is_dynamic(count):
+            why = f"it has {count} steps, which are not written out without a loop"
         if "EXT-CONTROLFLOW" not in self.t.spec.names:
-            raise refused(
-                other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})])
-            )
+            ways = [frozenset({"EXT-CONTROLFLOW"})]
+            raise refused(other_target(self.t.spec, why, ways))
         require_control_flow(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
@@ -242,61 +236,61 @@ class _Loop:
 
         C is the product of S. A bool becomes a number.
         """
-        x = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
-        return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
+        rows = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
+        return self.t.held(converted(self.t, rows, movable(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
         """Return zeros [1,N,C], into which SCATTER writes N rows of the type ``row``.
 
         C is the number of elements of a row.
         """
-        dtype = self.t.held_type(row).dtype
+        dtype = movable(self.t, self.t.held_type(row).dtype)
         shape = (1, self.steps.count, math.prod(row.shape))
-        dtype = movable(self.t, dtype)
-        if any(map(is_dynamic, shape)):
+        if any(is_dynamic(size) for size in shape):
             return self.t.tile(self.t.constant(0, dtype, (1, 1, 1)), shape)
         return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
         """Return the carried values after the last step, and the rows of all steps."""
-        t = self.t
-        n = len(self.start)
         body, rows = self._body()
-        inputs = [*self.carried, *self.taken, *map(self._passed_value, self.passed)]
-        # the outputs: the number of steps done, n carried values, the rows, then inputs
-        # that no step changes
-        outputs = t.control(
+        passed = [self._passed_value(key) for key in self.passed]
+        inputs = [*self.carried, *self.taken, *passed]
+        outputs = self.t.control(
             tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body
         )
-        last = [
-            self._carried_as_rules_see(v, like)
-            for v, like in zip(outputs[1:], self.start, strict=False)
+        # the number of steps done is no result, nor are inputs that no step changes
+        last_carried = self._carried_as_rules_see(outputs)
+        first_row = 1 + len(self.start)
+        stacked = [
+            self._stacked_as_rules_see(outputs[first_row + k], row, self.row_types[k])
+            for k, row in enumerate(rows)
         ]
-        stacked = []
-        for value, row, row_type in zip(
-            outputs[1 + n :], rows, self.row_types, strict=False
-        ):
-            value = t.reshape(value, (self.steps.count, *row_type.shape))
-            value = (
-                converted(t, value, DType.BOOL)
-                if row_type.dtype is DType.BOOL
-                else value
-            )
-            range = range_of(row) if row_type.dtype in INTEGERS else None
-            stacked.append(t.seen(value, row_type._replace(shape=value.shape), range))
-        return (*last, *stacked)
+        return (*last_carried, *stacked)
 
-    def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
-        """Return the value that rules see for the tensor of a carried value.
+    def _stacked_as_rules_see(self, rows: Value, row: Value, row_type: Type) -> Value:
+        """Return the value [N,*S] that rules see for ``rows`` [1,N,C], a loop's result.
 
-        It has the type of ``like``, the value before the first step, and the range of
-        this type: nothing is known of the integers after several steps.
+        ``row`` is a row of a step, which has the range of all rows.
         """
-        return self.t.seen(
-            held,
-            like.type,
-            range_of_type(like.dtype) if like.dtype in INTEGERS else None,
-        )
+        value = self.t.reshape(rows, (self.steps.count, *row_type.shape))
+        if row_type.dtype is DType.BOOL:
+            value = converted(self.t, value, DType.BOOL)
+        range = range_of(row) if row_type.dtype in INTEGERS else None
+        return self.t.seen(value, row_type._replace(shape=value.shape), range)
+
+    def _carried_as_rules_see(self, tensors: Sequence[Value]) -> list[Value]:
+        """Return the values that rules see for the carried values of a step.
+
+        They follow the number of the step in ``tensors``, the loop's inputs or outputs.
+        Each has the type of the value before the first step, and the range of this
+        type: nothing is known of the integers after several steps.
+        """
+        values = []
+        for position, start in enumerate(self.start, start=1):
+            is_integer = start.dtype in INTEGERS
+            range = range_of_type(start.dtype) if is_integer else None
+            values.append(self.t.seen(tensors[position], start.type, range))
+        return values
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
         """Return the graph of the loop's condition: the step's number < count of steps.
@@ -305,13 +299,11 @@ class _Loop:
         """
         inputs = [Value(v.type) for v in carried]
         operators = list[Operator]()
-        # a count known at run time only is the last of ``taken``, after the tensors
-        count = (
-            self.count
-            if self.count.constant
-            else inputs[len(self.carried) + len(self.xs)]
-        )
-        count.range = self.count.range
+        count = self.count
+        if count.constant is None:
+            # the last of ``taken``, after the tensors
+            count = inputs[len(self.carried) + len(self.xs)]
+            count.range = self.count.range
         with self.t.inside(operators):
             goes_on = self.t.greater(count, _counter(inputs[0], self.steps.most))
         return Graph(inputs, [goes_on], operators, f"{self.steps.name}_condition")
@@ -325,46 +317,36 @@ class _Loop:
         t = self.t
         n = len(self.start)
         nodes = self.steps.nodes
-        carried, taken = (
-            [Value(v.type) for v in values] for values in (self.carried, self.taken)
-        )
+        carried = [Value(v.type) for v in self.carried]
+        taken = [Value(v.type) for v in self.taken]
         operators: list[Operator] = []
         with t.inside(operators):
             step = _counter(carried[0], self.steps.most - 1)
             index = t.reshape(step, (1, 1))
-            # not strict: after the n values that the scan carries come rows, and after
-            # the tensors comes the count
-            state = [
-                self._carried_as_rules_see(v, like)
-                for v, like in zip(carried[1:], self.start, strict=False)
-            ]
-            slices = [
-                self._row_of(x, rows, index)
-                for x, rows in zip(self.xs, taken, strict=False)
-            ]
+            of_this_step = self._carried_as_rules_see(carried)
+            for x, rows in zip(self.xs, taken, strict=False):  # the count comes last
+                of_this_step.append(self._row_of(x, rows, index))
             inner = self.outer.enter(
-                nodes, lambda node: self._operand(node, [*state, *slices])
+                nodes, lambda node: self._operand(node, of_this_step)
             )
             lower_calls(inner, nodes, self.steps.name)
             returned = [
                 real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)
             ]
             # the carried values after this step, in the order of ``carried``
-            after = [t.add(step, 1), *map(t.held, returned[:n])]
+            after = [t.add(step, 1)]
+            after += [t.held(value) for value in returned[:n]]
             for rows, row in zip(carried[1 + n :], returned[n:], strict=True):
                 after.append(self._with_row(rows, index, row))
             # the graph reads a size off the shape of an input: a size that no input has
             # gets an input of its own
-            for size in sorted(
-                unknown_symbols(
-                    [*carried, *taken, *self.passed.values()], sizes_of(operators)
-                )
-            ):
-                self.passed[size] = Value(self._passed_value(size).type)
             inputs = [*carried, *taken, *self.passed.values()]
-            outputs = inner.kept_apart(
-                [(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs
-            )
+            for size in sorted(unknown_symbols(inputs, sizes_of(operators))):
+                self.passed[size] = Value(self._passed_value(size).type)
+            unchanged = [*taken, *self.passed.values()]
+            inputs = [*carried, *unchanged]
+            results = [(nodes[-1], value) for value in (*after, *unchanged)]
+            outputs = inner.kept_apart(results, inputs)
         return Graph(inputs, outputs, operators, self.steps.name), returned[n:]
 
     def _operand(self, node: Node, of_this_step: Sequence[Value]) -> Value | int:
@@ -401,22 +383,19 @@ class _Loop:
         ``rows`` [1,N,C] is x [N,*S] as ``_as_rows`` made it, ``index`` is [1,1].
         """
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
-        row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
-        return self.t.seen(
-            row,
-            x.type._replace(shape=row.shape),
-            range_of(x) if x.dtype in INTEGERS else None,
-        )
+        if x.dtype is DType.BOOL:
+            row = converted(self.t, row, DType.BOOL)
+        range = range_of(x) if x.dtype in INTEGERS else None
+        return self.t.seen(row, x.type._replace(shape=row.shape), range)
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
         """Write ``row`` [*S] of C elements into ``rows`` [1,N,C] at ``index`` [1,1]."""
-        row = converted(self.t, row, movable(self.t, row.dtype))
-        return self.t.scatter(
-            rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2]))
-        )
+        row = self.t.held(converted(self.t, row, movable(self.t, row.dtype)))
+        source = self.t.reshape(row, (1, 1, rows.shape[2]))
+        return self.t.scatter(rows, index, source)
 
 
 def _counter(value: Value, most: int) -> Value:
     """Return ``value``, the number of a step; sets its range to 0 .. ``most``."""
-    value.range = 0, most
+    value.range = (0, most)
     return value

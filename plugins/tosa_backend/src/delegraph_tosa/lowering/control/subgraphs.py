@@ -71,21 +71,15 @@ class Subgraph:
         self.inputs: dict[Key, Value] = {}
         self.name = str(owner.target)
         self.nodes = list(module_of(owner).graph.nodes)
-        self.position = {
-            n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")
-        }
+        self.position = placeholder_positions(self.nodes)
         self.inner = outer.enter(self.nodes, self._operand)
-        returned = [
-            v
-            for v in results_of(self.nodes)
-            if only is None or not isinstance(v, Node) or only(v)
-        ]
+        returned = list(results_of(self.nodes))
+        calls = self.nodes
+        if only is not None:
+            returned = [v for v in returned if not isinstance(v, Node) or only(v)]
+            calls = _nodes_that_compute(returned)
         with self.t.inside(self.operators):
-            lower_calls(
-                self.inner,
-                self.nodes if only is None else _nodes_that_compute(returned),
-                self.name,
-            )
+            lower_calls(self.inner, calls, self.name)
             self.results = [
                 value_in(self.inner, v, "a subgraph returns") for v in returned
             ]
@@ -96,13 +90,14 @@ class Subgraph:
         Called when a call of the subgraph first uses ``node``; an operand that is
         neither size nor constant gets an input.
         """
-        value = self.operand_of(self.position[node])
+        position = self.position[node]
+        value = self.operand_of(position)
         # a size
         if not isinstance(value, Value):
             return value
         if value.constant is not None:
             return own(value)
-        return seen(self.t, self.input(self.position[node]), value, value.range)
+        return seen(self.t, self.input(position), value, value.range)
 
     def input(self, key: Key) -> Value:
         """Return the input of the graph for ``key``, made on first use.
@@ -126,9 +121,8 @@ class Subgraph:
 
     def unknown_symbols(self, keys: Iterable[Key]) -> set[Symbol]:
         """Return the symbols that the subgraph needs, without those of its inputs."""
-        return unknown_symbols(
-            [self.input(key) for key in keys], sizes_of(self.operators)
-        )
+        inputs = [self.input(key) for key in keys]
+        return unknown_symbols(inputs, sizes_of(self.operators))
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
         """Return the graph, with inputs for ``keys``.
@@ -137,13 +131,10 @@ class Subgraph:
         """
         inputs = [self.input(key) for key in keys]
         # each result is attributed to the output node
-        nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
+        output_node = self.nodes[-1]
         with self.t.inside(self.operators):
             # the integers of a quantized result, and int32 for int64
-            returned = [
-                (n, self.t.held(held(v)))
-                for n, v in zip(nodes, self.results, strict=True)
-            ]
+            returned = [(output_node, self.t.held(held(v))) for v in self.results]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[key]) for key in passed]
         return Graph(inputs, outputs, self.operators, self.name)
@@ -158,10 +149,20 @@ def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key
     the inputs before it has.
     """
     keys = list(carried)
-    keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
-    return keys + sorted(
-        {size for graph in graphs for size in graph.unknown_symbols(keys)}
-    )
+    used: set[Key] = set()
+    for graph in graphs:
+        used.update(graph.inputs)
+    keys += sorted(used.difference(keys))
+    sizes: set[Symbol] = set()
+    for graph in graphs:
+        sizes |= graph.unknown_symbols(keys)
+    return keys + sorted(sizes)
+
+
+def placeholder_positions(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Map the placeholders of a subgraph to their positions: 0, 1, .."""
+    found = [node for node in nodes if node.op == "placeholder"]
+    return {node: position for position, node in enumerate(found)}
 
 
 def module_of(owner: Node) -> GraphModule:
@@ -206,8 +207,11 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
         if node not in needed:
             needed.add(node)
             waiting += node.all_input_nodes
+    if not needed:
+        return []
     # the graph of any needed node has all nodes in order
-    return [n for n in next(iter(needed)).graph.nodes if n in needed] if needed else []
+    any_node = next(iter(needed))
+    return [node for node in any_node.graph.nodes if node in needed]
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
@@ -279,12 +283,12 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
 
 def is_alike(first: Value, second: Value) -> bool:
     """Return whether both values have the same quantization, or neither has any."""
-    if not (is_quantized(first) and is_quantized(second)):
+    if not is_quantized(first) or not is_quantized(second):
         return is_quantized(first) == is_quantized(second)
-    return (first.scale, first.zero_point, first.q.dtype) == (
-        second.scale,
-        second.zero_point,
-        second.q.dtype,
+    return (
+        first.scale == second.scale
+        and first.zero_point == second.zero_point
+        and first.q.dtype is second.q.dtype
     )
 
 
@@ -302,15 +306,15 @@ def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
 
     def operand_of(key: Key) -> Value | int:
         """Return the operand: a tensor of this length for a size, else the argument."""
-        if key not in operands:
-            with outer.t.appending_to(operators):
-                if isinstance(key, Symbol):
-                    operands[key] = as_long_as(outer.t, key)
-                else:
-                    operands[key] = argument_in(
-                        outer, arguments[key], "a subgraph is given"
-                    )
-        return operands[key]
+        if key in operands:
+            return operands[key]
+        with outer.t.appending_to(operators):
+            if isinstance(key, Symbol):
+                operand: Value | int = as_long_as(outer.t, key)
+            else:
+                operand = argument_in(outer, arguments[key], "a subgraph is given")
+        operands[key] = operand
+        return operand
 
     return operand_of
 
@@ -329,11 +333,9 @@ def own(constant: Value) -> Value:
     Constants of other types as they are. Rules may narrow the range of the copy, which
     holds only if the subgraph runs: the original must not change.
     """
-    return (
-        Value(constant.type, constant.constant, constant.name)
-        if constant.dtype in INTEGERS
-        else constant
-    )
+    if constant.dtype not in INTEGERS:
+        return constant
+    return Value(constant.type, constant.constant, constant.name)
 
 
 def require_control_flow(t: Tosa, cls: type[Operator], *operands: Value) -> None:
@@ -343,9 +345,7 @@ def require_control_flow(t: Tosa, cls: type[Operator], *operands: Value) -> None
     needed to refuse the call.
     """
     empty = Graph((), (), ())
-    attributes = dict.fromkeys(
-        (name for name, kind in cls.attributes.items() if kind == "Graph"), empty
-    )
-    why = t.spec.why_not(cls(operands, **attributes))
+    graphs = [name for name, kind in cls.attributes.items() if kind == "Graph"]
+    why = t.spec.why_not(cls(operands, **dict.fromkeys(graphs, empty)))
     if why is not None:
         raise refused(other_target(t.spec, why, [frozenset({"EXT-CONTROLFLOW"})]))
