@@ -6,7 +6,7 @@ The support check is a dry run of the rules, so check and lowering agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -80,7 +80,6 @@ class TOSASupport:
         """
         self._t = Tosa(spec)
         self._within = within
-        self._memo: dict[Hashable, Any] = {}
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
         self._of_constants: set[Node] = set()
@@ -99,7 +98,7 @@ class TOSASupport:
         nodes: Collection[Node],
         arriving: Callable[[Node], Range | None] | None = None,
     ) -> DryRun:
-        return DryRun(self._t, self._constant, nodes, arriving, self._memo)
+        return DryRun(self._t, self._constant, nodes, arriving)
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """Start with a new program and forget the last one."""

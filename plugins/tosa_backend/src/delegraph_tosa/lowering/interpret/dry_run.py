@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ...ir.graph import Literal, Value
+from ...ir.graph import Deferred, Literal, Value
 from ...ir.types import INTEGERS, DType, Type
 from ...spec import TosaSpec
 from ..builder import Tosa
@@ -53,7 +53,7 @@ class Fact(NamedTuple):
     """
 
     type: Type
-    constant: bool
+    is_constant: bool
     range: Range | None
     number: float | None = None
     """The element of a constant of one float; None for other values."""
@@ -77,12 +77,10 @@ class Fact(NamedTuple):
         Of a constant only a single float (``number``) can be read; reading other
         elements raises Unsupported.
         """
-        literal = (
-            None
-            if self.number is None
-            else Literal(np.full(self.type.shape, self.number, np.float32))
-        )
-        value = Value(self.type, literal or (ABSENT if self.constant else None))
+        constant: Literal | Deferred | None = ABSENT if self.is_constant else None
+        if self.number is not None:
+            constant = Literal(np.full(self.type.shape, self.number, np.float32))
+        value = Value(self.type, constant)
         value.range = self.range
         return value
 
@@ -94,9 +92,8 @@ class Fact(NamedTuple):
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
-        return _why_not_32_bits(self.range) or spec.why_not_tensor(
-            Type(self.type.shape, DType.INT32)
-        )
+        narrow = Type(self.type.shape, DType.INT32)
+        return _why_not_32_bits(self.range) or spec.why_not_tensor(narrow)
 
 
 def _why_not_32_bits(range: Range) -> str | None:
@@ -104,13 +101,6 @@ def _why_not_32_bits(range: Range) -> str | None:
     if inside(range, INT32):
         return None
     return f"an int64 that may be from {range[0]} to {range[1]}, which does not fit into 32 bits"
-
-
-class Passed(NamedTuple):
-    """The fact of a result that is one of the operands, with the operand's position."""
-
-    fact: Fact
-    operand: int
 
 
 Constants = Callable[[Node], Fact | None]
@@ -147,16 +137,14 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
     mask; other floats are not. Nothing is read of a tensor without elements in memory
     (exported without weights).
     """
-    is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
-    if (
-        not (is_number or type.dtype in READ)
-        or isinstance(tensor, FakeTensor)
-        or why_no_bytes(tensor)
-    ):
-        return Fact(type, True, None)
-    if is_number:
-        return Fact(type, True, None, tensor.item())
-    return Fact(type, True, range_of(constant_of("", tensor)))
+    unread = Fact(type, is_constant=True, range=None)
+    if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
+        return unread
+    if type.dtype is DType.FP32 and set(type.shape) <= {1}:
+        return unread._replace(number=tensor.item())
+    if type.dtype in READ:
+        return unread._replace(range=range_of(constant_of("", tensor)))
+    return unread
 
 
 class DryRun(Interpreter):
@@ -168,20 +156,16 @@ class DryRun(Interpreter):
         constant: Constants,
         nodes: Collection[Node],
         arriving: Callable[[Node], Range | None] | None,
-        memo: dict[Hashable, Any],
     ) -> None:
         """A dry run of the calls ``nodes`` on the builder ``t``.
 
         ``constant`` returns the fact of a constant placeholder, and None for other
         nodes. ``arriving`` returns the range of an int64 input of the delegate, which
         is int32 there, or None if no range is known. If ``arriving`` is None, the range
-        is the one that the uses of the input prove (``bounds``). ``memo`` caches the
-        outcome of each call, by the facts of its operands and its other arguments; dry
-        runs of several programs may share it.
+        is the one that the uses of the input prove (``bounds``).
         """
         super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
         self.arriving = arriving or self.bounds.get
-        self.memo = memo
         self._passed: dict[Value, Value] = {}
         """Maps a result of a call to the operand that it is.
 
@@ -196,39 +180,35 @@ class DryRun(Interpreter):
         with the range of int32.
         """
         val = node.meta.get("val")
-        if (
-            not isinstance(val, torch.Tensor)
-            or val.dtype is not torch.int64
-            or self.t.has_int64
-        ):
+        is_int64 = isinstance(val, torch.Tensor) and val.dtype is torch.int64
+        if not is_int64 or self.t.has_int64:
             return super().input(node)
         type = type_of(val, f"the input {node.name}", node)
         if BORDER_DTYPE in node.meta:
             return self._carried(node, type, node.meta[BORDER_DTYPE])
-        within = node.meta.get(WITHIN)
-        range = self.arriving(node) if within is None else (within[0], within[1])
-        why = (
-            "an int64 that is not known to fit into 32 bits"
-            if range is None
-            else _why_not_32_bits(range)
-        )
+        promised = node.meta.get(WITHIN)
+        range = self.arriving(node) if promised is None else tuple(promised)
+        if range is None:
+            why: str | None = "an int64 that is not known to fit into 32 bits"
+        else:
+            why = _why_not_32_bits(range)
         if why is not None:
             raise refused(int64_value(node, why))
         self.expect_tensor(node, Type(type.shape, DType.INT32))
-        return Fact(type, False, INT32 if within is None else range).value()
+        if promised is None:
+            range = INT32
+        return Fact(type, is_constant=False, range=range).value()
 
     def _carried(self, node: Node, type: Type, kind: str) -> Value:
-        """Return the value of an int64 input that crosses as ``kind``.
+        """Return the value of an int64 input that crosses the border as ``kind``.
 
-        ``type`` is its own.
+        ``type`` is its type in the program.
         """
         crossing = Type(type.shape, DTYPES[getattr(torch, kind)])
         self.expect_tensor(node, crossing)
-        return Fact(
-            crossing if kind in AS_ITSELF else type,
-            False,
-            None if kind in AS_ITSELF else INT32,
-        ).value()
+        if kind in AS_ITSELF:
+            return Fact(crossing, is_constant=False, range=None).value()
+        return Fact(type, is_constant=False, range=INT32).value()
 
     def run(self, node: Node) -> Result | float:
         """Apply the rule of ``node`` to facts, and return values of facts.
@@ -247,18 +227,11 @@ class DryRun(Interpreter):
         arguments = self.arguments(rule, node)
         if rule.lazy or any_lazy(arguments):
             return self._run_quantized(rule, node, arguments)
-        key = (node.target, *map(_key, arguments))
         try:
-            outcome = self.memo[key]
-        except KeyError:
-            outcome = self._attempt(node, arguments)
-            # a lazy value knows its integers, which are not in the key
-            if not isinstance(outcome, Lazy):
-                self.memo[key] = outcome
-        # ``_attempt`` returns a text if the call is refused
-        if isinstance(outcome, str):
-            raise refused(outcome)
-        result: Result = self._results_of(outcome, arguments)
+            returned = self.templates.outline(self.t, rule, node, arguments)
+            result: Result = self._as_facts(returned, _values_in(arguments))
+        finally:
+            self.t.operators.clear()
         self.values[node] = self.bounded(node, result)
         return result
 
@@ -270,19 +243,13 @@ class DryRun(Interpreter):
             yield value
 
     def _run_control(self, node: Node) -> Result:
-        """Lower a branch or a loop, with its subgraphs, and discard the operators.
-
-        Its outcome is not cached in ``memo``, because it depends on all nodes of the
-        subgraphs. The outcomes of the calls in the subgraphs are cached.
-        """
+        """Lower a branch or a loop, with its subgraphs, and discard the operators."""
         try:
-            results = apply_control(self, node)
-            facts = self.values[node] = tuple(
-                [v if isinstance(v, Lazy) else Fact.of(v).value() for v in results]
-            )
-            return facts
+            result: Result = self._as_facts(apply_control(self, node), operands=[])
         finally:
             self.t.operators.clear()
+        self.values[node] = result
+        return result
 
     def lower(self, node: Node) -> None:
         """Lower one call.
@@ -296,39 +263,29 @@ class DryRun(Interpreter):
             raise refused(within(str(node.target), refusal.message)) from refusal
 
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """Apply a rule that takes or returns lazy values, and discard the operators.
-
-        The result is not cached in ``memo``: a lazy value knows the integers that it
-        represents, which a fact does not.
-        """
+        """Apply a rule that takes or returns lazy values, and discard the operators."""
+        call = apply_lazy if any_lazy(arguments) else apply
         try:
-            call = apply_lazy if any_lazy(arguments) else apply
-            result = self.values[node] = call(self.t, rule, node, arguments)
+            result = call(self.t, rule, node, arguments)
         finally:
             self.t.operators.clear()
+        self.values[node] = result
         return result
 
-    def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """Return the facts of a call's results, or the refusal, for ``memo``."""
-        try:
-            return _facts_of(
-                self.templates.outline(self.t, rule_of(node), node, arguments),
-                _values_in(arguments),
-            )
-        except Unsupported as refusal:
-            return refusal.message
-        finally:
-            self.t.operators.clear()
+    def _as_facts(self, result: Any, operands: list[Value]) -> Any:
+        """Return a rule's result with a value of its fact in place of each value.
 
-    def _results_of(self, facts: Any, arguments: list[Any]) -> Any:
-        """Return the reverse of ``_facts_of``: values with these facts."""
-        if isinstance(facts, list):
-            return tuple([self._results_of(fact, arguments) for fact in facts])
-        if isinstance(facts, Passed):
-            value = facts.fact.value()
-            self._passed[value] = _values_in(arguments)[facts.operand]
-            return value
-        return facts if facts is None or isinstance(facts, Lazy) else facts.value()
+        The new values have neither operators nor elements. Records which of them are
+        one of the ``operands``. None and lazy values stay as they are.
+        """
+        if isinstance(result, tuple):
+            return tuple([self._as_facts(value, operands) for value in result])
+        if result is None or isinstance(result, Lazy):
+            return result
+        value = Fact.of(result).value()
+        if result in operands:
+            self._passed[value] = result
+        return value
 
     def why_not(self, node: Node) -> str | None:
         """Return the reason why ``node`` cannot be lowered; None if it can."""
@@ -346,39 +303,16 @@ def _constant(node: Node, fact: Fact | None) -> Value | None:
     """
     if fact is None:
         return None
-    return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()
-
-
-def _key(argument: Any) -> Hashable:
-    """Return an argument as part of a key of ``memo``, with facts for values."""
-    if isinstance(argument, Value):
-        return Fact.of(argument)
-    if isinstance(argument, (list, tuple)):
-        return tuple([_key(a) for a in argument])
-    # in Python 1, 1.0 and True are equal, but rules treat them differently: the type is
-    # part of the key
-    return type(argument), argument
-
-
-def _facts_of(result: Result, operands: list[Value]) -> Any:
-    """Return the facts of a rule's results: a list for several results.
-
-    None and lazy values stay as they are.
-    """
-    if isinstance(result, tuple):
-        return [_facts_of(value, operands) for value in result]
-    if result is None or isinstance(result, Lazy):
-        return result
-    # an operand that occurs twice proves nothing for a call on two values
-    return (
-        Passed(Fact.of(result), operands.index(result))
-        if operands.count(result) == 1
-        else Fact.of(result)
-    )
+    value = fact.value()
+    return Bytes(value) if is_bytes(node.meta["val"]) else value
 
 
 def _values_in(argument: Any) -> list[Value]:
     """Return the values among arguments, in order."""
+    if isinstance(argument, Value):
+        return [argument]
+    values: list[Value] = []
     if isinstance(argument, (list, tuple)):
-        return [value for a in argument for value in _values_in(a)]
-    return [argument] if isinstance(argument, Value) else []
+        for one in argument:
+            values += _values_in(one)
+    return values

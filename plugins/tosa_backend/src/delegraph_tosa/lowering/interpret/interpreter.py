@@ -59,9 +59,7 @@ from .lazy_calls import apply_lazy
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
 
-_TYPE_CASTS = frozenset(
-    o for name in ("to", "_to_copy", "type_as") for o in overloads(name)
-)
+_TYPE_CASTS = {*overloads("to"), *overloads("_to_copy"), *overloads("type_as")}
 R = TypeVar("R", bound=Result | int)
 
 
@@ -107,10 +105,12 @@ class Origin:
 
     def __str__(self) -> str:
         """Return text like ``relu_1 = aten.relu.default in layers.0 at model.py:7``."""
-        module = self.module
-        source = self.source
-        text = f"{self.node} = {self.operator}" + (f" in {module}" if module else "")
-        return text + (f" at {source}" if source else "")
+        text = f"{self.node} = {self.operator}"
+        if self.module:
+            text += f" in {self.module}"
+        if self.source:
+            text += f" at {self.source}"
+        return text
 
 
 class Interpreter:
@@ -157,7 +157,8 @@ class Interpreter:
         """
         value = self.values.get(node)
         if value is None:
-            value = self.values[node] = self._first_use(node)
+            value = self._first_use(node)
+            self.values[node] = value
         if value is UNKNOWN:
             raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
         return value  # type: ignore[return-value]
@@ -174,9 +175,9 @@ class Interpreter:
         # no getitem, or the getitem of a call that is not lowered here
         if results is None:
             constant = self.constant(node)
-            return self.bounded(
-                node, self.input(node) if constant is None else constant
-            )
+            if constant is None:
+                constant = self.input(node)
+            return self.bounded(node, constant)
         result: Value | None = results[index]  # type: ignore[index]
         if result is None:
             raise refused(f"result {index} of {producer.target} is not lowered")
@@ -192,11 +193,9 @@ class Interpreter:
         A constant keeps the range of its elements: equal calls, and other programs, may
         share it.
         """
-        if (
-            node in self.bounds
-            and isinstance(result, Value)
-            and result.constant is None
-        ):
+        if not isinstance(result, Value) or result.constant is not None:
+            return result
+        if node in self.bounds:
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
@@ -232,14 +231,15 @@ class Interpreter:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
         if why is not None:
+            why = f"the input {node.name}: {why}"
             ways = value_alternatives(type.dtype, self.t.spec.version)
-            raise refused(
-                other_target(self.t.spec, f"the input {node.name}: {why}", ways)
-            )
+            raise refused(other_target(self.t.spec, why, ways))
 
     def is_kept(self, node: Node) -> bool:
         """Return whether ``node`` casts a value that keeps its border type."""
-        operand = node.args[0] if node.target in _TYPE_CASTS and node.args else None
+        if node.target not in _TYPE_CASTS or not node.args:
+            return False
+        operand = node.args[0]
         carried = operand.meta.get(BORDER_DTYPE) if isinstance(operand, Node) else None
         return carried in AS_ITSELF and node.meta.get(BORDER_DTYPE) == carried
 
@@ -256,22 +256,22 @@ class Interpreter:
         if is_size(node):
             return self.size(node)
         if self.is_kept(node):
-            self.values[node] = kept = self.value_of(node.args[0])  # type: ignore[arg-type]
+            kept = self.value_of(node.args[0])  # type: ignore[arg-type]
+            self.values[node] = kept
             return kept
         if node.target in CONTROL:
-            self.values[node] = results = apply_control(self, node)
+            results = apply_control(self, node)
+            self.values[node] = results
             return results
         rule = rule_of(node)
         if is_empty(node):
             return None
         arguments = self.arguments(rule, node)
         if any_lazy(arguments):
-            result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
+            result = apply_lazy(self.t, rule, node, arguments)
         else:
-            result = self.bounded(
-                node, self.templates.apply(self.t, rule, node, arguments)
-            )
-        self.values[node] = result
+            result = self.templates.apply(self.t, rule, node, arguments)
+        self.values[node] = self.bounded(node, result)
         return result
 
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
@@ -288,7 +288,8 @@ class Interpreter:
         If it is refused, Unsupported has the node and the user's line. For a branch or
         loop, these are the node and line of the refused call inside.
         """
-        self.t.source = origin = Origin(node)
+        origin = Origin(node)
+        self.t.source = origin
         try:
             self.run(node)
         except Unsupported as error:
@@ -312,9 +313,14 @@ class Interpreter:
         inner.values = {}
         inner.bounds = bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
-        inner.constant = lambda node: (
-            operand_of(node) if node.op == "placeholder" else _tensor_of(node)
-        )
+
+        def constant(node: Node) -> Value | int | None:
+            """Return the operand for a placeholder, or the tensor of a get_attr."""
+            if node.op == "placeholder":
+                return operand_of(node)
+            return _tensor_of(node)
+
+        inner.constant = constant
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
@@ -324,10 +330,8 @@ class Interpreter:
         ``initial`` before the first call.
         """
         # the operators belong to the first call that uses the buffer
-        first = next(
-            (user for user in buffer.users if user.op == "call_function"), buffer
-        )
-        self.t.source = Origin(first)
+        calls = [user for user in buffer.users if user.op == "call_function"]
+        self.t.source = Origin(calls[0] if calls else buffer)
         self.values[buffer] = self.t.variable(name, constant_of(name, initial))
 
     def write_variable(self, value: Node, name: str) -> None:
@@ -342,14 +346,13 @@ class Interpreter:
         the number as an expression of symbols, which the graph reads off the shapes of
         its inputs.
         """
-        if depends_on_data([node.meta["val"]]):
+        val = node.meta["val"]
+        if depends_on_data([val]):
             raise refused(no_rule(node.target))
         for operand in node.all_input_nodes:
             self._expect_inside(operand)
-        val = node.meta["val"]
-        number = self.values[node] = (
-            size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
-        )
+        number = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
+        self.values[node] = number
         return number
 
     def _expect_inside(self, node: Node) -> None:
@@ -389,18 +392,17 @@ class Interpreter:
         results = []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin(node)
-            value = (
-                value.leaving(self.t)
-                if isinstance(value, Bytes)
-                else real(self.t, value)
-            )
-            why = self.t.spec.why_not_tensor(value.type)
+            if isinstance(value, Bytes):
+                tensor = value.leaving(self.t)
+            else:
+                tensor = real(self.t, value)
+            why = self.t.spec.why_not_tensor(tensor.type)
             self.t.require(why is None, f"output {position}: {why}")
             # an input, an earlier result, or a constant
-            if value in taken or value.constant is not None:
-                value = self.t.identity(value)
-            taken.add(value)
-            results.append(value)
+            if tensor in taken or tensor.constant is not None:
+                tensor = self.t.identity(tensor)
+            taken.add(tensor)
+            results.append(tensor)
         return results
 
 
@@ -422,9 +424,8 @@ def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
         (node, spec) for node, spec in placeholders(program) if node in new_values
     ]
     for buffer, spec in buffers:
-        interpreter.read_variable(
-            buffer, str(spec.target), constant_tensor(program, spec)
-        )
+        initial = constant_tensor(program, spec)
+        interpreter.read_variable(buffer, str(spec.target), initial)
     for node in nodes:
         if node.op == "call_function":
             interpreter.lower(node)
@@ -438,7 +439,9 @@ def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
 
 def _graph_input(value: Value) -> Value:
     """Return the graph's input for a user input: int8 for a uint8 value."""
-    return value.held if isinstance(value, Bytes) and value.held is not None else value
+    if isinstance(value, Bytes) and value.held is not None:
+        return value.held
+    return value
 
 
 def _name_results(
@@ -478,10 +481,9 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
         if why is not None:
             raise refused(f"the constant {specs[node].target}: {why}")
         make = constant_bytes if is_bytes(tensor) else constant_of
-        known[node] = value = values.setdefault(
-            memory_of(tensor), make(str(specs[node].target), tensor)
-        )
-        return value
+        made = make(str(specs[node].target), tensor)
+        known[node] = values.setdefault(memory_of(tensor), made)
+        return known[node]
 
     return value
 
@@ -501,13 +503,14 @@ def _returned_nodes(program: ExportedProgram) -> list[Node]:
 
     Raises Unsupported if the program returns a Python value.
     """
-    specs = zip(
-        program.graph_signature.output_specs, output_values(program), strict=True
-    )
-    returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
-    for position, item in enumerate(returned):
+    specs = program.graph_signature.output_specs
+    returned: list[Node] = []
+    for spec, item in zip(specs, output_values(program), strict=True):
+        if spec.kind in STATE_WRITES:
+            continue
         if not isinstance(item, Node):
             raise refused(
-                f"output {position} is the Python value {item!r}, not a tensor"
+                f"output {len(returned)} is the Python value {item!r}, not a tensor"
             )
+        returned.append(item)
     return returned

@@ -56,11 +56,10 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
     Raises Unsupported if it is neither.
     """
     integer_rule = RULES.get((node.target, Lazy))  # type: ignore[arg-type]
-    result = (
-        NotImplemented if integer_rule is None else integer_rule.function(t, *arguments)
-    )
-    if result is not NotImplemented:
-        return result
+    if integer_rule is not None:
+        result = integer_rule.function(t, *arguments)
+        if result is not NotImplemented:
+            return result
     t.require(is_pointwise(node.target, rule), "no integer rule")
     return tabulated(t, rule, arguments)
 
@@ -70,9 +69,9 @@ def computes_in_integers(target: Any) -> bool:
 
     If so, a quantizer may quantize its operands.
     """
-    return has_rule(target, Lazy) or (
-        has_rule(target) and is_pointwise(target, RULES[target, Value])
-    )
+    if has_rule(target, Lazy):
+        return True
+    return has_rule(target) and is_pointwise(target, RULES[target, Value])
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
@@ -81,10 +80,8 @@ def is_pointwise(target: Any, rule: Rule) -> bool:
     torch tags most operators of this kind. For the others, the file of ``rule`` is one
     of the families in POINTWISE.
     """
-    return (
-        torch.Tag.pointwise in target.tags
-        or rule.function.__module__.rpartition(".")[2] in POINTWISE
-    )
+    family = rule.function.__module__.rpartition(".")[2]
+    return torch.Tag.pointwise in target.tags or family in POINTWISE
 
 
 def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
@@ -94,23 +91,29 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
     rule for floats, for all integers. Several operands may be functions of the same
     quantized value, as in ``x * sigmoid(x)``. Raises Unsupported for other operands.
     """
-    lazy = [a for a in arguments if isinstance(a, Lazy)]
     # each lazy operand as a function of one quantized value, its source
-    curves: dict[Lazy, Pointwise] = {operand: curve_of(t, operand) for operand in lazy}
-    first = curves[lazy[0]]
-    same = all(curve.source.is_like(first.source) for curve in curves.values())
-    t.require(same, "it has several quantized operands, and no integer rule for them")
+    curves: dict[Lazy, Pointwise] = {}
+    for argument in arguments:
+        if isinstance(argument, Lazy):
+            curves[argument] = curve_of(t, argument)
+    first, *others = curves.values()
+    have_one_source = all(curve.source.is_like(first.source) for curve in others)
+    t.require(
+        have_one_source,
+        "it has several quantized operands, and no integer rule for them",
+    )
     # the rule's arguments: functions of the source, and numbers
-    template = [
-        curves[a].function if isinstance(a, Lazy) else _as_scalar(t, a)
-        for a in arguments
-    ]
+    template: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Lazy):
+            template.append(curves[argument].function)
+        else:
+            template.append(_as_scalar(t, argument))
 
     def function(t: Tosa, x: Value) -> Value:
         """Return the whole call as a function of x, the real numbers of the source."""
-        result: Value = rule.function(
-            t, *[a(t, x) if callable(a) else a for a in template]
-        )
+        of_x = [a(t, x) if callable(a) else a for a in template]
+        result: Value = rule.function(t, *of_x)
         return result
 
     return _computed_if_truth(t, first.of(function))

@@ -9,7 +9,7 @@ raises for them, then the floats may be clamped to this range before the cast.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,25 +28,26 @@ aten = torch.ops.aten
 EXACT = (-(1 << 24), 1 << 24)
 """The range of integers that fp32 holds exactly."""
 
-_CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
-_CASTS |= {aten._to_copy.default, aten.type_as.default}
-_CAST_IDS = frozenset(map(id, _CASTS))
-"""Ids of the casts. Hashing an operator, computed in Python, would be slow."""
-_CHOICES = {
+_CASTS = {
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+}
+_PASSED = {
     aten.where.self: (1, 2),
     aten.where.ScalarOther: (1,),
     aten.where.ScalarSelf: (2,),
+    aten.minimum.default: (0, 1),
+    aten.maximum.default: (0, 1),
+    aten.min.other: (0, 1),
+    aten.max.other: (0, 1),
+    aten.clamp.default: (0,),
+    aten.clamp_min.default: (0,),
+    aten.clamp_max.default: (0,),
 }
-_MONOTONOUS = {
-    **dict.fromkeys(
-        (aten.minimum.default, aten.maximum.default, aten.min.other, aten.max.other),
-        (0, 1),
-    ),
-    **dict.fromkeys(
-        (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)
-    ),
-}
-_PASSED = {**_CHOICES, **_MONOTONOUS}
 """Maps operators that return or clamp operands to the positions of these operands."""
 
 
@@ -58,25 +59,25 @@ def saturating_casts(
     Other casts are left out. ``bounds`` are the ranges that uses of ``nodes`` prove
     (``bounds_of``).
     """
-    casts = [n for n in nodes if id(n.target) in _CAST_IDS and _is_from_float(n)]
-    if not casts:
-        return {}
     uses = _Uses(nodes, bounds)
-    ranges = {n: uses.range_of(n) for n in casts}
-    # CLAMP has its limits as floats, so fp32 must hold both ends exactly
-    return {
-        n: range
-        for n, range in ranges.items()
-        if range is not None and inside(range, EXACT)
-    }
+    ranges = {}
+    for node in nodes:
+        if node.target in _CASTS and _is_from_float(node):
+            range = uses.range_of(node)
+            # CLAMP has its limits as floats, so fp32 must hold both ends exactly
+            if range is not None and inside(range, EXACT):
+                ranges[node] = range
+    return ranges
 
 
 def _is_from_float(cast: Node) -> bool:
     """Return whether the call is a cast from a float type to int64."""
-    before: Any = getattr(cast.args[0], "meta", {}).get("val")
-    after: Any = cast.meta.get("val")
-    both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
-    return both and before.is_floating_point() and after.dtype is torch.int64
+    operand = cast.args[0]
+    before = operand.meta.get("val") if isinstance(operand, Node) else None
+    after = cast.meta.get("val")
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    return before.is_floating_point() and after.dtype is torch.int64
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
@@ -86,8 +87,14 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
     """
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
-    low, high = map(float, range)
-    clamped = t.emit(CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.IGNORE)
+    low, high = range
+    clamped = t.emit(
+        CLAMP,
+        (x,),
+        min_val=float(low),
+        max_val=float(high),
+        nan_mode=NanMode.IGNORE,
+    )
     clamped.range = range
     return clamped
 
@@ -109,17 +116,22 @@ class _Uses:
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
-            # no range is known unless each use gives one
+            # if a use leads back here, it gives no range
             self._known[node] = None
-            by_use = [
-                self._of_use(user, node)
-                for user in node.users
-                if not _reads_type(user, node)
-            ]
-            known = [range for range in by_use if range is not None]
-            if known and len(known) == len(by_use):
-                self._known[node] = _union(known)
+            self._known[node] = self._of_all_uses(node)
         return self._known[node]
+
+    def _of_all_uses(self, node: Node) -> Range | None:
+        """Return the union of the ranges from all uses; None if one gives no range."""
+        ranges = []
+        for user in node.users:
+            if _reads_type(user, node):
+                continue
+            range = self._of_use(user, node)
+            if range is None:
+                return None
+            ranges.append(range)
+        return _union(ranges) if ranges else None
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
         """Return a range to which ``user`` lets ``node`` be clamped, or None."""
@@ -133,25 +145,30 @@ class _Uses:
         # else a range to which the result of ``user`` can be clamped may give one for
         # ``node``
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
-        passes = places is not None and all(
-            k in places for k, a in enumerate(user.args) if a is node
-        )
-        if not passes and user.target not in PASSING:
+        if places is not None and _is_only_at(node, user, places):
+            # an operator that returns or clamps ``node``: the range of the result is
+            # one for ``node`` too
+            return self.range_of(user)
+        if user.target not in PASSING:
             return None
         range = self.range_of(user)
-        # an operator that returns or clamps ``node``: the range of the result is one
-        # for ``node`` too
-        if range is None or passes:
-            return range
+        if range is None:
+            return None
         return _range_proven_by(node, PASSING[user.target](user, range), user)
 
 
 def _reads_type(user: Node, node: Node) -> bool:
     """Return whether the call reads only type and shape of ``node``, like full_like."""
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
-    return rule is not None and all(
-        k in rule.types for k, a in enumerate(user.args) if a is node
-    )
+    return rule is not None and _is_only_at(node, user, rule.types)
+
+
+def _is_only_at(node: Node, user: Node, places: Container[int]) -> bool:
+    """Return whether ``node`` is an argument of ``user`` at no other position."""
+    for position, argument in enumerate(user.args):
+        if argument is node and position not in places:
+            return False
+    return True
 
 
 def _union(ranges: Iterable[Range]) -> Range:
@@ -171,5 +188,8 @@ def _range_proven_by(
     there is a range for each time that ``user`` has ``node`` as an argument.
     """
     ranges = [range for argument, range in argument_ranges if argument is node]
-    places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))
-    return _union(ranges) if ranges and len(ranges) == places else None
+    arguments = tree_leaves((user.args, user.kwargs))
+    uses = [argument for argument in arguments if argument is node]
+    if not ranges or len(ranges) != len(uses):
+        return None
+    return _union(ranges)

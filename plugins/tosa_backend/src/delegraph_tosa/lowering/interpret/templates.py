@@ -65,7 +65,8 @@ class Template:
             for value in operator.inputs:
                 self._depends_on_operands(value)
             self._add(operator)
-        for returned in result if isinstance(result, tuple) else (result,):
+        results = result if isinstance(result, tuple) else (result,)
+        for returned in results:
             if returned is not None:
                 self._depends_on_operands(returned)
                 # a lazy value has more than its type
@@ -82,23 +83,22 @@ class Template:
         is not in ``t.operators``; and ``is_usable`` becomes False if the value is a
         constant that a copy could not make again.
         """
-        if value not in self._depends:
-            constant = value.constant
-            depends = False
-            if isinstance(constant, Folded):
-                depends = any(
-                    [self._depends_on_operands(v) for v in constant.operator.inputs]
-                )
+        if value in self._depends:
+            return self._depends[value]
+        constant = value.constant
+        if isinstance(constant, Folded):
+            # a list, not a generator: the side effects are needed for all inputs
+            depends = [self._depends_on_operands(v) for v in constant.operator.inputs]
+            if any(depends) and value not in self._depends:
+                # marks its results, of which ``value`` is one
+                self._add(constant.operator)
+        else:
+            is_shape = isinstance(value.producer, Entries)
             # neither a literal nor a shape with sizes of the operands: for example
             # elements read from a weight
-            elif not isinstance(constant, Literal) and not isinstance(
-                value.producer, Entries
-            ):
+            if not isinstance(constant, Literal) and not is_shape:
                 self.is_usable = False
-            if depends and value not in self._depends:
-                self._add(constant.operator)  # type: ignore[union-attr]
-            self._depends.setdefault(value, False)
-        return self._depends[value]
+        return self._depends.setdefault(value, False)
 
     def _add(self, operator: Operator) -> None:
         """Add ``operator``, with results that depend on operands, for copies to repeat.
@@ -110,9 +110,12 @@ class Template:
             k: v for k, v in operator.__dict__.items() if k in operator.attributes
         }
         self._operators.append((operator, repr(attributes)))
-        self._depends.update(dict.fromkeys(operator.outputs, True))
-        if operator.has_graphs or not all(v.dtype in COPIED for v in operator.outputs):
+        if operator.has_graphs:
             self.is_usable = False
+        for value in operator.outputs:
+            self._depends[value] = True
+            if value.dtype not in COPIED:
+                self.is_usable = False
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
         """Return the result of the same call on other ``operands`` of equal types.
@@ -122,13 +125,11 @@ class Template:
         # value of the template -> value of the copy; a value that is missing is shared
         # by both
         new = dict(zip(self._operands, operands, strict=True))
-        new.update(
-            [(value, t.intern(key, value)) for key, value in self._literals.items()]
-        )
+        for key, value in self._literals.items():
+            new[value] = t.intern(key, value)
         for old, attributes in self._operators:
-            outputs = t.copied(
-                old, attributes, tuple([new.get(v, v) for v in old.inputs])
-            )
+            inputs = tuple([new.get(v, v) for v in old.inputs])
+            outputs = t.copied(old, attributes, inputs)
             new.update(zip(old.outputs, outputs, strict=True))
         return self._result(new)
 
@@ -158,9 +159,9 @@ class Templates:
         """Return the result of a call, copied from its template or made by its rule."""
         operands: dict[Value, int] = {}
         template = self._find(rule, node, arguments, operands)
-        return (
-            template.copy(t, operands) if template else apply(t, rule, node, arguments)
-        )
+        if template is None:
+            return apply(t, rule, node, arguments)
+        return template.copy(t, operands)
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """For a support check: a result with the types of the result of ``apply``.
@@ -170,9 +171,9 @@ class Templates:
         """
         operands: dict[Value, int] = {}
         template = self._find(rule, node, arguments, operands)
-        return (
-            template.outline(operands) if template else apply(t, rule, node, arguments)
-        )
+        if template is None:
+            return apply(t, rule, node, arguments)
+        return template.outline(operands)
 
     def _find(
         self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]
@@ -184,12 +185,8 @@ class Templates:
         """
         # ``_key`` adds to ``operands``
         key = (rule.function, *[_key(a, operands) for a in arguments])
-        for value in operands:
-            # a template knows types alone, but a rule may read a lazy value's kind, or
-            # the range of floats (``saturation``)
-            has_range = value.dtype in FLOATS and value.range is not None
-            if type(value) is not Value or has_range or value.dtype not in COPIED:
-                return None
+        if not all(_is_known_by_type(value) for value in operands):
+            return None
         template = self._known.get(key)
         if template is None:
             template = self._make(rule, node, arguments, list(operands))
@@ -205,9 +202,10 @@ class Templates:
 
         Constants are ABSENT.
         """
-        stand_ins = {
-            v: Value(v.type, None if v.constant is None else ABSENT) for v in operands
-        }
+        stand_ins = {}
+        for value in operands:
+            constant = None if value.constant is None else ABSENT
+            stand_ins[value] = Value(value.type, constant)
         t = Tosa(self._spec)
         result = apply(t, rule, node, [_replaced(a, stand_ins) for a in arguments])
         return Template(stand_ins.values(), t, result)
@@ -222,6 +220,15 @@ def templates_for(spec: TosaSpec) -> Templates:
     return Templates(spec)
 
 
+def _is_known_by_type(value: Value) -> bool:
+    """Return whether a rule reads nothing of ``value`` but its type.
+
+    It may read a lazy value's kind, or the range of floats (``saturation``).
+    """
+    has_range = value.dtype in FLOATS and value.range is not None
+    return type(value) is Value and value.dtype in COPIED and not has_range
+
+
 def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
     """Return an argument as part of a template's key.
 
@@ -230,14 +237,13 @@ def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
     for rules.
     """
     if isinstance(argument, Value):
-        return (
-            argument.type,
-            argument.constant is None,
-            operands.setdefault(argument, len(operands)),
-        )
+        number = operands.setdefault(argument, len(operands))
+        return argument.type, argument.constant is None, number
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a, operands) for a in argument])
-    return type(argument), repr(argument) if isinstance(argument, float) else argument
+    if isinstance(argument, float):
+        return float, repr(argument)
+    return type(argument), argument
 
 
 def _replaced(argument: Any, stand_ins: dict[Value, Value]) -> Any:
