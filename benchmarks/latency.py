@@ -1,14 +1,16 @@
-"""Latency and compile time of large models: OpenVINO and ONNX Runtime through delegraph
-and by their own APIs, XNNPACK in comparison with ExecuTorch's.
+"""Latency and compile time of large models: OpenVINO, ONNX Runtime and Core AI through
+delegraph and by their own APIs, XNNPACK in comparison with ExecuTorch's.
 
-    python benchmarks/latency.py [openvino|xnnpack|onnx ...] [--model NAME ...]
+    python benchmarks/latency.py [openvino|xnnpack|onnx|coreai ...] [--model NAME ...]
         [--seconds 10]
 
 From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`,
 `Core.compile_model` with float32, and `openvino.serialize`, since delegraph stores the
 IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with `XnnpackPartitioner`,
 and `to_executorch`; both `.pte` files run in its runtime. ONNX Runtime's own: the
-file of `torch.onnx.export`, in an `InferenceSession`. Compiling is CPU seconds, in
+file of `torch.onnx.export`, in an `InferenceSession`. Core AI's own: `TorchConverter`
+after its decompositions, `save_asset` and `executable`; its runtime on Linux is an
+interpreter, so it is measured only if it is named. Compiling is CPU seconds, in
 a process that has compiled another model; "engine" is what of delegraph's is spent in
 OpenVINO, ExecuTorch, or torch.onnx and ONNX Runtime, "tracer" what is spent in torch's tracer of decompositions and
 its table of them, which both of the others run as well, over the whole program.
@@ -20,6 +22,7 @@ medians. "load" is how many processes wanted a processor, for each processor.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import os
@@ -72,6 +75,8 @@ def main() -> None:
             row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
             rows.append(publishing.told([name, engine, *row["cells"]]))  # type: ignore[misc]
     packages = ["torch", "openvino", "executorch", "onnxscript", "onnxruntime"]
+    if "coreai" in arguments.engines:
+        packages = ["torch", "coreai-torch", "coreai-core"]
     publishing.report(
         arguments, "latency", packages, publishing.Table(HEADER, rows, keys=2)
     )
@@ -84,6 +89,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
         "openvino": (_openvino, _own_openvino),
         "xnnpack": (_xnnpack, _own_xnnpack),
         "onnx": (_onnx, _own_onnx),
+        "coreai": (_coreai, _own_coreai),
     }[engine]
     with torch.no_grad():
         for model in ("throw-away", name):
@@ -206,6 +212,33 @@ def _own_onnx(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
     return lambda: lambda: session.run(None, feeds)
 
 
+def _coreai(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    lowered = delegraph.lower(program, backends=["coreai"])
+    return lambda: lambda: lowered(*args)
+
+
+def _own_coreai(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    import coreai_torch
+    from coreai.runtime import NDArray
+
+    table = coreai_torch.get_decomp_table()
+    converter = coreai_torch.TorchConverter()
+    converter.add_exported_program(program.run_decompositions(table))
+    loop = asyncio.new_event_loop()
+    with tempfile.TemporaryDirectory() as folder:
+        asset = converter.to_coreai().save_asset(Path(folder, "model.aimodel"))
+        model = loop.run_until_complete(asset.executable().__aenter__())
+        function = model.load_function("main")
+    names = function.desc.input_names
+
+    async def run() -> list[Any]:
+        feeds = {k: NDArray(arg.numpy()) for k, arg in zip(names, args, strict=True)}
+        results = await function(feeds)
+        return [result.numpy() for result in results.values()]
+
+    return lambda: lambda: loop.run_until_complete(run())
+
+
 PLACES = {
     "openvino": (
         ("delegraph_openvino.frontend", "FrontEnd.convert"),
@@ -224,6 +257,12 @@ PLACES = {
         ("delegraph_onnx.exporter", "_simplify"),
         ("delegraph_onnx.session", "make_session"),
         ("delegraph_onnx.backend", "make_session"),
+    ),
+    "coreai": (
+        ("delegraph_coreai.converter", "_Converter.convert"),
+        ("delegraph_coreai.support", "compile_for_host"),
+        ("delegraph_coreai.backend", "bytecode_of"),
+        ("delegraph_coreai.backend", "load_function"),
     ),
     "iree": (("delegraph_tosa", "run_compiler"),),
 }

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import delegraph
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.errors import FormatError, InputError
 from torch import nn
 
@@ -228,3 +229,81 @@ def test_a_damaged_blob_is_an_error():
     blob[100] ^= 1
     with pytest.raises(FormatError):
         CoreAIRuntime.load(bytes(blob), [], {})
+
+
+@pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.amax])
+def test_a_scalar_is_reduced_on_the_host(function):
+    """Core AI's compiler would end the process."""
+    lowered = lower(lambda x: function(x.exp()), torch.tensor(2.0))
+    assert lowered(torch.tensor(0.0)) == 1
+
+
+def test_max_pooling_gives_its_indices_to_the_host():
+    pool = nn.MaxPool2d(2, return_indices=True)
+    x = torch.randn(1, 2, 6, 6)
+    lowered = lower(pool, x)
+    assert "indices of max pooling" in str(lowered.report)
+    assert torch.equal(lowered(x)[1], pool(x)[1])
+
+
+# --- int8 and int4 ------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.first = nn.Linear(8, 512)
+        self.last = nn.Linear(512, 10)
+
+    def forward(self, image):
+        features = torch.relu(self.conv(image)).mean((2, 3))
+        return self.last(torch.relu(self.first(features)))
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.5), (4, 0.35)])
+def test_weights_are_stored_in_few_bits(bits, share):
+    pytest.importorskip("torchao")
+    from delegraph_coreai.quantizer import CoreAIQuantizer
+
+    torch.manual_seed(0)
+    model = Wide().eval()
+    image = torch.randn(2, 3, 8, 8)
+    quantizer = CoreAIQuantizer(bits)
+    program = delegraph.quantize(model, [(image,)], quantizer=quantizer)
+    lowered = delegraph.lower(program, backends=["coreai"], require_full=True)
+    assert lowered.verify(image).relative_error < 1e-5
+    assert (lowered(image) - model(image)).abs().max() < 0.3 * model(image).abs().max()
+    floats = lower(model, image)
+    sizes = [len(bytes(each.delegates[0].blob)) for each in (lowered, floats)]
+    assert sizes[0] < share * sizes[1]
+
+
+def test_quantized_values_are_within_a_step():
+    x = torch.cat([torch.randn(4000), torch.tensor([float("inf"), -1e30])])
+    quantized = torch.ops.quantized_decomposed
+
+    def steps(x):
+        a = quantized.quantize_per_tensor(x, 0.02, 3, -127, 127, torch.int8)
+        b = quantized.quantize_per_tensor(x, 0.0137, 100, 0, 255, torch.uint8)
+        back = quantized.dequantize_per_tensor(a, 0.02, 3, -127, 127, torch.int8)
+        return a, b, back
+
+    lowered = lower(steps, x)
+    assert lowered.host_operators == 0
+    for result, expected in zip(lowered(x), steps(x), strict=True):
+        step = 0.02001 if result.is_floating_point() else 1
+        assert (result.float() - expected.float()).abs().max() <= step
+
+
+def test_zero_points_of_channels_stay_on_the_host():
+    weight = torch.randint(-100, 100, (4, 3), dtype=torch.int8)
+    scales = torch.rand(4)
+    zeros = torch.tensor([0, 1, 0, 2])
+
+    def layer(x):
+        dequantize = torch.ops.quantized_decomposed.dequantize_per_channel
+        return x @ dequantize(weight, scales, zeros, 0, -127, 127, torch.int8).t()
+
+    x = torch.randn(2, 3)
+    assert lower(layer, x).verify(x).relative_error < 1e-5

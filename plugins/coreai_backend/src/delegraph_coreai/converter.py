@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from coreai.authoring import AIProgram, Module
 from delegraph_engines import NumberedCalls, Signature
 from delegraph_programs import output_node, output_values, user_inputs
@@ -24,10 +25,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from coreai_torch import TorchConverter
     from coreai_torch._aten_to_core import _aten_to_core_resolver
+    from coreai_torch._compression._intx import IntxTensor
 
 from .border_types import keep_floats
 from .corrections import RULES
 from .names import MAIN
+
+DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default
 
 
 class Draft(NumberedCalls):
@@ -80,9 +84,27 @@ class _Converter(TorchConverter):  # type: ignore[misc]
                 self._get_graph_op(MAIN, primary_entrypoint=True)
         return AIProgram(module)
 
+    def _handle_placeholder_op(self, node: Node) -> Any:
+        """Pack weights of four bits, which torch stores as int8."""
+        constants = (self._parameters_map, self._buffers_map, self._constants_map)
+        for known in constants:
+            if node.name in known and has_four_bits(node):
+                known[node.name] = IntxTensor.from_unpacked(known[node.name], 4)
+        return super()._handle_placeholder_op(node)
+
     def _get_operation(self, node: Node) -> Any:
         self.node = node
         return super()._get_operation(node)
+
+
+def has_four_bits(node: Node) -> bool:
+    """Whether a constant in int8 is quantized to four bits, in all of its uses."""
+    if node.meta["val"].dtype is not torch.int8 or not node.users:
+        return False
+    return all(
+        user.target is DEQUANTIZE_CHANNELS and user.args[4] >= -8 and user.args[5] <= 7  # type: ignore[operator]
+        for user in node.users
+    )
 
 
 class _NoProgress:

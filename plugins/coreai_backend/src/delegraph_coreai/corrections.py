@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from coreai._compiler.dialects import coreai as op
+from coreai_torch._aten_to_core import replace_adaptive_avg_pool2d
 from coreai_torch._utils import get_operand, get_output_element_type_from_node
 
 Values = Mapping[str, Any]
@@ -74,11 +77,81 @@ def sub(values: Values, node: Any, loc: Any) -> Any:
     return op.broadcasting_sub(x, _scaled(y, node))
 
 
+def rsub(values: Values, node: Any, loc: Any) -> Any:
+    """y - alpha * x."""
+    x, y = _cast_operands(values, node)
+    return op.broadcasting_sub(y, _scaled(x, node, place=2))
+
+
+def unbind(values: Values, node: Any, loc: Any) -> Any:
+    """One slice for each position along an axis of known size."""
+    x = get_operand(values, node, 0)
+    sizes = x.type.shape
+    axis = node.args[1] if len(node.args) > 1 else 0
+    axis %= len(sizes)
+    if min(sizes) < 0:
+        raise ValueError("the sizes of unbind vary")
+    slices = []
+    for position in range(sizes[axis]):
+        first = [0] * len(sizes)
+        first[axis] = position
+        last = list(sizes)
+        last[axis] = position + 1
+        part = op.slice_(x, first, last, [1] * len(sizes))
+        slices.append(op.shrink_dims(part, [axis]))
+    return slices
+
+
 def convert(values: Values, node: Any, loc: Any) -> Any:
     """The operand in the type of the result: there is one device."""
     return op.cast(
         get_operand(values, node, 0), get_output_element_type_from_node(node)
     )
+
+
+def quantize(values: Values, node: Any, loc: Any) -> Any:
+    """round(x / scale) + zero point, limited to its range."""
+    x, scale, zero, low, high = node.args[:5]
+    kind = get_output_element_type_from_node(node)
+    x = values[x.name]
+    zero = op.constant(zero, dtype=kind)
+    result = op.quantize(x, _like(scale, x), zero, _like(0, x), _axis(0))
+    # Core AI limits to the range of the type
+    result = op.broadcasting_maximum(result, op.constant(low, dtype=kind))
+    return op.broadcasting_minimum(result, op.constant(high, dtype=kind))
+
+
+def dequantize(values: Values, node: Any, loc: Any) -> Any:
+    """(x - zero point) * scale."""
+    x, scale, zero = node.args[:3]
+    x = values[x.name]
+    kind = get_output_element_type_from_node(node)
+    scale = op.constant(scale, dtype=kind)
+    zeros = op.constant(0, dtype=kind)
+    return op.dequantize(x, scale, _like(zero, x), zeros, _axis(0))
+
+
+def dequantize_channels(values: Values, node: Any, loc: Any) -> Any:
+    """The same with a scale and a zero point for each channel of an axis.
+
+    Zero points other than 0 are refused before.
+    """
+    x, scales, _, axis = node.args[:4]
+    x = values[x.name]
+    kind = get_output_element_type_from_node(node)
+    sizes = [1] * x.type.rank
+    sizes[axis] = x.type.shape[axis]
+    scales = op.reshape(op.cast(values[scales.name], kind), sizes)
+    if node.args[0].meta["val"].dtype is torch.int32:  # biases
+        return op.broadcasting_mul(op.cast(x, kind), scales)
+    zeros = np.zeros(sizes, np.int8)
+    offset = op.constant(zeros, dtype=x.type.element_type)
+    shift = op.constant(zeros.astype(np.float32), dtype=kind)
+    return op.blockwise_shift_scale(x, scales, offset, shift)
+
+
+def _axis(axis: int) -> Any:
+    return op.constant(np.array(axis, np.int32))
 
 
 def _cast_operands(values: Values, node: Any) -> tuple[Any, Any]:
@@ -91,8 +164,11 @@ def _cast_operands(values: Values, node: Any) -> tuple[Any, Any]:
     return x, y
 
 
-def _scaled(y: Any, node: Any) -> Any:
+def _scaled(y: Any, node: Any, place: int = 9) -> Any:
+    """Return an operand times ``alpha``, which may be the argument at ``place``."""
     alpha = node.kwargs.get("alpha", 1)
+    if len(node.args) > place:
+        alpha = node.args[place]
     return y if alpha == 1 else op.broadcasting_mul(y, _like(alpha, y))
 
 
@@ -126,9 +202,16 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "aten::expm1.default": expm1,
     "aten::add.Tensor": add,
     "aten::sub.Tensor": sub,
+    "aten::rsub.Scalar": rsub,
+    "aten::rsub.Tensor": rsub,
+    "aten::unbind.int": unbind,
+    "aten::adaptive_avg_pool2d.default": replace_adaptive_avg_pool2d,
     "aten::to.device": convert,
     "aten::to.other": convert,
     "aten::to.dtype_layout": convert,
     "aten::type_as.default": convert,
+    "quantized_decomposed::quantize_per_tensor.default": quantize,
+    "quantized_decomposed::dequantize_per_tensor.default": dequantize,
+    "quantized_decomposed::dequantize_per_channel.default": dequantize_channels,
 }
 """Operator -> the rule for it."""

@@ -10,6 +10,7 @@ from delegraph.plugin import (
     BackendSpec,
     FormatSpec,
     PartitionerSpec,
+    QuantizerSpec,
     RuntimeSpec,
     hookimpl,
 )
@@ -85,5 +86,17 @@ def delegraph_formats() -> list[FormatSpec]:
             requires=NEEDS,
             install_hint=install_hint(),
             folder=True,
+        )
+    ]
+
+
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    return [
+        QuantizerSpec(
+            "coreai",
+            "delegraph_coreai.quantizer:CoreAIQuantizer",
+            requires=("torchao",),
+            install_hint="pip install delegraph-quantize",
         )
     ]

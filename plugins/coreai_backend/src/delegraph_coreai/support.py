@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .border_types import BORDER, MOVES, mark_borders, operator_stem
-from .converter import Draft, has_rule
+from .converter import DEQUANTIZE_CHANNELS, Draft, has_rule
 from .integer_ranges import Ranges, integer_values, ranges_of
 from .model import compile_for_host
 
@@ -41,6 +42,10 @@ TYPES = frozenset(
 )
 """Types of tensors that cross the border of a delegate, or lie inside."""
 NO_RULE = "coreai-torch has no rule for this operator"
+_REDUCTIONS = frozenset(
+    "sum mean amax amin max min prod any all argmax argmin cumsum cumprod var std topk"
+    " sort linalg_vector_norm _softmax _log_softmax logsumexp count_nonzero".split()
+)
 _INDEX_AT = {
     "embedding": 1,
     "gather": 2,
@@ -101,7 +106,20 @@ class _Check:
                 return why
         if not has_rule(node):
             return NO_RULE
-        return self._why_no_integers(node) or _why_computed_otherwise(node)
+        return (
+            self._why_no_integers(node)
+            or self._why_no_zero_points(node)
+            or _why_computed_otherwise(node)
+        )
+
+    def _why_no_zero_points(self, node: Node) -> str | None:
+        """Return a reason if channels have zero points other than 0."""
+        if node.target is not DEQUANTIZE_CHANNELS:
+            return None
+        zero_points: Any = node.args[2]
+        if self.ranges[zero_points] == (0, 0):
+            return None
+        return "the plugin dequantizes channels whose zero points are 0"
 
     def _why_no_integers(self, node: Node) -> str | None:
         """Return a reason if integers do not fit 32 bits."""
@@ -157,12 +175,30 @@ def _why_computed_otherwise(node: Node) -> str | None:
         return None
     given = bound_arguments(node)
     name = str(node.target).split(".")[1]
+    if name in _REDUCTIONS and _rank(node.args[0]) == 0:
+        return "Core AI's compiler ends the process for reductions of a scalar"
     if name.startswith("avg_pool"):
         if given["ceil_mode"]:
             return "coreai-torch ignores ceil_mode of averages"
         if any(given["padding"]) and not given["count_include_pad"]:
             return "coreai-torch ignores count_include_pad=False"
+    if name.startswith("max_pool") and _uses_result(node, 1):
+        return "coreai-torch does not compute the indices of max pooling"
     return None
+
+
+def _rank(value: Any) -> int:
+    """Return the number of axes of a tensor; -1 for other arguments."""
+    val = value.meta.get("val") if isinstance(value, Node) else None
+    return val.dim() if isinstance(val, torch.Tensor) else -1
+
+
+def _uses_result(node: Node, position: int) -> bool:
+    """Whether one of the results of a call is used."""
+    return any(
+        user.target is operator.getitem and user.args[1] == position
+        for user in node.users
+    )
 
 
 def _why_no_value(node: Node) -> str | None:
