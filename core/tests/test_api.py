@@ -850,7 +850,7 @@ BAD_CALLS = [
         (torch.randn(2, 4),),
         {},
         (
-            r"input x is to be torch.float32 of shape \[3, 4\]; it is torch.float32 of"
+            r"input x must be torch.float32 of shape \[3, 4\]; it is torch.float32 of"
             r" shape \[2, 4\]"
         ),
     ),
@@ -1085,7 +1085,7 @@ class Wrapped(torch.Tensor):
         (torch.eye(3).to_sparse(), "sparse_coo torch.float32 of shape"),
         (torch.eye(3, device="meta"), "torch.float32 of shape .* on meta"),
         (torch.eye(3).as_subclass(Wrapped), "Wrapped of torch.float32"),
-        ([1.0], "input is to be a single value, such as a tensor; it is a list of 1"),
+        ([1.0], "input must be a single value, such as a tensor; it is a list of 1"),
         (3.0, "it is 3.0"),
     ],
 )

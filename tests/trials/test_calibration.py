@@ -198,11 +198,11 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "another suffix": (
         VARIED,
         ("--calibration", "data.txt"),
-        "--calibration takes an .npz file, not 'data.txt'",
+        "--calibration must name an .npz file; got 'data.txt'",
     ),
     "no name": (VARIED, ("--calibration", ""), "--calibration takes an .npz file"),
-    "no archive": (b"nonsense", (), "is no .npz file with numbers"),
-    "an empty file": (b"", (), "is no .npz file with numbers"),
+    "no archive": (b"nonsense", (), "is not an .npz file with numbers"),
+    "an empty file": (b"", (), "is not an .npz file with numbers"),
     "no arrays": ({}, (), "all arrays need the same number of batches"),
     "no batches": (VARIED[:0], (), "there are no calibration batches"),
     "float64": (
@@ -226,7 +226,7 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
         (),
         "has the arrays input, labels",
     ),
-    "texts": (np.array(["a", "b"]), (), "is no .npz file with numbers"),
+    "texts": (np.array(["a", "b"]), (), "is not an .npz file with numbers"),
     "NaN": (VARIED * np.nan, (), "NaN or infinite"),
     "another backend": (
         VARIED,

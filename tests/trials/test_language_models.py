@@ -130,19 +130,19 @@ WRONG = {
     "stop negative": ({"stop": [-1]}, "no token -1"),
     "count of text": (
         {"max_new_tokens": "3"},
-        "max_new_tokens must be an integer, not '3'",
+        "max_new_tokens must be an integer; got '3'",
     ),
     "count is None": (
         {"max_new_tokens": None},
-        "max_new_tokens must be an integer, not None",
+        "max_new_tokens must be an integer; got None",
     ),
     "count is a fraction": (
         {"max_new_tokens": 2.0},
-        "max_new_tokens must be an integer, not 2.0",
+        "max_new_tokens must be an integer; got 2.0",
     ),
     "count is a boolean": (
         {"max_new_tokens": True},
-        "max_new_tokens must be an integer, not True",
+        "max_new_tokens must be an integer; got True",
     ),
     "count of 0": ({"max_new_tokens": 0}, "at least 1 token each"),
     "count below 0": ({"max_new_tokens": -2}, "at least 1 token each"),

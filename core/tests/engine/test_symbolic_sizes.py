@@ -183,6 +183,6 @@ def test_a_size_that_is_returned(registry):
 
 def test_an_input_of_the_wrong_static_size_is_refused(program, registry):
     with pytest.raises(
-        delegraph.errors.InputError, match="input x is to be torch.float32 of shape"
+        delegraph.errors.InputError, match="input x must be torch.float32 of shape"
     ):
         lower(program, registry)(torch.ones(4, 5), torch.ones(4, 6))

@@ -68,11 +68,11 @@ OTHERS = {
     "by name": (((), {"x": randn(4, 8)}), "(?s)unknown keyword argument 'x'.*give x by position"),
     "list": (
         ((randn(4, 8), [randn(4, 8), randn(4, 8)]), called()[1]),
-        r"^input pair is to be a dict with the keys \['a', 'b'\]; it is a list of 2$",
+        r"^input pair must be a dict with the keys \['a', 'b'\]; it is a list of 2$",
     ),
     "leaf": (
         ((randn(4, 8), {"a": [randn(4, 8)], "b": randn(4, 8)}), called()[1]),
-        r"^input pair\['a'\] is to be a single value, such as a tensor; it is a list of 1$",
+        r"^input pair\['a'\] must be a single value, such as a tensor; it is a list of 1$",
     ),
 }  # fmt: skip
 
@@ -203,5 +203,5 @@ def test_a_number_that_may_vary_has_to_be_a_number():
     )
     lowered = delegraph.lower(program, backends=[])
     assert lowered(torch.ones(3), 7).tolist() == [7, 7, 7]
-    with pytest.raises(InputError, match="input n is to be a number; it is '7'"):
+    with pytest.raises(InputError, match="input n must be a number; it is '7'"):
         lowered(torch.ones(3), "7")

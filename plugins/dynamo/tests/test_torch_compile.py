@@ -384,7 +384,7 @@ def test_threads_call_one_graph_while_it_is_lowered(backends):
         ({"options": {"graphs": ()}}, "the option 'graphs' must be a list"),
         (
             {"options": {"freezing": 1}},
-            "the option 'freezing' must be True or False, not 1",
+            "the option 'freezing' must be True or False; got 1",
         ),
         ({"options": {"backends": ["nobody"]}}, "Backend nobody was not found"),
         ({"mode": "max-autotune"}, "the backend 'delegraph' has no 'mode'"),

@@ -192,7 +192,7 @@ def test_weights_in_floats_are_gone():
             [torch.randn(2, 6), torch.full((2, 6), math.nan)],
             "x was NaN or infinite during calibration",
         ),
-        ([torch.zeros(0, 6)], "calibration never showed a value of x"),
+        ([torch.zeros(0, 6)], "calibration never computed a value of x"),
         ([torch.randn(2, 5)], "torch.export could not export Net"),
         (
             [(torch.randn(2, 6), torch.ones(2))],
@@ -230,7 +230,7 @@ def test_batches_that_do_not_fit(given, message):
     [
         (
             lambda: nn.Linear(6, 4).half().eval(),
-            "only float32 can be quantized, and the program computes in float16",
+            "only programs in float32 can be quantized; this one computes in float16",
         ),
         (lambda: nn.Identity().eval(), "no call of the program is quantized"),
         (
@@ -582,10 +582,10 @@ def test_errors_of_a_program_that_was_not_quantized():
     other = delegraph.quantize(net(), given)
     with pytest.raises(
         InputError,
-        match="has a layer relu; the program in floats has none of that name",
+        match="has a layer relu; the floating-point program has no layer of that name",
     ):
         delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
-    with pytest.raises(InputError, match="is to be an ExportedProgram, not Net"):
+    with pytest.raises(InputError, match="must be an ExportedProgram; got Net"):
         delegraph.quantization_errors(other, net(), given)
 
 
@@ -830,8 +830,8 @@ def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
     ("file", "message"),
     [
         ("none.npz", "there is no file none.npz"),
-        ("m.py", "--quantize takes an .npz file, not 'm.py'"),
-        ("text.npz", "text.npz is no .npz file with numbers"),
+        ("m.py", "--quantize must name an .npz file; got 'm.py'"),
+        ("text.npz", "text.npz is not an .npz file with numbers"),
         ("rows.npz", "rows.npz: all arrays need the same number of batches"),
         (
             "flat.npz",

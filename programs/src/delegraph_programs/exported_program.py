@@ -514,7 +514,7 @@ def _difference(
     Returns None if there is none.
     """
     if not _is_same_container(wanted, actual):
-        return f"input {name} is to be {_kind(wanted)}; it is {_kind(actual)}"
+        return f"input {name} must be {_kind(wanted)}; it is {_kind(actual)}"
     keys: Any = range(wanted.num_children)
     actual_keys = keys
     if wanted.type is dict:

@@ -237,7 +237,7 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
     if not isinstance(inputs, tuple | list | None):
         raise InputError(
             "input-invalid",
-            f"example_inputs is a tuple of arguments, not {type(inputs).__name__}",
+            f"example_inputs must be a tuple of arguments; got {type(inputs).__name__}",
         )
     return tuple(inputs or ())
 

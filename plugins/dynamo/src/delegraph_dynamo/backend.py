@@ -87,7 +87,7 @@ def _read(options: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
     if not isinstance(freezing, bool):
         raise OptionError(
             "option-invalid",
-            f"the option 'freezing' must be True or False, not {freezing!r}",
+            f"the option 'freezing' must be True or False; got {freezing!r}",
         )
     choices = {name: value for name, value in options.items() if name not in _OWN}
     return _Options(graphs, freezing, choices)

@@ -67,7 +67,7 @@ class EthosUPartitioner(WrappingPartitioner):
     ) -> None:
         if seconds < 1:
             raise OptionError(
-                "option-invalid", f"seconds must be a positive number, not {seconds}"
+                "option-invalid", f"seconds must be a positive number; got {seconds}"
             )
         processor = accelerator.split("-")[1]
         system, memory = _DEFAULTS[processor]

@@ -118,7 +118,7 @@ def _check(done: subprocess.CompletedProcess[str]) -> None:
     left = re.search(r"^CPU operators = (\d+)", done.stdout, re.MULTILINE)
     if left and int(left[1]):
         raise Unsupported(
-            "unsupported", f"Vela leaves {left[1]} of its operators to the processor"
+            "unsupported", f"Vela leaves {left[1]} operators of the delegate to the CPU"
         )
 
 

@@ -101,7 +101,7 @@ def test_inputs_larger_than_all_buckets_are_refused(registry, x):
 
 @pytest.mark.parametrize("padding", ["0", torch.tensor(0.0), 10**400])
 def test_padding_is_a_number(registry, padding):
-    with pytest.raises(InputError, match="padding is a number of Python, or None"):
+    with pytest.raises(InputError, match="padding must be a Python number or None"):
         buckets(registry, Rows(), sized(2, 8), padding=padding)
 
 

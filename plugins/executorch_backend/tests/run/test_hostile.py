@@ -184,7 +184,7 @@ def test_types_given_by_the_caller_are_checked_on_call() -> None:
     )
     program_ = load(content)
     assert program_.run("forward", [torch.arange(4.0), 6]) == [torch.tensor(6.0)]
-    with pytest.raises(FormatError, match="argument 3 77, which is none of"):
+    with pytest.raises(FormatError, match="argument 3 77, which must be one of"):
         program_.run("forward", [torch.arange(4.0), 77])
 
 

@@ -50,7 +50,7 @@ def loaded(tmp_path_factory):
     return delegraph.load(path)
 
 
-A = r"^input pair\['a'\] is to be torch.float32 of sizes at most \[6, 8\]; it is "
+A = r"^input pair\['a'\] must be torch.float32 of sizes at most \[6, 8\]; it is "
 PAIR = {"a": randn(4, 8), "b": randn(4, 8)}
 SCALE = {"scale": randn(1)}
 OTHERS = {
@@ -77,7 +77,7 @@ OTHERS = {
     ),
     "keys": (
         ((randn(4, 8), {"a": randn(4, 8)}), SCALE),
-        r"^input pair is to be a dict .*; it is a dict with the keys",
+        r"^input pair must be a dict .*; it is a dict with the keys",
     ),
     "unequal": (
         called(a=(5, 8)),
@@ -207,7 +207,7 @@ def test_a_container_is_no_flat_input(tmp_path):
     with pytest.raises(
         InputError,
         match=(
-            r"^input pair is to be a dict with the keys \['a'\]; it is a dict with the"
+            r"^input pair must be a dict with the keys \['a'\]; it is a dict with the"
         ),
     ):
         loaded({"b": torch.ones(3)})
@@ -253,7 +253,7 @@ def test_containers_and_numbers_of_a_call(tmp_path, runtime):
         loaded({"others": other, "pair": pair}, 3)
     with pytest.raises(
         InputError,
-        match=r"^input given\['pair'\] is to be a namedtuple of 2; it is a list of 2",
+        match=r"^input given\['pair'\] must be a namedtuple of 2; it is a list of 2",
     ):
         loaded({"others": other, "pair": [*pair]}, 2)
     with pytest.raises(

@@ -305,7 +305,8 @@ def _unpack(files: memoryview, facts: Mapping[str, Any]) -> tuple[bytes, memoryv
     is_valid = type(size) is int and type(packed) is int
     if not is_valid or size < 0 or not 0 <= packed <= len(files):
         raise FormatError(
-            "format-invalid", "the blob of OpenVINOBackend has no valid size of its XML"
+            "format-invalid",
+            "the blob of OpenVINOBackend is damaged: it does not begin with the size of its XML",
         )
     try:
         reader = zlib.decompressobj()

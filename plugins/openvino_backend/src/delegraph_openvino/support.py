@@ -110,11 +110,11 @@ def _why_not_arguments(node: Node, name: str) -> str | None:
     if name.startswith("avg_pool") and given["ceil_mode"]:
         if given["count_include_pad"] and any(given["padding"]):
             return (
-                "OpenVINO counts elements beyond the padding with ceil_mode=True,"
-                " count_include_pad=True"
+                "with ceil_mode=True and count_include_pad=True, OpenVINO counts"
+                " elements beyond the padding, and eager PyTorch does not"
             )
     if name == "_cdist_forward" and node.args[2] != 2:
-        return "OpenVINO takes powers of differences without their absolute values"
+        return "OpenVINO raises differences to a power without taking their absolute values first"
     if name == "repeat" and not node.args[1]:
         return "OpenVINO returns uninitialized memory for repeat() with no sizes"
     return None

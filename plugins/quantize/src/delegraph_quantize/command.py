@@ -57,7 +57,7 @@ class QuantizeCommand:
     def run(args: argparse.Namespace) -> Outcome:
         if args.output.suffix != ".pt2":
             raise UsageError(
-                "usage-invalid", f"-o takes a .pt2 file, not {args.output.name!r}"
+                "usage-invalid", f"-o must name a .pt2 file; got {args.output.name!r}"
             )
         check_calibration(
             args.calibration, [args.model], [args.backend], option="--calibration"
@@ -96,14 +96,14 @@ def check_calibration(
     if path.suffix != ".npz":
         raise UsageError(
             "usage-invalid",
-            f"{option} takes an .npz file, not {str(path)!r}",
+            f"{option} must name an .npz file; got {str(path)!r}",
             hint=_HOW,
         )
     expect_file(path)
     if len(models) > 1:
         raise UsageError(
             "usage-invalid",
-            "--quantize takes one MODEL: each has calibration data of its own",
+            "--quantize accepts one MODEL, because each model needs its own calibration data",
         )
     if not all(backends or [""]):
         raise UsageError(
@@ -240,7 +240,7 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
         # zip, numpy and torch raise many errors for damaged files, and types that are
         # no numbers
         raise FormatError(
-            "format-invalid", f"{path} is no .npz file with numbers: {e}", hint=_HOW
+            "format-invalid", f"{path} is not an .npz file with numbers: {e}", hint=_HOW
         ) from e
     columns = [arrays[key] for key in _in_order(path, list(arrays), names)]
     if (

@@ -167,7 +167,7 @@ def _expect_quantizer(quantizer: Any, registry: Registry) -> None:
         raise ContractViolation("contract-violation", text, hint=hint)
     raise OptionError(
         "option-invalid",
-        f"quantizer must be a Quantizer object of torchao, not {quantizer!r}",
+        f"quantizer must be a Quantizer object of torchao; got {quantizer!r}",
     )
 
 
@@ -215,7 +215,7 @@ def _expect_floats(exported: ExportedProgram) -> None:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
         raise InputError(
             "input-invalid",
-            f"only float32 can be quantized, and the program computes in {names}",
+            f"only programs in float32 can be quantized; this one computes in {names}",
             hint="model.float()",
         )
 
@@ -243,9 +243,7 @@ def _prepared(
     leave_integers(prepared)
     # observers
     if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):
-        text = (
-            "no call of the program is quantized: the quantizer annotates none of them"
-        )
+        text = "nothing is quantized: the quantizer annotated no call of the program"
         raise InputError(
             "input-invalid", text, hint="check the settings of the quantizer"
         )

@@ -307,7 +307,7 @@ def _tapped(
         if tap is not None:
             found[node] = tap
     if not found:
-        text = "there is no quantized layer in the program"
+        text = "the program has no quantized layer"
         raise InputError(
             "input-invalid", text, hint="pass the result of delegraph.quantize"
         )
@@ -406,7 +406,7 @@ class _Recorder(Interpreter):
                     " has none of that name"
                 )
                 raise InputError(
-                    "input-invalid", text, hint="give the module that was quantized"
+                    "input-invalid", text, hint="pass the module that was quantized"
                 )
         self._names = {_normalized(by_name[name]): name for name in names}
         self._kept: dict[str, torch.Tensor] = {}

@@ -119,7 +119,7 @@ def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> 
             return "was never computed during calibration, in a loop or a branch"
         raise InputError(
             "input-invalid",
-            f"calibration never showed a value of {node.args[0]}",
+            f"calibration never computed a value of {node.args[0]}",
             hint="use batches with elements: empty batches determine no scales",
         )
     if (high - low).isfinite().all():

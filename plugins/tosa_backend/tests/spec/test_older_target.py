@@ -46,8 +46,8 @@ def test_reads_targets(text, canonical):
         (
             "TOSA-0.80+MI+bf16",
             (
-                "TOSA 0.80 has no extensions, and no plugin made a target of bf16;"
-                " levels are 8k and"
+                "bf16 is neither a level .8k and nolevel. nor a target of an installed"
+                " plugin, and TOSA 0.80 has no extensions"
             ),
         ),
         ("TOSA-0.80+BI+BI", "bi is there twice"),

@@ -160,7 +160,7 @@ def cache_argument(model: Any) -> str:
             return name
     text = (
         f"{type(model).__name__} has no argument for a cache"
-        f" ({', '.join(_CACHE_ARGUMENTS)}), so its calls keep no tokens"
+        f" ({', '.join(_CACHE_ARGUMENTS)}), so generate cannot keep earlier tokens"
     )
     raise InputError("input-invalid", text, hint=NO_RECIPE)
 

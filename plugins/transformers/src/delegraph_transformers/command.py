@@ -86,12 +86,12 @@ class Generate:
             )
         if len(args.files) > 3:
             raise UsageError(
-                "usage-invalid", f"give one to three files, not {len(args.files)}"
+                "usage-invalid", f"give one to three files; got {len(args.files)}"
             )
         if args.given is not None and args.given_tokens is not None:
             raise UsageError(
                 "usage-invalid",
-                "give encode either --given or --given-tokens, not both",
+                "give either --given or --given-tokens for the method encode, not both",
             )
         for path in (*args.files, *filter(None, [args.tokenizer, args.given])):
             expect_file(path)
@@ -177,7 +177,7 @@ def _read_array(path: Path) -> Any:
         return torch.from_numpy(np.load(path, allow_pickle=False))
     except (ValueError, TypeError, OSError, EOFError) as e:
         raise InputError(
-            "input-invalid", f"{path.name} is no array that numpy can read: {e}"
+            "input-invalid", f"{path.name} cannot be read as a numpy array: {e}"
         ) from e
 
 
@@ -194,5 +194,5 @@ def _tokenizer(path: Path) -> Any:
         return Tokenizer.from_file(str(path))
     except Exception as e:  # it raises no other class
         raise InputError(
-            "input-invalid", f"{path.name} is no tokenizer.json: {e}"
+            "input-invalid", f"{path.name} is not a valid tokenizer.json: {e}"
         ) from e

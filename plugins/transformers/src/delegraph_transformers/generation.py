@@ -80,7 +80,7 @@ def generate(
     tokens = _tokens(prompt, "prompt")
     stops = _tokens(stop, "stop")
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        text = f"max_new_tokens must be an integer, not {_described(max_new_tokens)}"
+        text = f"max_new_tokens must be an integer; got {_described(max_new_tokens)}"
         raise InputError("input-invalid", text)
     _expect_fitting(decode, tokens, max_new_tokens)
     _expect_known(decode, [*tokens, *stops])
@@ -503,7 +503,7 @@ def _steps(program: Any) -> _Methods:
         if len(encoders) > 1 or not steps:
             raise InputError(
                 "input-invalid",
-                "one of the programs must be decode, and at most one encode",
+                "one of the programs must have the method decode, and at most one the method encode",
             )
         encode = encoders[0] if encoders else None
         return _Methods(encode, steps[0], steps[-1])

@@ -94,7 +94,8 @@ def version_of(beginning: bytes | memoryview) -> str:
     """
     if len(beginning) < _SIZE or bytes(beginning[:4]) != b"VGF1":
         raise FormatError(
-            "format-invalid", "no VGF file: it does not begin with a VGF header"
+            "format-invalid",
+            "the file is not a VGF file: it does not begin with a VGF header",
         )
     major, minor, patch = beginning[8:11]
     if major != VERSION[0] or minor > VERSION[1]:

@@ -41,7 +41,7 @@ def why_not_vgf(operator: Operator) -> str | None:
             return "model-converter would convert int64 to int32"
         if any(size < 0 for size in value.type.declared):
             return (
-                f"VGF files have fixed sizes, and a size of {operator.name} is known"
+                f"VGF files need fixed sizes, but a size of {operator.name} is known"
                 " only at run time"
             )
     return None

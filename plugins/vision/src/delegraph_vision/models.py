@@ -132,7 +132,7 @@ def _load(model: nn.Module, file: Path) -> None:
     """Load the weights of a model; raise InputError if the file has none of this model."""
     if not file.is_file():
         raise InputError(
-            "input-invalid", f"there is no file {str(file)!r} with weights"
+            "input-invalid", f"the file of weights {str(file)!r} does not exist"
         )
     try:
         if file.suffix == ".safetensors":

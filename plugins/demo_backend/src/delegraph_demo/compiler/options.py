@@ -31,7 +31,7 @@ def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> float | None:
         if spec.key != KEY:
             raise OptionError(
                 "option-invalid",
-                f"compiler-demo has the compile spec {KEY!r} and no {spec.key!r}",
+                f"compiler-demo has no compile spec {spec.key!r}; it has {KEY!r}",
             )
     if len(compile_specs) > 1:
         raise OptionError(

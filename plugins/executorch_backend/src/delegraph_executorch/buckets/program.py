@@ -137,8 +137,8 @@ def load(
     content = program.named_data.get(KEY)
     table = None if content is None else BucketTable.of_bytes(bytes(content))
     if table is None:
-        text = f"{os.fspath(path)} has no table of sizes: lower_buckets did not make it"
-        raise InputError("input-invalid", text, hint="read it by delegraph.load")
+        text = f"{os.fspath(path)} has no table of sizes, so lower_buckets did not write it"
+        raise InputError("input-invalid", text, hint="read it with delegraph.load")
     choice = BucketChoice.of_table(table)
     _check_shapes(table, program.methods, program.summary.methods)
     return LoadedBuckets(program, choice)
@@ -182,7 +182,7 @@ def lower_buckets(
     """
     if not isinstance(model, torch.nn.Module):
         text = (
-            "buckets are exported from an nn.Module, one at a time; this is"
+            "lower_buckets needs an nn.Module, which it exports for each bucket; got"
             f" {type(model).__name__}"
         )
         raise InputError("input-invalid", text)
@@ -219,7 +219,7 @@ def check_padding(padding: Any) -> None:
     )
     if padding is not None and not fits:
         raise InputError(
-            "input-invalid", f"padding is a number of Python, or None, not {padding!r}"
+            "input-invalid", f"padding must be a Python number or None; got {padding!r}"
         )
 
 
@@ -230,7 +230,7 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
     """
     if not isinstance(buckets, (Mapping, list, tuple)) or not buckets:
         text = (
-            "buckets is a list of example inputs, or a dict of them by name, not"
+            "buckets must be a list of example inputs, or a dict of them by name; got"
             f" {buckets!r}"
         )
         raise InputError("input-invalid", text)
@@ -255,7 +255,7 @@ def _call_of(bucket: Bucket) -> Call:
     if not isinstance(bucket, (torch.Tensor, tuple, list)):
         raise InputError(
             "input-invalid",
-            f"example_inputs is a tuple of arguments, not {type(bucket).__name__}",
+            f"example_inputs must be a tuple of arguments; got {type(bucket).__name__}",
         )
     return Call.of((bucket,) if isinstance(bucket, torch.Tensor) else bucket, {})
 

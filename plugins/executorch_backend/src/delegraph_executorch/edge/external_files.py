@@ -20,7 +20,9 @@ def externalize_pte_data(
     external file of that name exists, raises NamedDataError and moves nothing.
     """
     if type(max_data_bytes) is not int or max_data_bytes <= 0:
-        raise _error(f"max_data_bytes is a positive integer, not {max_data_bytes!r}")
+        raise _error(
+            f"max_data_bytes must be a positive integer; got {max_data_bytes!r}"
+        )
     if not isinstance(tag_prefix, str) or not tag_prefix:
         raise _error(f"tag_prefix is {tag_prefix!r}; the prefix must be nonempty text")
     files: dict[str, list[str]] = {}  # name of a new file -> its keys
@@ -30,8 +32,8 @@ def externalize_pte_data(
     for name, keys in files.items():
         if name in output.external_data:
             raise _error(
-                f"named data {keys[0]!r} would go to {name}, which exists already: an"
-                " external data tag collision"
+                f"named data {keys[0]!r} would go to {name}, which exists already;"
+                " use another tag_prefix"
             )
     for name, keys in files.items():
         output.external_data[name] = {key: output.pte_data.pop(key) for key in keys}

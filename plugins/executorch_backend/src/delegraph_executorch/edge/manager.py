@@ -52,7 +52,7 @@ class EdgeCompileConfig:
         for op in self.preserve_ops:
             if not isinstance(op, OpOverload):
                 text = (
-                    "preserve_ops names operators such as"
+                    "preserve_ops must contain operators such as"
                     f" torch.ops.aten.linear.default, not {op!r}"
                 )
                 raise OptionError("option-invalid", text)
@@ -265,7 +265,7 @@ class ExecutorchProgramManager:
         """
         target = as_path(path)
         if target.suffix.lower() != ".pte":
-            text = f"to_executorch makes a .pte file, not {target.name}"
+            text = f"to_executorch writes .pte files; the file name is {target.name}"
             hint = "use the suffix .pte"
             raise OptionError("option-invalid", text, hint=hint)
         write_files(self._contents, target)

@@ -62,11 +62,13 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
     """
     if torch.result_type(self, other).is_floating_point:
         if rounding_mode != "floor":
-            raise NotImplementedError("the formula rounds floats to the floor only")
+            raise NotImplementedError(
+                "the formula supports rounding_mode='floor' only, for floats"
+            )
         return _floor_of_floats(self, other)
     if rounding_mode is None:
         raise NotImplementedError(
-            "the formula divides integers only with a rounding mode"
+            "the formula divides integers only if rounding_mode is given"
         )
     floor = _floor(self, other, functools.partial(torch.div, rounding_mode="floor"))
     if rounding_mode == "floor":

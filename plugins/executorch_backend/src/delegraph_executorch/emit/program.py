@@ -127,7 +127,7 @@ class EmitOptions:
             check_file_name(constants)
         elif not isinstance(constants, bool) and not callable(constants):
             raise _invalid(
-                "external_constants is the name of a file, a function or a bool, not"
+                "external_constants must be a file name, a function or a bool; got"
                 f" {constants!r}"
             )
         if not self.alloc_mutable_buffers and not self.emit_mutable_buffer_names:
@@ -288,7 +288,7 @@ def _check_methods(
 def check_file_name(name: object) -> None:
     """Raise OptionError if a text cannot be part of a data file's name."""
     if not isinstance(name, str) or any(c in name for c in "/\\\0"):
-        raise _invalid(f"external_constants is the name of a file, not {name!r}")
+        raise _invalid(f"external_constants must return a file name; got {name!r}")
 
 
 def _file_of(options: EmitOptions) -> Callable[[Node, bool], str]:

@@ -142,7 +142,7 @@ def _why_not_type(kernel: str, given: Arguments, results: Sequence[Any]) -> str 
     if kernel in _SUM_IN_16_BITS and result.dtype in _HALVES:
         return f"it sums in {_name(result.dtype)}"
     if kernel in _DEQUANTIZE and result.dtype == torch.bfloat16:
-        return "it cannot return bfloat16"
+        return "its kernel cannot return bfloat16"
     if kernel in _POWERS and is_integer:
         return "it computes integers in floating point, which does not wrap around"
     return None

@@ -113,7 +113,7 @@ class Accepted:
         if value in self.choices:
             return ""
         choices = ", ".join(map(repr, sorted(self.choices)))
-        return f"{value!r:.80}, which is none of {choices}"
+        return f"{value!r:.80}, which must be one of {choices}"
 
 
 _RESULT = Accepted(_SIMPLE)

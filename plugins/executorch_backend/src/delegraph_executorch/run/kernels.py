@@ -37,7 +37,7 @@ def kernel(name: str) -> Kernel:
         compute = SCALAR_KERNELS[rest].compute
         return lambda args: compute(*args[:-1])
     if namespace != "aten" or name not in stock_kernels():
-        raise Unsupported("unsupported", f"this host has no kernel {name}")
+        raise Unsupported("unsupported", f"delegraph has no host kernel for {name}")
     packet, _, overload = rest.partition(".")
     return _out_variant(getattr(getattr(torch.ops.aten, packet), overload or "default"))
 

@@ -168,7 +168,7 @@ class HostMethod:
         elif not (isinstance(value, Null) and given is None):
             raise InputError(
                 "input-invalid",
-                f"input {name} is to be a {type(value).__name__}; it is {given!r}",
+                f"input {name} must be a {type(value).__name__}; it is {given!r}",
             )
 
     def _output(self, index: int) -> Any:

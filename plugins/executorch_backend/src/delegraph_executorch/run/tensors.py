@@ -89,9 +89,7 @@ class HostTensor:
             given = repr(value)
         else:
             given = f"of type {type(value).__name__}"
-        raise InputError(
-            "input-invalid", f"input {name} is to be {self}; it is {given}"
-        )
+        raise InputError("input-invalid", f"input {name} must be {self}; it is {given}")
 
     def fits(self, sizes: Sequence[int]) -> bool:
         """Return whether sizes are those of the file, or within its upper bounds."""

@@ -120,7 +120,7 @@ class _Check:
         subject: str,
     ) -> None:
         if value is None:
-            raise self.fault(f"{subject} has no kind")
+            raise self.fault(f"{subject} has no type")
         if isinstance(value, Tensor):
             self.tensor(value, plan, subject)
         elif isinstance(value, (IntList, TensorList, OptionalTensorList)):
@@ -248,7 +248,7 @@ class _Check:
             FreeCall: lambda c: (c.value,),
         }
         if call is None:
-            raise self.fault(f"{subject} has no kind")
+            raise self.fault(f"{subject} has no type")
         for index in checks[type(call)](call):
             self.require_index(index, values, f"an argument of {subject}")
         if isinstance(call, KernelCall):

@@ -485,8 +485,8 @@ def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
     unknown = sorted({*others} - {*_LEVELS, *_DEVICES})
     if unknown:
         why = (
-            "TOSA 0.80 has no extensions, and no plugin made a target of"
-            f" {', '.join(unknown)}; levels are {_ALL_LEVELS}"
+            f"{', '.join(unknown)} is neither a level ({_ALL_LEVELS}) nor a target of an"
+            " installed plugin, and TOSA 0.80 has no extensions"
         )
         raise _wrong(text, why)
     profiles = OLDER_PROFILES[older[0].upper()]
