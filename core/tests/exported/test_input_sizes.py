@@ -50,7 +50,7 @@ EQUAL = (
     "has size 5 in dimension 0; the program was exported for size B there; B is 4 as"
     " input x has size 4"
 )
-TENSOR = r"is to be torch.float32 of shape \[B, 8\]; it is"
+TENSOR = r"must be torch.float32 of shape \[B, 8\]; it is"
 OTHERS = {
     "above": (called((7, 8), (7, 8), (7, 8)), "^input x has size 7 in dimension 0; .* for sizes from 3 to 6 there"),
     "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),

@@ -292,9 +292,9 @@ def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
     """
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
-        requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
+        requirement = f"must be {wanted.dtype} of shape {shape}{device}"
     elif isinstance(wanted, torch.SymInt):
-        requirement = "is to be a number"
+        requirement = "must be a number"
     else:
         requirement = f"was exported as {wanted!r}"
     hint = None
