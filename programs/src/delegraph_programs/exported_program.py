@@ -477,7 +477,7 @@ def _other_structure(
 ) -> str:
     """Return the first difference between the structures of a call and of the export.
 
-    Its form is ``input x is to be ...; it is ...``. If arguments are missing, it lists
+    Its form is ``input x must be ...; it is ...``. If arguments are missing, it lists
     them, as ``: x, y not given``. It is "" if only the number or keywords differ.
     ``wanted`` and ``actual`` have the positional arguments as child 0, the keywords as
     child 1. ``names``: names of the positional arguments; further ones are named by

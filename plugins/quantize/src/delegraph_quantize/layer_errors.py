@@ -260,7 +260,7 @@ def _pairs(
 def _expect_exported(quantized: object) -> None:
     if not isinstance(quantized, ExportedProgram):
         text = (
-            "the quantized program is to be an ExportedProgram, not"
+            "the quantized program must be an ExportedProgram; got"
             f" {type(quantized).__name__}"
         )
         hint = "quantization_errors(module, delegraph.quantize(module, ...), ...)"
