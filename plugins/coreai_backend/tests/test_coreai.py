@@ -153,6 +153,11 @@ def test_small_numbers_and_infinities_keep_their_digits(function):
     )
 
 
+def test_literals_keep_their_digits():
+    ids = torch.tensor([1, 2, 300], dtype=torch.int32)
+    check_whole(lambda i: (i * 8.4763, i + 0.3001, i / 0.7), ids, error=1e-7)
+
+
 def test_alpha_scales_the_second_operand():
     x = torch.randn(3)
     y = torch.tensor([1, 2, 3], dtype=torch.int32)

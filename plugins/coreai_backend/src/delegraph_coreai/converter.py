@@ -8,7 +8,8 @@ names of coreai_torch.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.fx import Node
 with warnings.catch_warnings():
     # it takes a local version of torch, 2.13.0+cpu, for one that it does not know
     warnings.simplefilter("ignore")
-    from coreai_torch import TorchConverter
+    from coreai_torch import TorchConverter, _utils
     from coreai_torch._aten_to_core import _aten_to_core_resolver
     from coreai_torch._compression._intx import IntxTensor
 
@@ -68,7 +69,7 @@ class _Converter(TorchConverter):  # type: ignore[misc]
 
     def convert(self, program: ExportedProgram) -> AIProgram:
         """Return the Core AI program."""
-        with self.context:
+        with self.context, _exact_literals():
             module = Module.create()
             with (
                 module,
@@ -105,6 +106,26 @@ def has_four_bits(node: Node) -> bool:
         user.target is DEQUANTIZE_CHANNELS and user.args[4] >= -8 and user.args[5] <= 7  # type: ignore[operator]
         for user in node.users
     )
+
+
+@contextmanager
+def _exact_literals() -> Iterator[None]:
+    """Let the converter take a literal as float16 only if that is equal.
+
+    It rounds literals of calls without operands in floats, as of ``integers * 0.3``.
+    """
+    before = _utils._is_float_in_float16_range
+    _utils._is_float_in_float16_range = _is_float16
+    try:
+        yield
+    finally:
+        _utils._is_float_in_float16_range = before
+
+
+def _is_float16(number: float) -> bool:
+    """Whether a number is one of float16."""
+    same: bool = torch.tensor(number, dtype=torch.float16).item() == number
+    return same
 
 
 class _NoProgress:
