@@ -8,6 +8,7 @@ quantization, and which limits are fused into the operator before them
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -75,13 +76,13 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         self._bodies: set[GraphModule] = set()
 
     def set_global(self, setting: Setting) -> TOSAQuantizer:
-        """For everything that nothing else is set for."""
+        """Set the precision of everything that nothing else is set for."""
         expect_setting(setting)
         self._settings.overall = setting
         return self
 
     def set_operator_type(self, target: Any, setting: Setting) -> TOSAQuantizer:
-        """For all calls of an operator, such as ``torch.ops.aten.add.Tensor``.
+        """Set the precision of all calls of an operator, such as ``aten.add.Tensor``.
 
         Raises OptionError.
         """
@@ -95,19 +96,22 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
     def set_module_type(
         self, kind: type[torch.nn.Module], setting: Setting
     ) -> TOSAQuantizer:
-        """For all modules of a class. Raises OptionError."""
+        """Set the precision of all modules of a class. Raises OptionError."""
         expect_setting(setting)
         self._settings.module_types[type_name(kind)] = setting
         return self
 
     def set_module_name(self, name: str, setting: Setting) -> TOSAQuantizer:
-        """For the module of that name, such as ``"features.0"``, and all in it."""
+        """Set the precision of the module of that name, and of all in it.
+
+        Such as ``"features.0"``.
+        """
         expect_setting(setting)
         self._settings.module_names[name] = setting
         return self
 
     def set_io(self, *, inputs: bool = True, outputs: bool = True) -> TOSAQuantizer:
-        """Return whether users of inputs, and producers of outputs, are quantized."""
+        """Set whether users of inputs, and producers of outputs, are quantized."""
         self._inputs = inputs
         self._outputs = outputs
         return self
@@ -127,15 +131,14 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
             self._settings.expect_names([part.graph for part in parts])
             self._bodies = set(parts[1:])
         self._hiding = hiding(model.graph.nodes)
-        chosen = {
-            n: precision
-            for n in model.graph.nodes
-            if (precision := self._precision(n)) is not None
-        }
+        chosen: dict[Node, Precision] = {}
+        for node in model.graph.nodes:
+            precision = self._precision(node)
+            if precision is not None:
+                chosen[node] = precision
         for node, precision in chosen.items():
-            node.meta[KEY] = _Call(
-                node, precision, chosen, self._hiding, self._qat
-            ).annotation()
+            call = _Call(node, precision, chosen, self._hiding, self._qat)
+            node.meta[KEY] = call.annotation()
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -147,18 +150,17 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
             return None
         if node.target is operator.getitem:
             source = node.args[0]
-            return (
-                self._precision(source)
-                if isinstance(source, Node) and is_float(node)
-                else None
-            )
+            if not isinstance(source, Node) or not is_float(node):
+                return None
+            return self._precision(source)
         target = functional(node.target)
         if not computes_in_integers(target) and not belongs_to_convolution(node):
             return None
-        if not any(is_float(n) and n not in self._hiding for n in node.all_input_nodes):
+        operands = node.all_input_nodes
+        if not any(is_float(n) and n not in self._hiding for n in operands):
             return None
-        at_input = any(n.op == "placeholder" for n in node.all_input_nodes)
-        at_output = any(n.op == "output" for n in node.users)
+        at_input = any(operand.op == "placeholder" for operand in operands)
+        at_output = any(user.op == "output" for user in node.users)
         if (at_input and not self._inputs) or (at_output and not self._outputs):
             return None
         return self._settings.of(node, target)
@@ -183,11 +185,12 @@ class _Call:
         self.target = functional(node.target)
 
     def annotation(self) -> QuantizationAnnotation:
+        """Return the specs of the call's operands and of its result."""
         plain = specs.activation(self.precision, self.qat)
-        operands = {
-            n: self._as_made(n) if spec is plain else spec
-            for n, spec in self._operands().items()
-        }
+        operands = self._operands()
+        for operand, spec in operands.items():
+            if spec is plain:
+                operands[operand] = self._as_made(operand)
         return QuantizationAnnotation(operands, self._result(), _annotated=True)
 
     def _as_made(self, operand: Node) -> QuantizationSpecBase:
@@ -197,52 +200,52 @@ class _Call:
         limits of none of them.
         """
         plain = specs.activation(self.precision, self.qat)
-        while operand in self.chosen and is_move(operand):
-            operand = next(n for n in operand.all_input_nodes if is_float(n))
-        if (
-            self._joins()
-            or self.chosen.get(operand) != self.precision
-            or operand.target is operator.getitem
-        ):
+        if self._joins():
             return plain
-        made = _Call(
-            operand, self.precision, self.chosen, self.hiding, self.qat
-        )._result()
+        while operand in self.chosen and is_move(operand):
+            operand = _first_float(operand)
+        if self.chosen.get(operand) != self.precision:
+            return plain
+        if operand.target is operator.getitem:
+            return plain
+        producer = _Call(operand, self.precision, self.chosen, self.hiding, self.qat)
+        made = producer._result()
         return made if isinstance(made, FixedQParamsQuantizationSpec) else plain
 
     def _operands(self) -> dict[Node, QuantizationSpecBase | None]:
+        """Return the spec of each quantized operand."""
         if self.target is operator.getitem:
             return {}
         named = arguments(self.node)
         plain = specs.activation(self.precision, self.qat)
         x = named.get("input")
         weight = named.get("weight")
-        if packet(self.target) in NORMS:
-            return self._unless_joined({x: plain})
+        name = packet(self.target)
+        if name in NORMS:
+            return self._unless_joined([x], plain)
         if self.target is aten.prelu.default and is_constant(named["weight"]):
-            return self._unless_joined({named["self"]: plain})
+            return self._unless_joined([named["self"]], plain)
         if isinstance(x, Node) and isinstance(weight, Node):
             return self._weighted(x, weight, named.get("bias"))
-        floats = [
-            n for n in self.node.all_input_nodes if is_float(n) and n not in self.hiding
-        ]
-        if packet(self.target) == "scaled_dot_product_attention":
-            floats = list(
-                dict.fromkeys(named[name] for name in ("query", "key", "value"))
-            )
+        if name == "scaled_dot_product_attention":
+            operands = [named["query"], named["key"], named["value"]]
+            return self._unless_joined(operands, plain)
+        floats = [operand for operand in self.node.all_input_nodes if is_float(operand)]
+        floats = [operand for operand in floats if operand not in self.hiding]
         if self._joins():
-            shared = SharedQuantizationSpec((floats[0], self.node))
-            return {n: shared if k else plain for k, n in enumerate(floats)}
-        return self._unless_joined(dict.fromkeys(floats, plain))
+            first, *others = floats
+            shared = SharedQuantizationSpec((first, self.node))
+            return {first: plain, **dict.fromkeys(others, shared)}
+        return self._unless_joined(floats, plain)
 
     def _joins(self) -> bool:
         """Return whether results are elements of several operands.
 
         Adding to existing elements makes sums instead.
         """
-        return packet(self.target) in JOINS and not arguments(self.node).get(
-            "accumulate"
-        )
+        if packet(self.target) not in JOINS:
+            return False
+        return not arguments(self.node).get("accumulate")
 
     def _averages(self) -> bool:
         """Return whether the result averages pixels in their own quantization.
@@ -255,83 +258,80 @@ class _Call:
         name = packet(self.target)
         if x.meta["val"].dim() != 4 or name not in AVERAGES:
             return False
-        if name == "mean" and sorted(
-            d % 4 for d in arguments(self.node).get("dim") or ()
-        ) != [2, 3]:
-            return False
-        gates = all(
-            packet(functional(user.target)).startswith("conv")
-            for user in self.node.users
-        )
-        return gates or is_limit(functional(x.target))
+        if name == "mean":
+            axes = [axis % 4 for axis in arguments(self.node).get("dim") or ()]
+            if sorted(axes) != [2, 3]:
+                return False
+        if is_limit(functional(x.target)):
+            return True
+        users = [packet(functional(user.target)) for user in self.node.users]
+        return all(user.startswith("conv") for user in users)
 
     def _weighted(
         self, x: Node, weight: Node, bias: Any
     ) -> dict[Node, QuantizationSpecBase | None]:
+        """Return the specs of the operands of a convolution or a linear layer."""
         plain = specs.activation(self.precision, self.qat)
-        computed = isinstance(bias, Node) and not is_constant(bias)
+        found: dict[Node, QuantizationSpecBase | None] = {x: plain}
+        has_computed_bias = isinstance(bias, Node) and not is_constant(bias)
         if not is_constant(weight):
-            found = {
-                x: plain,
-                weight: (
-                    plain
-                    if packet(self.target) == "linear"
-                    else self._computed_kernel()
-                ),
-            }
+            is_linear = packet(self.target) == "linear"
+            found[weight] = plain if is_linear else self._computed_kernel()
         else:
             is_transposed = packet(self.target).startswith("conv_transpose")
+            precision = self.precision
+            if has_computed_bias:
+                precision = replace(precision, per_channel=False)
             axis = 1 if is_transposed else 0
-            precision = replace(
-                self.precision, per_channel=self.precision.per_channel and not computed
-            )
-            found = {x: plain, weight: specs.weight(precision, axis, self.qat)}
-            if isinstance(bias, Node) and not computed:
-                repeated = (
-                    arguments(self.node).get("groups", 1)
-                    if is_transposed and precision.per_channel
-                    else 1
-                )
-                found[bias] = specs.bias(precision, x, weight, self.node, repeated)
-        return {**found, bias: plain} if computed else found
+            found[weight] = specs.weight(precision, axis, self.qat)
+            if isinstance(bias, Node) and not has_computed_bias:
+                groups = 1
+                if is_transposed and precision.per_channel:
+                    groups = arguments(self.node).get("groups", 1)
+                found[bias] = specs.bias(precision, x, weight, self.node, groups)
+        if has_computed_bias:
+            found[bias] = plain
+        return found
 
     def _computed_kernel(self) -> QuantizationSpecBase:
-        """Of a weight that is computed at run time: TOSA convolves by int8 only."""
-        return specs.activation(
-            replace(self.precision, activations=torch.int8), self.qat
-        )
+        """Return the spec of a weight that is computed at run time.
+
+        TOSA convolves by int8 only.
+        """
+        precision = replace(self.precision, activations=torch.int8)
+        return specs.activation(precision, self.qat)
 
     def _unless_joined(
-        self, operands: dict[Any, QuantizationSpecBase | None]
-    ) -> dict[Node, Any]:
-        """Return the operands that no operator before passes on without rounding."""
-        return {
-            n: spec for n, spec in operands.items() if not self._continues(n, self.node)
-        }
+        self, operands: Iterable[Any], spec: QuantizationSpecBase
+    ) -> dict[Node, QuantizationSpecBase | None]:
+        """Return ``spec`` for operands that no operator before passes on unrounded."""
+        rounded = [n for n in operands if not self._continues(n, self.node)]
+        return dict.fromkeys(rounded, spec)
 
     def _result(self) -> QuantizationSpecBase | None:
+        """Return the spec of the result; None if it is not quantized."""
         if not is_float(self.node) or self.node in self.hiding:
             return None
-        if len(self.node.users) == 1 and self._continues(
-            self.node, next(iter(self.node.users))
-        ):
-            return None
-        source = self.node.args[0]
+        if len(self.node.users) == 1:
+            (user,) = self.node.users
+            if self._continues(self.node, user):
+                return None
+        plain = specs.activation(self.precision, self.qat)
         if self.target is operator.getitem:
+            source = self.node.args[0]
             assert isinstance(source, Node)
             if packet(source.target) not in data_movement.MOVES:
-                return specs.activation(self.precision, self.qat)
-            first = next(n for n in source.all_input_nodes if is_float(n))
-            return SharedQuantizationSpec((first, source))
-        if is_move(self.node) or self._joins() or self._averages():
-            first = next(n for n in self.node.all_input_nodes if is_float(n))
+                return plain
+            return SharedQuantizationSpec((_first_float(source), source))
+        if self._joins():
+            return SharedQuantizationSpec((_first_float(self.node), self.node))
+        if is_move(self.node) or self._averages():
+            first = _first_float(self.node)
             # a clone inside the same table has no operand with a quantization that it
             # could share
-            if self._joins() or not self._continues(first, self.node):
+            if not self._continues(first, self.node):
                 return SharedQuantizationSpec((first, self.node))
-        return specs.fixed(self.precision, self.target) or specs.activation(
-            self.precision, self.qat
-        )
+        return specs.fixed(self.precision, self.target) or plain
 
     def _continues(self, before: Node, after: Node) -> bool:
         """Return whether ``after`` alone uses ``before`` and can be fused with it."""
@@ -339,74 +339,67 @@ class _Call:
             return False
         if before not in self.chosen or before.target is operator.getitem:
             return False
-        made = functional(before.target)
-        uses = functional(after.target)
         if belongs_to_convolution(after):
             return True
-        if is_limit(uses) or is_scaling(after):
+        if is_limit(functional(after.target)) or is_scaling(after):
             return not is_move(before)
-        return (
-            is_table(before)
-            and is_table(after)
-            and not is_limit(made)
-            and self._is_of_one_value(before)
-        )
+        if not is_table(before) or not is_table(after):
+            return False
+        return not is_limit(functional(before.target)) and self._is_of_one_value(before)
 
     def _is_of_one_value(self, node: Node) -> bool:
         """Return whether a table's operand is quantized or part of such a table."""
-        while True:
-            (before,) = [n for n in node.all_input_nodes if is_float(n)]
-            if not self._continues(before, node):
-                return True
-            if not is_table(before) or is_limit(functional(before.target)):
-                return False
-            node = before
+        before = _first_float(node)
+        if not self._continues(before, node):
+            return True
+        if not is_table(before) or is_limit(functional(before.target)):
+            return False
+        return self._is_of_one_value(before)
+
+
+def _first_float(node: Node) -> Node:
+    """Return the first operand of a call that has floats."""
+    return next(operand for operand in node.all_input_nodes if is_float(operand))
 
 
 def is_limit(target: Any) -> bool:
-    """relu, clamp and the like: their integer rule limits the call before them."""
+    """Return whether the integer rule limits the call before: relu, clamp and so on."""
     rule = RULES.get((target, Lazy))
-    return (
-        rule is not None
-        and getattr(rule.function, "__module__", "") == activations.__name__
-    )
+    if rule is None:
+        return False
+    module: str = getattr(rule.function, "__module__", "")
+    return module == activations.__name__
 
 
 def is_move(node: Node) -> bool:
     """Return whether results are elements of the operand, with its limits."""
     name = packet(functional(node.target))
-    return name in data_movement.MOVES or (
-        name == "pad" and arguments(node).get("mode", "constant") != "constant"
-    )
+    if name == "pad":
+        mode: str = arguments(node).get("mode", "constant")
+        return mode != "constant"
+    return name in data_movement.MOVES
 
 
 def is_scaling(node: Node) -> bool:
     """Return whether a call multiplies by a positive number, part of the scale."""
-    other = node.args[1] if len(node.args) == 2 else None
-    return (
-        packet(functional(node.target)) in ("mul", "div")
-        and isinstance(other, (int, float))
-        and other > 0
-    )
+    if packet(functional(node.target)) not in ("mul", "div") or len(node.args) != 2:
+        return False
+    number = node.args[1]
+    return isinstance(number, (int, float)) and number > 0
 
 
 def is_table(node: Node) -> bool:
     """Return whether a call becomes a TABLE of each element of one tensor."""
     target = functional(node.target)
-    tensors = [n for n in node.all_input_nodes if is_float(n)]
-    return (
-        len(tensors) == 1
-        and has_rule(target)
-        and is_pointwise(target, RULES[target, Value])
-    )
+    tensors = [operand for operand in node.all_input_nodes if is_float(operand)]
+    if len(tensors) != 1 or not has_rule(target):
+        return False
+    return is_pointwise(target, RULES[target, Value])
 
 
 def belongs_to_convolution(node: Node) -> bool:
     """Return whether torchao folds a batch norm into the convolution before it."""
     source = node.args[0]
-    return (
-        packet(node.target) == "batch_norm"
-        and isinstance(source, Node)
-        and packet(source.target).startswith("conv")
-        and len(source.users) == 1
-    )
+    if packet(node.target) != "batch_norm" or not isinstance(source, Node):
+        return False
+    return packet(source.target).startswith("conv") and len(source.users) == 1

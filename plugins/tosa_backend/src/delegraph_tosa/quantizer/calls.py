@@ -17,27 +17,31 @@ def is_float(node: Node) -> bool:
 
 
 def packet(target: Any) -> str:
-    """Return ``conv2d`` of ``aten.conv2d.default``."""
-    return (
-        target._schema.name.partition("::")[2]
-        if isinstance(target, torch._ops.OpOverload)
-        else ""
-    )
+    """Return ``conv2d`` of ``aten.conv2d.default``; "" for another target."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    _, _, name = target._schema.name.partition("::")
+    return name
 
 
 def functional(target: Any) -> Any:
-    """``relu_.default`` -> ``relu.default``: a program is lowered without writes."""
+    """Return ``relu.default`` of ``relu_.default``.
+
+    A program is lowered without writes.
+    """
     name = packet(target)
-    if name.endswith("_") and not name.startswith("_"):
-        return getattr(getattr(aten, name[:-1], None), target._overloadname, target)
-    return target
+    if not name.endswith("_") or name.startswith("_"):
+        return target
+    functional_packet = getattr(aten, name.removesuffix("_"), None)
+    return getattr(functional_packet, target._overloadname, target)
 
 
 def arguments(node: Node) -> dict[str, Any]:
     """Return a call's arguments by the schema's names."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    names = [a.name for a in node.target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    names = [argument.name for argument in node.target._schema.arguments]
+    positional = dict(zip(names, node.args, strict=False))
+    return positional | node.kwargs
 
 
 def is_constant(node: Node) -> bool:

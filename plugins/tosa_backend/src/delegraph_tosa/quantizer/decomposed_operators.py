@@ -36,26 +36,22 @@ WHOLE = "delegraph_tosa.part_of"
 
 def is_decomposed(target: Any) -> bool:
     """Return whether an operator has no rule, but is composed of others."""
-    if (
-        not isinstance(target, OpOverload)
-        or has_rule(target)
-        or target._schema.is_mutable
-    ):
+    if not isinstance(target, OpOverload) or has_rule(target):
         return False
-    if not _UNFIT.isdisjoint(target.tags):
+    if target._schema.is_mutable or not _UNFIT.isdisjoint(target.tags):
         return False
     return target in _OWN or target in _table() or target._can_decompose()
 
 
 @cache
 def _table() -> Mapping[Any, Callable[..., Any]]:
-    """torch's decompositions of the operators that have no rule."""
+    """Return torch's decompositions of the operators that have no rule."""
     table: Any = torch.export.default_decompositions()
     return {op: step for op, step in table.items() if not has_rule(op)}
 
 
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
-    """self + weight * (end - self).
+    """Return self + weight * (end - self).
 
     torch makes tensors of the number, in order to be exact at both ends.
     """
@@ -70,10 +66,14 @@ def _cosine_similarity(
     torch writes their lengths in place.
     """
     both = aten.broadcast_tensors.default([x1, x2])
-    first, second = (
-        x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in both
-    )
+    first, second = (_unit_vectors(x, dim, eps) for x in both)
     return torch.sum(first * second, dim)
+
+
+def _unit_vectors(x: Tensor, dim: int, eps: float) -> Tensor:
+    """Return x divided by its lengths along ``dim``, which are at least ``eps``."""
+    lengths: Tensor = torch.linalg.vector_norm(x, 2, dim, True)
+    return x / lengths.clamp_min(eps)
 
 
 def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
@@ -89,9 +89,11 @@ _OWN: dict[OpOverload, Callable[..., Tensor]] = {
 
 def _div_mode(self: Tensor, other: Tensor, rounding_mode: str | None) -> Tensor:
     quotient = torch.div(self, other)
-    if rounding_mode is None:
-        return quotient
-    return torch.floor(quotient) if rounding_mode == "floor" else torch.trunc(quotient)
+    if rounding_mode == "floor":
+        return torch.floor(quotient)
+    if rounding_mode == "trunc":
+        return torch.trunc(quotient)
+    return quotient
 
 
 def _floor_divide(self: Tensor, other: Tensor) -> Tensor:
@@ -121,20 +123,19 @@ Of one tensor and a number they are a table.
 
 
 def _is_of_two(node: Node) -> bool:
-    return (
-        node.target in _OF_TWO
-        and len([n for n in node.all_input_nodes if is_float(n)]) == 2
-    )
+    """Return whether a call of ``_OF_TWO`` has two float tensors."""
+    if node.target not in _OF_TWO:
+        return False
+    return len([operand for operand in node.all_input_nodes if is_float(operand)]) == 2
 
 
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
     """Replace ``chosen`` calls by their parts, if integers compute all of them."""
     for node in list(model.graph.nodes):
-        if node.op != "call_function" or not (
-            is_decomposed(node.target) or _is_of_two(node)
-        ):
+        if node.op != "call_function" or not is_float(node):
             continue
-        if is_float(node) and chosen(node):
+        has_parts = is_decomposed(node.target) or _is_of_two(node)
+        if has_parts and chosen(node):
             parts = _parts(node)
             if parts is not None:
                 _inline(node, parts)
@@ -147,28 +148,32 @@ def _parts(call: Node) -> Graph | None:
     None if a part of it stays in floats.
     """
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Node)]
     target: Any = call.target
     step = _OWN.get(target) or _OF_TWO.get(target, target)
 
     def compute(*operands: Any) -> Any:
-        given = dict(zip(places, operands, strict=True))
-        args, kwargs = pytree.tree_unflatten(
-            [given.get(k, leaf) for k, leaf in enumerate(leaves)], structure
-        )
+        """Call the operator, or its own decomposition, on other operands."""
+        replaced = list(leaves)
+        for place, operand in zip(places, operands, strict=True):
+            replaced[place] = operand
+        args, kwargs = pytree.tree_unflatten(replaced, structure)
         return step(*args, **kwargs)
 
-    values = [leaves[k].meta.get("val") for k in places]
+    values = [leaves[place].meta.get("val") for place in places]
     if any(value is None for value in values):
         return None
     try:
         with torch.no_grad():
-            graph = make_fx(compute, dict(_table()))(*values).graph
+            trace = make_fx(compute, dict(_table()))
+            graph = trace(*values).graph
     except Exception:
         # errors of torch's decompositions; lowering tries the same, and its report has
         # the reason
         return None
-    return graph if all(map(_is_taken, graph.nodes)) else None
+    if not all(map(_is_taken, graph.nodes)):
+        return None
+    return graph
 
 
 def _is_taken(part: Node) -> bool:
@@ -177,9 +182,9 @@ def _is_taken(part: Node) -> bool:
         return part.op != "get_attr"
     if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
         return False
-    return computes_in_integers(part.target) or not any(
-        map(is_float, part.all_input_nodes)
-    )
+    if computes_in_integers(part.target):
+        return True
+    return not any(map(is_float, part.all_input_nodes))
 
 
 def _inline(call: Node, parts: Graph) -> None:
@@ -188,26 +193,17 @@ def _inline(call: Node, parts: Graph) -> None:
     The last of them is the layer of its name.
     """
     graph = call.graph
-    operands = [
-        leaf
-        for leaf in pytree.tree_leaves((call.args, call.kwargs))
-        if isinstance(leaf, Node)
-    ]
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    operands = [leaf for leaf in leaves if isinstance(leaf, Node)]
     copies = dict(zip(parts.find_nodes(op="placeholder"), operands, strict=True))
-    inherited = {
-        key: value
-        for key, value in call.meta.items()
-        if key not in ("custom", "val", "tensor_meta")
-    }
+    own = ("custom", "val", "tensor_meta")
+    inherited = {key: value for key, value in call.meta.items() if key not in own}
     with graph.inserting_before(call):
         for part in parts.nodes:
             if part.op == "call_function":
-                copies[part] = graph.node_copy(part, copies.__getitem__)
-                copies[part].meta = {
-                    **inherited,
-                    "val": part.meta["val"],
-                    WHOLE: call.target,
-                }
+                copy = graph.node_copy(part, copies.__getitem__)
+                copy.meta = inherited | {"val": part.meta["val"], WHOLE: call.target}
+                copies[part] = copy
     (result,) = parts.output_node().all_input_nodes
     last = copies[result]
     if result.op == "call_function" and "custom" in call.meta:

@@ -41,53 +41,55 @@ CREATORS = frozenset(
 def hiding(nodes: Iterable[Node]) -> set[Node]:
     """Return the floats that hide elements, and the inputs added to scores."""
     nodes = list(nodes)
-    found = {
-        source
-        for n in nodes
-        if "softmax" in packet(n.target)
-        for source in _inputs_added(n.args[0])
-    }
+    found: set[Node] = set()
     for node in nodes:
-        if _is_constant_that_hides(node) or (
-            node.op == "call_function" and is_float(node) and _hides(node, found)
-        ):
+        if "softmax" in packet(node.target):
+            found.update(_inputs_added(node.args[0]))
+    for node in nodes:
+        if _is_constant_that_hides(node) or _hides(node, found):
             found.add(node)
     return found
 
 
 def _inputs_added(scores: Any) -> list[Node]:
-    """Inputs of the program that are added, directly or in another shape."""
+    """Return inputs of the program that are added, directly or in another shape."""
     if not isinstance(scores, Node) or packet(functional(scores.target)) != "add":
         return []
     operands = [_moved_from(node) for node in scores.all_input_nodes]
-    return [
-        node for node in operands if node.op == "placeholder" and len(operands) == 2
-    ]
+    if len(operands) != 2:
+        return []
+    return [node for node in operands if node.op == "placeholder"]
 
 
 def _moved_from(node: Node) -> Node:
-    while packet(node.target) in data_movement.MOVES and isinstance(node.args[0], Node):
-        node = node.args[0]
+    """Return the node whose elements ``node`` has, in another shape or order."""
+    while packet(node.target) in data_movement.MOVES:
+        source = node.args[0]
+        if not isinstance(source, Node):
+            break
+        node = source
     return node
 
 
 def _hides(node: Node, found: set[Node]) -> bool:
+    """Return whether a call makes a float that hides; ``found`` are known ones."""
+    if node.op != "call_function" or not is_float(node):
+        return False
     name = packet(functional(node.target))
-    if name in CREATORS and any(
-        isinstance(a, (int, float)) and a <= HIDES for a in node.args
-    ):
-        return True
+    if name in CREATORS:
+        numbers = [a for a in node.args if isinstance(a, (int, float))]
+        if any(number <= HIDES for number in numbers):
+            return True
     return name in CARRIERS and not found.isdisjoint(node.all_input_nodes)
 
 
 def _is_constant_that_hides(node: Node) -> bool:
+    """Return whether a constant of the model has hiding elements."""
     if node.op != "get_attr" or not is_float(node):
         return False
     owner, _, name = str(node.target).rpartition(".")
     assert node.graph.owning_module is not None
     tensor = getattr(node.graph.owning_module.get_submodule(owner), name)
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.numel() > 0
-        and bool(tensor.min() <= HIDES)
-    )
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() == 0:
+        return False
+    return bool(tensor.min() <= HIDES)

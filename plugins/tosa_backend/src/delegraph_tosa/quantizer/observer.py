@@ -6,7 +6,7 @@ Values outside are clipped, values inside get finer steps.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ CANDIDATES = 256
 SMALLEST = -100
 LARGEST = 126
 """Exponents of the histogram's end: its bins have to be normal numbers of fp32."""
+
+
+class _Clipping(NamedTuple):
+    """Limits on one side of 0, and the squared error of values beyond each."""
+
+    limits: Tensor
+    errors: Tensor
 
 
 class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
@@ -48,7 +55,7 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         self.exponent = state
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns ``x``.
+        """Return ``x``, after its values are counted.
 
         The histogram reaches to a power of two, so that it doubles by adding pairs of
         bins.
@@ -57,7 +64,8 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         most = max(abs(self.min_val.item()), abs(self.max_val.item()))
         if x.numel() and math.isfinite(most):
             values = x.detach().float()
-            self._reach(min(max(math.frexp(most)[1], SMALLEST), LARGEST))
+            _, exponent = math.frexp(most)
+            self._reach(min(max(exponent, SMALLEST), LARGEST))
             assert self.exponent is not None
             end = 2.0**self.exponent
             self.counts += torch.histc(values, BINS, -end, end)
@@ -66,61 +74,63 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
 
     def _reach(self, exponent: int) -> None:
         """Make the histogram end at 2**exponent, if it ended before."""
-        if self.exponent is not None and exponent > self.exponent:
-            # two bins are left at least
-            merged = 2 ** min(exponent - self.exponent, BINS.bit_length() - 2)
-            inner = self.counts.view(-1, merged).sum(1)
-            beside = (BINS - len(inner)) // 2
-            self.counts.copy_(torch.nn.functional.pad(inner, (beside, beside)))
-        if self.exponent is None or exponent > self.exponent:
+        if self.exponent is None:
             self.exponent = exponent
+            return
+        if exponent <= self.exponent:
+            return
+        # two bins are left at least
+        doublings = min(exponent - self.exponent, BINS.bit_length() - 2)
+        inner = self.counts.view(-1, 2**doublings).sum(1)
+        empty_bins = (BINS - len(inner)) // 2
+        padded = torch.nn.functional.pad(inner, (empty_bins, empty_bins))
+        self.counts.copy_(padded)
+        self.exponent = exponent
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero point."""
+        """Return scale and zero point."""
         low = self.min_val.item()
         high = self.max_val.item()
-        if (
-            self.exponent is None
-            or self.exponent == LARGEST
-            or not low < high
-            or not math.isfinite(high - low)
-        ):
+        if not self._has_histogram() or not low < high or not math.isfinite(high - low):
             return super().calculate_qparams()  # type: ignore[no-any-return]
         positive = self.counts[BINS // 2 :]
         negative = self.counts[: BINS // 2].flip(0)
-        tops, above = self._clipped(positive, max(high, 0.0))
-        bottoms, below = self._clipped(negative, max(-low, 0.0))
-        steps = (tops[:, None] + bottoms) / (self.quant_max - self.quant_min)
+        above = self._clipped(positive, max(high, 0.0))
+        below = self._clipped(negative, max(-low, 0.0))
+        # a row for each limit above 0, a column for each one below
+        widths = above.limits[:, None] + below.limits
+        steps = widths / (self.quant_max - self.quant_min)
         # clipped values count as rounded, too: they are few
-        errors = above[:, None] + below + self.counts.sum() * steps.square() / 12
-        top, bottom = divmod(int(errors.argmin()), len(bottoms))
-        limits = (
-            torch.tensor(v, dtype=torch.float32)
-            for v in (-bottoms[bottom].item(), tops[top].item())
-        )
-        return self._calculate_qparams(*limits)  # type: ignore[no-any-return]
+        rounding_errors = self.counts.sum() * steps.square() / 12
+        errors = above.errors[:, None] + below.errors + rounding_errors
+        row, column = divmod(int(errors.argmin()), len(below.limits))
+        least = torch.tensor(-below.limits[column].item(), dtype=torch.float32)
+        most = torch.tensor(above.limits[row].item(), dtype=torch.float32)
+        return self._calculate_qparams(least, most)  # type: ignore[no-any-return]
 
-    def _clipped(self, counts: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    def _has_histogram(self) -> bool:
+        """Return whether values were counted, and none beyond the histogram's end."""
+        return self.exponent is not None and self.exponent != LARGEST
+
+    def _clipped(self, counts: Tensor, most: float) -> _Clipping:
         """Return limits on one side of 0 with the squared error beyond each.
 
         The bins are ordered outwards.
         """
         if most == 0:
-            return torch.zeros(1, dtype=torch.float64), torch.zeros(
-                1, dtype=torch.float64
-            )
+            zero = torch.zeros(1, dtype=torch.float64)
+            return _Clipping(zero, zero)
         assert self.exponent is not None
         width = 2.0**self.exponent / len(counts)
-        limits = (
-            most * torch.arange(1, CANDIDATES + 1, dtype=torch.float64) / CANDIDATES
-        )
+        parts = torch.arange(1, CANDIDATES + 1, dtype=torch.float64)
+        limits = most * parts / CANDIDATES
         centres = (torch.arange(len(counts)) + 0.5) * width
-        # sums over the bins with a centre beyond a limit: of 1, of the centre and of
-        # its square
-        first = (limits / width).round().long().clamp_max(len(counts))
         moments = torch.stack([counts, counts * centres, counts * centres.square()])
-        beyond = torch.nn.functional.pad(moments.flip(1).cumsum(1).flip(1), (0, 1))[
-            :, first
-        ]
-        error = beyond[2] - 2 * limits * beyond[1] + limits.square() * beyond[0]
-        return limits, error.clamp_min(0)
+        # sums over the bins from each one on: of 1, of the centre and of its square
+        sums = moments.flip(1).cumsum(1).flip(1)
+        sums = torch.nn.functional.pad(sums, (0, 1))
+        # the first bin with a centre beyond each limit
+        first = (limits / width).round().long().clamp_max(len(counts))
+        count, total, squares = sums[:, first]
+        errors = squares - 2 * limits * total + limits.square() * count
+        return _Clipping(limits, errors.clamp_min(0))

@@ -7,7 +7,7 @@ tensor if both have the same spec, so each is made once.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -43,31 +43,41 @@ FIXED = {
 
 @cache
 def activation(precision: Precision, qat: bool) -> QuantizationSpec:
-    """Of a tensor that is computed."""
-    low, high, scheme = _limits(precision)
+    """Return the spec of a tensor that is computed."""
+    integers = _integers(precision)
     settings = {
         "dtype": precision.activations,
-        "quant_min": low,
-        "quant_max": high,
-        "qscheme": scheme,
+        "quant_min": integers.low,
+        "quant_max": integers.high,
+        "qscheme": integers.scheme,
     }
-    observer: Any = (
-        SquaredErrorObserver if precision.observer == "histogram" else MinMaxObserver
-    )
     if qat:
         made = FakeQuantize.with_args(
             observer=MovingAverageMinMaxObserver, eps=EPS, **settings
         )
+    elif precision.observer == "histogram":
+        made = SquaredErrorObserver.with_args(eps=EPS)
     else:
-        made = observer.with_args(eps=EPS)
+        made = MinMaxObserver.with_args(eps=EPS)
     return QuantizationSpec(observer_or_fake_quant_ctr=made, **settings)
 
 
-def _limits(precision: Precision) -> tuple[int, int, torch.qscheme]:
-    """int16 is symmetric: TOSA's int16 has no zero points."""
+class _Integers(NamedTuple):
+    """The integers of activations: the smallest, the largest, and their scheme."""
+
+    low: int
+    high: int
+    scheme: torch.qscheme
+
+
+def _integers(precision: Precision) -> _Integers:
+    """Return the integers of activations.
+
+    int16 is symmetric: TOSA's int16 has no zero points.
+    """
     if precision.activations is torch.int8:
-        return -128, 127, torch.per_tensor_affine
-    return -32767, 32767, torch.per_tensor_symmetric
+        return _Integers(-128, 127, torch.per_tensor_affine)
+    return _Integers(-32767, 32767, torch.per_tensor_symmetric)
 
 
 @cache
@@ -81,47 +91,52 @@ def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
         "dtype": torch.int8,
         "quant_min": -high,
         "quant_max": high,
+        "qscheme": torch.per_tensor_symmetric,
     }
     observer: Any = MovingAverageMinMaxObserver if qat else MinMaxObserver
-    settings["qscheme"] = torch.per_tensor_symmetric
     if precision.per_channel:
-        observer = (
-            MovingAveragePerChannelMinMaxObserver if qat else PerChannelMinMaxObserver
-        )
-        settings |= {"qscheme": torch.per_channel_symmetric, "ch_axis": axis}
-    made = (
-        FakeQuantize.with_args(observer=observer, eps=EPS, **settings)
-        if qat
-        else observer.with_args(eps=EPS)
-    )
+        observer = PerChannelMinMaxObserver
+        if qat:
+            observer = MovingAveragePerChannelMinMaxObserver
+        settings["qscheme"] = torch.per_channel_symmetric
+        settings["ch_axis"] = axis
+    if qat:
+        made = FakeQuantize.with_args(observer=observer, eps=EPS, **settings)
+    else:
+        made = observer.with_args(eps=EPS)
     return QuantizationSpec(observer_or_fake_quant_ctr=made, **settings)
 
 
 def bias(
     precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1
 ) -> QuantizationSpecBase | None:
-    """Spec of a bias: int32 in the product of the other scales, so nothing rounds.
+    """Return the spec of a bias: int32 in the product of the other scales.
 
-    With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how
-    often the scales of the weight's channels are repeated, for transposed convolutions,
-    with the channels of one group in its weight.
+    So nothing rounds. With int16, sums have 48 bits; the lowering rounds that bias
+    itself. ``groups``: how often the scales of the weight's channels are repeated, for
+    transposed convolutions, with the channels of one group in its weight.
     """
     if precision.activations is torch.int16:
         return None
 
     def product(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        scale, of_weight = (observer.calculate_qparams()[0] for observer in observers)
-        steps = (scale * of_weight).repeat(groups)
+        """Return the scales and the zero points of the bias."""
+        scale, scale_of_weight = (
+            observer.calculate_qparams()[0] for observer in observers
+        )
+        steps = (scale * scale_of_weight).repeat(groups)
         return steps, torch.zeros_like(steps, dtype=torch.int32)
 
-    scheme, axis = (
-        (torch.per_channel_symmetric, 0)
-        if precision.per_channel
-        else (torch.per_tensor_symmetric, None)
-    )
+    scheme = torch.per_tensor_symmetric
+    axis = None
+    if precision.per_channel:
+        scheme = torch.per_channel_symmetric
+        axis = 0
     sources = [(x, user), (weight, user)]
+    low = -(2**31)
+    high = 2**31 - 1
     return DerivedQuantizationSpec(
-        sources, product, torch.int32, -(2**31), 2**31 - 1, scheme, axis
+        sources, product, torch.int32, low, high, scheme, axis
     )
 
 
@@ -129,7 +144,7 @@ def fixed(precision: Precision, target: Any) -> QuantizationSpecBase | None:
     """Return the spec of a result with known limits, or None."""
     if target not in FIXED:
         return None
-    low, high, _ = _limits(precision)
+    low, high, scheme = _integers(precision)
     least, most = FIXED[target]
     if precision.activations is torch.int16:
         scale = 2.0**-15
@@ -138,5 +153,5 @@ def fixed(precision: Precision, target: Any) -> QuantizationSpecBase | None:
         scale = (most - least) / 256
         zero_point = low - round(least / scale)
     return FixedQParamsQuantizationSpec(
-        precision.activations, scale, zero_point, low, high, _limits(precision)[2]
+        precision.activations, scale, zero_point, low, high, scheme
     )

@@ -17,19 +17,23 @@ MOST_NUMBERS = 16
 def text_of(array: Array, type: Type) -> str:
     """Return ``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, the shortest."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size > 1 and _bits(flat, type.dtype) == _bits(
-        np.repeat(flat[:1], flat.size), type.dtype
-    ):
-        splat = _numeral(flat[:1], type.dtype)
-        if splat is not None:
-            return f"splat {splat}"
-    numerals = [
-        _numeral(flat[i : i + 1], type.dtype)
-        for i in range(flat.size if flat.size <= MOST_NUMBERS else 0)
-    ]
-    if flat.size > MOST_NUMBERS or None in numerals:
-        return f'base64 "{base64.b64encode(_bits(flat, type.dtype)).decode()}"'
-    return f"[{', '.join(n for n in numerals if n is not None)}]"
+    if flat.size > 1 and _are_equal(flat, type.dtype):
+        number = _numeral(flat[:1], type.dtype)
+        if number is not None:
+            return f"splat {number}"
+    if flat.size <= MOST_NUMBERS:
+        elements = [flat[place : place + 1] for place in range(flat.size)]
+        numerals = [_numeral(element, type.dtype) for element in elements]
+        if None not in numerals:
+            return f"[{', '.join(map(str, numerals))}]"
+    encoded = base64.b64encode(_bits(flat, type.dtype))
+    return f'base64 "{encoded.decode()}"'
+
+
+def _are_equal(flat: Array, dtype: DType) -> bool:
+    """Return whether all elements have the same bits."""
+    repeated = np.repeat(flat[:1], flat.size)
+    return _bits(flat, dtype) == _bits(repeated, dtype)
 
 
 _RANGES = {
@@ -43,7 +47,9 @@ _RANGES = {
 
 
 def _bits(array: Array, dtype: DType) -> bytes:
-    return array.astype(ARRAY_DTYPES[dtype].newbyteorder("<"), copy=False).tobytes()
+    """Return the little-endian bytes of the elements."""
+    little_endian = ARRAY_DTYPES[dtype].newbyteorder("<")
+    return array.astype(little_endian, copy=False).tobytes()
 
 
 def _numeral(element: Array, dtype: DType) -> str | None:
@@ -51,19 +57,23 @@ def _numeral(element: Array, dtype: DType) -> str | None:
 
     None if only its bits define it (a NaN with a payload).
     """
+    bits = _bits(element, dtype)
     for text in _candidates(element, dtype):
-        if _bits(_array([_number(text)], dtype), dtype) == _bits(element, dtype):
+        parsed = _array([_number(text)], dtype)
+        if _bits(parsed, dtype) == bits:
             return text
     return None
 
 
 def _candidates(element: Array, dtype: DType) -> list[str]:
+    """Return texts of an element, the shortest first; not all need be exact."""
     if dtype is DType.BF16:
         wide = np.left_shift(element.astype(np.uint32), 16).view(np.float32)
         return [repr(float(wide[0]))]
+    (number,) = element
     if element.dtype.kind == "f":
-        return [str(element[0]), repr(float(element[0]))]
-    return [str(element[0]).lower()]
+        return [str(number), repr(float(number))]
+    return [str(number).lower()]
 
 
 def _array(numbers: list[Number], dtype: DType) -> Array:
@@ -71,23 +81,27 @@ def _array(numbers: list[Number], dtype: DType) -> Array:
 
     Floats are the nearest, Illegal if only infinity is near.
     """
-    array = ARRAY_DTYPES[dtype]
-    if array.kind != "f" and dtype is not DType.BF16:
-        if not all(isinstance(n, int) and _fits(n, dtype) for n in numbers):
+    if dtype is DType.BF16:
+        return _bfloat16_bits(_floats(numbers, DType.FP32))
+    array_dtype = ARRAY_DTYPES[dtype]
+    if array_dtype.kind == "f":
+        return _floats(numbers, dtype)
+    for number in numbers:
+        if not isinstance(number, int) or not _fits(number, dtype):
             raise Illegal(f"an element is no {dtype}")
-        return np.array(numbers, array)
-    floats = _floats(numbers, DType.FP32 if dtype is DType.BF16 else dtype)
-    return _bfloat16_bits(floats) if dtype is DType.BF16 else floats
+    return np.array(numbers, array_dtype)
 
 
 def _floats(numbers: list[Number], dtype: DType) -> Array:
+    """Return numbers as floats of ``dtype``; Illegal if one is too large."""
     try:
         exact = np.array([float(n) for n in numbers], np.float64)
     except OverflowError:  # an integer of hundreds of digits
         raise Illegal(f"an element is too large for {dtype}") from None
     with np.errstate(over="ignore"):
         rounded = exact.astype(ARRAY_DTYPES[dtype])
-    if np.any(np.isinf(rounded) & ~np.isinf(exact)):
+    has_overflowed = np.isinf(rounded) & ~np.isinf(exact)
+    if np.any(has_overflowed):
         raise Illegal(f"an element is too large for {dtype}")
     return rounded
 
@@ -95,20 +109,26 @@ def _floats(numbers: list[Number], dtype: DType) -> Array:
 def _bfloat16_bits(floats: Array) -> Array:
     """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
     bits = floats.view(np.uint32)
-    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    if np.any((rounded & 0x7FFF == 0x7F80) & np.isfinite(floats)):
+    is_odd = bits >> 16 & 1
+    rounded: Array = ((bits + 0x7FFF + is_odd) >> 16).astype(np.uint16)
+    is_infinite = rounded & 0x7FFF == 0x7F80
+    if np.any(is_infinite & np.isfinite(floats)):
         raise Illegal(f"an element is too large for {DType.BF16}")
     return rounded
 
 
 def _fits(number: int, dtype: DType) -> bool:
+    """Return whether an integer is an element of ``dtype``."""
     if dtype is DType.BOOL:
         return number in (0, 1)
-    info = np.iinfo(ARRAY_DTYPES[dtype])
-    return number in _RANGES.get(dtype, range(info.min, int(info.max) + 1))
+    if dtype in _RANGES:
+        return number in _RANGES[dtype]
+    limits = np.iinfo(ARRAY_DTYPES[dtype])
+    return int(limits.min) <= number <= int(limits.max)
 
 
 def _number(text: str) -> Number:
+    """Return the number of a numeral; raises ValueError."""
     if text in ("true", "false"):  # as an element of a bool constant is printed
         return int(text == "true")
     try:
@@ -130,10 +150,9 @@ def from_numbers(numbers: list[Number], type: Type) -> Array:
 
     Illegal if there are more or fewer than the type has.
     """
-    if len(numbers) != math.prod(type.shape):
-        raise Illegal(
-            f"{type} has {math.prod(type.shape)} elements, {len(numbers)} are given"
-        )
+    count = math.prod(type.shape)
+    if len(numbers) != count:
+        raise Illegal(f"{type} has {count} elements, {len(numbers)} are given")
     return _array(numbers, type.dtype).reshape(type.shape)
 
 
@@ -143,10 +162,10 @@ def from_splat(number: Number, type: Type) -> Array:
     They share their memory, so that a short text cannot take much.
     """
     element = _array([number], type.dtype)
+    if not type.shape:
+        return element.reshape(())
     try:
-        return (
-            np.broadcast_to(element, type.shape) if type.shape else element.reshape(())
-        )
+        return np.broadcast_to(element, type.shape)
     except ValueError:  # more elements than an address counts
         raise Illegal(f"{type} is larger than any memory") from None
 
@@ -157,14 +176,13 @@ def from_base64(text: str, type: Type) -> Array:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise Illegal("the elements are not base64") from None
-    array = ARRAY_DTYPES[type.dtype].newbyteorder("<")
-    if len(data) != math.prod(type.shape) * array.itemsize:
-        raise Illegal(
-            f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)}"
-            " are given"
-        )
-    elements = np.frombuffer(data, array).reshape(type.shape)
-    extremes = (elements.min(), elements.max()) if elements.size else ()
-    if type.dtype in _RANGES and not all(_fits(int(n), type.dtype) for n in extremes):
-        raise Illegal(f"an element is no {type.dtype}")
+    little_endian = ARRAY_DTYPES[type.dtype].newbyteorder("<")
+    size = math.prod(type.shape) * little_endian.itemsize
+    if len(data) != size:
+        raise Illegal(f"{type} takes {size} bytes, {len(data)} are given")
+    elements = np.frombuffer(data, little_endian).reshape(type.shape)
+    if type.dtype in _RANGES and elements.size:
+        extremes = (int(elements.min()), int(elements.max()))
+        if not all(_fits(extreme, type.dtype) for extreme in extremes):
+            raise Illegal(f"an element is no {type.dtype}")
     return elements

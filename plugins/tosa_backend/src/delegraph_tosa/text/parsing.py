@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from delegraph.errors import FormatError
@@ -63,6 +63,13 @@ class Token(NamedTuple):
     line: int
 
 
+class Declaration(NamedTuple):
+    """A declared value, ``%x: [1x4]fp32``: its type and its name as it is printed."""
+
+    type: Type
+    printed: str
+
+
 def parse(text: str) -> Graph:
     """Return the graph of its text form.
 
@@ -107,6 +114,7 @@ class _Parser:
 
     @property
     def next(self) -> Token:
+        """The next token."""
         return self.tokens[self.position]
 
     def wrong(self, why: str) -> FormatError:
@@ -114,21 +122,25 @@ class _Parser:
         return _wrong(self.tokens[max(self.position - 1, 0)].line, why)
 
     def take(self, kind: str, text: str | None = None) -> str:
+        """Step over the next token and return its text.
+
+        Raises FormatError unless it is of this kind, and has this text.
+        """
         token = self.next
         if token.kind != kind or text not in (None, token.text):
-            raise _wrong(
-                token.line,
-                f"expected {text or kind}, found {token.text or token.kind!r}",
-            )
+            wanted = text or kind
+            found = token.text or token.kind
+            raise _wrong(token.line, f"expected {wanted}, found {found!r}")
         self.position += 1
         return token.text
 
     def accept(self, kind: str, text: str | None = None) -> bool:
         """Step over this token if it is the next one."""
         token = self.next
-        found = token.kind == kind and text in (None, token.text)
-        self.position += found
-        return found
+        if token.kind != kind or text not in (None, token.text):
+            return False
+        self.position += 1
+        return True
 
     def comments(self) -> None:
         """Step over remarks, which are no operator's source."""
@@ -136,7 +148,7 @@ class _Parser:
             pass
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
-        """Items separated by commas up to the mark ``end``, which is taken too."""
+        """Return items separated by commas up to the mark ``end``, which is taken too."""
         items: list[T] = []
         while not self.accept("mark", end):
             if items:
@@ -145,6 +157,7 @@ class _Parser:
         return items
 
     def legal(self, make: Callable[[], T]) -> T:
+        """Return ``make()``; its Illegal becomes an error at the last token."""
         try:
             return make()
         except Illegal as problem:
@@ -154,45 +167,45 @@ class _Parser:
 
     def program(self) -> Graph:
         """Return all graphs, last to first: a graph follows those it refers to."""
-        starts = [
-            i
-            for i, token in enumerate(self.tokens)
-            if token == ("word", "graph", token.line)
-        ]
-        if not starts or any(
-            token.kind != "comment" for token in self.tokens[: starts[0]]
-        ):
+        starts: list[int] = []
+        for position, token in enumerate(self.tokens):
+            if token.kind == "word" and token.text == "graph":
+                starts.append(position)
+        before = self.tokens[: starts[0]] if starts else self.tokens
+        if not starts or any(token.kind != "comment" for token in before):
             raise _wrong(1, "a graph begins with 'graph @name('")
-        ends = [*starts[1:], len(self.tokens) - 1]
-        graph = None
-        for start, end in zip(reversed(starts), reversed(ends), strict=True):
+        end = len(self.tokens) - 1
+        for start in reversed(starts):
             self.position = start
             graph = self.graph()
             self.comments()
             if self.position != end:
                 raise self.wrong("there is text behind the graph")
-        assert graph is not None
+            end = start
         return graph
 
     def graph(self) -> Graph:
+        """Return the graph that begins at the next token."""
         self.take("word", "graph")
         name = self.unquoted(self.take("graph")[1:])
         if name in self.graphs:
             raise self.wrong(f"there are two graphs {name!r}")
         self.values = {}
         self.take("mark", "(")
-        inputs = self.listed(lambda: self.define(Value(*self.declaration())), ")")
+        inputs = self.listed(self.input, ")")
         self.take("mark", "{")
         operators: list[Operator] = []
         while not self.accept("word", "return"):
             if not self.accept("comment"):
                 self.statement(operators)
         outputs = self.listed(self.operand, "}")
-        graph = self.graphs[name] = Graph(inputs, outputs, operators, name)
+        graph = Graph(inputs, outputs, operators, name)
+        self.graphs[name] = graph
         return graph
 
     def statement(self, operators: list[Operator]) -> None:
-        declared: list[tuple[Type, None, str]] = []
+        """Read a constant, or an operator, which is added to ``operators``."""
+        declared: list[Declaration] = []
         if self.next.kind == "value":
             declared = self.listed(self.declaration, "=")
         if self.accept("word", "const"):
@@ -200,52 +213,58 @@ class _Parser:
         else:
             operators.append(self.operator(declared))
 
+    def input(self) -> Value:
+        """Return an input of a graph."""
+        declared = self.declaration()
+        return self.define(Value(declared.type), declared.printed)
+
     # -- values ------------------------------------------------------------------------
 
-    def declaration(self) -> tuple[Type, None, str]:
-        """Type, no constant and printed name: the arguments of ``Value``."""
-        name = self.take("value")
+    def declaration(self) -> Declaration:
+        """Return a declared type and name. Unknown sizes are symbols of this name."""
+        printed = self.take("value")
         self.take("mark", ":")
-        return self.declared_type().named(name[1:]), None, name
+        type = self.declared_type().named(printed[1:])
+        return Declaration(type, printed)
 
     def declared_type(self) -> Type:
+        """Return a type such as ``[1x4]fp32``; ``?`` is an unknown size."""
         text = self.take("type")
-        sizes, _, dtype = text[1:].partition("]")
-        if (
-            dtype.upper() not in DType.__members__
-            or DType[dtype.upper()] not in ARRAY_DTYPES
-        ):
-            raise self.wrong(f"{dtype!r} is no element type")
-        type = Type(
-            tuple(UNKNOWN if s == "?" else int(s) for s in sizes.split("x") if s),
-            DType[dtype.upper()],
-        )
-        if why := why_not_blocks(type):
+        sizes, _, name = text[1:].partition("]")
+        dtype = DType.__members__.get(name.upper())
+        if dtype is None or dtype not in ARRAY_DTYPES:
+            raise self.wrong(f"{name!r} is no element type")
+        shape = [UNKNOWN if s == "?" else int(s) for s in sizes.split("x") if s]
+        type = Type(tuple(shape), dtype)
+        why = why_not_blocks(type)
+        if why:
             raise self.wrong(why)
         return type
 
-    def define(self, value: Value) -> Value:
+    def define(self, value: Value, printed: str) -> Value:
         """Bind the printed name; a number is no name of the value itself."""
-        printed = value.name
         if printed in self.values:
             raise self.wrong(f"{printed} is defined twice")
-        value.name = "" if printed[1:].isdigit() else self.unquoted(printed[1:])
+        name = printed[1:]
+        value.name = "" if name.isdigit() else self.unquoted(name)
         self.values[printed] = value
         return value
 
     def operand(self) -> Value:
+        """Return the value of a printed name."""
         name = self.take("value")
         if name not in self.values:
             raise self.wrong(f"{name} is used before it is defined")
         return self.values[name]
 
-    def constant(self, declared: list[tuple[Type, None, str]]) -> None:
+    def constant(self, declared: list[Declaration]) -> None:
+        """Define a constant from its elements."""
         if len(declared) != 1:
             raise self.wrong("a constant has one name")
-        type, _, name = declared[0]
+        type, printed = declared[0]
         if type.is_dynamic:
             raise self.wrong("the sizes of a constant are known")
-        self.define(Value(type, self.constant_elements(type), name))
+        self.define(Value(type, self.constant_elements(type)), printed)
 
     def constant_elements(self, type: Type) -> Constant:
         """Return ``[1.0, 2.0]``.
@@ -257,9 +276,11 @@ class _Parser:
         values_type, scales_type = stored_types(type)
         values = self.elements(values_type)
         self.take("word", "scales")
-        return Scaled(values, self.elements(scales_type), type)
+        scales = self.elements(scales_type)
+        return Scaled(values, scales, type)
 
     def elements(self, type: Type) -> Array:
+        """Return a list of numbers, ``splat`` of one, or ``base64`` of their bytes."""
         if self.accept("mark", "..."):
             raise self.wrong(
                 "the elements of this constant were left out when it was printed"
@@ -300,73 +321,73 @@ class _Parser:
 
     # -- operators ---------------------------------------------------------------------
 
-    def operator(self, declared: list[tuple[Type, None, str]]) -> Operator:
+    def operator(self, declared: list[Declaration]) -> Operator:
+        """Return the operator at the next token, with these results."""
         name = self.take("word")
         if name not in OPERATORS:
             raise self.wrong(f"{name!r} is no operator of TOSA")
         kind = OPERATORS[name]
         self.take("mark", "(")
         operands = self.listed(self.operand, ")")
-        if (
-            len(operands) < len(kind.operands) - 1
-            if kind.variadic
-            else len(operands) != len(kind.operands)
-        ):
-            raise self.wrong(
-                f"{name} has {len(operands)} operands, needs {len(kind.operands)}"
-            )
-        attributes = self.attributes(kind) | self.implied(
-            kind, [d[0] for d in declared]
-        )
-        if missing := kind.attributes.keys() - attributes.keys():
+        needed = len(kind.operands)
+        # a list of operands may be empty
+        fewest = needed - 1 if kind.variadic else needed
+        if len(operands) < fewest or (len(operands) > needed and not kind.variadic):
+            raise self.wrong(f"{name} has {len(operands)} operands, needs {needed}")
+        attributes = self.attributes(kind)
+        attributes |= self.implied(kind, [result.type for result in declared])
+        missing = kind.attributes.keys() - attributes.keys()
+        if missing:
             raise self.wrong(f"{name} has no {', '.join(sorted(missing))}")
-        source = self.take("comment").strip() if self.next.kind == "comment" else None
+        source = None
+        if self.next.kind == "comment":
+            source = self.take("comment").strip()
         operator = kind(operands, source, **attributes)
         self.results(operator, declared)
         return operator
 
-    def results(
-        self, operator: Operator, declared: list[tuple[Type, None, str]]
-    ) -> None:
+    def results(self, operator: Operator, declared: list[Declaration]) -> None:
+        """Define the results of an operator, with the types of both sides."""
         inferred = self.legal(operator.infer)
-        agreed = [i.reconciled(d[0]) for i, d in zip(inferred, declared, strict=False)]
-        if len(inferred) != len(declared) or None in agreed:
-            raise self.wrong(
-                f"{operator.name} gives {', '.join(map(str, inferred)) or 'nothing'}"
-            )
-        named = [
-            Value(type, name=d[2], producer=operator)
-            for type, d in zip(agreed, declared, strict=True)
-            if type
-        ]
-        operator.outputs = tuple(map(self.define, named))
+        if len(inferred) != len(declared):
+            raise self.other_results(operator, inferred)
+        outputs: list[Value] = []
+        for own, (type, printed) in zip(inferred, declared, strict=True):
+            agreed = own.reconciled(type)
+            if agreed is None:
+                raise self.other_results(operator, inferred)
+            outputs.append(self.define(Value(agreed, producer=operator), printed))
+        operator.outputs = tuple(outputs)
+
+    def other_results(self, operator: Operator, types: Sequence[Type]) -> FormatError:
+        """Return an error for declared results that are not those of ``operator``."""
+        text = ", ".join(map(str, types)) or "nothing"
+        return self.wrong(f"{operator.name} gives {text}")
 
     def implied(self, kind: type[Operator], types: list[Type]) -> dict[str, Any]:
         """Return attributes that follow from the result types."""
-        wanted = {
-            name: form
-            for name, form in kind.attributes.items()
-            if form in ("ResultDType", "ResultTypes")
-        }
-        if wanted and not types:
-            raise self.wrong(f"{kind.__name__} has no result")
-        return {
-            name: types[0].dtype if form == "ResultDType" else tuple(types)
-            for name, form in wanted.items()
-        }
+        implied: dict[str, Any] = {}
+        for name, form in kind.attributes.items():
+            if form not in ("ResultDType", "ResultTypes"):
+                continue
+            if not types:
+                raise self.wrong(f"{kind.__name__} has no result")
+            implied[name] = types[0].dtype if form == "ResultDType" else tuple(types)
+        return implied
 
     def attributes(self, kind: type[Operator]) -> dict[str, Any]:
-        pairs = (
-            self.listed(lambda: self.attribute(kind), "}")
-            if self.accept("mark", "{")
-            else []
-        )
-        attributes = dict(pairs)
+        """Return the attributes in braces; there may be none."""
+        attributes: dict[str, Any] = {}
+        if not self.accept("mark", "{"):
+            return attributes
+        pairs = self.listed(lambda: self.attribute(kind), "}")
+        attributes.update(pairs)
         if len(attributes) != len(pairs):
             raise self.wrong(f"{kind.__name__} has an attribute twice")
         return attributes
 
     def attribute(self, kind: type[Operator]) -> tuple[str, Any]:
+        """Return the name and the value of an attribute."""
         name = self.take("word")
         if name not in kind.attributes:
             raise self.wrong(f"{kind.__name__} has no attribute {name!r}")
@@ -374,6 +395,7 @@ class _Parser:
         return name, self.attribute_value(kind.attributes[name])
 
     def attribute_value(self, kind: str) -> Any:
+        """Return the value of an attribute of this kind."""
         if kind in _ENUMERATIONS:
             return self.member(kind)
         if kind == "Graph":
@@ -381,11 +403,16 @@ class _Parser:
         if kind == "Ints":
             self.take("mark", "[")
             return tuple(self.listed(self.integer, "]"))
-        if kind in ("str", "bytes"):
-            return self.string() if kind == "str" else self.decoded()
-        return self.integer() if kind == "int" else self.number()
+        if kind == "str":
+            return self.string()
+        if kind == "bytes":
+            return self.decoded()
+        if kind == "int":
+            return self.integer()
+        return self.number()
 
     def member(self, kind: str) -> Any:
+        """Return a member of an enumeration."""
         word = self.take("word")
         try:
             return _ENUMERATIONS[kind](word)
@@ -393,18 +420,21 @@ class _Parser:
             raise self.wrong(f"{word!r} is no {kind}") from None
 
     def body(self) -> Graph:
+        """Return a graph of control flow, which was read before."""
         name = self.unquoted(self.take("graph")[1:])
         if name not in self.graphs:
             raise self.wrong(f"there is no graph {name!r} below")
         return self.graphs[name]
 
     def integer(self) -> int:
+        """Return a number without fraction."""
         number = self.number()
         if not isinstance(number, int):
             raise self.wrong(f"{number} is no integer")
         return number
 
     def decoded(self) -> bytes:
+        """Return the bytes of a string of base64."""
         try:
             return base64.b64decode(self.string(), validate=True)
         except ValueError:

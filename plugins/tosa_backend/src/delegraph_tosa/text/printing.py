@@ -41,18 +41,19 @@ def render(graph: Graph, *, elide: int | None = None) -> str:
     """
     graphs = graph.reachable()
     names = _graph_names(graphs, elide is not None)
-    return "\n".join(_Printer(g, names, elide).text() for g in graphs)
+    return "\n".join([_Printer(body, names, elide).text() for body in graphs])
 
 
 def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
+    """Return a name of each graph, numbered if its own is long or taken."""
     names: dict[Graph, str] = {}
+    taken: set[str] = set()
     for number, graph in enumerate(graphs):
-        free = (
-            graph.name
-            and graph.name not in names.values()
-            and not (elided and _is_long(graph.name))
-        )
-        names[graph] = graph.name if free else f"graph_{number}"
+        name = graph.name
+        if not name or name in taken or (elided and _is_long(name)):
+            name = f"graph_{number}"
+        names[graph] = name
+        taken.add(name)
     return names
 
 
@@ -70,42 +71,39 @@ class _Printer:
         self.numbered = 0
 
     def text(self) -> str:
+        """Return the text of the graph."""
         inputs = ", ".join(map(self.declaration, self.graph.inputs))
         lines = [f"graph @{_quoted(self.graphs[self.graph])}({inputs}) {{"]
-        lines += [
-            f"  {self.declaration(v)} = const {self.elements(v)}"
-            for v in self.graph.constants()
-        ]
-        lines += [
-            f"  {self.cut(self.operator(op), LONGEST_LINE)}"
-            for op in self.graph.operators
-        ]
-        lines.append(
-            f"  return {', '.join(map(self.name, self.graph.outputs))}".rstrip()
-        )
-        return "\n".join([*lines, "}\n"])
+        for value in self.graph.constants():
+            lines.append(f"  {self.declaration(value)} = const {self.elements(value)}")
+        for operator in self.graph.operators:
+            lines.append(f"  {self.cut(self.operator(operator), LONGEST_LINE)}")
+        outputs = ", ".join(map(self.name, self.graph.outputs))
+        lines.append(f"  return {outputs}".rstrip())
+        lines.append("}\n")
+        return "\n".join(lines)
 
     def name(self, value: Value) -> str:
+        """Return the printed name of a value, the same at each use."""
         if value not in self.printed:
-            self.printed[value] = f"%{self._name(value)}"
+            self.printed[value] = f"%{self._new_name(value)}"
         return self.printed[value]
 
-    def _name(self, value: Value) -> str:
-        if (
-            value.name
-            and self.given[value.name] == 1
-            and not (self.elide is not None and _is_long(value.name))
-        ):
+    def _new_name(self, value: Value) -> str:
+        """Return the value's own name, or the next number if it is long or shared."""
+        is_unique = self.given[value.name] == 1
+        is_cut = self.elide is not None and _is_long(value.name)
+        if value.name and is_unique and not is_cut:
             return _quoted(value.name)
+        number = self.numbered
         self.numbered += 1
-        return str(self.numbered - 1)
+        return str(number)
 
     def cut(self, text: str, longest: int) -> str:
-        return (
-            text
-            if self.elide is None or len(text) <= longest
-            else f"{text[:longest]}..."
-        )
+        """Return ``text``, shortened if the text is elided."""
+        if self.elide is None or len(text) <= longest:
+            return text
+        return f"{text[:longest]}..."
 
     def declaration(self, value: Value) -> str:
         return f"{self.name(value)}: {value.type.written}"
@@ -117,33 +115,39 @@ class _Printer:
         return " scales ".join(text_of(elements, type) for elements, type in parts)
 
     def operator(self, operator: Operator) -> str:
+        """Return the line of an operator."""
         operands = ", ".join(map(self.name, operator.inputs))
         results = ", ".join(map(self.declaration, operator.outputs))
         attributes = ", ".join(self.attributes(operator))
+        text = f"{operator.name}({operands})"
+        if results:
+            text = f"{results} = {text}"
+        if attributes:
+            text += f" {{{attributes}}}"
         source = self.location(str(operator.source)) if operator.source else ""
-        return "".join(
-            [
-                f"{results} = " if results else "",
-                f"{operator.name}({operands})",
-                f" {{{attributes}}}" if attributes else "",
-                f"  // {source}" if source else "",
-            ]
-        )
+        if source:
+            text += f"  // {source}"
+        return text
 
     def location(self, source: str) -> str:
+        """Return a source in one line."""
         shown = " ".join(self.cut(source, LONGEST_TEXT).split())
-        return shown if self.elide is None else self.cut(printable(shown), LONGEST_TEXT)
+        if self.elide is None:
+            return shown
+        return self.cut(printable(shown), LONGEST_TEXT)
 
     def attributes(self, operator: Operator) -> Iterator[str]:
+        """Yield the attributes that the result types do not determine."""
         for name, kind in operator.attributes.items():
             if kind not in _IMPLIED:
-                yield (
-                    f"{name}={self.attribute(getattr(operator, name), kind, operator)}"
-                )
+                value = getattr(operator, name)
+                yield f"{name}={self.attribute(value, kind, operator)}"
 
     def attribute(self, value: Any, kind: str, operator: Operator) -> str:
+        """Return the text of an attribute of ``operator``, by its kind."""
         if kind == "Number":
-            return repr(float(value) if operator.inputs[0].dtype in FLOATS else value)
+            is_float = operator.inputs[0].dtype in FLOATS
+            return repr(float(value) if is_float else value)
         if kind == "Graph":
             return f"@{_quoted(self.graphs[value])}"
         if kind == "Ints":
@@ -152,8 +156,11 @@ class _Printer:
             return json.dumps(self.cut(value, LONGEST_TEXT))
         if kind == "bytes":
             kept = value if self.elide is None else value[:LONGEST_TEXT]
-            return json.dumps(self.cut(base64.b64encode(kept).decode(), LONGEST_TEXT))
-        return str(value).lower() if kind == "bool" else str(value)
+            encoded = base64.b64encode(kept).decode()
+            return json.dumps(self.cut(encoded, LONGEST_TEXT))
+        if kind == "bool":
+            return str(value).lower()
+        return str(value)
 
 
 def _values(graph: Graph) -> Iterator[Value]:

@@ -69,9 +69,8 @@ def _verdicts_on_1_0(graph: Graph, inputs: Sequence[Array]) -> list[Verdict]:
         file = Path(folder, "m.tosa")
         write_whole(file, TosaFile(graph, spec))
         found = verdicts(file, graph, spec, inputs)
-    return [
-        v._replace(detail=f"{v.detail}; of the same program as TOSA 1.0") for v in found
-    ]
+    suffix = "; of the same program as TOSA 1.0"
+    return [verdict._replace(detail=verdict.detail + suffix) for verdict in found]
 
 
 def legality(file: Path, spec: TosaSpec) -> Verdict:
@@ -85,17 +84,12 @@ def legality(file: Path, spec: TosaSpec) -> Verdict:
         os.symlink(file.resolve(), plain)
         command = [str(program), f"--pass-pipeline={_pipeline(plain, spec)}", "-"]
         done = _call([*command, "--mlir-elide-elementsattrs-if-larger=8"], "module {}")
-    errors = [
-        line.partition("error: ")[2]
-        for line in done.stderr.splitlines()
-        if "error: " in line
-    ]
-    accepted = done.returncode == 0
-    return Verdict(
-        "tosa-opt",
-        accepted,
-        f"legal for {spec}" if accepted else "; ".join(errors) or done.stderr[-300:],
-    )
+    if done.returncode == 0:
+        return Verdict("tosa-opt", True, f"legal for {spec}")
+    mark = "error: "
+    lines = [line for line in done.stderr.splitlines() if mark in line]
+    errors = [line.partition(mark)[2] for line in lines]
+    return Verdict("tosa-opt", False, "; ".join(errors) or done.stderr[-300:])
 
 
 def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
@@ -103,28 +97,24 @@ def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
 
     No rule depends on that many elements.
     """
-    large = (
-        v
-        for v in graph.constants()
-        if v.dtype is not DType.SHAPE and size_in_file(v.type) >= LARGE
-    )
-    given = {v: Value(v.type, name=v.name) for v in large}
-
-    def without_elements(operator: Operator) -> Operator:
+    inputs: dict[Value, Value] = {}
+    for value in graph.constants():
+        if value.dtype is not DType.SHAPE and size_in_file(value.type) >= LARGE:
+            inputs[value] = Value(value.type, name=value.name)
+    operators: list[Operator] = []
+    for operator in graph.operators:
         copied = copy.copy(operator)
-        copied.inputs = tuple(given.get(v, v) for v in operator.inputs)
-        return copied
-
-    inputs = [*graph.inputs, *given.values()]
-    outputs = [given.get(v, v) for v in graph.outputs]
-    small = Graph(inputs, outputs, map(without_elements, graph.operators), graph.name)
+        copied.inputs = tuple([inputs.get(value, value) for value in operator.inputs])
+        operators.append(copied)
+    all_inputs = [*graph.inputs, *inputs.values()]
+    outputs = [inputs.get(value, value) for value in graph.outputs]
+    small = Graph(all_inputs, outputs, operators, graph.name)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "small.tosa")
         file.write_bytes(TosaFile(small, spec).join())
         found = legality(file, spec)
-    return found._replace(
-        detail=f"{found.detail}; of a copy with {len(given)} large constants as inputs"
-    )
+    suffix = f"; of a copy with {len(inputs)} large constants as inputs"
+    return found._replace(detail=found.detail + suffix)
 
 
 def _pipeline(file: Path, spec: TosaSpec) -> str:
@@ -144,24 +134,24 @@ def _pipeline(file: Path, spec: TosaSpec) -> str:
 def _reference_model(
     file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]
 ) -> Verdict:
+    """Return the verdict of the reference model, which runs the file on ``inputs``."""
     name = "reference model"
     try:
         metadata.distribution("tosa-tools")
     except metadata.PackageNotFoundError:
         return Verdict(name, None, "not installed: pip install tosa-tools")
-    if why := _why_not_run(graph, file.stat().st_size):
+    why = _why_not_run(graph, file.stat().st_size)
+    if why is not None:
         return Verdict(name, None, why)
     level = "EIGHTK" if spec.level == "8K" else "NONE"
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "inputs.npz")
         np.savez(arrays, **{f"x{k}": x for k, x in enumerate(inputs)})
-        done = _call(
-            [sys.executable, "-c", _RUN, str(file.resolve()), str(arrays), level]
-        )
-    accepted = done.returncode == 0
-    return Verdict(
-        name, accepted, "runs on random inputs" if accepted else _reason(done.stderr)
-    )
+        arguments = [str(file.resolve()), str(arrays), level]
+        done = _call([sys.executable, "-c", _RUN, *arguments])
+    if done.returncode != 0:
+        return Verdict(name, False, _reason(done.stderr))
+    return Verdict(name, True, "runs on random inputs")
 
 
 def _why_not_run(graph: Graph, size: int) -> str | None:
@@ -170,44 +160,45 @@ def _why_not_run(graph: Graph, size: int) -> str | None:
     Such a limit is no fault of the graph.
     """
     if size > WHOLE_UP_TO:
+        gigabytes = 4 * size / 1e9
         return (
-            f"it would take about {4 * size / 1e9:.1f} GB of memory; it is used for"
+            f"it would take about {gigabytes:.1f} GB of memory; it is used for"
             " files up to 1 GiB"
         )
-    if strange := [
-        v.dtype
-        for v in graph.inputs
-        if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)
-    ]:
-        return f"its Python binding does not take inputs of {strange[0]}"
+    for value in graph.inputs:
+        if value.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED):
+            return f"its Python binding does not take inputs of {value.dtype}"
     if is_dynamic(graph):
         return "it needs every size at compile time"
-    if any(isinstance(op, CUSTOM) for g in graph.reachable() for op in g.operators):
-        return "it does not run CUSTOM, which only its implementation knows"
+    for body in graph.reachable():
+        if any(isinstance(operator, CUSTOM) for operator in body.operators):
+            return "it does not run CUSTOM, which only its implementation knows"
     return None
 
 
 def _reason(errors: str) -> str:
     """Return the last lines of stderr, without warnings and traceback frames."""
-    lines = [
-        line
-        for line in errors.splitlines()
-        if line.strip() and "WARNING" not in line and "gdb" not in line
-    ]
-    return "; ".join(
-        [line for line in lines if not line.startswith((" ", "Traceback"))][-3:]
-    )
+    lines: list[str] = []
+    for line in errors.splitlines():
+        is_warning = "WARNING" in line or "gdb" in line
+        is_frame = line.startswith((" ", "Traceback"))
+        if line.strip() and not is_warning and not is_frame:
+            lines.append(line)
+    return "; ".join(lines[-3:])
 
 
 def _program(name: str) -> Path | None:
     """Return a program of tosa-tools. Its wheel omits the executable bit."""
     try:
-        path = Path(str(metadata.distribution("tosa-tools").locate_file(f"bin/{name}")))
+        tools = metadata.distribution("tosa-tools")
     except metadata.PackageNotFoundError:
         return None
-    if path.is_file() and not os.access(path, os.X_OK):
+    path = Path(str(tools.locate_file(f"bin/{name}")))
+    if not path.is_file():
+        return None
+    if not os.access(path, os.X_OK):
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path if path.is_file() else None
+    return path
 
 
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:

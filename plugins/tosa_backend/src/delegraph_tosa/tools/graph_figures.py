@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..evaluate.program import last_uses
@@ -44,34 +44,36 @@ class Figures:
 def figures(graph: Graph) -> Figures:
     """Return the figures of a graph and of all graphs inside of it."""
     graphs = graph.reachable()
-    constants = dict.fromkeys(v for g in graphs for v in g.constants())
-    computed = [
-        v
-        for g in graphs
-        for v in (*g.inputs, *(o for op in g.operators for o in op.outputs))
-    ]
+    operators: list[Operator] = []
+    computed: list[Value] = []
+    constants: dict[Value, None] = {}
+    for body in graphs:
+        operators += body.operators
+        constants.update(dict.fromkeys(body.constants()))
+        computed += body.inputs
+        for operator in body.operators:
+            computed += operator.outputs
+    names = Counter(operator.name for operator in operators)
+    numbers = [value for value in constants if value.dtype is not DType.SHAPE]
     return Figures(
-        operators=dict(
-            Counter(op.name for g in graphs for op in g.operators).most_common()
-        ),
+        operators=dict(names.most_common()),
         constants=len(constants),
-        parameters=sum(
-            math.prod(v.shape) for v in constants if v.dtype is not DType.SHAPE
-        ),
-        multiply_accumulates=sum(
-            multiply_accumulates(op) for g in graphs for op in g.operators
-        ),
-        constant_bytes=_bytes_by_type(list(constants)),
+        parameters=sum(math.prod(value.shape) for value in numbers),
+        multiply_accumulates=sum(map(multiply_accumulates, operators)),
+        constant_bytes=_bytes_by_type(constants),
         computed_bytes=_bytes_by_type(computed),
         largest_live_bytes=_largest(graphs),
     )
 
 
 def _bytes(value: Value) -> int:
-    return range_of(size_in_file(value.type))[0]
+    """Return the bytes of a value; the least if its size is known at run time only."""
+    least, _ = range_of(size_in_file(value.type))
+    return least
 
 
-def _bytes_by_type(values: list[Value]) -> dict[str, int]:
+def _bytes_by_type(values: Iterable[Value]) -> dict[str, int]:
+    """Return the bytes of values by element type, the most first."""
     counted: Counter[str] = Counter()
     for value in values:
         counted[str(value.dtype)] += _bytes(value)
@@ -79,39 +81,65 @@ def _bytes_by_type(values: list[Value]) -> dict[str, int]:
 
 
 def multiply_accumulates(operator: Operator) -> int:
-    """Products that are summed up, those with padding included.
+    """Return the number of products that are summed up, those with padding included.
 
     0 for all but convolutions and matrix products.
     """
-    terms = _TERMS.get(type(operator))
-    if terms is None:
+    products_of_element = _PRODUCTS.get(type(operator))
+    if products_of_element is None:
         return 0
-    counted = (
-        operator.inputs[0]
-        if isinstance(operator, ops.TRANSPOSE_CONV2D)
-        else operator.outputs[0]
-    )
-    return range_of(math.prod(counted.shape) * terms(operator))[0]
+    # each element of the input of a transposed convolution goes into several results
+    counted = operator.outputs[0]
+    if isinstance(operator, ops.TRANSPOSE_CONV2D):
+        counted = operator.inputs[0]
+    elements = math.prod(counted.shape)
+    least, _ = range_of(elements * products_of_element(operator))
+    return least
 
 
-def _kernel_and_channels(operator: Operator) -> int:
-    return math.prod(operator.inputs[1].shape[1:])
+def _of_convolution(operator: Operator) -> int:
+    """Return the elements of the kernel and the input channels, for [O,*K,I]."""
+    weight = operator.inputs[1]
+    return math.prod(weight.shape[1:])
 
 
-_TERMS: dict[type[Operator], Callable[[Operator], int]] = {
-    ops.CONV2D: _kernel_and_channels,
-    ops.CONV3D: _kernel_and_channels,
-    ops.CONV2D_BLOCK_SCALED: lambda op: math.prod(op.inputs[2].shape[1:]),
-    ops.DEPTHWISE_CONV2D: lambda op: math.prod(op.inputs[1].shape[:2]),
-    ops.TRANSPOSE_CONV2D: lambda op: math.prod(op.inputs[1].shape[:3]),
-    **dict.fromkeys(
-        (ops.MATMUL, ops.MATMUL_T, ops.MATMUL_T_BLOCK_SCALED),
-        lambda op: op.inputs[0].shape[2],
-    ),
+def _of_block_scaled_convolution(operator: Operator) -> int:
+    """As ``_of_convolution``; the weight comes after the scale of the input."""
+    weight = operator.inputs[2]
+    return math.prod(weight.shape[1:])
+
+
+def _of_depthwise_convolution(operator: Operator) -> int:
+    """Return the elements of the kernel, for [KH,KW,C,M]."""
+    weight = operator.inputs[1]
+    return math.prod(weight.shape[:2])
+
+
+def _of_transposed_convolution(operator: Operator) -> int:
+    """Return the elements of the kernel and the output channels, for [O,KH,KW,I]."""
+    weight = operator.inputs[1]
+    return math.prod(weight.shape[:3])
+
+
+def _of_matrix_product(operator: Operator) -> int:
+    """Return the columns of the left matrix."""
+    left = operator.inputs[0]
+    return left.shape[2]
+
+
+_PRODUCTS: dict[type[Operator], Callable[[Operator], int]] = {
+    ops.CONV2D: _of_convolution,
+    ops.CONV3D: _of_convolution,
+    ops.CONV2D_BLOCK_SCALED: _of_block_scaled_convolution,
+    ops.DEPTHWISE_CONV2D: _of_depthwise_convolution,
+    ops.TRANSPOSE_CONV2D: _of_transposed_convolution,
+    ops.MATMUL: _of_matrix_product,
+    ops.MATMUL_T: _of_matrix_product,
+    ops.MATMUL_T_BLOCK_SCALED: _of_matrix_product,
 }
-"""Maps an operator to products per element of its result or input.
+"""Maps an operator to products per element of its result.
 
-TRANSPOSE_CONV2D counts by input.
+Per element of its input for TRANSPOSE_CONV2D.
 """
 
 
@@ -127,15 +155,18 @@ def _largest(graphs: list[Graph]) -> int:
 
 
 def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
-    """Return the largest live memory of inputs and results at an operator."""
-    dead = last_uses(graph)
-    live = sum(_bytes(v) for v in dict.fromkeys(graph.inputs))
+    """Return the largest live memory of inputs and results at an operator.
+
+    ``of_bodies`` is that of graphs of control flow, which is added to the operator that
+    runs them.
+    """
+    live = sum(_bytes(value) for value in dict.fromkeys(graph.inputs))
     largest = live
-    for operator, ends in zip(graph.operators, dead, strict=True):
-        live += sum(_bytes(v) for v in operator.outputs)
-        bodies = [
-            v for v in operator.attribute_values().values() if isinstance(v, Graph)
-        ]
-        largest = max(largest, live + max((of_bodies[b] for b in bodies), default=0))
-        live -= sum(_bytes(v) for v in ends)
+    for operator, dead in zip(graph.operators, last_uses(graph), strict=True):
+        live += sum(map(_bytes, operator.outputs))
+        attributes = operator.attribute_values().values()
+        bodies = [value for value in attributes if isinstance(value, Graph)]
+        inside = max([of_bodies[body] for body in bodies], default=0)
+        largest = max(largest, live + inside)
+        live -= sum(map(_bytes, dead))
     return largest

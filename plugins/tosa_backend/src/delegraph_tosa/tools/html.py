@@ -22,71 +22,74 @@ def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
 
     ``facts`` become a table at its head.
     """
-    rows = "".join(
-        f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>\n"
-        for name, value in facts
-    )
-    parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n<table>\n{rows}</table>\n"]
+    parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n<table>\n"]
+    for name, value in facts:
+        parts.append(f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>\n")
+    parts.append("</table>\n")
     for body in graph.reachable():
-        parts.append(
-            "<h2>graph"
-            f" {text(body.name)}</h2>\n{figure(_picture(body), f'graph {body.name}')}"
-        )
-    return "".join([*parts, "</body></html>\n"])
+        parts.append(f"<h2>graph {text(body.name)}</h2>\n")
+        parts.append(figure(_picture(body), f"graph {body.name}"))
+    parts.append("</body></html>\n")
+    return "".join(parts)
 
 
 def _picture(graph: Graph) -> Picture:
-    """Boxes of inputs, operators and outputs.
+    """Return boxes of inputs, operators and outputs.
 
     Constants are in the tooltips of their users.
     """
     boxes: list[Box] = []
-    source: dict[Value, int] = {}
+    sources: dict[Value, int] = {}
     uses: dict[Value, dict[int, None]] = {}
 
-    def place(box: Box, values: Iterable[Value]) -> int:
-        for value in (v for v in values if v in source):
-            uses.setdefault(value, {})[len(boxes)] = None
+    def place(box: Box, operands: Iterable[Value], results: Iterable[Value]) -> None:
+        """Add a box that uses ``operands`` and computes ``results``."""
+        number = len(boxes)
         boxes.append(box)
-        return len(boxes) - 1
+        for value in operands:
+            if value in sources:
+                uses.setdefault(value, {})[number] = None
+        sources.update(dict.fromkeys(results, number))
 
     for value in graph.inputs:
-        source[value] = place(_border("input", value), ())
+        place(_border("input", value), operands=(), results=(value,))
     for operator in graph.operators:
-        box = Box((operator.name, _results(operator)), _tooltip(operator), "backend")
-        source.update(dict.fromkeys(operator.outputs, place(box, operator.inputs)))
+        label = (operator.name, _results(operator))
+        box = Box(label, _tooltip(operator), "backend")
+        place(box, operator.inputs, operator.outputs)
     for value in graph.outputs:
-        place(_border("output", value), (value,))
-    return Picture(
-        boxes, [Wire(source[v], tuple(users), repr(v)) for v, users in uses.items()]
-    )
+        place(_border("output", value), operands=(value,), results=())
+    wires = [
+        Wire(sources[value], tuple(users), repr(value)) for value, users in uses.items()
+    ]
+    return Picture(boxes, wires)
 
 
 def _border(kind: str, value: Value) -> Box:
-    return Box(
-        (f"{kind} {value.name}", str(value.type)), (repr(value),), "border", owner=kind
-    )
+    """Return the box of an input or output; ``kind`` says which."""
+    label = (f"{kind} {value.name}", str(value.type))
+    return Box(label, (repr(value),), "border", owner=kind)
 
 
 def _results(operator: Operator) -> str:
-    return ", ".join(str(v.type) for v in operator.outputs)
+    """Return the types of the results."""
+    return ", ".join([str(value.type) for value in operator.outputs])
 
 
 def _tooltip(operator: Operator) -> tuple[str, ...]:
-    """Shorten each text here, because many operators may share a long one."""
-    operands = ", ".join(
-        [
-            *map(repr, operator.inputs[:_OPERANDS]),
-            *(["..."] if operator.inputs[_OPERANDS:] else []),
-        ]
-    )
-    parts = [f"{operator.name}({operands})"]
+    """Return the operands, the attributes and the source of an operator.
+
+    Each text is shortened here, because many operators may share a long one.
+    """
+    operands = [repr(value) for value in operator.inputs[:_OPERANDS]]
+    if len(operator.inputs) > _OPERANDS:
+        operands.append("...")
+    parts = [f"{operator.name}({', '.join(operands)})"]
     for name, value in operator.attribute_values().items():
         held = value.name if isinstance(value, Graph) else value
-        shown = held[:_CHARACTERS] if isinstance(held, str | bytes) else held
-        parts.append(f"{name}={shown!s}")
-    return (
-        (*parts, f"at {str(operator.source)[:_CHARACTERS]}")
-        if operator.source
-        else tuple(parts)
-    )
+        if isinstance(held, str | bytes):
+            held = held[:_CHARACTERS]
+        parts.append(f"{name}={held!s}")
+    if operator.source:
+        parts.append(f"at {str(operator.source)[:_CHARACTERS]}")
+    return tuple(parts)

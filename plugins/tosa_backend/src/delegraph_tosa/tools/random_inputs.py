@@ -51,22 +51,28 @@ def sample(
     rng = np.random.default_rng(seed)
     rows = _rows(graph)
     distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
-    arrays = [
-        (
-            _indices(v, rows[v], v in distinct, rng)
-            if v in rows
-            else _elements(v.type, rng)
-        )
-        for v in graph.inputs
-    ]
-    for position, (lowest, high) in ranges.items():
-        array = arrays[position]
-        if array.dtype.kind in "iu":
-            # Negative labels are in the range, but only one of them is valid.
-            low = max(lowest, 0) if high >= 0 else lowest
-            inside = low + (array.astype(np.int64) - low) % (high - low + 1)
-            arrays[position] = inside.astype(array.dtype)
+    arrays: list[Array] = []
+    for value in graph.inputs:
+        if value in rows:
+            arrays.append(_indices(value, rows[value], value in distinct, rng))
+        else:
+            arrays.append(_elements(value.type, rng))
+    for position, (low, high) in ranges.items():
+        if arrays[position].dtype.kind in "iu":
+            arrays[position] = _moved_into(arrays[position], low, high)
     return arrays
+
+
+def _moved_into(integers: Array, lowest: int, high: int) -> Array:
+    """Return integers from ``lowest`` to ``high``.
+
+    Negative labels are in the range, but only one of them is valid: they are left out
+    if there are others.
+    """
+    low = max(lowest, 0) if high >= 0 else lowest
+    count = high - low + 1
+    inside = low + (integers.astype(np.int64) - low) % count
+    return inside.astype(integers.dtype)
 
 
 def _static(graph: Graph) -> Graph:
@@ -76,15 +82,19 @@ def _static(graph: Graph) -> Graph:
     """
     if not is_dynamic(graph):
         return graph
-    given = [v.type.declared for v in graph.inputs]
-    twos, ones = (
-        [tuple([n if size == UNKNOWN else size for size in shape]) for shape in given]
-        for n in (2, 1)
-    )
     try:
-        return specialized(graph, twos)
+        return specialized(graph, _shapes_with(graph, 2))
     except InputError:
-        return specialized(graph, ones)
+        return specialized(graph, _shapes_with(graph, 1))
+
+
+def _shapes_with(graph: Graph, number: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the inputs, with ``number`` for each unknown size."""
+    shapes: list[tuple[int, ...]] = []
+    for value in graph.inputs:
+        declared = value.type.declared
+        shapes.append(tuple([number if n == UNKNOWN else n for n in declared]))
+    return shapes
 
 
 def _rows(graph: Graph) -> dict[Value, int]:
@@ -97,43 +107,41 @@ def _rows(graph: Graph) -> dict[Value, int]:
 
 
 def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int]]:
+    """Return the operands that choose rows, each with the number of rows.
+
+    ``rows`` are those of the results.
+    """
     if isinstance(operator, ops.SCATTER):
         return [(operator.indices, operator.values_in.shape[1])]
     if isinstance(operator, _GATHERING):
-        return [
-            (
-                operator.indices,
-                operator.inputs[0].shape[1] - _rows_at_once(operator) + 1,
-            )
-        ]
+        count = operator.inputs[0].shape[1] - _rows_at_once(operator) + 1
+        return [(operator.indices, count)]
     if isinstance(operator, _MOVING) and operator.outputs[0] in rows:
-        return [
-            (v, rows[operator.outputs[0]])
-            for v in operator.inputs
-            if v.dtype is not DType.SHAPE
-        ]
+        count = rows[operator.outputs[0]]
+        moved = [v for v in operator.inputs if v.dtype is not DType.SHAPE]
+        return [(value, count) for value in moved]
     return []
 
 
 def _rows_at_once(operator: Operator) -> int:
-    """Return the tensor that an index selects from."""
+    """Return how many rows an index selects: 1, or the constant ``row_count``."""
     count = getattr(operator, "row_count", None)
-    return (
-        int(count.constant.materialize()[0])
-        if count is not None and count.constant is not None
-        else 1
-    )
+    if count is None or count.constant is None:
+        return 1
+    return int(count.constant.materialize()[0])
 
 
 def _indices(
     value: Value, rows: int, distinct: bool, rng: np.random.Generator
 ) -> Array:
+    """Return random indices of rows; ``distinct`` ones if there are enough rows."""
     if distinct and value.shape[1] <= rows:
-        each = [rng.permutation(rows)[: value.shape[1]] for _ in range(value.shape[0])]
-        given: Array = np.stack(each)
+        images, count = value.shape
+        each = [rng.permutation(rows)[:count] for _ in range(images)]
+        indices: Array = np.stack(each)
     else:
-        given = rng.integers(0, max(rows, 1), value.shape)
-    return given.astype(ARRAY_DTYPES[value.dtype])
+        indices = rng.integers(0, max(rows, 1), value.shape)
+    return indices.astype(ARRAY_DTYPES[value.dtype])
 
 
 def _elements(type: Type, rng: np.random.Generator) -> Array:
@@ -150,14 +158,12 @@ def _elements(type: Type, rng: np.random.Generator) -> Array:
     if type.dtype in SMALL_FLOATS:
         return encoded(rng.standard_normal(type.shape), type.dtype)
     if type.dtype is DType.BF16:
-        return (
-            rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16
-        ).astype(np.uint16)
+        bits = rng.standard_normal(type.shape, np.float32).view(np.uint32)
+        return (bits >> 16).astype(np.uint16)
     if array.kind == "f":
         return rng.standard_normal(type.shape).astype(array)
     if array.kind == "b":
         return rng.integers(0, 2, type.shape).astype(bool)
-    smallest, largest = (-8, 8) if type.dtype is DType.INT4 else (-128, 128)
-    return rng.integers(
-        smallest if array.kind == "i" else 0, largest, type.shape
-    ).astype(array)
+    most = 8 if type.dtype is DType.INT4 else 128
+    least = -most if array.kind == "i" else 0
+    return rng.integers(least, most, type.shape).astype(array)

@@ -30,26 +30,31 @@ def summarize(
 
     Of constants only their types are looked at.
     """
-    graphs = graph.reachable()
-    constants = [
-        _constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())
-    ]
-    operators = Counter(op.name for g in graphs for op in g.operators)
-    inputs = _border(graph.inputs, quantized.inputs)
-    outputs = _border(graph.outputs, quantized.outputs)
+    operators: Counter[str] = Counter()
+    values: dict[Value, None] = {}
+    for body in graph.reachable():
+        operators.update([operator.name for operator in body.operators])
+        values.update(dict.fromkeys(body.constants()))
+    constants = [_constant(value) for value in values]
+    method = MethodSummary(
+        graph.name,
+        _border(graph.inputs, quantized.inputs),
+        _border(graph.outputs, quantized.outputs),
+        dict(operators.most_common()),
+    )
+    major, minor = target.version
+    needs = {
+        "profiles": list(target.profile_names),
+        "extensions": sorted(target.extensions),
+    }
     return Summary(
         kind="TOSA program",
-        version=f"{target.version[0]}.{target.version[1]}",
+        version=f"{major}.{minor}",
         bytes=size,
-        needs={
-            "profiles": list(target.profile_names),
-            "extensions": sorted(target.extensions),
-        },
-        methods=(
-            MethodSummary(graph.name, inputs, outputs, dict(operators.most_common())),
-        ),
+        needs=needs,
+        methods=(method,),
         constants=len(constants),
-        constant_bytes=sum(c.bytes for c in constants),
+        constant_bytes=sum(constant.bytes for constant in constants),
         largest=Summary.largest_of(constants),
     )
 
@@ -61,22 +66,26 @@ def _border(
 
 
 def _tensor(value: Value, quantized: QuantizationParameters | None) -> TensorSummary:
+    """Return the summary of an input or output; None for a size of the run time."""
     sizes = tuple(
         None if size == UNKNOWN else int(size) for size in value.type.declared
     )
-    scale, zero_point = (
-        (None, None) if quantized is None else (quantized.scale, quantized.zero_point)
-    )
+    scale = None
+    zero_point = None
+    if quantized is not None:
+        scale = quantized.scale
+        zero_point = quantized.zero_point
     return TensorSummary(
         value.name, _dtype(value), sizes, scale=scale, zero_point=zero_point
     )
 
 
 def _constant(value: Value) -> ConstantSummary:
-    return ConstantSummary(
-        value.name, _dtype(value), value.shape, int(size_in_file(value.type))
-    )
+    """Return the summary of a constant."""
+    bytes = int(size_in_file(value.type))
+    return ConstantSummary(value.name, _dtype(value), value.shape, bytes)
 
 
 def _dtype(value: Value) -> str:
+    """Return torch's name of an element type, if it has one."""
     return _TORCH_NAMES.get(value.dtype, str(value.dtype))

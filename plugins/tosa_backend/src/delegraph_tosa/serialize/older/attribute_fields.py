@@ -33,10 +33,20 @@ Literals = Callable[[DType, Sequence[int | float]], Value]
 """Makes a constant of rank 1 from its elements."""
 
 
+def fields_of(name: str) -> tuple[Field, ...]:
+    """Return the fields of an operator's attribute table; none if it has none."""
+    table = TABLE_OF.get(name)
+    if table is None:
+        return ()
+    return TABLES[table]
+
+
 def folded_operands(kind: type[Operator]) -> frozenset[str]:
     """Return the operands that are fields of the attribute table in 0.80."""
-    names = {field.name for field in TABLES.get(TABLE_OF.get(kind.__name__, ""), ())}
-    return frozenset(names & {*kind.operands} | ({"pad_const"} & {*kind.operands}))
+    names = {field.name for field in fields_of(kind.__name__)}
+    # the table of PAD has a field for each kind of number
+    names.add("pad_const")
+    return frozenset(names.intersection(kind.operands))
 
 
 # ---- from the IR to 0.80
@@ -47,29 +57,28 @@ def operands_of(operator: Operator) -> tuple[Value, ...]:
     folded = folded_operands(type(operator))
     if not folded:
         return operator.inputs
-    return tuple(
-        v
-        for name, v in zip(operator.operands, operator.inputs, strict=True)
-        if name not in folded
-    )
+    operands = zip(operator.operands, operator.inputs, strict=True)
+    return tuple([value for name, value in operands if name not in folded])
 
 
 def folded(operator: Operator) -> Iterator[tuple[Field, Any]]:
-    """Return each field of the operator's attribute table with its value."""
-    return (
-        (field, _field_value(operator, field))
-        for field in TABLES.get(TABLE_OF.get(operator.name, ""), ())
-    )
+    """Yield each field of the operator's attribute table with its value."""
+    for field in fields_of(operator.name):
+        yield field, _field_value(operator, field)
 
 
 def _field_value(operator: Operator, field: Field) -> Any:
+    """Return the value of a field of the operator's attribute table."""
     name = field.name
     if name == "out_shape":
         return operator.outputs[0].shape
     if name == "double_round":
-        return operator.rounding_mode is RoundingMode.DOUBLE_ROUND  # type: ignore[attr-defined]
-    if name.endswith(("_int", "_fp")):
-        return _number(operator, *name.rsplit("_", 1))
+        mode = operator.attribute_values()["rounding_mode"]
+        return mode is RoundingMode.DOUBLE_ROUND
+    if name.endswith("_int"):
+        return _number(operator, name.removesuffix("_int"), is_float=False)
+    if name.endswith("_fp"):
+        return _number(operator, name.removesuffix("_fp"), is_float=True)
     if name in operator.operands:
         entries = _entries(operator, name)
         return entries if field.kind in ("Ints", "Shorts") else entries[0]
@@ -82,27 +91,31 @@ def _entries(operator: Operator, name: str) -> tuple[int, ...]:
     value: Value = getattr(operator, name)
     if value.constant is None:
         raise Illegal(f"{name} must be a compile-time constant", "constant-operand")
-    entries = [int(entry) for entry in stored_elements(value)[0].reshape(-1).tolist()]
-    if getattr(operator, _UNSIGNED.get(name, ""), False):
-        entries = [entry & (1 << _BITS[value.dtype]) - 1 for entry in entries]
+    (elements,) = stored_elements(value)
+    entries = [int(entry) for entry in elements.reshape(-1).tolist()]
+    if name in _UNSIGNED and getattr(operator, _UNSIGNED[name], False):
+        mask = (1 << _BITS[value.dtype]) - 1
+        entries = [entry & mask for entry in entries]
     return tuple(entries)
 
 
-def _number(operator: Operator, name: str, suffix: str) -> int | float:
+def _number(operator: Operator, name: str, is_float: bool) -> int | float:
     """Return a number that 0.80 stores as an integer and as a float.
 
     The field that does not fit the element type is 0.
     """
     dtype = operator.inputs[0].dtype
-    if (suffix == "fp") is not (dtype in FLOATS):
+    if is_float is not (dtype in FLOATS):
         return 0
-    if name in operator.operands:
-        constant: Value = getattr(operator, name)
-        number = stored_elements(constant)[0].reshape(-1)
-        if dtype is DType.BOOL:
-            return int(number[0])
-        return unpack_number(number.tobytes(), dtype)
-    return unpack_number(pack_number(getattr(operator, name), dtype), dtype)
+    if name not in operator.operands:
+        # rounded to the element type
+        packed = pack_number(getattr(operator, name), dtype)
+        return unpack_number(packed, dtype)
+    constant: Value = getattr(operator, name)
+    (elements,) = stored_elements(constant)
+    if dtype is DType.BOOL:
+        return int(elements.reshape(-1)[0])
+    return unpack_number(elements.tobytes(), dtype)
 
 
 def float_bytes(number: float) -> bytes:
@@ -126,49 +139,72 @@ def unfolded(
     Illegal for numbers that do not fit their element type.
     """
     folded = folded_operands(kind)
-    given = iter(operands)
-    if not folded:
-        return [*operands], dict(_attributes(kind, operands, fields, results))
-    by_name = {name: next(given) for name in kind.operands if name not in folded}
-    inputs = [
-        by_name.get(name) or _constant(kind, name, by_name, fields, results, make)
-        for name in kind.operands
-    ]
+    inputs = list(operands)
+    if folded:
+        kept = [name for name in kind.operands if name not in folded]
+        by_name = dict(zip(kept, operands, strict=False))
+        inputs = []
+        for name in kind.operands:
+            if name in by_name:
+                inputs.append(by_name[name])
+            else:
+                constant = _constant(name, by_name, fields, results, make)
+                inputs.append(constant)
     return inputs, dict(_attributes(kind, inputs, fields, results))
 
 
 def _constant(
-    kind: type[Operator],
     name: str,
     given: Mapping[str, Value],
     fields: Mapping[str, Any],
     results: Sequence[Type],
     make: Literals,
 ) -> Value:
+    """Return the constant operand ``name``, made from fields.
+
+    ``given`` are the operands that the file has.
+    """
     first = next(iter(given.values())).dtype
     if name == "pad_const":
         return make(first, [_number_field(fields, name, first)])
-    entries = fields[name] if isinstance(fields[name], tuple) else (fields[name],)
+    entries = fields[name]
+    if not isinstance(entries, tuple):
+        entries = (entries,)
     if name in _SHAPES:
         return make(DType.SHAPE, entries)
     if name == "shift":
         return make(DType.INT8, entries)
     if name == "multiplier":
         return make(DType.INT32 if fields["scale32"] else DType.INT16, entries)
-    typed_like = {"weight_zp": "weight", "B_zp": "B"}.get(name, "")
-    dtype = given[typed_like].dtype if typed_like in given else first
-    wanted = results[0].dtype if (name == "output_zp" and results) else dtype
-    if fields.get(_UNSIGNED.get(name, "")) and wanted in _BITS:
-        bits = _BITS[wanted]
-        entries = [
-            entry - (1 << bits) if entry >> (bits - 1) == 1 else entry
-            for entry in entries
-        ]
-    return make(wanted, entries)
+    dtype = _type_of_zero_point(name, given, results)
+    if name in _UNSIGNED and fields.get(_UNSIGNED[name]) and dtype in _BITS:
+        entries = [_signed(entry, _BITS[dtype]) for entry in entries]
+    return make(dtype, entries)
+
+
+def _type_of_zero_point(
+    name: str, given: Mapping[str, Value], results: Sequence[Type]
+) -> DType:
+    """Return the element type of a zero point or table: that of its tensor."""
+    if name == "output_zp" and results:
+        return results[0].dtype
+    for zero_point, tensor in (("weight_zp", "weight"), ("B_zp", "B")):
+        if name == zero_point and tensor in given:
+            return given[tensor].dtype
+    return next(iter(given.values())).dtype
+
+
+def _signed(number: int, bits: int) -> int:
+    """Return the signed integer with the bits of an unsigned one."""
+    if number >> (bits - 1) == 1:
+        return number - (1 << bits)
+    return number
 
 
 def _number_field(fields: Mapping[str, Any], name: str, dtype: DType) -> int | float:
-    number: int | float = fields[f"{name}_fp" if dtype in FLOATS else f"{name}_int"]
+    """Return the field for floats, or that for integers."""
+    suffix = "fp" if dtype in FLOATS else "int"
+    number: int | float = fields[f"{name}_{suffix}"]
     return number
 
 
@@ -178,6 +214,7 @@ def _attributes(
     fields: Mapping[str, Any],
     results: Sequence[Type],
 ) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an operator, from its fields and types."""
     for name, kind_of_value in kind.attributes.items():
         if kind_of_value == "NanMode":
             yield name, NanMode.PROPAGATE

@@ -14,8 +14,8 @@ from ...ir.types import DType, ResizeMode, Type
 from ..regions import OPERATOR_COST, Block, implied
 from ..schema import OperatorField, TensorField
 from ..tensors import constant_of, member, shape_of_tensor
-from .attribute_fields import elements, unfolded
-from .schema import DTYPES, NAMES, TABLE_OF, TABLES, TAGS, UNSIGNED, Field
+from .attribute_fields import elements, fields_of, unfolded
+from .schema import DTYPES, NAMES, TABLE_OF, TAGS, UNSIGNED, Field
 
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16
@@ -69,25 +69,26 @@ class OlderBlock(Block):
         return elements(DType.BF16, wide.array)
 
     def operator(self, table: Table) -> None:
+        """Read an operator. Raises FormatError for one that 0.80 lacks."""
         table.spend(OPERATOR_COST)
         code = table.scalar(OperatorField.CODE, "I")
-        tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code, "")
         if name not in OPERATORS and name not in ("CONST", "FULLY_CONNECTED"):
             raise table.damaged(
                 f"operator number {code} is not supported in TOSA 0.80 files"
             )
-        wanted = TAGS.get(TABLE_OF.get(name, ""), 0)
-        if tag != wanted and not (name == "RFFT2D" and tag == TAGS["RFFT"]):
-            raise table.damaged(f"{name} has attributes of kind {tag}, not {wanted}")
+        self.check_tag(name, table)
         inputs = table.strings(OperatorField.INPUTS, "input")
         results = table.strings(OperatorField.OUTPUTS, "output")
         if name == "CONST":
             return self.constant_operator(name, table, inputs, results)
-        operands = [self.used(n, table) for n in inputs]
-        declared = [self.type_of(n) for n in results]
-        fields = self.fields(name, table) if wanted else {}
-        written = Written(table, operands, fields, declared, results)
+        written = Written(
+            table,
+            operands=[self.used(tensor, table) for tensor in inputs],
+            fields=self.fields(name, table) if name in TABLE_OF else {},
+            declared=[self.type_of(tensor) for tensor in results],
+            results=results,
+        )
         try:
             if name == "FULLY_CONNECTED":
                 return self.fully_connected(written)
@@ -95,34 +96,47 @@ class OlderBlock(Block):
         except Illegal as problem:
             raise table.damaged(f"{name}: {problem}") from None
 
+    def check_tag(self, name: str, table: Table) -> None:
+        """Raise FormatError unless the operator has its kind of attribute table."""
+        tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
+        # the table of RFFT2D is read by nothing
+        if name == "RFFT2D" and tag == TAGS["RFFT"]:
+            return
+        wanted = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
+        if tag != wanted:
+            raise table.damaged(f"{name} has attributes of kind {tag}, not {wanted}")
+
     def computing(self, name: str, written: Written) -> None:
+        """Read an operator of the IR."""
         table, operands, fields, declared, results = written
         kind = OPERATORS[name]
-        fields |= self.unsigned(name, table)
+        if name == "RESCALE":
+            fields |= self.unsigned(table)
         folded = [o for o in kind.operands if o in fields or o == "pad_const"]
-        given = len(kind.operands) - len(folded)
-        if len(operands) < given - 1 if kind.variadic else len(operands) != given:
+        needed = len(kind.operands) - len(folded)
+        # a list of operands may be empty
+        fewest = needed - 1 if kind.variadic else needed
+        if len(operands) < fewest or (len(operands) > needed and not kind.variadic):
             raise table.damaged(
-                f"{name} has {len(operands)} operands instead of {given}"
+                f"{name} has {len(operands)} operands instead of {needed}"
             )
         inputs, attributes = unfolded(kind, operands, fields, declared, self.literal)
-        operator = kind(inputs, None, **attributes, **implied(kind, declared, table))
+        attributes |= implied(kind, declared, table)
+        operator = kind(inputs, None, **attributes)
         self.finish(operator, table)
         self.declare_results(operator, results, declared, table)
 
-    def unsigned(self, name: str, table: Table) -> dict[str, bool]:
+    def unsigned(self, table: Table) -> dict[str, bool]:
         """Return the unsigned attributes of RESCALE, from unsigned tensor types."""
-        if name != "RESCALE":
-            return {}
-        sides = {
-            "input_unsigned": OperatorField.INPUTS,
-            "output_unsigned": OperatorField.OUTPUTS,
-        }
-        found = {}
-        for side, field in sides.items():
-            for name in table.strings(field, side)[:1]:
-                if self.tensors[name].scalar(TensorField.TYPE, "I") in UNSIGNED:
-                    found[side] = True
+        found: dict[str, bool] = {}
+        for attribute, field in (
+            ("input_unsigned", OperatorField.INPUTS),
+            ("output_unsigned", OperatorField.OUTPUTS),
+        ):
+            for name in table.strings(field, attribute)[:1]:
+                number = self.tensors[name].scalar(TensorField.TYPE, "I")
+                if number in UNSIGNED:
+                    found[attribute] = True
         return found
 
     def fully_connected(self, written: Written) -> None:
@@ -131,34 +145,30 @@ class OlderBlock(Block):
         Its operands are input [N,IC], weight [OC,IC] and bias.
         """
         table, operands, fields, declared, results = written
-        is_matrix = [value.rank == 2 for value in operands[:2]]
-        if len(operands) != 3 or not all(is_matrix) or len(declared) != 1:
+        are_matrices = all(value.rank == 2 for value in operands[:2])
+        if len(operands) != 3 or not are_matrices or len(declared) != 1:
             raise table.damaged(
                 "FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a"
                 " result"
             )
-        image, weight = (
-            self.appended(
-                RESHAPE,
-                [v, self.literal(DType.SHAPE, (v.shape[0], 1, 1, v.shape[1]))],
-                table,
-            )
-            for v in operands[:2]
-        )
+        x, weight, bias = operands
+        image = self.as_pixels(x, table)
+        kernel = self.as_pixels(weight, table)
         window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
         inputs, attributes = unfolded(
-            CONV2D,
-            [image, weight, operands[2]],
-            fields | window,
-            declared,
-            self.literal,
+            CONV2D, [image, kernel, bias], fields | window, declared, self.literal
         )
         pixels = self.appended(CONV2D, inputs, table, **attributes)
-        flat = RESHAPE(
-            [pixels, self.literal(DType.SHAPE, (pixels.shape[0], pixels.shape[3]))]
-        )
+        count, _, _, channels = pixels.shape
+        flat = RESHAPE([pixels, self.literal(DType.SHAPE, (count, channels))])
         self.finish(flat, table)
         self.declare_results(flat, results, declared, table)
+
+    def as_pixels(self, matrix: Value, table: Table) -> Value:
+        """Return a matrix [N,C] as [N,1,1,C]."""
+        rows, columns = matrix.shape
+        shape = self.literal(DType.SHAPE, (rows, 1, 1, columns))
+        return self.appended(RESHAPE, [matrix, shape], table)
 
     def appended(
         self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any
@@ -181,21 +191,26 @@ class OlderBlock(Block):
         return known[key]
 
     def fields(self, name: str, table: Table) -> dict[str, Any]:
+        """Return the attribute table of an operator."""
         stored = table.table(OperatorField.ATTRIBUTE, "attributes")
         if stored is None:
             raise table.damaged(f"{name} has no attributes")
-        return {
-            field.name: self.field(stored, i, field)
-            for i, field in enumerate(TABLES[TABLE_OF[name]])
-        }
+        found: dict[str, Any] = {}
+        for number, field in enumerate(fields_of(name)):
+            found[field.name] = self.field(stored, number, field)
+        return found
 
     def field(self, stored: Table, number: int, field: Field) -> Any:
+        """Return a field of an attribute table."""
         kind = field.kind
         if kind == "Shorts":
             return tuple(stored.numbers(number, "i2", field.name))
         if kind == "float":
             raw = bytes(stored.raw(number, field.name)[:4])
-            return struct.unpack("<f", raw)[0] if len(raw) == 4 else 0.0
+            if len(raw) != 4:
+                return 0.0
+            (value,) = struct.unpack("<f", raw)
+            return value
         if kind == "DType":
             return DTYPES.get(stored.scalar(number, "I"))
         if kind == "ResizeMode":

@@ -61,7 +61,12 @@ class Field(NamedTuple):
 
 
 def _fields(text: str) -> tuple[Field, ...]:
-    return tuple(Field(*entry.split(":")) for entry in text.split())
+    """Return the fields of a text with ``name:kind`` for each."""
+    fields: list[Field] = []
+    for entry in text.split():
+        name, _, kind = entry.partition(":")
+        fields.append(Field(name, kind))
+    return tuple(fields)
 
 
 TABLES: dict[str, tuple[Field, ...]] = {
@@ -104,31 +109,40 @@ TABLES: dict[str, tuple[Field, ...]] = {
 """Attribute tables in the order of their tags, which count from 1."""
 TAGS: dict[str, int] = {name: tag for tag, name in enumerate(TABLES, start=1)}
 
-_OF_OPERATORS = {
-    "Pool": "AVG_POOL2D MAX_POOL2D",
-    "Conv": "CONV2D CONV3D DEPTHWISE_CONV2D",
-    "Axis": (
-        "ARGMAX REDUCE_ANY REDUCE_ALL REDUCE_MAX REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM"
-        " CONCAT REVERSE"
-    ),
-    "TransposeConv": "TRANSPOSE_CONV2D",
-    "CondIf": "COND_IF",
-    "WhileLoop": "WHILE_LOOP",
-    "ArithmeticRightShift": "ARITHMETIC_RIGHT_SHIFT",
-    "FullyConnected": "FULLY_CONNECTED",
-    "FFT": "FFT2D",
-    **{
-        name: name.upper()
-        for name in (
-            "Pad Reshape Slice Tile Resize Clamp Rescale Mul Transpose Table".split()
-        )
-    },
-    **{name: name.upper() for name in "MatMul Negate Custom".split()},
-}
 TABLE_OF: dict[str, str] = {
-    operator: table
-    for table, names in _OF_OPERATORS.items()
-    for operator in names.split()
+    "ARGMAX": "Axis",
+    "ARITHMETIC_RIGHT_SHIFT": "ArithmeticRightShift",
+    "AVG_POOL2D": "Pool",
+    "CLAMP": "Clamp",
+    "CONCAT": "Axis",
+    "COND_IF": "CondIf",
+    "CONV2D": "Conv",
+    "CONV3D": "Conv",
+    "CUSTOM": "Custom",
+    "DEPTHWISE_CONV2D": "Conv",
+    "FFT2D": "FFT",
+    "FULLY_CONNECTED": "FullyConnected",
+    "MATMUL": "MatMul",
+    "MAX_POOL2D": "Pool",
+    "MUL": "Mul",
+    "NEGATE": "Negate",
+    "PAD": "Pad",
+    "REDUCE_ALL": "Axis",
+    "REDUCE_ANY": "Axis",
+    "REDUCE_MAX": "Axis",
+    "REDUCE_MIN": "Axis",
+    "REDUCE_PRODUCT": "Axis",
+    "REDUCE_SUM": "Axis",
+    "RESCALE": "Rescale",
+    "RESHAPE": "Reshape",
+    "RESIZE": "Resize",
+    "REVERSE": "Axis",
+    "SLICE": "Slice",
+    "TABLE": "Table",
+    "TILE": "Tile",
+    "TRANSPOSE": "Transpose",
+    "TRANSPOSE_CONV2D": "TransposeConv",
+    "WHILE_LOOP": "WhileLoop",
 }
 """Maps an operator to its attribute table, if it has one.
 

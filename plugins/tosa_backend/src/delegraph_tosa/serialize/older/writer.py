@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from delegraph.errors import Unsupported
@@ -15,15 +16,23 @@ from ..structure import DATA_FIELD_ALIGNMENT, TO_BE_FILLED_IN, Block, Slot, Stru
 from ..table_layouts import OPERATOR, TableLayout, layout
 from .attribute_fields import float_bytes, folded, operands_of
 from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
+from .schema import Field as AttributeField
 
 _KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint32"}
 """Maps kinds of fields that are stored inline to their type; others are offsets."""
+
+
+def _layout_of(fields: Sequence[AttributeField]) -> TableLayout:
+    """Return the layout of an attribute table."""
+    places = [
+        (number, _KINDS.get(field.kind, "offset"))
+        for number, field in enumerate(fields)
+    ]
+    return layout(len(fields), *places)
+
+
 _LAYOUTS: dict[str, TableLayout] = {
-    name: layout(
-        len(fields),
-        *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)],
-    )
-    for name, fields in TABLES.items()
+    name: _layout_of(fields) for name, fields in TABLES.items()
 }
 _TENSOR = layout(
     4,
@@ -41,37 +50,43 @@ class OlderBlock(Block):
         return []
 
     def constants(self) -> list[Value]:
-        used = (v for op in self.graph.operators for v in operands_of(op))
-        return list(dict.fromkeys(v for v in used if v.constant is not None))
+        """Return the constants that stay operands in 0.80, each once."""
+        used: dict[Value, None] = {}
+        for operator in self.graph.operators:
+            for value in operands_of(operator):
+                if value.constant is not None:
+                    used[value] = None
+        return list(used)
 
     def tensor(
         self, value: Value, variable: str | None = None, name: str | None = None
     ) -> None:
+        """Add the table of a tensor; the elements of a constant are filled in later."""
         build = self.build
         values = [build.string(self.names[value]), *self.structure.type_of(value)]
         if value.constant is None:
-            self.tensors.append(
-                build.table(_TENSOR.field_count, _TENSOR.with_values(values))
-            )
+            fields = _TENSOR.with_values(values)
+            self.tensors.append(build.table(_TENSOR.field_count, fields))
             return
-        table = build.table_with_places(
-            _CONSTANT.field_count, _CONSTANT.with_values([TO_BE_FILLED_IN, *values])
-        )
-        self.structure.slots.append(
-            Slot(_as_stored(value), 0, table.places[TensorField.DATA], False)
-        )
+        fields = _CONSTANT.with_values([TO_BE_FILLED_IN, *values])
+        table = build.table_with_places(_CONSTANT.field_count, fields)
+        place = table.places[TensorField.DATA]
+        self.structure.slots.append(Slot(_as_stored(value), 0, place, False))
         self.tensors.append(table.position)
 
     def operator(self, operator: Operator) -> None:
+        """Add an operator and its results.
+
+        Raises Unsupported for one that 0.80 lacks or cannot express.
+        """
         if operator.name not in CODES:
             raise _refused(operator, "it is not in TOSA 0.80")
         try:
             attributes = self.structure.attributes(operator)
         except (Illegal, OverflowError) as problem:
             raise _refused(operator, str(problem)) from None
-        results = [
-            self.named(value, operator.name.lower()) for value in operator.outputs
-        ]
+        prefix = operator.name.lower()
+        results = [self.named(value, prefix) for value in operator.outputs]
         for value in operator.outputs:
             self.tensor(value)
         inputs = [self.defined(value, operator) for value in operands_of(operator)]
@@ -87,19 +102,17 @@ class OlderBlock(Block):
         source: object = None,
     ) -> None:
         """Add an operator. These files cannot hold ``source``."""
-        tag = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
-        if not tag:
+        table = TABLE_OF.get(name)
+        tag = 0
+        if table is None:
             attributes = 0
-        values = [
-            attributes,
-            CODES[name],
-            tag,
-            self.build.strings(inputs),
-            self.build.strings(outputs),
-        ]
-        self.operators.append(
-            self.build.table(OPERATOR.field_count, OPERATOR.with_values(values))
-        )
+        else:
+            tag = TAGS[table]
+        input_names = self.build.strings(inputs)
+        output_names = self.build.strings(outputs)
+        values = [attributes, CODES[name], tag, input_names, output_names]
+        fields = OPERATOR.with_values(values)
+        self.operators.append(self.build.table(OPERATOR.field_count, fields))
         self.structure.count += 1
 
 
@@ -121,6 +134,7 @@ class OlderStructure(Structure):
         return self.build.table(4, [*numbers, Field(3, "bool", False)])
 
     def element_type_fields(self, dtype: DType) -> tuple[int, ...]:
+        """Return the number of an element type. Raises Unsupported if 0.80 lacks it."""
         if dtype not in NUMBERS:
             raise Unsupported("unsupported", f"TOSA 0.80 has no tensors of {dtype}")
         return (NUMBERS[dtype],)
@@ -130,17 +144,18 @@ class OlderStructure(Structure):
 
         Equal attributes share a table.
         """
-        name = TABLE_OF.get(operator.name)
-        if name is None:
+        table = TABLE_OF.get(operator.name)
+        if table is None:
             return 0
         values = [
             self.attribute(field.kind, value, operator)
             for field, value in folded(operator)
         ]
-        found = _LAYOUTS[name]
-        return self.build.table(found.field_count, found.with_values(values))
+        fields = _LAYOUTS[table].with_values(values)
+        return self.build.table(_LAYOUTS[table].field_count, fields)
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
+        """Return a number that is stored inline, or the place of an attribute."""
         if kind == "Shorts":
             return self.build.vector("int16", value)
         if kind == "float":
