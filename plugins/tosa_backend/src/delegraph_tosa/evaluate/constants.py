@@ -39,53 +39,59 @@ def _leaf(value: Value) -> Array:
 
 
 def _folded(constant: Folded) -> Array:
-    """Operands before users, each operator once.
+    """Return the elements of a folded constant.
 
-    Values without further users are dropped.
+    Operands are computed before users, each operator once. Values without further users
+    are dropped.
     """
     if constant.elements is not None:
         return constant.elements
     order = _expression(constant.operator)
-    users = Counter(below for operands in order.values() for below in operands)
+    users: Counter[Operator] = Counter()
+    for producers in order.values():
+        users.update(producers)
     results: dict[Operator, tuple[Array, ...]] = {}
     with np.errstate(all="ignore"):
-        for operator, below in order.items():
-            results[operator] = compute(
-                operator, _operands(operator, results), result_types(operator)
-            )
-            _release(below, results, users)
-    _keep(constant, results[constant.operator][constant.index])
-    return results[constant.operator][constant.index]
+        for operator, producers in order.items():
+            operands = _operands(operator, results)
+            results[operator] = compute(operator, operands, result_types(operator))
+            # the next operator may need the memory
+            del operands
+            _release(producers, results, users)
+    array = results[constant.operator][constant.index]
+    _keep(constant, array)
+    return array
 
 
 def _expression(root: Operator) -> dict[Operator, list[Operator]]:
-    """Operators to compute, operands first -> the operators they use.
+    """Map operators to compute to the producers of their operands, producers first.
 
     A stack, since chains can be long.
     """
     order: dict[Operator, list[Operator]] = {}
     stack: list[tuple[Operator, list[Operator] | None]] = [(root, None)]
     while stack:
-        operator, below = stack.pop()
-        if below is not None:
-            order[operator] = below
+        operator, producers = stack.pop()
+        if producers is not None:  # all of them are in ``order`` now
+            order[operator] = producers
         elif operator not in order:
             expect_computable(operator)
-            below = [
-                c.operator for c in _folded_operands(operator) if c.elements is None
-            ]
-            stack.append((operator, below))
-            stack += [(b, None) for b in below]
+            folded = _folded_operands(operator)
+            producers = [c.operator for c in folded if c.elements is None]
+            stack.append((operator, producers))
+            stack += [(producer, None) for producer in producers]
     return order
 
 
 def _folded_operands(operator: Operator) -> list[Folded]:
+    """Return the operands that are results of other operators on constants."""
     return [v.constant for v in operator.inputs if isinstance(v.constant, Folded)]
 
 
 def _operands(
     operator: Operator, results: dict[Operator, tuple[Array, ...]]
 ) -> list[Array]:
+    """Return the operands of an operator; ``results`` are computed ones."""
     for constant in _folded_operands(operator):
         if constant.elements is None:
             _keep(constant, results[constant.operator][constant.index])
@@ -93,6 +99,7 @@ def _operands(
 
 
 def _operand(value: Value, results: dict[Operator, tuple[Array, ...]]) -> Array:
+    """Return the elements of an operand."""
     constant = value.constant
     if isinstance(constant, Folded) and constant.elements is None:
         return results[constant.operator][constant.index]
@@ -100,16 +107,18 @@ def _operand(value: Value, results: dict[Operator, tuple[Array, ...]]) -> Array:
 
 
 def _release(
-    below: list[Operator],
+    producers: list[Operator],
     results: dict[Operator, tuple[Array, ...]],
     users: Counter[Operator],
 ) -> None:
-    for operator in below:
-        users[operator] -= 1
-        if not users[operator]:
-            del results[operator]
+    """Drop results that no further operator uses."""
+    for producer in producers:
+        users[producer] -= 1
+        if users[producer] == 0:
+            del results[producer]
 
 
 def _keep(constant: Folded, array: Array) -> None:
+    """Keep a small result for other users of the constant."""
     if array.nbytes <= KEPT_BYTES:
         constant.elements = array.copy()  # a small view must not keep a weight alive

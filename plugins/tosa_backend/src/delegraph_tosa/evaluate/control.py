@@ -31,33 +31,31 @@ def bounded_iterations(most: int) -> Iterator[None]:
 
 
 def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
+    """Count an iteration. Raises Unsupported if there were too many."""
     left = _LEFT.get()
     if left is not None and next(left, None) is None:
         text = (
             f"{operator.name}: the program runs more iterations of loops and branches"
             " than are allowed"
         )
-        raise Unsupported(
-            "unsupported",
-            text,
-            source=operator.source,
-            hint="max_iterations sets how many there may be",
-        )
+        hint = "max_iterations sets how many there may be"
+        raise Unsupported("unsupported", text, source=operator.source, hint=hint)
 
 
 @computes(ops.COND_IF, as_stored=True)
 def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, ...]:
     _iterate(op)
-    return tuple(
-        inner_program(op.then_graph if condition.item() else op.else_graph)(inputs)
-    )
+    branch = op.then_graph if condition.item() else op.else_graph
+    return tuple(inner_program(branch)(inputs))
 
 
 @computes(ops.WHILE_LOOP, as_stored=True)
 def while_loop(op: ops.WHILE_LOOP, *state: Array) -> tuple[Array, ...]:
-    goes_on = inner_program(op.cond_graph)
+    condition = inner_program(op.cond_graph)
     body = inner_program(op.body_graph)
-    while goes_on(state)[0].item():
+    while True:
+        (goes_on,) = condition(state)
+        if not goes_on.item():
+            return state
         _iterate(op)
         state = tuple(body(state))
-    return state

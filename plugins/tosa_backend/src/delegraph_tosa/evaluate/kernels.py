@@ -128,9 +128,10 @@ def compute(
         results = _results(operator, operands)
         _expect_shapes(operator, results, types)
         return results
-    first = types[0]
-    if kind in ELEMENTWISE and first.dtype is DType.BF16 and len(first.shape) > 1:
-        return (_in_pieces(operator, operands, first),)
+    if kind in ELEMENTWISE:
+        (result_type,) = types
+        if result_type.dtype is DType.BF16 and len(result_type.shape) > 1:
+            return (_in_pieces(operator, operands, result_type),)
     return _computed(operator, operands, types)
 
 

@@ -113,7 +113,10 @@ class Region(NamedTuple):
 
 def results_of(operators: Iterable[Operator]) -> list[Value]:
     """Return the results of all ``operators``."""
-    return [value for operator in operators for value in operator.outputs]
+    results: list[Value] = []
+    for operator in operators:
+        results += operator.outputs
+    return results
 
 
 def regions_of(graph: Graph, readers: Readers) -> list[Region]:

@@ -85,45 +85,38 @@ class Settings:
         for _, kind in reversed(modules):
             if kind in self.module_types:
                 return self.module_types[kind]
-        return self.operators.get(
-            node.meta.get(WHOLE), self.operators.get(target, self.overall)
-        )
+        for operator in (node.meta.get(WHOLE), target):
+            if operator in self.operators:
+                return self.operators[operator]
+        return self.overall
 
     def expect_names(self, graphs: Sequence[Graph]) -> None:
         """Raise OptionError for a module name without calls in the graphs."""
-        known = sorted(
-            {
-                path
-                for graph in graphs
-                for node in graph.nodes
-                for path, _ in _modules(node)
-            }
-            - {""}
-        )
+        known: set[str] = set()
+        for graph in graphs:
+            for node in graph.nodes:
+                known.update([path for path, _ in _modules(node)])
+        known.discard("")
         for name in self.module_names:
             if name not in known:
-                near = ", ".join(get_close_matches(name, known, 3, 0) or ["none"])
+                near = get_close_matches(name, sorted(known), n=3, cutoff=0)
                 raise _wrong(
                     f"no call of the program belongs to a module {name!r}; modules like"
-                    f" it: {near}"
+                    f" it: {', '.join(near or ['none'])}"
                 )
 
 
 def _modules(node: Node) -> list[tuple[str, str]]:
-    """Name and type of the modules that a call belongs to, from the outermost."""
-    return [
-        (_dotted(path), _name(kind))
-        for path, kind in (node.meta.get("nn_module_stack") or {}).values()
-    ]
+    """Return name and type of the modules of a call, from the outermost."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(_dotted(path), _name(kind)) for path, kind in stack.values()]
 
 
 def _name(kind: Any) -> str:
     """Return ``torch.nn.modules.linear.Linear`` for torch's text or class."""
-    return (
-        f"{kind.__module__}.{kind.__qualname__}"
-        if isinstance(kind, type)
-        else str(kind)
-    )
+    if isinstance(kind, type):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return str(kind)
 
 
 def type_name(kind: type[torch.nn.Module]) -> str:
@@ -134,7 +127,7 @@ def type_name(kind: type[torch.nn.Module]) -> str:
 
 
 def _dotted(path: str) -> str:
-    """``L['self'].block.0`` and ``block.0`` -> ``block.0``"""
+    """Return ``block.0`` for ``L['self'].block.0`` and for ``block.0``."""
     return path.replace("L['self'].", "", 1)
 
 

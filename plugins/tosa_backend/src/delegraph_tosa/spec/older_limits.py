@@ -17,9 +17,10 @@ class OlderLevel(Level):
     """A level of 0.80, with the rules of that version that no table states."""
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
-        """Return the limits that ``operator`` exceeds, and attributes 0.80 lacks."""
+        """Yield the limits that ``operator`` exceeds, and attributes that 0.80 lacks."""
         yield from super().exceeded(operator, row)
-        if why := _why_not_said(operator):
+        why = _why_not_said(operator)
+        if why is not None:
             yield "operator-version", f"TOSA {operator.name}: {why}"
 
 

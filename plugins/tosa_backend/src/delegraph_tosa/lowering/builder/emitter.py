@@ -240,11 +240,17 @@ class Emitter:
         key = tuple(entries)
         if key not in self._constants:
             value = shape_value(key)
-            if value.constant is None and (why := self.spec.why_not_sizes()):
-                wider = str(self.spec.with_names(frozenset({"EXT-SHAPE"})))
-                raise refused(needs_sizes(f"{why}: {list(key)}", wider))
+            if value.constant is None:
+                self._expect_computed_sizes(key)
             self._constants[key] = value
         return self._constants[key]
+
+    def _expect_computed_sizes(self, entries: Shape) -> None:
+        """Raise Unsupported if the target does not compute with sizes."""
+        why = self.spec.why_not_sizes()
+        if why is not None:
+            wider = str(self.spec.with_names(frozenset({"EXT-SHAPE"})))
+            raise refused(needs_sizes(f"{why}: {list(entries)}", wider))
 
     def literal(self, elements: Array, dtype: DType) -> Value:
         """Return a constant with ``elements``, of the type ``ARRAY_DTYPES[dtype]``.
