@@ -18,7 +18,7 @@ import publishing
 from delegraph_analysis.matrix import refusals, tables
 from delegraph_analysis.matrix.store import Store
 
-ENGINES = ("openvino", "iree-base-compiler", "executorch")
+ENGINES = ("openvino", "iree-base-compiler", "executorch", "coreai-core")
 MOST = 12
 """Lines of what stays on the host."""
 
