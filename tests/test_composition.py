@@ -7,13 +7,8 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec
 from delegraph.errors import OptionError
-from delegraph.partitioner import (
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    tag_constant_data,
-)
-from delegraph_engines import WrappingPartitioner
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from delegraph_engines import WrappingPartitioner, tag_constant_data
 from delegraph_executorch.edge import DontPartition, get_delegated_payload
 from torch import nn
 

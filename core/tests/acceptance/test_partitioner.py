@@ -18,9 +18,8 @@ from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
-    tag_constant_data,
-    tag_mutated_buffer,
 )
+from delegraph_engines import tag_constant_data, tag_mutated_buffer
 from delegraph_executorch.edge import (
     AllNodePartitioner,
     DontPartition,

@@ -4,12 +4,8 @@ delegate names the one tensor.
 
 import pytest
 import torch
-from delegraph.partitioner import (
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    tag_constant_data,
-)
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from delegraph_engines import tag_constant_data
 from delegraph_executorch.edge import get_lowered_backend_modules, to_backend
 from torch.export.graph_signature import InputKind
 

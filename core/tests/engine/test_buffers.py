@@ -11,11 +11,8 @@ import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
 from delegraph.host.executor import Executable
-from delegraph.partitioner import (
-    CapabilityPartitioner,
-    tag_constant_data,
-    tag_mutated_buffer,
-)
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_engines import tag_constant_data, tag_mutated_buffer
 from delegraph_programs import normalize
 from torch import nn
 from torch.export.graph_signature import OutputKind

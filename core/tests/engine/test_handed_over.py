@@ -23,9 +23,9 @@ from delegraph.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
-    tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_engines import tag_mutated_buffer
 from delegraph_executorch.edge import to_backend
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor

@@ -27,11 +27,9 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
     Reason,
-    tag_constant_data,
-    tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
-from delegraph_engines import WrappingPartitioner
+from delegraph_engines import WrappingPartitioner, tag_constant_data, tag_mutated_buffer
 from delegraph_executorch.edge import extract_partition, to_backend
 from delegraph_workers import Compiler
 from torch import nn

@@ -13,8 +13,9 @@ import pytest
 import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
-from delegraph.partitioner import CapabilityPartitioner, tag_mutated_buffer
+from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
+from delegraph_engines import tag_mutated_buffer
 from delegraph_programs import TRACING
 from hypothesis import given, settings
 from hypothesis import strategies as st

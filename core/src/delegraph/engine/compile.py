@@ -121,18 +121,13 @@ def _compile(call: Sequence[_Given]) -> None:
     """Call a backend with the programs of ``call``, and store the result of each."""
     backend = call[0].request.backend
     name = backend.kind.__name__
-    by_method: dict[str, list[_Given]] = {}
+    programs: dict[str, list[ExportedProgram]] = {}
+    specs: dict[str, list[list[CompileSpec]]] = {}
     for given in call:
-        by_method.setdefault(given.request.method, []).append(given)
-    in_order = [given for same_method in by_method.values() for given in same_method]
-    programs = {
-        m: [given.program for given in same_method]
-        for m, same_method in by_method.items()
-    }
-    specs = {
-        m: [list(given.request.compile_specs) for given in same_method]
-        for m, same_method in by_method.items()
-    }
+        method = given.request.method
+        programs.setdefault(method, []).append(given.program)
+        specs.setdefault(method, []).append(list(given.request.compile_specs))
+    in_order = [g for method in programs for g in call if g.request.method == method]
     try:
         returned = _call_backend(backend, in_order, programs, specs)
     except DelegraphError as error:

@@ -20,7 +20,6 @@ from delegraph_programs import (
     placeholders,
     written_targets,
 )
-from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
@@ -42,7 +41,7 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     ``method``: the name of the method that ``plan`` is for.
     """
     start = time.perf_counter()
-    program = extract(method, plan, partition)
+    program = extract(method, plan.program, partition)
     spec = partition.spec
     inputs = [_argument(node, partition) for node in partition.inputs]
     outputs = [_argument(node, partition) for node in partition.outputs]
@@ -60,8 +59,10 @@ def _argument(node: Node, partition: Partition) -> Argument:
     return Argument.of(node.name, node.meta.get("val"), partition.boundary.get(node))
 
 
-def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
-    """Return the partition as a program.
+def extract(
+    method: str, whole: ExportedProgram, partition: Partition
+) -> ExportedProgram:
+    """Return a partition of the program ``whole`` as a program.
 
     Its placeholders are its constants, then its inputs; it returns a flat tuple. A
     value with a boundary type crosses the border in that dtype, and is cast inside. The
@@ -69,18 +70,17 @@ def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
     mutations. It gets copies of their tensors. ``meta`` of the graph module has the
     ``method`` and the tag (``partition``), for the backend.
     """
-    build = _Build(plan, partition)
+    build = _Build(whole, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
     # Not validated: its nodes are copies of valid ones, in their order. torch takes
     # half a millisecond for each hundred of them, and makes closures that only the
     # garbage collector frees.
-    like = plan.program
     program = build_program(
-        like.graph_module,
+        whole.graph_module,
         build.graph,
         build.inputs,
         build.outputs,
-        like,
+        whole,
         call,
         check=False,
     )
@@ -114,7 +114,7 @@ class ProgramsOf:
     def __call__(self) -> ExportedProgram:
         work = self._work
         if not self._is_first:
-            program = extract(work.method, work.plan, work.partition)
+            program = extract(work.method, work.plan.program, work.partition)
             work.module.original_module = program
         self._is_first = False
         return work.module.original_module
@@ -126,16 +126,16 @@ class _Build:
     ``env``: node of the plan's program -> its copy in the partition's graph.
     """
 
-    def __init__(self, plan: Plan, partition: Partition) -> None:
+    def __init__(self, whole: ExportedProgram, partition: Partition) -> None:
         """Build the graph: placeholders of constants, placeholders of inputs, calls,
         outputs.
         """
-        self.graph = Graph(owning_module=plan.program.graph_module)
+        self.graph = Graph(owning_module=whole.graph_module)
         self.partition = partition
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
         # placeholder -> its spec
-        specs = dict(placeholders(plan.program)) if partition.constants else {}
+        specs = dict(placeholders(whole)) if partition.constants else {}
         for node in partition.constants:
             spec = specs[node]
             new = self._placeholder(node)
@@ -254,15 +254,11 @@ def extract_partition(
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}
-    # a plan with one partition, whose tag is the empty text
+    # the tag of the partition is the empty text
     tags: dict[Node, tuple[str | None, ...]] = {
         n: ("",) for n in exported_program.graph.nodes if n in used
     }
     tags |= dict.fromkeys(nodes, ("",))
     result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)
     partition = connected_partitions(exported_program, result, tags)[""]
-    return extract(
-        "",
-        Plan(exported_program, [partition], tags, {}, [], Snapshot(exported_program)),
-        partition,
-    )
+    return extract("", exported_program, partition)

@@ -68,15 +68,17 @@ class Composites:
         # A result may be an operand of the call itself and no part. Such a call is not
         # remembered: it stays decomposed.
         if parts and all(result in parts for result in results.values()):
-            call = (
+            composite = Composite(
                 node.target,
                 node.args,
                 dict(node.kwargs),
                 dict(node.meta),
                 node.name,
                 inlining.single,
+                parts,
+                results,
             )
-            self._decomposed.append(Composite(*call, parts, results))
+            self._decomposed.append(composite)
 
     def restore(
         self,

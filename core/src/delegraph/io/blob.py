@@ -174,9 +174,8 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
 
 def digest(data: bytes | Blob) -> bytes:
     """Return the SHA-256 of the bytes."""
-    content = hashlib.sha256(data if isinstance(data, bytes) else b"")
-    if not isinstance(data, bytes):
-        stream(data, content.update)
+    content = hashlib.sha256()
+    stream(data, content.update)
     return content.digest()
 
 

@@ -9,7 +9,6 @@ from .contract import (
     Refusal,
     Support,
 )
-from .tagging import tag_constant_data, tag_mutated_buffer
 
 __all__ = [
     "CapabilityPartitioner",
@@ -23,6 +22,4 @@ __all__ = [
     "Refusal",
     "Support",
     "WhyNot",
-    "tag_constant_data",
-    "tag_mutated_buffer",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .sealed import seal, unseal
     from .signature import Signature
     from .support import why_subgraph
+    from .tagging import tag_constant_data, tag_mutated_buffer
     from .text_settings import from_specs, to_specs
     from .trial_compilation import TrialCompilation
     from .wrapping_partitioner import WrappingPartitioner
@@ -41,6 +42,8 @@ __all__ = [
     "read_properties",
     "saturates",
     "seal",
+    "tag_constant_data",
+    "tag_mutated_buffer",
     "to_specs",
     "unseal",
     "why_subgraph",
@@ -65,6 +68,8 @@ _HOME = {
     "read_properties": "properties",
     "saturates": "processors",
     "seal": "sealed",
+    "tag_constant_data": "tagging",
+    "tag_mutated_buffer": "tagging",
     "to_specs": "text_settings",
     "unseal": "sealed",
     "why_subgraph": "support",

@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import OptionError, Unsupported
-from delegraph.partitioner import (
-    CapabilityPartitioner,
-    PartitionResult,
-    tag_mutated_buffer,
-)
+from delegraph.partitioner import CapabilityPartitioner, PartitionResult
+from delegraph_engines import tag_mutated_buffer
 from delegraph_programs import (
     constant_placeholders,
     input_names,

@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError, Unsupported
-from delegraph.partitioner import (
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    Refusal,
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Refusal
+from delegraph_engines import (
+    quietly,
     tag_constant_data,
     tag_mutated_buffer,
+    why_subgraph,
 )
-from delegraph_engines import quietly, why_subgraph
 from delegraph_programs import constant_placeholders, placeholders, written_values
 from torch._ops import OpOverload
 from torch.export import ExportedProgram

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.partitioner import (
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    WhyNot,
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, WhyNot
+from delegraph_engines import (
+    GroupedPartitioner,
+    NodeLists,
     tag_constant_data,
     tag_mutated_buffer,
 )
-from delegraph_engines import GroupedPartitioner, NodeLists
 from delegraph_programs import constant_placeholders
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
