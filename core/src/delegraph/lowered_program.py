@@ -225,7 +225,7 @@ class LoweredProgram(MethodPrograms):
         and compare their results.
 
         Both start with the same random seed. ``delegraph_analysis.verify_ties`` also
-        accepts what eager returns with other rounding, or with equal elements in
+        accepts the results of eager with other rounding, or with equal elements in
         another order.
 
         ``method``: by default the only one, or "forward". ``runtime``: a runtime that

@@ -130,8 +130,10 @@ identifiers is a key for operators that the engine fused when it loaded the blob
 
 
 def fused(key: Any) -> tuple[Any, ...]:
-    """Return the identifiers of a key of ``Spent``, of which only None is none."""
-    return key if isinstance(key, tuple) else () if key is None else (key,)
+    """Return the identifiers of a key of ``Spent``; None has no identifiers."""
+    if isinstance(key, tuple):
+        return key
+    return () if key is None else (key,)
 
 
 class ProfiledDelegate(Protocol):

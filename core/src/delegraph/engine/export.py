@@ -150,23 +150,7 @@ def _export_module(
     """
     # the name under which torch prints it: its class, by default
     kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
-    # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
-    is_exported = "eval" in vars(module)
-    # the modules that compute otherwise in training, by name; the outermost one has
-    # none
-    in_training = [
-        name or kind
-        for name, m in module.named_modules()
-        if m.training and (is_exported or reads_mode(m))
-    ]
-    if in_training:
-        text = f"module {in_training[0]} is in training mode"
-        hint = (
-            "give the ExportedProgram that it comes from"
-            if is_exported
-            else "call .eval() on the model first"
-        )
-        raise InputError("training-mode", text, hint=hint)
+    _expect_no_training(module, kind)
     if inputs is None and not kwargs and inspect.signature(module.forward).parameters:
         hint = (
             "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes"
@@ -193,6 +177,29 @@ def _export_module(
         raise InputError(
             "export-failed", text, source=_user_line(e), hint=advice
         ) from e
+
+
+def _expect_no_training(module: torch.nn.Module, kind: str) -> None:
+    """Raise InputError if a part of ``module`` computes as in training.
+
+    ``kind``: the name of the outermost module, which has no name in the module.
+    """
+    # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
+    is_exported = "eval" in vars(module)
+    # the modules that compute differently in training, by name
+    in_training = [
+        name or kind
+        for name, m in module.named_modules()
+        if m.training and (is_exported or reads_mode(m))
+    ]
+    if in_training:
+        text = f"module {in_training[0]} is in training mode"
+        hint = (
+            "give the ExportedProgram that it comes from"
+            if is_exported
+            else "call .eval() on the model first"
+        )
+        raise InputError("training-mode", text, hint=hint)
 
 
 def _reason_and_hint(message: str) -> tuple[str, str | None]:

@@ -35,11 +35,8 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     gone = {one.work.partition.tag for one in refused}
     kept = [work.partition for one in refused for work in one.kept]
     plan.partitions = [p for p in plan.partitions if p.tag not in gone] + kept
-    plan.tags = {
-        node: left
-        for node, tags in plan.tags.items()
-        if (left := _tags_left(node, tags, gone))
-    }
+    tags_left = {node: _tags_left(node, tags, gone) for node, tags in plan.tags.items()}
+    plan.tags = {node: tags for node, tags in tags_left.items() if tags}
     _tag(plan, kept)
     # the first tag names the partition that returns the value, or is None for the host
     by_tag = {partition.tag: partition for partition in plan.partitions}

@@ -56,12 +56,20 @@ def order(plan: Plan) -> list[Unit]:
     for before, after in pairwise(drawing):
         needs_with_draws[after] = needs[after] | {before}
     try:
-        try:
-            positions = sort_by_needs(needs_with_draws)
-        except CycleError:
-            # no order of whole partitions keeps that of the draws: ``random_notes``
-            # reports it
-            positions = sort_by_needs(needs)
+        positions = sort_by_needs(needs_with_draws)
+    except CycleError:
+        # no order of whole partitions keeps the order of the draws: ``random_notes``
+        # reports it
+        positions = _sort_or_raise(needs, units)
+    return [units[k] for k in positions]
+
+
+def _sort_or_raise(
+    needs: Mapping[int, set[int]], units: Mapping[int, Unit]
+) -> list[int]:
+    """Return ``sort_by_needs(needs)``; raise ContractViolation if there is a cycle."""
+    try:
+        return sort_by_needs(needs)
     except CycleError as e:
         path = [units[k] for k in e.args[1]]  # argument 1 of the error is the cycle
         names = [
@@ -71,7 +79,6 @@ def order(plan: Plan) -> list[Unit]:
         text = f"partitions depend on themselves: {' -> '.join(names)}"
         hint = "put the nodes on this path into the partition, or split the partition"
         raise ContractViolation("contract-violation", text, hint=hint) from None
-    return [units[k] for k in positions]
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
@@ -103,9 +110,7 @@ def draws(node: Node) -> bool:
     """Return whether a call draws random numbers, by itself or in a subgraph."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
-    return any(
-        map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)))
-    )
+    return any(any(map(draws, all_nodes(graph))) for graph in subgraphs_of(node))
 
 
 def random_notes(
