@@ -226,7 +226,7 @@ class _MethodColumns:
         self.errors: dict[tuple[str, str], OperatorStatistics] = {}
         for row in sorted(found.operators if found else (), key=severity):
             self.errors[row.where, row.node] = row
-        # Model Explorer does not show the graphs of branches, whose names have dots
+        # Model Explorer does not show the graphs of branches; their names have dots
         delegates = [
             delegate
             for delegate in self.origin.delegates

@@ -273,10 +273,9 @@ def compare(
     """Export a model once, lower it for each backend alone and for all in the given
     order, run and verify each.
 
-    Arguments are those of ``delegraph.lower``; ``backends`` are all that can be used
-    unless given. What a backend raises ends its own row only; a model that cannot be
-    exported, an unknown backend or option raises. Programs without example inputs are
-    lowered, but not run.
+    Arguments are those of ``delegraph.lower``; ``backends`` are all usable ones by
+    default. An error of a backend ends its own row only. An unknown backend or option,
+    or a failed export, raises. Programs without example inputs are not run.
     """
     chosen = registry or default_registry()
     names = _names_of(backends, chosen)
@@ -363,9 +362,7 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def example_call(inputs: Any, named: Any, program: ExportedProgram) -> Call | None:
-    """The call to make of a method: with what was given for it, else with what it was
-    exported with.
-    """
+    """Return a call of a method: with the given inputs, else with those of its export."""
     if inputs is None and not named:
         stored: Call | None = program.example_inputs
         return stored
@@ -414,8 +411,9 @@ def caller_of_eager(
     calls: Mapping[str, Call],
     writes: Mapping[str, bool],
 ) -> Caller:
-    """A call of each method in eager PyTorch, during which nobody traces: the model
-    itself is called.
+    """Return a caller of each method in eager PyTorch.
+
+    It calls the model itself, and no other thread traces meanwhile.
     """
     methods = {
         method: program.module(check_guards=False)
@@ -434,7 +432,10 @@ def call_methods(
     calls: Mapping[str, Call],
     writes: Mapping[str, bool],
 ) -> float:
-    """The seconds of a call of each method; what one writes are inputs of its own."""
+    """Return the seconds of a call of each method.
+
+    A method that writes to its inputs gets copies.
+    """
     seconds = 0.0
     for method, run in methods.items():
         args, kwargs = copy.deepcopy(calls[method]) if writes[method] else calls[method]
@@ -448,9 +449,7 @@ def call_methods(
 def _candidate(
     tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], registry: Registry
 ) -> Candidate:
-    """What was found of one lowering; an error ends the measuring, not what was
-    measured before it.
-    """
+    """Return the figures of one lowering; after an error, those measured before it."""
     lowered = tried.lowered
     if lowered is None:
         return Candidate(tried.group, error=tried.error)
@@ -564,9 +563,7 @@ def _alone(taken: Mapping[str, Handles]) -> dict[str, dict[str, int]]:
 
 
 def _block(row: Sequence[str]) -> str:
-    """A row of the table as lines, under what it is of; those of which nothing is known
-    are left out.
-    """
+    """Return a row of the table as lines below its name, without unknown facts."""
     first, *facts = zip(_HEADS, row, strict=True)
     known = [
         [f"  {head or 'error'}", cell] for head, cell in facts if cell not in ("-", "")

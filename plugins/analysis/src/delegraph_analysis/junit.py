@@ -1,4 +1,4 @@
-"""What passed and failed in a lowering, for CI."""
+"""Report the passed and failed checks of a lowering as JUnit XML, for CI."""
 
 from __future__ import annotations
 

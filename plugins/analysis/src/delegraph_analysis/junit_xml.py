@@ -12,7 +12,7 @@ from delegraph.io.escape import printable
 class Case(NamedTuple):
     """A test of a suite.
 
-    ``failure``: the text of what failed, of the kind ``kind``; None if nothing did.
+    ``failure`` is the text of the failure, of the kind ``kind``; None without one.
     """
 
     suite: str

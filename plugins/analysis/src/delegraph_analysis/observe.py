@@ -202,11 +202,10 @@ class TimedDelegate:
     ) -> Spent:
         """Return the times of the operators of a delegate.
 
-        ``spent``: what a profiled call returned with its outputs. It is a mapping, or a
-        function that returns the mapping: reading times may be slow, and is done only
-        here. ``borders``: the times of copying, which are added. Raises
-        ContractViolation if the mapping is not what ``BackendRuntime.profile`` asks
-        for.
+        ``spent`` is the result of a profiled call besides its outputs: a mapping, or a
+        function that returns it, since reading times may be slow. The times of copying,
+        ``borders``, are added. Raises ContractViolation if the mapping breaks the
+        contract of ``BackendRuntime.profile``.
         """
         if callable(spent):
             spent = attribute("profile", spent)()
@@ -232,10 +231,9 @@ _AMOUNTS = "amounts by name"
 def _wrong(
     backend_id: str, method: str, returned: str, wanted: str
 ) -> ContractViolation:
-    """The error for a delegate that the runtime's ``method`` made and that ``returned``
-    something else.
+    """Return the error for a delegate, made by ``method``, with a wrong result.
 
-    ``wanted``: what it has to return for each debug identifier.
+    ``wanted`` describes the value of each debug identifier.
     """
     text = (
         f"{method} of the runtime of {backend_id} makes a delegate that returned"

@@ -18,7 +18,7 @@ def delegraph_reports() -> list[ReportSpec]:
         ReportSpec(
             ".junit.xml",
             "delegraph_analysis.junit:JUnitReport",
-            "what passed and failed, for CI",
+            "passed and failed checks, for CI",
         ),
         ReportSpec(
             ".nodes.json",
@@ -44,18 +44,17 @@ def delegraph_commands() -> list[CommandSpec]:
         CommandSpec(
             "diff",
             "delegraph_analysis.commands.diff:Diff",
-            "show what is other in one report than in another",
+            "show the differences between two reports",
         ),
         CommandSpec(
             "inspect",
             "delegraph_analysis.commands.inspect:Inspect",
-            "show what is in a file such as .tosa",
+            "show the contents of a file such as .tosa",
         ),
         CommandSpec(
             "matrix",
             "delegraph_analysis.commands.matrix:MatrixCommand",
-            "do models for backends, a process for each cell; tables, and what became"
-            " better or worse",
+            "lower and run models for backends, each in a process; tables and diffs",
         ),
         CommandSpec(
             "profile",

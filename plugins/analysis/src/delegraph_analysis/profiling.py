@@ -38,12 +38,11 @@ OVERLAPS = 1.05
 class Part:
     """A part of a call, with the place that it ran in, and its seconds.
 
-    ``what``: its operators, or another description, such as the rest of a delegate.
-    ``where``: ``host``, ``host, in PATH`` for a branch or loop body, or the name of a
-    delegate. ``lines`` (text, for a program in a file), ``modules`` and ``nodes``
-    (names in the graph of ``where``) are those that it was made from, if they are
-    known. ``identifier``: the debug identifier from a delegate's runtime, or a tuple of
-    fused ones; None for other parts.
+    ``what`` names its operators, or describes it otherwise, such as the rest of a
+    delegate. ``where`` is ``host``, ``host, in PATH`` for a branch or loop body, or a
+    delegate. Its known sources are ``lines`` (text, for a program in a file),
+    ``modules`` and ``nodes`` (names in the graph of ``where``). ``identifier`` is the
+    debug identifier from a delegate's runtime, or a tuple of fused ones, or None.
     """
 
     what: str
@@ -217,8 +216,8 @@ class ProgramProfile:
             ),
             (
                 f"{_ms(self.fastest)} to {_ms(self.slowest)} in {self.repeats} calls;"
-                f" {_ms(self.plain_seconds)} where nobody watches,"
-                f" {_ms(self.first_seconds)} the first{busy}"
+                f" {_ms(self.plain_seconds)} without profiling,"
+                f" {_ms(self.first_seconds)} in the first call{busy}"
             ),
         ]
         if self.total > OVERLAPS * self.seconds:
@@ -227,10 +226,12 @@ class ProgramProfile:
                 f" {_ms(self.total)}"
             )
         for delegate, amounts in self.expected.items():
-            told = ", ".join(
+            shown = ", ".join(
                 f"{amount:,.0f} {name}" for name, amount in amounts.items()
             )
-            lines.append(f"{delegate}: estimated by its compiler, not measured: {told}")
+            lines.append(
+                f"{delegate}: estimated by its compiler, not measured: {shown}"
+            )
         return lines
 
     def __str__(self) -> str:
@@ -284,7 +285,7 @@ class _Clock:
         now = time.perf_counter()
         seconds = max(now - self._since - self._inside, 0.0)
         where = f"host, in {'.'.join(self._path)}" if self._path else "host"
-        if node.target is CALL_DELEGATE:  # its runtime has told the rest
+        if node.target is CALL_DELEGATE:  # its runtime has reported the rest
             self.parts.append(Part("calling a delegate", where, seconds))
         else:
             self.parts.append(Part.of(operator_name(node), where, seconds, [node]))
@@ -312,9 +313,9 @@ class _Clock:
         self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
     ) -> None:
         start = time.perf_counter()
-        # Read when the call has ended, unless the delegate is called again in it, as in
-        # a loop: reading takes the rest of the call out of the processor's caches,
-        # which would then take three times as long as nobody's call does.
+        # Reading evicts the rest of the call from the processor's caches, which makes
+        # it three times slower. So read at the end of the call, or before the next call
+        # of the delegate in a loop.
         if (before := self._unread.pop(delegate.name, None)) is not None:
             before()
         self._unread[delegate.name] = partial(self._add, delegate, seconds, read)
@@ -326,7 +327,7 @@ class _Clock:
         self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
     ) -> None:
         """Add the parts of a call of a delegate."""
-        told = 0.0
+        reported = 0.0
         name = delegate.name
         by_operators = False
         nodes: dict[int, list[Node]] = {}
@@ -350,7 +351,7 @@ class _Clock:
                     of = _at_border(delegate, identifier)
                 else:
                     by_operators = True
-                told += amounts["seconds"]
+                reported += amounts["seconds"]
                 what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(
                     identifier
                 )
@@ -364,7 +365,9 @@ class _Clock:
             else ()
         )
         self.parts.append(
-            Part.of("the rest of the delegate", name, max(seconds - told, 0.0), lone)
+            Part.of(
+                "the rest of the delegate", name, max(seconds - reported, 0.0), lone
+            )
         )
 
 
@@ -379,13 +382,13 @@ class _FileClock:
         self.own = 0.0
         self._inside = 0.0
         self._parts = list[Part]()
-        # of delegates whose step was not seen yet
-        self._told: list[tuple[str, float, Spent]] = []
+        # calls of delegates that still lack their step
+        self._unseen: list[tuple[str, float, Spent]] = []
         self._since = time.perf_counter()
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
         start = time.perf_counter()
-        self._told.append((backend_id, seconds, read()))
+        self._unseen.append((backend_id, seconds, read()))
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
@@ -410,15 +413,15 @@ class _FileClock:
         every = tuple(
             dict.fromkeys(line for origin in inside.values() for line in origin.lines)
         )
-        for backend_id, seconds, spent in self._told:
+        for backend_id, seconds, spent in self._unseen:
             where = name or backend_id
-            told = 0.0
+            reported = 0.0
             for identifier, amounts in spent.items():
                 if "seconds" in amounts:
                     origins = [
                         inside.get(str(one), Origin()) for one in fused(identifier)
                     ]
-                    told += amounts["seconds"]
+                    reported += amounts["seconds"]
                     operators = dict.fromkeys(
                         name for origin in origins for name in origin.operators
                     )
@@ -437,11 +440,16 @@ class _FileClock:
                             identifier=identifier,
                         )
                     )
-            lone = every if not told and len(every) == 1 else ()
+            lone = every if not reported and len(every) == 1 else ()
             self._parts.append(
-                Part("the rest of the delegate", where, max(seconds - told, 0.0), lone)
+                Part(
+                    "the rest of the delegate",
+                    where,
+                    max(seconds - reported, 0.0),
+                    lone,
+                )
             )
-        self._told = []
+        self._unseen = []
 
     def finish(self) -> list[Part]:
         """Return the parts of the call that has ended."""

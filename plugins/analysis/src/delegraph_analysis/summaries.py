@@ -1,4 +1,4 @@
-"""What is in a file, on one screen: the text of a ``delegraph.formats.Summary``.
+"""Show the contents of a file on one screen: the text of a ``Summary``.
 
 Imports neither torch nor numpy.
 """
@@ -11,16 +11,15 @@ from delegraph.formats import MethodSummary, Summary
 from delegraph.io.escape import printable
 
 _LISTED = 12
-"""Methods, inputs, outputs, delegates and kinds of operators that the text lists; the
-data have all.
-"""
+"""Most methods, inputs, outputs, delegates and kinds of operators in the text."""
 _NAME = 60
 """Characters of a name."""
 
 
 def summary_text(summary: Summary) -> str:
-    """What ``delegraph inspect --summary`` shows; names of the file with their control
-    characters escaped.
+    """Return the text of ``delegraph inspect --summary``.
+
+    Control characters in names of the file are escaped.
     """
     return printable("\n".join(_lines(summary)), kept="\n")
 
@@ -28,11 +27,9 @@ def summary_text(summary: Summary) -> str:
 def _lines(summary: Summary) -> Iterator[str]:
     made = f", made by {_short(summary.producer)}" if summary.producer else ""
     yield f"{summary.kind}, version {summary.version}, {summary.bytes:,} bytes{made}"
-    yield from (
-        f"needs {what}: {_listed(names)}"
-        for what, names in summary.needs.items()
-        if names
-    )
+    for need, names in summary.needs.items():
+        if names:
+            yield f"needs {need}: {_listed(names)}"
     for method in summary.methods[:_LISTED]:
         yield from _method_lines(method)
     yield from (

@@ -1,6 +1,4 @@
-"""Calls of several programs in turns: what each takes the first time and later, and the
-memory of its first call.
-"""
+"""Call several programs in turns, and measure their times and the memory of first calls."""
 
 from __future__ import annotations
 
@@ -20,12 +18,11 @@ _PEAK = Path("/proc/self/clear_refs")
 
 @dataclass
 class Caller:
-    """A program that is called. ``call`` calls it once and returns the seconds of that.
+    """A program with its measured calls; ``call`` runs it once and returns the seconds.
 
-    ``first_seconds``: of the call that loads what there is to load. ``peak_bytes``: by
-    how much that call raised the peak of this process's resident memory above what it
-    had before; None if the system does not tell (only Linux does). ``seconds``: of the
-    calls after it. ``error``: what ended the calls, None if nothing did.
+    ``first_seconds`` is the time of the first call, which also loads the program.
+    ``peak_bytes`` is the growth of the process's peak memory in that call; None without
+    Linux. ``seconds`` are the times of later calls. ``error`` ended the calls, if any.
     """
 
     call: Callable[[], float]
@@ -36,17 +33,16 @@ class Caller:
 
     @property
     def median(self) -> float | None:
-        """None if there was no call after the first, or if one failed."""
-        return (
-            statistics.median(self.seconds)
-            if self.seconds and self.error is None
-            else None
-        )
+        """Return the median of later calls; None without any, or after an error."""
+        if not self.seconds or self.error is not None:
+            return None
+        return statistics.median(self.seconds)
 
 
 def call_in_turns(callers: Iterable[Caller], runs: int) -> None:
-    """Call each once, then all of them ``runs`` times in turns, so that what slows the
-    machine slows all of them.
+    """Call each program once, then all of them ``runs`` times in turns.
+
+    With turns, other load on the machine slows all of them alike.
     """
     running = list(callers)
     for caller in running:
@@ -64,12 +60,10 @@ def call_in_turns(callers: Iterable[Caller], runs: int) -> None:
 
 
 def _raised_peak(call: Callable[[], float]) -> tuple[float, int | None]:
-    """The result of ``call``, and the bytes by which it raised the peak of resident
-    memory above what there was.
-    """
+    """Return the result of ``call``, and the growth of peak memory in bytes."""
     gc.collect()
     try:
-        # what is free goes back to the system, so that using it again shows
+        # return free memory to the system, so that its reuse counts
         ctypes.CDLL(None).malloc_trim(0)
         _PEAK.write_text("5")  # the peak starts again from now
         before = _resident("VmRSS")
@@ -81,7 +75,7 @@ def _raised_peak(call: Callable[[], float]) -> tuple[float, int | None]:
 
 
 def _resident(name: str) -> int:
-    """A field of /proc/self/status, in bytes. Raises OSError if it is not there."""
+    """Return a field of /proc/self/status in bytes; raise OSError if it is missing."""
     found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
     if found is None:
         raise OSError(f"{_STATUS} has no {name}")

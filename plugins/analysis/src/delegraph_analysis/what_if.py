@@ -1,5 +1,4 @@
-"""What if the cause of a refusal were removed? The program to which that happened, for
-another support check.
+"""Copy a program without the cause of a refusal, for another support check.
 
 Sizes become fixed, or one value is cast or gets a range. All values that depend on it
 get new types. The report lets the backend check the result when it is printed
@@ -31,10 +30,9 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
-    """Return a copy of ``program`` in which ``reason`` does not hold: it is changed as
-    ``reason.unless`` says.
+    """Return a copy of ``program``, changed by ``reason.unless``, without the reason.
 
-    Raises Unsupported if it cannot be changed so.
+    Raises Unsupported if that change is impossible.
     """
     if reason.unless == "static":
         return _fixed_sizes(program)
@@ -46,8 +44,7 @@ def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
 def _with_range(
     program: ExportedProgram, of: Node | None, range: tuple[int, int]
 ) -> ExportedProgram:
-    """A copy of ``program`` as if the user had said that the elements of the input
-    ``of`` lie in ``range``.
+    """Return a copy of ``program`` with a declared ``range`` of the input ``of``.
 
     Raises Unsupported if ``of`` is no input of this program.
     """
@@ -65,8 +62,9 @@ def _with_range(
 
 
 def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
-    """A copy of ``program`` whose sizes are those of its example inputs, which torch
-    keeps as hints of symbols.
+    """Return a copy of ``program`` with the sizes of its example inputs.
+
+    Torch keeps these sizes as hints of symbols.
     """
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Any]()
@@ -102,9 +100,9 @@ class _FixedSizes:
         self._fake_tensors: dict[Any, FakeTensor] = {}
 
     def __call__(self, val: Any) -> Any:
-        """``val`` with numbers in place of symbols; ``val`` itself if it has none.
+        """Return ``val`` with numbers in place of symbols.
 
-        Raises Unsupported for a symbol whose number depends on data.
+        Raises Unsupported for a symbol that depends on data.
         """
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)

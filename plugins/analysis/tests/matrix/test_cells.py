@@ -189,7 +189,7 @@ def test_a_cell_ends_with_its_command(cells_for, store, folder):
         (future,) = work.pending
         while not at_work.exists() or not at_work.read_text():
             assert not future.done() and time.monotonic() - start < 60, (
-                "the cell did not come to where it hangs"
+                "the cell ended before its endless loop"
             )
             time.sleep(0.01)
     told = json.loads(future.result(timeout=60))
@@ -265,11 +265,11 @@ def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
     ("text", "said"),
     [
         ("nothing", "there is no executor 'nothing'"),
-        ("process:0", "a number from 1 on"),
-        ("serial:2", "takes nothing"),
+        ("process:0", "must be 1 or more"),
+        ("serial:2", "has no parameters"),
         ("dask", "needs the address"),
-        ("json:loads", "cannot be made: TypeError"),
-        ("builtins:dict", "has no submit"),
+        ("json:loads", "raised TypeError"),
+        ("builtins:dict", "has no method submit"),
     ],
 )
 def test_executors_that_there_are_not(text, said, tmp_path):

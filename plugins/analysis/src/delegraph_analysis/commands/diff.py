@@ -73,7 +73,7 @@ Changes in delegates come late, since they mirror changes of the host.
 
 
 class Change(NamedTuple):
-    """A change of the figure ``what``; ``name`` is for example an operator.
+    """A change of a figure; ``name`` is for example an operator.
 
     A value is None if its report lacks it.
     """

@@ -1,5 +1,6 @@
-"""``delegraph matrix``: models x backends x quantizations; and ``diff``, ``show`` and
-``join`` for what it wrote.
+"""``delegraph matrix``: models x backends x quantizations.
+
+``diff``, ``show`` and ``join`` read the stores that it wrote.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ class MatrixCommand:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        what = (
-            "a file MATRIX.toml, or MODELs; or diff OLD NEW, show STORE..., join INTO"
-            " STORE..."
+        parser.add_argument(
+            "what",
+            metavar="MODEL",
+            nargs="+",
+            help=(
+                "a file MATRIX.toml, or MODELs; or diff OLD NEW, show STORE..., join"
+                " INTO STORE..."
+            ),
         )
-        parser.add_argument("what", metavar="MODEL", nargs="+", help=what)
-        _add_cells(parser.add_argument_group("which cells").add_argument)
-        _add_settings(parser.add_argument_group("what is done for each").add_argument)
-        _add_work(parser.add_argument_group("where, and what is written").add_argument)
+        _add_cells(parser.add_argument_group("selection of cells").add_argument)
+        _add_settings(parser.add_argument_group("settings of each cell").add_argument)
+        _add_work(parser.add_argument_group("executor and outputs").add_argument)
         _add_diff(parser.add_argument_group("matrix diff").add_argument)
 
     @staticmethod
@@ -199,12 +204,12 @@ def _add_work(add: Callable[..., Any]) -> None:
     add(
         "--no-times",
         action="store_true",
-        help="leave out of .md what differs from run to run, as in a busy machine",
+        help="leave figures out of .md that change from run to run, such as times",
     )
     add(
         "--refusals",
         action="store_true",
-        help="print all that is left to hosts, not only the most frequent",
+        help="print all refused operators, not only the most frequent ones",
     )
 
 
@@ -221,7 +226,7 @@ def _add_diff(add: Callable[..., Any]) -> None:
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="how far a latency may move (default: 0.1)",
+        help="the change of a latency that counts as none (default: 0.1)",
     )
 
 
@@ -229,10 +234,7 @@ def _add_diff(add: Callable[..., Any]) -> None:
 
 
 def _run(args: argparse.Namespace) -> Outcome:
-    """Do the cells that have no row.
-
-    All that can be wrong with the arguments is looked at before that.
-    """
+    """Do the cells that have no row, after a check of all arguments."""
     from ..matrix import cells, executors, schedule
     from ..matrix.store import Store
 
@@ -245,13 +247,10 @@ def _run(args: argparse.Namespace) -> Outcome:
     if args.list:
         return _list(listed, store)
     if not hasattr(os, "fork") or not hasattr(os, "pidfd_open"):
-        text = (
-            "cells are done in forks that are waited for by pidfd, which this system"
-            " does not have"
-        )
+        text = "cells need fork and pidfd_open, which this system does not have"
         hint = (
-            "Linux has them; delegraph matrix show and diff read elsewhere what was"
-            " done there"
+            "run the matrix on Linux; delegraph matrix show and diff read its store on"
+            " any system"
         )
         raise DelegraphError("matrix/no-forks", text, hint=hint)
     store.create()
@@ -505,7 +504,7 @@ def _join(args: argparse.Namespace, stores: list[str]) -> Outcome:
 
 
 def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
-    """What became better or worse; the exit code is 1 if something did that is gated."""
+    """Compare two stores. The exit code is 1 if a gated figure became worse."""
     from ..matrix import changes
     from ..matrix.rows import latest
     from ..matrix.store import read_rows

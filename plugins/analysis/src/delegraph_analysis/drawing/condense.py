@@ -25,8 +25,9 @@ _CROSSED = 6
 
 
 def condense(picture: Picture) -> tuple[Picture, str]:
-    """The picture, made small enough to be drawn, and a sentence on what was left out;
-    "" if nothing was.
+    """Return the picture, small enough to draw, and a note about the omitted parts.
+
+    The note is "" if the picture is complete.
     """
     if _fits(picture, LARGEST):
         return picture, ""
@@ -174,12 +175,10 @@ def _merge(
 
 
 def _merge_labels(wires: list[Wire]) -> str | Callable[[], str]:
-    """What is said of several values that leave one box."""
-    return (
-        wires[0].label
-        if len(wires) == 1
-        else lambda: f"{wires[0].tell()}, and {len(wires) - 1} more"
-    )
+    """Return the label of one wire in place of several from the same box."""
+    if len(wires) == 1:
+        return wires[0].label
+    return lambda: f"{wires[0].tell()}, and {len(wires) - 1} more"
 
 
 def _merge_boxes(boxes: list[Box]) -> Box:

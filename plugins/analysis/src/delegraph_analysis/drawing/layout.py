@@ -17,7 +17,7 @@ from .picture import Picture, Wire, layers_of
 WIDTH = 220
 LINE = 15
 PADDING = 4
-"""Width of a box; height of a line in it; what is free above and below the lines.
+"""Width of a box; height of a line in it; space above and below the lines.
 
 All in pixels.
 """
@@ -30,9 +30,7 @@ _PASSING = 6
 _SWEEPS = 2
 _STIFF = 1000.0
 _LOOSE = 1.0
-"""Weights of boxes and of passing wires when both are to stand below what they use:
-wires give way.
-"""
+"""Weights of boxes and of passing wires below the boxes they use: wires give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Layout:
 
 
 def lay_out(picture: Picture) -> Layout:
-    """Boxes of one row do not overlap; a box stands below all boxes that it uses."""
+    """Place boxes in rows without overlap; each box is below all boxes that it uses."""
     heights = [2 * PADDING + LINE * len(box.shown()) for box in picture.boxes]
     grid = _Grid(len(heights), picture.wires)
     grid.order()
@@ -194,11 +192,10 @@ class _Grid:
 def _apart(
     wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]
 ) -> Iterator[float]:
-    """Middles as near as can be to ``wanted`` (weighted squares) that keep order and
-    distance.
+    """Yield middles near ``wanted`` (weighted squares) that keep order and distance.
 
     With each item's offset subtracted this is isotonic regression, by pooling: an item
-    whose place would be beyond the next one's shares a mean with it.
+    beyond the place of the next one shares a mean with it.
     """
     offsets = [0.0]
     for one, other in pairwise(widths):

@@ -1,5 +1,6 @@
-"""The style sheet of a page, and its head, whose policy allows no other style and no
-other script.
+"""The style sheet of a page, and its head.
+
+The policy in the head allows no other style and no other script.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``delegraph matrix``: models x backends x quantizations, one row of figures for each
 cell.
 
-``description`` reads what is wanted and ``cells`` says which cells that makes;
-``schedule`` has them done by an executor, each in a process of its own (``process``,
-``forking``), which ``measure`` does there; ``store`` keeps rows and files; ``tables``,
-``page``, ``refusals`` and ``changes`` read them. Only ``measure`` imports torch.
+``description`` reads the file of a matrix, and ``cells`` lists its cells. ``schedule``
+passes them to an executor. Each runs in its own process (``process``, ``forking``),
+where ``measure`` does the work. ``store`` keeps rows and files; ``tables``, ``page``,
+``refusals`` and ``changes`` read them. Only ``measure`` imports torch.
 """

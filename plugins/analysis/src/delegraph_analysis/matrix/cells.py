@@ -1,4 +1,4 @@
-"""The cells of a matrix: what each depends on, and its identity, a hash of that."""
+"""The cells of a matrix, with their dependencies and identity, a hash of these."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from delegraph.plugin import BackendSpec, FormatSpec, ModelSpec
 from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
 
 FORM = 1
-"""Part of each identity; another number when cells are measured otherwise."""
+"""Part of each identity; changes when the way of measuring changes."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One model for one target.
 
-    ``depends``: all that its row depends on but its names, as a JSON value. Which
-    machine it is, is not part of it.
+    ``depends`` has all dependencies of its row except its names, as a JSON value. The
+    machine is not part of it.
     """
 
     model: Model
@@ -43,15 +43,13 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """A hash of what the row depends on, in 32 hexadecimal digits."""
+        """Return a hash of the dependencies of the row, in 32 hexadecimal digits."""
         text = json.dumps([FORM, self.key, self.depends], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the cell is called, whatever it depends on: (model, target,
-        quantization).
-        """
+        """Return the name of the cell: (model, target, quantization)."""
         return self.model.name, self.target.name, self.quantization.name
 
     def __str__(self) -> str:
@@ -207,7 +205,10 @@ class _Digests:
         return self._known[name]
 
     def of_model(self, text: str) -> str | None:
-        """Of the file in ``path.py:function`` or ``path``; None for what is no file."""
+        """Return the hash of the file in ``path.py:function`` or ``path``.
+
+        None for other models.
+        """
         head = text.rpartition(":")[0]
         name = head if head.endswith(".py") else text
         return self.of(name) if name.endswith((".py", ".pt2")) else None
@@ -216,12 +217,11 @@ class _Digests:
 def versions_of(
     backends: Sequence[str], scheme: str, files: Sequence[str]
 ) -> dict[str, str]:
-    """Distribution -> version, of all that lowers a model for these backends, with what
-    these require themselves.
+    """Return the versions of all distributions that lower a model for these backends.
 
-    They are those of the backends, of the model's ``scheme`` and of the formats of
-    ``files``. One that cannot be used is among them, too: what it lacks is not there,
-    and when it is, the cell is another.
+    These belong to the backends, the model's ``scheme`` and the formats of ``files``,
+    with their requirements. Unusable ones count too: with their missing requirements
+    installed, the cell is another.
     """
     registry = default_registry()
     wanted = {"delegraph", "torch", "torchao", "delegraph-quantize"}
@@ -238,7 +238,7 @@ def versions_of(
     for name in backends:
         try:
             distribution = registry.entry(name).producer[0]
-        except DelegraphError:  # broken: its row says so
+        except DelegraphError:  # broken: its row has the error
             continue
         wanted |= {distribution, *registry.spec(name).traits.composes}
     wanted |= {
@@ -252,7 +252,7 @@ def _required(distribution: str) -> Iterator[str]:
         listed = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
         return
-    # of torch itself, the version says enough
+    # the version of torch determines its requirements
     own = distribution.startswith("delegraph")
     yield from (
         re.split(r"[^\w.-]", text)[0].lower().replace("_", "-")

@@ -291,7 +291,7 @@ def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
 
 
 def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """Return the number of cells with a busy machine, whose latencies are not compared."""
+    """Count the cells on a busy machine; their latencies are not compared."""
     old = {key_of(row): row for row in before}
     return sum(
         _is_busy(row) or _is_busy(old[key_of(row)])

@@ -1,5 +1,6 @@
-"""What a matrix is made of, read from a TOML file or from arguments: models, targets,
-quantizations and settings.
+"""Read a matrix from a TOML file or from arguments.
+
+A matrix has models, targets, quantizations and settings.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ _NAMES = (FLOAT, "int8")
 
 @dataclass(frozen=True)
 class Settings:
-    """What all cells share.
+    """The settings of all cells.
 
-    ``runs``: calls whose median is the latency; 0 times nothing. ``threads`` of
-    PyTorch. ``files``: suffixes of the formats in which the program is written, with
-    ``keep_files`` into the store, else only for their sizes. ``time_limit`` in seconds
-    and ``memory_limit`` in MB are those of a cell, the latter above what importing
-    PyTorch takes; None is 80 % of what the machine has. ``cache``: a folder of compiled
-    partitions. ``tolerance`` and the gates after it are those of ``delegraph lower``;
-    without ``require_agreement``, agreeing with eager is a figure.
+    ``runs`` is the number of timed calls; their median is the latency. ``threads`` are
+    those of PyTorch. ``files`` are the suffixes of the written formats: with
+    ``keep_files`` in the store, else only for their sizes. ``time_limit`` is in
+    seconds. ``memory_limit`` is in MB, without the memory of an imported PyTorch; None
+    is 80 % of the machine's memory. ``cache`` is a folder of compiled partitions.
+    ``tolerance`` and the gates after it are those of ``delegraph lower``. Without
+    ``require_agreement``, agreement with eager is only a figure.
     """
 
     verify: bool = True
@@ -92,7 +93,7 @@ class Settings:
 
 
 LIMITS = ("time_limit", "memory_limit")
-"""Settings on which only rows of cells depend that failed."""
+"""Settings on which only the rows of failed cells depend."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,12 @@ def read_matrix(path: Path) -> Matrix:
         raise InputError(
             "input-invalid",
             f"{path}: {e}",
-            hint="the user guide has all keys of a matrix",
+            hint="see the keys of a matrix in the user guide",
         ) from None
 
 
 class Wrong(Exception):
-    """What is wrong in a file, without the file's name."""
+    """An error in a file of a matrix; the text lacks the file's name."""
 
 
 _KEYS = ("models", "backends", "quantize", "options", "settings", "depends")
@@ -286,7 +287,7 @@ _BOUNDS: Mapping[str, tuple[type, Callable[[Any], bool], str]] = {
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Settings with defaults for what is not given, or is None."""
+    """Return settings, with defaults for those that are missing or None."""
     names = [f.name for f in fields(Settings)]
     _expect_keys(given, names, "settings")
     known: dict[str, Any] = {}

@@ -19,25 +19,25 @@ def run(message: bytes) -> bytes:
     """
     request = json.loads(message)
     try:
-        told = run_in_fork(request, request["job"]["settings"]["threads"])
+        found = run_in_fork(request, request["job"]["settings"]["threads"])
     except Lost:
-        told = {"lost": "the process that waits for it ended"}
+        found = {"lost": "the process that waits for it ended"}
     return json.dumps(
-        {**told, "machine": machine(), "load": _load(), "ended": _now()}
+        {**found, "machine": machine(), "load": _load(), "ended": _now()}
     ).encode()
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """What this machine is, as far as figures depend on it."""
+    """Return the facts about this machine on which figures depend."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = {
+    found = {
         "node": platform.node(),
         "cpu": _processor(),
         "cpus": os.cpu_count(),
         "memory": memory,
     }
-    return {**told, "system": platform.platform(), "python": platform.python_version()}
+    return {**found, "system": platform.platform(), "python": platform.python_version()}
 
 
 def _processor() -> str:

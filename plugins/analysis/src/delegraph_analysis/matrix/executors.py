@@ -1,8 +1,7 @@
-"""Executors by name: threads here, those of Dask and submitit, and any with the face of
-``concurrent.futures``.
+"""Executors by name: threads of this process, Dask, submitit, or a user's own.
 
-A cell has a process of its own wherever it is done, so what an executor has to run is a
-function that waits for one.
+A user's own has the methods of ``concurrent.futures``. Each cell has its own process,
+so the jobs of an executor only wait for one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FORMS = (
 
 @dataclass
 class Engine:
-    """An executor. ``most``: jobs that it is given at a time; None: all."""
+    """An executor; ``most`` limits the jobs that it has at a time, None does not."""
 
     executor: Any
     most: int | None = None
@@ -37,10 +36,9 @@ class Engine:
 
 @contextlib.contextmanager
 def engine_of(text: str, store: Path, time_limit: float) -> Iterator[Engine]:
-    """The executor that a text names; what was started for it is ended after the block.
+    """Yield the executor that ``text`` names, and stop its processes after the block.
 
-    Raises OptionError for a text that names none, PluginUnavailable for one whose
-    package is not installed.
+    Raises OptionError for an unknown name, PluginUnavailable for a missing package.
     """
     kind, _, rest = text.partition(":")
     with contextlib.ExitStack() as stack:
@@ -62,7 +60,7 @@ def _serial(
 ) -> Engine:
     if rest:
         raise OptionError(
-            "option-invalid", f"the executor serial takes nothing, not {rest!r}"
+            "option-invalid", f"the executor serial has no parameters, but got {rest!r}"
         )
     return _threads(1, stack)
 
@@ -107,9 +105,9 @@ def _submitit_named(
 def _submitit(
     cluster: str, parameters: Mapping[str, Any], store: Path, time_limit: float
 ) -> Engine:
-    """Jobs of submitit; its own files lie in the store.
+    """Return an executor of submitit; its own files are in the store.
 
-    ``jobs=N`` of the parameters is how many are in the queue.
+    ``jobs=N`` of the parameters limits the jobs in the queue.
     """
     submitit = _package("submitit", "submitit")
     given = {"timeout_min": math.ceil(time_limit / 60) + 10, **parameters}
@@ -135,14 +133,14 @@ _KINDS: Mapping[str, Callable[[str, contextlib.ExitStack, Path, float], Engine]]
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """``partition=cpu,mem_gb=16`` as a dictionary; numbers are ints."""
+    """Return ``partition=cpu,mem_gb=16`` as a dictionary; numbers become ints."""
     found: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
             raise OptionError(
                 "option-invalid",
-                f"a parameter of the executor is KEY=VALUE, not {part!r}",
+                f"parameter {part!r} of the executor has no value: write KEY=VALUE",
             )
         found[name] = int(value) if value.isdecimal() else value
     return found
@@ -153,7 +151,7 @@ def _count(text: str, kind: str) -> int:
         return os.cpu_count() or 1
     if not text.isdecimal() or not int(text):
         raise OptionError(
-            "option-invalid", f"{kind}:N takes a number from 1 on, not {text!r}"
+            "option-invalid", f"N in {kind}:N must be 1 or more, not {text!r}"
         )
     return int(text)
 
@@ -169,27 +167,25 @@ def _package(module: str, distribution: str) -> Any:
 
 
 def _named(text: str) -> Any:
-    """What ``module:function`` returns."""
+    """Return the executor that ``module:function`` makes."""
     module, colon, function = text.partition(":")
-    if (
-        not colon
-        or not module.replace(".", "").isidentifier()
-        or not function.isidentifier()
-    ):
+    is_module = module.replace(".", "").isidentifier()
+    if not colon or not is_module or not function.isidentifier():
         raise OptionError(
-            "option-invalid", f"there is no executor {text!r}", hint=f"it is {FORMS}"
+            "option-invalid", f"there is no executor {text!r}", hint=f"choose {FORMS}"
         )
     try:
         executor = getattr(importlib.import_module(module), function)()
     except DelegraphError:
         raise
-    except Exception as e:  # whatever somebody's function raises
+    except Exception as e:  # a user's function may raise any error
         raise OptionError(
             "option-invalid",
-            f"the executor {text} cannot be made: {type(e).__name__}: {e}",
+            f"{text} raised {type(e).__name__} in place of an executor: {e}",
         ) from e
     if not callable(getattr(executor, "submit", None)):
         raise OptionError(
-            "option-invalid", f"{text} returned {executor!r:.80}, which has no submit"
+            "option-invalid",
+            f"{text} returned {executor!r:.80}, which has no method submit",
         )
     return executor

@@ -1,6 +1,4 @@
-"""The processes that fork for cells, seen from outside: started when they are needed,
-and kept for later cells.
-"""
+"""Start processes that fork for cells, and keep them for later cells."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from typing import Any
 from delegraph.errors import DelegraphError
 
 START_LIMIT = 300.0
-"""Seconds in which such a process has to be ready."""
+"""Seconds in which such a process must be ready."""
 _LATE = 60.0
-"""Seconds after its time in which the end of a cell has to be told."""
+"""Seconds after its time limit in which the answer of a cell must arrive."""
 
 
 class Lost(Exception):
@@ -30,15 +28,10 @@ class Lost(Exception):
 
 
 class ForkingProcess:
-    """One process that has imported torch, and does one cell at a time in a fork of
-    itself.
-    """
+    """One process that has imported torch, and does one cell at a time in a fork."""
 
     def __init__(self, threads: int) -> None:
-        """Start it; ``threads`` of PyTorch.
-
-        It is asked for cells when it is ready, which ``run`` waits for.
-        """
+        """Start the process, with ``threads`` of PyTorch; ``run`` waits until it is ready."""
         # nothing is imported from the working directory
         path = [p for p in sys.path if isinstance(p, str) and p]
         begin = (
@@ -56,8 +49,8 @@ class ForkingProcess:
             start_new_session=True,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._asks = self._process.stdin
-        self._tells = self._process.stdout
+        self._requests = self._process.stdin
+        self._answers = self._process.stdout
         self._rest = b""
         self._ready = False
         self.pid = self._process.pid
@@ -65,16 +58,16 @@ class ForkingProcess:
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do a cell: see ``process``.
 
-        Raises Lost if the process ends, DelegraphError if it cannot be started.
+        Raises Lost if the process ends, DelegraphError if it cannot start.
         """
         self.await_ready()
         pid = None
         try:
-            self._asks.write(json.dumps(request).encode() + b"\n")
+            self._requests.write(json.dumps(request).encode() + b"\n")
             pid = self._line(START_LIMIT)["pid"]
             return self._line(request["time_limit"] + _LATE)
         except (Lost, BrokenPipeError):
-            # the system ends it with its parent; this ends what it started
+            # the system kills the cell with its parent; this kills its descendants
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
@@ -82,7 +75,7 @@ class ForkingProcess:
             raise Lost from None
 
     def await_ready(self) -> None:
-        """Wait until it has imported what cells need.
+        """Wait until the process has imported the modules for cells.
 
         Raises DelegraphError if it ends before that.
         """
@@ -95,43 +88,41 @@ class ForkingProcess:
                 "a process for cells ended while it started, with exit code"
                 f" {self._process.wait()}"
             )
-            hint = f"{sys.executable} -c 'import torch, delegraph_analysis' says more"
+            hint = f"try: {sys.executable} -c 'import torch, delegraph_analysis'"
             raise DelegraphError("matrix/not-started", text, hint=hint) from None
         self._ready = True
 
     def _line(self, seconds: float) -> dict[str, Any]:
-        """The next line that it tells.
+        """Return the next line of its output.
 
-        Raises Lost at its end, or if none comes in time.
+        Raises Lost at the end of the output, or if no line arrives in time.
         """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self._tells, selectors.EVENT_READ)
+            selector.register(self._answers, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 left = until - time.monotonic()
                 if left <= 0:
                     raise Lost
                 if selector.select(min(left, 3600.0)):
-                    data = os.read(self._tells.fileno(), 1 << 20)
+                    data = os.read(self._answers.fileno(), 1 << 20)
                     if not data:
                         raise Lost
                     self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        content: dict[str, Any] = json.loads(line)
+        return content
 
     def stop(self) -> None:
-        """Have it end its cell and itself, from another thread than the one that waits
-        for it, which gets Lost.
-        """
+        """Let the process end its cell and exit; the thread that waits gets Lost."""
         with contextlib.suppress(OSError):
-            self._asks.close()
+            self._requests.close()
         if not self._ready:  # it still imports torch, and has no cell
             self._process.kill()
 
     def close(self) -> None:
-        """End it, and the cell that it does."""
-        for pipe in (self._asks, self._tells):
+        """End the process and its cell."""
+        for pipe in (self._requests, self._answers):
             with contextlib.suppress(OSError):
                 pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,13 +132,11 @@ class ForkingProcess:
 
 
 _CLOSING = 10.0
-"""Seconds that it gets to end its cell; it ends at once when it has none."""
+"""Seconds for ending its cell; without one it ends at once."""
 
 
 class _Processes:
-    """Those that do a cell, and those that wait for one, by their number of threads of
-    PyTorch.
-    """
+    """The busy processes, and the waiting ones by their number of PyTorch threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -174,13 +163,14 @@ class _Processes:
             self._busy.discard(process)
 
     def close(self) -> None:
-        """End those that wait, and have the others end the cells that they do."""
+        """End the waiting processes, and let the others end their cells."""
+        waiting: list[ForkingProcess] = []
+        busy: list[ForkingProcess] = []
         with self._lock:
-            own = self._owner == os.getpid()
-            waiting = (
-                [p for listed in self._waiting.values() for p in listed] if own else []
-            )
-            busy = [*self._busy] if own else []
+            if self._owner == os.getpid():
+                for listed in self._waiting.values():
+                    waiting += listed
+                busy += self._busy
             self._waiting.clear()
         for process in busy:
             process.stop()
@@ -193,30 +183,30 @@ atexit.register(_PROCESSES.close)
 
 
 def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Do a cell in a process that is waiting, or in a new one.
+    """Do a cell in a waiting process, or in a new one.
 
-    Raises Lost if that ends, also by an exception here.
+    Raises Lost if that process ends.
     """
     process = _PROCESSES.take(threads)
     try:
-        told = process.run(request)
+        answer = process.run(request)
     except Lost:
         _PROCESSES.lose(process)
         raise
     except BaseException:
-        # such as KeyboardInterrupt: what it says later is no answer to the next cell
+        # such as KeyboardInterrupt: a late answer must not reach the next cell
         _PROCESSES.lose(process)
         process.close()
         raise
     give_back(process, threads)
-    return told
+    return answer
 
 
 def give_back(process: ForkingProcess, threads: int) -> None:
-    """Let a process of so many threads of PyTorch wait for a cell."""
+    """Keep a process, with so many threads of PyTorch, for a later cell."""
     _PROCESSES.give_back(process, threads)
 
 
 def close_all() -> None:
-    """End all processes for cells. Whoever waits for a cell gets Lost."""
+    """End all processes for cells. Threads that wait for a cell get Lost."""
     _PROCESSES.close()

@@ -90,8 +90,8 @@ class _Foreign(Exception):
 
 
 _SAME = (
-    "install the same ones there; if code was edited meanwhile, call the command once"
-    " more"
+    "install the same versions there; if you edited code meanwhile, call the command"
+    " again"
 )
 
 
@@ -273,11 +273,16 @@ class _Cell:
         content = report.to_json()
         for row in content["refusals"]:
             cause = content["causes"][row["cause"]]
-            told = {
-                name: row[name]
-                for name in ("method", "backend", "operator", "reason", "count")
-            }
-            self.found["causes"].append({**told, "hint": cause["hint"]})
+            self.found["causes"].append(
+                {
+                    "method": row["method"],
+                    "backend": row["backend"],
+                    "operator": row["operator"],
+                    "reason": row["reason"],
+                    "count": row["count"],
+                    "hint": cause["hint"],
+                }
+            )
 
     def _write(self, lowered: LoweredProgram) -> None:
         """Write the program in each format; if that fails, keep the reason."""
@@ -304,8 +309,7 @@ class _Cell:
             entry["bytes"] = sum(map(len, contents.values()))
             if self.settings["keep_files"]:
                 entry["path"] = self._store.keep(contents[""], suffix)
-                # the names are those of the program's file; who takes one takes these
-                # along
+                # the program's file refers to the others by these names
                 others = {
                     name: self._store.keep(c, Path(name).suffix)
                     for name, c in contents.items()
@@ -452,7 +456,8 @@ def _checked_gates(
     least = settings["min_delegated"]
     if least is not None:
         text = (
-            f"{share:.1%} of the operators are delegated, and {least:.1%} are asked for"
+            f"{share:.1%} of the operators are delegated, fewer than the required"
+            f" {least:.1%}"
         )
         yield (
             "min-delegated",
@@ -461,7 +466,7 @@ def _checked_gates(
     count = len(report.delegates)
     most = settings["max_delegates"]
     if most is not None:
-        text = f"there are {count} delegates, and {most} are accepted"
+        text = f"there are {count} delegates, more than the accepted {most}"
         yield (
             "max-delegates",
             DelegraphError("gate-failed", text) if count > most else None,
@@ -520,7 +525,7 @@ def _made_by(name: str) -> Any:
     if found is None:
         raise UsageError(
             "usage-invalid",
-            f"{path} has no function {function!r}, which is to make a quantizer",
+            f"{path} has no function {function!r} to make a quantizer",
         )
     return found()
 

@@ -1,5 +1,6 @@
-"""One page of a matrix, which opens without network: tables that sort and filter, and
-each cell leads to its report.
+"""Write a page of a matrix that opens without network.
+
+Its tables can be sorted and filtered, and each cell links to its report.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from .refusals import refusals_of
 from .rows import key_of, status
 from .tables import COLUMNS, REFUSED, by_model, in_short, summary, text_of
 
-# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do
-# not occur, so that a page is XML.
+# The script contains no text of a model, and makes no markup of the texts of the page.
+# "<" and "&" do not occur, so that a page is XML.
 SCRIPT = """
 "use strict";
 function valueOf(row, column) {
@@ -23,7 +24,7 @@ function valueOf(row, column) {
 }
 
 function compare(a, b) {
-  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;  // what has no figure comes last
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;  // cells without a figure come last
   return a === b ? 0 : b > a ? -1 : 1;
 }
 
@@ -85,8 +86,10 @@ td.failed, td.differs { color: var(--mark); font-weight: 600; } table { width: m
 
 
 def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
-    """The page. ``store``: the path of the store from the folder of the page, with a
-    slash at the end, or nothing.
+    """Return the page.
+
+    ``store`` is the path of the store from the folder of the page, "" or with "/" at
+    its end.
     """
     parts = [
         head(title, script=SCRIPT, style=_STYLE),
@@ -113,7 +116,7 @@ def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
             line.append((", ".join(refusal.models), None))
         body = ([_td(shown, value) for shown, value in line] for line in lines)
         parts += [
-            "<h2>What stays on the host</h2>\n",
+            "<h2>Refused operators</h2>\n",
             *_table([(h, "") for h in REFUSED], body),
         ]
     return "".join([*parts, "</body></html>\n"])
@@ -128,7 +131,7 @@ def _reason(refusal: Any) -> str:
 
 
 def _machines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The processors that the figures are from."""
+    """Return the processors and versions of the figures."""
     machines = [row["measured"].get("machine") or {} for row in rows]
     named = dict.fromkeys(f"{m.get('cpus')} x {m.get('cpu')}" for m in machines if m)
     versions = {
@@ -172,7 +175,8 @@ def _cells(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
                 )
 
     yield from _table(
-        [(column.head, column.what) for column in COLUMNS], (cells(row) for row in rows)
+        [(column.head, column.title) for column in COLUMNS],
+        (cells(row) for row in rows),
     )
 
 
@@ -181,7 +185,7 @@ def _kind(name: str, shown: str) -> str:
 
 
 def _why(row: Mapping[str, Any]) -> str:
-    """The error with its hint, where it is, and what was printed last."""
+    """Return the error with its source, its hint and the last printed lines."""
     error = row["error"]
     if error is None:
         return text(row["not_run"] or "")

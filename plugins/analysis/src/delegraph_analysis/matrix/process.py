@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -41,11 +42,10 @@ def main() -> None:
     requests = os.dup(0)
     answers = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):  # what is imported may read and print
+    for number in (0, 1):  # imported modules may read and print
         os.dup2(nothing, number)
-    ctypes.CDLL(None).prctl(
-        _SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # what a cell leaves behind becomes a child of this process
+    # processes that a cell leaves behind become children of this process
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     import torch
 
     from . import measure
@@ -53,10 +53,10 @@ def main() -> None:
     measure.prepare(torch)
     gc.collect()
     gc.freeze()
-    _say(answers, {"ready": True})
+    _write_line(answers, {"ready": True})
     lines = _Lines(requests)
     while (request := lines.next()) is not None:
-        _say(answers, _supervised(request, requests, answers))
+        _write_line(answers, _supervised(request, requests, answers))
 
 
 class _Lines:
@@ -80,8 +80,8 @@ class _Lines:
         return request
 
 
-def _say(answers: int, told: Mapping[str, Any]) -> None:
-    data = memoryview(json.dumps(told).encode() + b"\n")
+def _write_line(answers: int, content: Mapping[str, Any]) -> None:
+    data = memoryview(json.dumps(content).encode() + b"\n")
     while data:
         data = data[os.write(answers, data) :]
 
@@ -90,14 +90,15 @@ def _supervised(
     request: Mapping[str, Any], requests: int, answers: int
 ) -> dict[str, Any]:
     """Do a cell in a fork. Return its answer, if any, its end, and its output."""
-    (output, prints), (answer, gives) = os.pipe(), os.pipe()
+    output, prints = os.pipe()
+    answer, gives = os.pipe()
     start = time.monotonic()
     child = os.fork()
     if child == 0:
         _be_the_cell(request, prints, gives, (requests, answers, output, answer))
     os.close(prints)
     os.close(gives)
-    _say(answers, {"pid": child})
+    _write_line(answers, {"pid": child})
     pipes = _Pipes(output, answer, requests)
     try:
         stopped = pipes.read_until_end(child, start + request["time_limit"])
@@ -119,12 +120,12 @@ def _supervised(
 
 def _parse(lines: bytes) -> dict[str, Any]:
     """Return the answer, or None, and the last stage that the cell began."""
-    told: dict[str, Any] = {"stage": None, "answer": None}
+    content: dict[str, Any] = {"stage": None, "answer": None}
     for line in lines.splitlines(keepends=True):
-        if line.endswith(b"\n"):  # and was not killed while it wrote
+        if line.endswith(b"\n"):  # a killed process may leave half a line
             with contextlib.suppress(ValueError, TypeError):
-                told |= json.loads(line)
-    return {name: told[name] for name in ("stage", "answer")}
+                content |= json.loads(line)
+    return {"stage": content["stage"], "answer": content["answer"]}
 
 
 class _Pipes:
@@ -156,7 +157,7 @@ class _Pipes:
                 for number in ready & {self._output, self._answer}:
                     if not self._read(number):
                         selector.unregister(number)
-                # nobody asks for a second cell meanwhile: it is the end of the pipe
+                # a second request cannot come meanwhile: this is the end of the pipe
                 if self._requests in ready:
                     self.asker_is_gone = True
                     return False
@@ -185,7 +186,7 @@ class _Pipes:
         """Read the rest after the end, and close."""
         for number in (self._output, self._answer):
             os.set_blocking(number, False)
-            # a process that nobody can end has it open
+            # a process that cannot be killed may have it open
             with contextlib.suppress(BlockingIOError):
                 while self._read(number):
                     pass
@@ -207,7 +208,7 @@ def _end(child: int) -> tuple[int, Any]:
     with contextlib.suppress(ProcessLookupError):  # it had no group of its own yet
         os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    # what was started in the cell has this process as parent by now
+    # this process is now the parent of all processes that the cell started
     while orphans := _children():
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError):
@@ -246,23 +247,20 @@ def _be_the_cell(
         os.close(prints)
         fcntl.fcntl(gives, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         # by line, since a process that is killed writes nothing out
-        sys.stdin, sys.stdout, sys.stderr = (
-            os.fdopen(n, m, 1) for n, m in ((0, "r"), (1, "w"), (2, "w"))
-        )
+        sys.stdin = os.fdopen(0, "r", 1)
+        sys.stdout = os.fdopen(1, "w", 1)
+        sys.stderr = os.fdopen(2, "w", 1)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.enable()
         _limit(request["memory_limit"])
         from . import measure
 
-        def tell(**told: Any) -> None:
+        def send(name: str, value: Any) -> None:
             if os.getpid() == own:  # and not a copy that the model forked
-                _say(gives, told)
+                _write_line(gives, {name: value})
 
-        tell(
-            answer=measure.cell(
-                request["job"], request["store"], lambda stage: tell(stage=stage)
-            )
-        )
+        begin = functools.partial(send, "stage")
+        send("answer", measure.cell(request["job"], request["store"], begin))
     except BaseException:
         with contextlib.suppress(BaseException):  # such as a MemoryError again
             traceback.print_exc()
@@ -273,7 +271,7 @@ def _be_the_cell(
 
 def _limit(memory: int | None) -> None:
     """Let allocations fail beyond ``memory`` bytes of growth; None: see ``Settings``."""
-    # if the machine has no memory left, this process is what it can do without
+    # let the system kill this process first if memory runs out
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if memory is None:

@@ -1,5 +1,6 @@
-"""What stays on the host in all models together, by operator and reason: what a vendor
-should implement next.
+"""Count refused operators over all models, by operator and reason.
+
+The most frequent ones are the best candidates for an implementation.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ _LISTED = 4
 
 @dataclass
 class Refusal:
-    """An operator that a backend refuses for one reason: how often, and in which
-    models.
-    """
+    """A refusal of an operator for one reason, with its count and models."""
 
     backend: str
     operator: str
@@ -28,21 +27,19 @@ class Refusal:
     models: list[str] = field(default_factory=list)
 
     def some_models(self) -> str:
-        """The first of its models, and how many more there are."""
+        """Return the first models, and the number of further ones."""
+        text = ", ".join(self.models[:_LISTED])
         more = len(self.models) - _LISTED
-        return ", ".join(self.models[:_LISTED]) + (
-            f", and {more} more" if more > 0 else ""
-        )
+        return f"{text}, and {more} more" if more > 0 else text
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
-    """Those of all rows: what is in most models first, then what is most frequent.
+    """Return the refusals of all rows, sorted by number of models, then by count.
 
-    A model counts once for each backend, whatever the number of quantizations and
-    options that it was lowered with: its largest count is taken.
+    Of a model's quantizations and options for a backend, the largest count is taken.
     """
     by_model: dict[tuple[str, str, str, str], int] = {}
     found: dict[tuple[str, str, str], Refusal] = {}
@@ -66,7 +63,7 @@ def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
 
 
 def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
-    """A line for each, with what to do about it."""
+    """Return lines for each refusal: count, reason, models and hint."""
     listed = refusals_of(rows)
     lines = []
     for refusal in listed[:most]:
@@ -75,7 +72,8 @@ def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) ->
             f"{refusal.count} x {refusal.operator}  {refusal.backend}: {refusal.reason}"
         )
         lines.append(f"  in {number}: {refusal.some_models()}")
-        lines += [f"  hint: {refusal.hint}"] if refusal.hint else []
+        if refusal.hint:
+            lines.append(f"  hint: {refusal.hint}")
     if most is not None and len(listed) > most:
         lines.append(f"and {len(listed) - most} more: --refusals lists all")
     return "\n".join(map(printable, lines))

@@ -37,83 +37,88 @@ is worth another attempt.
 _LINES = 8
 
 
-def row_of(cell: Cell, told: Mapping[str, Any], attempts: int) -> Row:
-    """The row of a cell.
+def row_of(cell: Cell, outcome: Mapping[str, Any], attempts: int) -> Row:
+    """Return the row of a cell.
 
-    ``told``: what ``execute.run`` returned; ``attempts``: how often it was tried.
+    ``outcome`` is the result of ``execute.run``, ``attempts`` the number of tries.
     """
     job = cell.job()
-    answer = told.get("answer") or {}
+    answer = outcome.get("answer") or {}
     found = {**_UNKNOWN, **answer.get("found", {})}
     measured = found.pop("measured", {})
     if not answer:
-        found |= {"error": _ended(told, cell), "stage": told.get("stage")}
+        found |= {"error": _ended(outcome, cell), "stage": outcome.get("stage")}
     if found["error"] is not None:
-        measured["printed"] = _last_lines(told.get("printed", ""))
-    for name in ("seconds", "cpu_seconds", "peak_bytes"):
-        measured["total_seconds" if name == "seconds" else name] = told.get(name)
+        measured["printed"] = _last_lines(outcome.get("printed", ""))
     stages = answer.get("found", {}).get("measured", {})
     measured |= {
+        "total_seconds": outcome.get("seconds"),
+        "cpu_seconds": outcome.get("cpu_seconds"),
+        "peak_bytes": outcome.get("peak_bytes"),
         "seconds": stages.get("seconds", {}),
         "cpu": stages.get("cpu", {}),
         "attempts": attempts,
+        "machine": outcome.get("machine"),
+        "load": outcome.get("load"),
+        "ended": outcome.get("ended"),
     }
-    measured |= {
-        "machine": told.get("machine"),
-        "load": told.get("load"),
-        "ended": told.get("ended"),
+    return {
+        "schema": SCHEMA,
+        "cell": job["cell"],
+        "name": job["name"],
+        "model": job["model"],
+        "target": job["target"],
+        "backends": job["backends"],
+        "options": job["options"],
+        "quantize": job["quantize"],
+        **found,
+        "settings": job["settings"],
+        "versions": job["versions"],
+        "measured": measured,
     }
-    named = {
-        n: job[n]
-        for n in ("cell", "name", "model", "target", "backends", "options", "quantize")
-    }
-    asked = {"settings": job["settings"], "versions": job["versions"]}
-    return {"schema": SCHEMA, **named, **found, **asked, "measured": measured}
 
 
 def _last_lines(printed: str) -> list[str]:
-    """The last lines, or those where faulthandler begins to say where the process was:
-    it says the innermost first.
+    """Return the last lines, or those around the first line of faulthandler.
+
+    After that line, faulthandler prints the innermost call first.
     """
     lines = [line[:300] for line in printed.splitlines()]
-    fatal = next(
-        (k for k, line in enumerate(lines) if line.startswith("Fatal Python error")),
-        None,
-    )
-    return (
-        lines[-_LINES:]
-        if fatal is None
-        else lines[max(0, fatal - 2) : fatal + _LINES - 2]
-    )
+    for k, line in enumerate(lines):
+        if line.startswith("Fatal Python error"):
+            return lines[max(0, k - 2) : k + _LINES - 2]
+    return lines[-_LINES:]
 
 
-def is_worth_another(told: Mapping[str, Any]) -> bool:
-    """Whether it was lost, or ended from outside, before it gave an answer."""
-    if told.get("answer") or "lost" in told:
-        return not told.get("answer")
-    return not told["stopped"] and _signal(told["exit"]) in _FROM_OUTSIDE
+def is_worth_another(outcome: Mapping[str, Any]) -> bool:
+    """Return whether a cell was lost or killed from outside before its answer."""
+    if outcome.get("answer"):
+        return False
+    if "lost" in outcome:
+        return True
+    return not outcome["stopped"] and _signal(outcome["exit"]) in _FROM_OUTSIDE
 
 
 def _signal(code: int) -> str:
-    """The name of the signal that an exit code is; "" for others."""
+    """Return the name of the signal of an exit code; "" for other codes."""
     try:
         return signal.Signals(-code).name if code < 0 else ""
     except ValueError:
         return f"signal {-code}"
 
 
-def _ended(told: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
-    """The error of a cell whose process gave no answer."""
-    if "lost" in told:
-        return _error("matrix/lost", f"the cell was lost: {told['lost']}", None)
-    if told["stopped"]:
+def _ended(outcome: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+    """Return the error of a cell without an answer."""
+    if "lost" in outcome:
+        return _error("matrix/lost", f"the cell was lost: {outcome['lost']}", None)
+    if outcome["stopped"]:
         limit = f"{cell.settings.time_limit:g} s"
         return _error(
             "matrix/time-limit",
             f"its process was stopped after {limit}",
             "allow more with --time-limit",
         )
-    code = told["exit"]
+    code = outcome["exit"]
     if code >= 0:
         most = cell.settings.memory_limit
         hint = (

@@ -61,8 +61,9 @@ class Work:
     done: int = 0
 
     def run(self) -> None:
-        """Do all. Raises the error of what is nobody's cell, such as a full disk; the
-        rows so far are whole.
+        """Do all cells.
+
+        Raises errors that no cell causes, such as a full disk. Finished rows remain.
         """
         total = len(self.waiting)
         try:
@@ -113,13 +114,13 @@ class Work:
     def _take(self, cell: Cell, future: Any) -> None:
         """Add the row of a cell, or have the cell done again."""
         try:
-            told: Mapping[str, Any] = _parse(future.result())
+            outcome: Mapping[str, Any] = _parse(future.result())
         except BrokenExecutor as e:
             raise _broken(e) from e
         except DelegraphError:
             raise
         except Exception as e:  # whatever an executor raises for a job that it lost
-            told = {
+            outcome = {
                 "lost": (
                     f"{type(e).__name__}:"
                     f" {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
@@ -128,14 +129,14 @@ class Work:
         attempts = self.attempts[cell.identity] = (
             self.attempts.get(cell.identity, 0) + 1
         )
-        if is_worth_another(told) and attempts < _ATTEMPTS:
+        if is_worth_another(outcome) and attempts < _ATTEMPTS:
             self.waiting.append(cell)
             return
-        self._keep(cell, told, attempts)
+        self._keep(cell, outcome, attempts)
         self.done += 1
 
-    def _keep(self, cell: Cell, told: Mapping[str, Any], attempts: int) -> None:
-        answer = told.get("answer") or {}
+    def _keep(self, cell: Cell, outcome: Mapping[str, Any], attempts: int) -> None:
+        answer = outcome.get("answer") or {}
         if (stop := answer.get("stop")) is not None:
             raise DelegraphError(stop["code"], stop["message"], hint=stop["hint"])
         for name, content in answer.get("parcel", {}).items():
@@ -146,21 +147,21 @@ class Work:
                     f"an executor returned {name} with another content",
                 )
             self.store.keep(data, "".join(Path(name).suffixes))
-        self.store.append(row_of(cell, told, attempts))
+        self.store.append(row_of(cell, outcome, attempts))
 
 
 def _broken(error: BrokenExecutor) -> DelegraphError:
     """Return the error for an executor that takes no jobs any more."""
-    hint = "call the command again: cells that have a row are not done again"
+    hint = "call the command again: finished cells are not done again"
     return DelegraphError("matrix/lost", f"the executor broke: {error}", hint=hint)
 
 
 def _parse(answer: Any) -> dict[str, Any]:
-    """Raises FormatError for what is no answer of ``execute.run``."""
+    """Return the answer of ``execute.run``; raise FormatError for other values."""
     try:
-        told: dict[str, Any] = json.loads(answer)
-        if "lost" in told or {"exit", "stopped", "printed"} <= told.keys():
-            return told
+        outcome: dict[str, Any] = json.loads(answer)
+        if "lost" in outcome or {"exit", "stopped", "printed"} <= outcome.keys():
+            return outcome
     except (ValueError, TypeError, AttributeError):
         pass
     raise FormatError(

@@ -128,9 +128,9 @@ class Store:
         return added
 
     def content(self, name: str) -> bytes:
-        """A file of the store.
+        """Return the content of a file of the store.
 
-        Raises InputError if it is not there, or is not what its name says.
+        Raises InputError if it is missing, or its hash is not the one in its name.
         """
         try:
             content = (self.folder / name).read_bytes()
@@ -187,16 +187,16 @@ _BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The last row of each cell in a file of rows, or in the folder that has one.
+    """Return the last row of each cell in a file of rows, or in its folder.
 
-    A line that does not end, since the process was killed or the disk was full, is left
-    out, and the cell is done again. Raises InputError for what is no file of rows.
+    A line without an end, from a killed process or a full disk, is left out, and its
+    cell is done again. Raises InputError for other files.
     """
     path = path / ROWS if path.is_dir() else path
     try:
         content = path.read_bytes()
     except OSError as e:
-        hint = "delegraph matrix MODEL --backends NAME --store DIR makes one"
+        hint = "make a store: delegraph matrix MODEL --backends NAME --store DIR"
         raise InputError(
             "input-invalid", f"{path} cannot be read: {e.strerror or e}", hint=hint
         ) from e
@@ -269,7 +269,7 @@ def files_of(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Hash:
-    """What a Blob writes itself to."""
+    """A file-like object that hashes the bytes which a Blob writes."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()

@@ -21,15 +21,15 @@ Value = str | float | int | None
 class Column:
     """A column: its ``value`` in a row, and the text that ``shown`` makes of it.
 
-    In narrow terminals, columns with the highest ``rank`` go first. ``what`` explains
-    it on a page.
+    Narrow terminals omit columns with the highest ``rank`` first. ``title`` explains
+    the column on a page.
     """
 
     head: str
     value: Callable[[Mapping[str, Any]], Value]
     rank: int = 0
     shown: Callable[[Any], str] = str
-    what: str = ""
+    title: str = ""
 
 
 def _digits(value: float) -> str:
@@ -41,17 +41,18 @@ def percent(value: float) -> str:
     shown = f"{value:.0%}"
     if shown == "100%" and value < 1:
         return f"{min(value, 0.999):.1%}"
-    return f"{max(value, 0.001):.1%}" if shown == "0%" and value > 0 else shown
+    if shown == "0%" and value > 0:
+        return f"{max(value, 0.001):.1%}"
+    return shown
 
 
 def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
     """Return the median of the calls of ``latency`` or ``eager``."""
     timed = row["measured"].get(name)
-    return (
-        1000 * statistics.median(timed["seconds"])
-        if timed and timed["seconds"]
-        else None
-    )
+    if not timed or not timed["seconds"]:
+        return None
+    median: float = statistics.median(timed["seconds"])
+    return 1000 * median
 
 
 def file_bytes(row: Mapping[str, Any]) -> int | None:
@@ -174,7 +175,7 @@ def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) 
             break
         if columns[-1].head == "why":
             room = width - (wide - max(len(printable(row[-1])) for row in shown))
-            if room >= _READABLE:  # what is cut here is whole in the page
+            if room >= _READABLE:  # the page has the complete text
                 return table(
                     [[*row[:-1], _cut(printable(row[-1]), room)] for row in shown]
                 )
@@ -278,7 +279,7 @@ def markdown(
         for r in refusals_of(rows)
     ]
     if refused:
-        parts += ["## What stays on the host", markdown_table(REFUSED, refused)]
+        parts += ["## Refused operators", markdown_table(REFUSED, refused)]
     return "\n\n".join(parts) + "\n"
 
 

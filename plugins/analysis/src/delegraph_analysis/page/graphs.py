@@ -46,10 +46,9 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture of a report: of a method, of a subgraph of its control flow, or of
-    the inside of a delegate.
+    """A picture of a method, of a subgraph of its control flow, or of a delegate.
 
-    ``note`` says what was left out to make it small enough.
+    ``note`` names the parts that were left out to make it small enough.
     """
 
     title: str
@@ -128,9 +127,7 @@ def method_pictures(
 
 
 class _MethodDrawing:
-    """What the pictures of one method share: who owns which delegate, and why operators
-    were refused.
-    """
+    """The shared facts of the pictures of one method: delegates, refusals and errors."""
 
     def __init__(
         self, report: Report, method: str, prefix: str, heat: Heat, links: Links
@@ -259,8 +256,9 @@ class _Graph:
         return self.labels.value(value)
 
     def more(self, node: Node, where: str, heat: Heat) -> Iterator[str]:
-        """What the box of an operator says below its name: the type of its result, and
-        its error or its time.
+        """Yield the lines below the name in an operator's box.
+
+        These are the type of its result, and its error or its time.
         """
         yield self.labels.value(node, named=False)
         yield from heat.shown(where, node.name)
@@ -386,8 +384,9 @@ class _Host(_Graph):
         )
 
     def _owner(self, node: Node) -> str:
-        """What the call counts as, so that pictures count as many operators of the host
-        as the tables do.
+        """Return the kind under which a call counts.
+
+        With it, pictures and tables count the same number of operators on the host.
         """
         if not is_operator(node):
             return "size computation"
@@ -489,8 +488,9 @@ def _delegate_box(row: DelegateRow, name: str, tone: int, link: str) -> Box:
 
 
 def _output_names(specs: Iterable[Any]) -> list[str]:
-    """``output_0`` and so on, as ``verify`` counts them; for what is stored and not
-    returned, where.
+    """Return ``output_0`` and so on, in the numbering of ``verify``.
+
+    Outputs that are stored, not returned, have the name of their place.
     """
     numbers = count()
     return [

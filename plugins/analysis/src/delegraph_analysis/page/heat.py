@@ -55,7 +55,7 @@ class Errors:
 
     def shown(self, where: str, node: str) -> Iterator[str]:
         row = self._rows.get((where, node))
-        if row is not None and node:  # of a whole delegate its colour says enough
+        if row is not None and node:  # the colour of a whole delegate is enough
             yield f"error {row.figures.relative_error:.2g}"
 
     def lines(self, where: str, node: str) -> Iterator[str]:

@@ -50,8 +50,8 @@ _DEGREES = (
 )
 _HINT = (
     "Values flow down. Point at a box or a line for types, the line of your program,"
-    " and reasons. A delegate leads to what is inside, an operator of the host to the"
-    " reason against it. Drag to move, Ctrl and wheel or + and - to scale."
+    " and reasons. A delegate links to its picture, an operator of the host to the"
+    " reason of its refusal. Drag to move, Ctrl and wheel or + and - to scale."
 )
 
 

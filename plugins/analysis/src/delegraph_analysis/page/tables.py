@@ -10,11 +10,11 @@ from delegraph.report import Fact
 from ..drawing import text
 
 FEW = 4
-"""Entries that a cell of a table shows without being unfolded, or at all."""
+"""Entries of a cell that are visible without unfolding it."""
 _LONG = 30
-"""Rows of a table that scrolls in a frame of its own, so that what follows is found."""
+"""Rows above which a table scrolls in its own frame, to keep the next part in sight."""
 _LINKED = 200
-"""Links of one cell that are folded away; a cause may have thousands of boxes."""
+"""Most folded links of one cell; a cause may have thousands of boxes."""
 
 
 def table(
@@ -54,17 +54,17 @@ def table(
 
 
 def code(value: str) -> str:
-    """Text as it stands in a program."""
+    """Return the element of a text in code."""
     return f"<code>{text(value)}</code>"
 
 
 def link(target: str, shown: str) -> str:
-    """A link to the element of the page whose id is ``target``."""
+    """Return a link to the element of the page with the id ``target``."""
     return f'<a href="#{target}">{text(shown)}</a>'
 
 
 def cell(entries: Sequence[str], summary: str) -> str:
-    """The entries, a line each; many are folded away behind ``summary``."""
+    """Return the entries, a line each; many entries are folded behind ``summary``."""
     if len(entries) <= FEW:
         return lines(entries)
     return f"<details><summary>{text(summary)}</summary>{lines(entries)}</details>"
