@@ -123,25 +123,23 @@ class Candidate:
 
     def cells(self) -> list[str]:
         """Return a row of a table."""
-        r = self.report
+        report = self.report
         error = self.relative_error
-        taken = (
-            "-"
-            if r is None
-            else (
-                f"{r.delegated_share:.0%} of {r.delegated_operators + r.host_operators}"
-            )
-        )
-        times = [
-            _seconds(s)
-            for s in (self.lower_seconds, self.first_seconds, self.run_seconds)
-        ]
+        taken = "-"
+        delegates = "-"
+        if report is not None:
+            operators = report.delegated_operators + report.host_operators
+            taken = f"{report.delegated_share:.0%} of {operators}"
+            delegates = str(len(report.delegates))
         return [
             " + ".join(self.backends) or "eager",
             taken,
-            "-" if r is None else str(len(r.delegates)),
-            *map(_size, (self.bytes, self.file_bytes)),
-            *times,
+            delegates,
+            _size(self.bytes),
+            _size(self.file_bytes),
+            _seconds(self.lower_seconds),
+            _seconds(self.first_seconds),
+            _seconds(self.run_seconds),
             _span(self.spread),
             _size(self.peak_bytes),
             (
@@ -287,22 +285,24 @@ def compare(
         dynamic_shapes=dynamic_shapes,
     )
     export_seconds = time.perf_counter() - start
-    inputs: Any = example_inputs
-    named: Any = example_kwargs
-    if not isinstance(program, Mapping):
-        inputs = {"forward": inputs}
-        named = {"forward": named}
-    inputs = inputs or {}
-    named = named or {}
-    calls = {
-        m: example_call(inputs.get(m), named.get(m), made)
-        for m, made in exported.items()
-    }
+    inputs: Any = {"forward": example_inputs}
+    named: Any = {"forward": example_kwargs}
+    if isinstance(program, Mapping):
+        inputs = example_inputs or {}
+        named = example_kwargs or {}
+    calls = {}
+    for method, made in exported.items():
+        call = example_call(inputs.get(method), named.get(method), made)
+        if call is not None:
+            calls[method] = call
     groups: list[tuple[str, ...]] = [(name,) for name in names]
-    groups += [names] if len(names) > 1 else []
+    if len(names) > 1:
+        groups.append(names)
 
     def one(group: tuple[str, ...]) -> LoweredProgram:
-        theirs = {b: o for b, o in (options or {}).items() if b in group}
+        theirs = {
+            name: value for name, value in (options or {}).items() if name in group
+        }
         return lower(
             exported,
             backends=group,
@@ -313,30 +313,38 @@ def compare(
         )
 
     tried = [_try(group, one) for group in groups]
+    lowered = {one.group: one.lowered for one in tried if one.lowered is not None}
+
     callers: dict[tuple[str, ...], Caller] = {}
     eager = None
-    runnable = {m: c for m, c in calls.items() if c is not None}
-    if len(runnable) == len(calls):
-        writes = {
-            m: any(writes_inputs(t.lowered, m) for t in tried if t.lowered is not None)
-            for m in exported
-        }
-        callers = {
-            t.group: caller_of(t.lowered.instance(), runnable, writes)
-            for t in tried
-            if t.lowered is not None
-        }
-        eager = caller_of_eager(exported, runnable, writes)
+    if len(calls) == len(exported):
+        writes = {}
+        for method in exported:
+            writes[method] = any(
+                writes_inputs(result, method) for result in lowered.values()
+            )
+        for group, result in lowered.items():
+            callers[group] = caller_of(result.instance(), calls, writes)
+        eager = caller_of_eager(exported, calls, writes)
         call_in_turns([eager, *callers.values()], RUNS)
+
     load = load_of_machine()
-    made = [_candidate(t, callers.get(t.group), runnable, chosen) for t in tried]
+    candidates = [
+        _candidate(one, callers.get(one.group), calls, chosen) for one in tried
+    ]
     taken = {
-        t.group[0]: _delegated(t.lowered)
-        for t in tried
-        if len(t.group) == 1 and t.lowered is not None
+        group[0]: _delegated(result)
+        for group, result in lowered.items()
+        if len(group) == 1
     }
-    times = (None, None) if eager is None else (eager.median, _spread(eager))
-    return Comparison(tuple(made), _alone(taken), export_seconds, *times, load)
+    return Comparison(
+        tuple(candidates),
+        _alone(taken),
+        export_seconds,
+        None if eager is None else eager.median,
+        None if eager is None else _spread(eager),
+        load,
+    )
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
@@ -549,17 +557,20 @@ def _delegated(lowered: LoweredProgram) -> Handles:
 
 
 def _alone(taken: Mapping[str, Handles]) -> dict[str, dict[str, int]]:
-    """Backend -> operator -> how many of it are taken by this one only."""
-    times = Counter(handle for handles in taken.values() for handle in handles)
-    found = {
-        b: Counter(op for h, op in handles.items() if times[h] == 1)
-        for b, handles in taken.items()
-    }
-    return (
-        {b: dict(counts) for b, counts in found.items() if counts}
-        if len(taken) > 1
-        else {}
-    )
+    """Count the operators that a single backend takes: backend -> operator -> count."""
+    if len(taken) < 2:
+        return {}
+    takers = Counter[Any]()
+    for handles in taken.values():
+        takers.update(handles.keys())
+    found = {}
+    for backend, handles in taken.items():
+        counts = Counter(
+            operator for handle, operator in handles.items() if takers[handle] == 1
+        )
+        if counts:
+            found[backend] = dict(counts)
+    return found
 
 
 def _block(row: Sequence[str]) -> str:

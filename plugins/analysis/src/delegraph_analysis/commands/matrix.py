@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import sys
@@ -318,14 +319,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_delegates",
     )
     flags = ("require_agreement", "require_full")
-    given = {name: getattr(args, name) for name in names} | {
-        name: getattr(args, name) or None for name in flags
-    }
-    given |= {
-        "verify": False if args.no_verify else None,
-        "keep_files": False if args.no_files else None,
-    }
-    given["cache"] = os.path.abspath(args.cache) if args.cache else None
+    given = {name: getattr(args, name) for name in names}
+    given |= {name: True for name in flags if getattr(args, name)}
+    if args.no_verify:
+        given["verify"] = False
+    if args.no_files:
+        given["keep_files"] = False
+    if args.cache:
+        given["cache"] = os.path.abspath(args.cache)
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -344,26 +345,32 @@ def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
     from ..matrix import description as d
 
     folder = Path.cwd()
-    texts = [text for entry in args.what for text in d.expand(entry, folder)]
+    texts: list[str] = []
+    for entry in args.what:
+        texts += d.expand(entry, folder)
     if args.calibration and len(texts) > 1:
         raise UsageError(
             "usage-invalid",
-            "--calibration is for one MODEL",
-            hint="a MATRIX.toml has one for each",
+            f"--calibration works with one MODEL, not with {len(texts)}",
+            hint="write a MATRIX.toml with a calibration for each model",
         )
     models = tuple(d.Model(text, d.name_of(text), args.calibration) for text in texts)
-    backends = args.backends or (
-        [] if args.host_only else [b.name for b in default_registry().usable_backends()]
-    )
-    groups = [name.split("+") for name in backends] + ([[]] if args.host_only else [])
-    options = parse_options(
-        list(dict.fromkeys(name for group in groups for name in group)), args.option
-    )
+
+    backends = args.backends or []
+    if not backends and not args.host_only:
+        backends = [info.name for info in default_registry().usable_backends()]
+    groups: list[list[str]] = [name.split("+") for name in backends]
+    names = list(dict.fromkeys(itertools.chain.from_iterable(groups)))
+    if args.host_only:
+        groups.append([])
+    options = parse_options(names, args.option)
+
     kinds = args.quantize or [d.FLOAT]
-    if unknown := next((kind for kind in kinds if kind not in (d.FLOAT, "int8")), None):
-        raise UsageError(
-            "usage-invalid", f"--quantize takes float and int8, not {unknown!r}"
-        )
+    for kind in kinds:
+        if kind not in (d.FLOAT, "int8"):
+            raise UsageError(
+                "usage-invalid", f"--quantize accepts float and int8, not {kind!r}"
+            )
     quantizations = tuple(
         d.Quantization(kind, args.quantizer if kind != d.FLOAT else None)
         for kind in kinds
@@ -374,31 +381,32 @@ def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
 
 
 def _list(cells: Sequence[Cell], store: Any) -> Outcome:
-    """Which cells there are, and which have a row."""
+    """List the cells, and mark those that have a row."""
     from ..matrix import schedule
 
-    missing = (
-        {cell.identity for cell in schedule.missing(cells, store)}
-        if store.exists()
-        else {c.identity for c in cells}
-    )
-    lines = [
-        f"{'missing' if cell.identity in missing else 'there':8} {cell}"
-        for cell in cells
-    ]
-    content = [
-        {"cell": c.identity, "name": c.key[0], "target": c.key[1], "quantize": c.key[2]}
-        for c in cells
-    ]
-    listed = [{**told, "row": told["cell"] not in missing} for told in content]
-    text = "\n".join([*lines, f"{_count(cells, 'cell')}, {len(missing)} without a row"])
-    return Outcome(
-        "delegraph.matrix-list/1", {"cells": listed, "missing": len(missing)}, text
-    )
+    unfinished = schedule.missing(cells, store) if store.exists() else cells
+    missing = {cell.identity for cell in unfinished}
+    lines = []
+    listed = []
+    for cell in cells:
+        is_missing = cell.identity in missing
+        lines.append(f"{'missing' if is_missing else 'there':8} {cell}")
+        listed.append(
+            {
+                "cell": cell.identity,
+                "name": cell.model.name,
+                "target": cell.target.name,
+                "quantize": cell.quantization.name,
+                "row": not is_missing,
+            }
+        )
+    lines.append(f"{_count(cells, 'cell')}, {len(missing)} without a row")
+    content = {"cells": listed, "missing": len(missing)}
+    return Outcome("delegraph.matrix-list/1", content, "\n".join(lines))
 
 
 _REFUSALS = 5
-"""Refusals that are printed unless all are asked for."""
+"""Printed refusals, unless --refusals prints all."""
 
 
 def _outcome(
@@ -407,9 +415,10 @@ def _outcome(
     from ..matrix import refusals, tables
     from ..matrix.rows import latest
 
-    # of all that the store has
-    index = None if store is None else store.folder / "index.html"
-    written = [*args.report, *([] if index is None else [index])]
+    written = list(args.report)
+    if store is not None:
+        index = store.folder / "index.html"
+        written.append(index)
     failed = sum(row["error"] is not None for row in rows)
     content = {
         "store": None if store is None else str(store.folder),
@@ -421,14 +430,20 @@ def _outcome(
     }
     for path in args.report:
         write_whole(path, _as_file(path, content, store, not args.no_times))
-    if index is not None:
-        write_whole(index, _as_file(index, {"rows": latest(store.rows())}, store))
-    refused = refusals.refusals_text(rows, None if args.refusals else _REFUSALS)
+    if store is not None:
+        # the index has all rows of the store
+        all_rows = {"rows": latest(store.rows())}
+        write_whole(index, _as_file(index, all_rows, store))
+
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     parts = [tables.terminal_table(rows, width), tables.summary(rows, total)]
-    parts += [f"left to hosts:\n{refused}"] if refused else []
-    parts += [f"wrote {', '.join(map(str, written))}"] if written else []
-    code = int((failed > 0 or len(rows) < total) and not args.exit_zero)
+    refused = refusals.refusals_text(rows, None if args.refusals else _REFUSALS)
+    if refused:
+        parts.append(f"left to hosts:\n{refused}")
+    if written:
+        parts.append(f"wrote {', '.join(map(str, written))}")
+    is_complete = failed == 0 and len(rows) >= total
+    code = 0 if is_complete or args.exit_zero else 1
     return Outcome(SCHEMA, content, "\n".join(parts), code)
 
 

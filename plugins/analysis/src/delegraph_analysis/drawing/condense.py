@@ -74,28 +74,35 @@ def overview(picture: Picture) -> Picture | None:
 
 
 def _orders(picture: Picture) -> list[int]:
-    """A number for each box that no wire lowers: inputs, host, delegates, host below
-    those, and so on, outputs.
+    """Return a number for each box; no wire leads to a lower number.
+
+    The order is: inputs, host, delegates, host below these, and so on, outputs.
     """
     above = [0] * len(picture.boxes)  # delegates on the longest path to each box
-    for wire in sorted(picture.wires, key=lambda w: w.source):
-        passed = above[wire.source] + (picture.boxes[wire.source].kind == "backend")
+    for wire in sorted(picture.wires, key=lambda wire: wire.source):
+        passed = above[wire.source]
+        if picture.boxes[wire.source].kind == "backend":
+            passed += 1
         for target in wire.targets:
             above[target] = max(above[target], passed)
-    ends = {"input": 1, "output": 2 * len(above) + 4}
-    orders = [
-        2 * depth + 2 + (box.kind == "backend")
-        for depth, box in zip(above, picture.boxes, strict=True)
-    ]
-    return [
-        ends.get(box.owner, order)
-        for box, order in zip(picture.boxes, orders, strict=True)
-    ]
+    orders = []
+    for depth, box in zip(above, picture.boxes, strict=True):
+        if box.owner == "input":
+            order = 1
+        elif box.owner == "output":
+            order = 2 * len(above) + 4
+        elif box.kind == "backend":
+            order = 2 * depth + 3
+        else:
+            order = 2 * depth + 2
+        orders.append(order)
+    return orders
 
 
 def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
-    """The group of each box: those of one order that wires join, inputs and outputs
-    where they are many.
+    """Return the group of each box.
+
+    Wires join boxes of the same order. Many inputs or outputs are one group.
     """
     groups = list(range(len(picture.boxes)))
 
@@ -116,33 +123,32 @@ def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
 
 
 def _fits(picture: Picture, largest: int) -> bool:
-    """Whether boxes, wires, and the layers that wires cross, are few enough for a page."""
+    """Return whether a page has room for the boxes, wires, and crossed layers."""
     if len(picture.boxes) > largest:
         return False
     layers = layers_of(len(picture.boxes), picture.wires)
-    crossed = sum(
-        max([layers[w.source], *(layers[t] for t in w.targets)]) - layers[w.source]
-        for w in picture.wires
-    )
-    return crossed + sum(len(w.targets) for w in picture.wires) <= _CROSSED * largest
+    size = 0
+    for wire in picture.wires:
+        start = layers[wire.source]
+        end = max([start, *(layers[target] for target in wire.targets)])
+        size += len(wire.targets) + end - start
+    return size <= _CROSSED * largest
 
 
 def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
-    """The group of each box: ``size`` boxes in order are one.
+    """Return the group of each box: ``size`` consecutive boxes are one group.
 
     Inputs and outputs do not mix with calls.
     """
     groups: list[int] = []
     start = 0
     for i, box in enumerate(boxes):
-        border = box.kind == "border"
-        # single inputs and outputs tell more than calls do, so they are joined only
-        # where short stretches did not do
-        if (
-            i - start >= size
-            or border != (boxes[start].kind == "border")
-            or (border and size < 8)
-        ):
+        is_border = box.kind == "border"
+        is_full = i - start >= size
+        is_other = is_border != (boxes[start].kind == "border")
+        # inputs and outputs are more useful than calls, so short groups keep them
+        is_kept = is_border and size < 8
+        if is_full or is_other or is_kept:
             start = i
         groups.append(start)
     return groups
@@ -151,26 +157,25 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
 def _merge(
     picture: Picture, groups: Sequence[int], order: Callable[[int], int] = lambda _: 0
 ) -> Picture:
-    """A picture with a box for each group, in the order of their first boxes or first
-    of all in ``order``.
-    """
+    """Return a picture with a box for each group, sorted by ``order``, then first box."""
     members: dict[int, list[Box]] = {}
     for group, box in zip(groups, picture.boxes, strict=True):
         members.setdefault(group, []).append(box)
     members = {group: members[group] for group in sorted(members, key=order)}
     place = {group: k for k, group in enumerate(members)}
-    leaving: dict[int, tuple[dict[int, None], list[Wire]]] = {}
+    targets: dict[int, list[int]] = {}
+    joined: dict[int, list[Wire]] = {}
     for wire in picture.wires:
         source = place[groups[wire.source]]
-        ends = [end for t in wire.targets if (end := place[groups[t]]) != source]
+        ends = [place[groups[target]] for target in wire.targets]
+        ends = [end for end in ends if end != source]
         if ends:
-            targets, joined = leaving.setdefault(source, ({}, []))
-            targets.update(dict.fromkeys(ends))
-            joined.append(wire)
-    wires = [
-        Wire(source, tuple(ends), _merge_labels(joined))
-        for source, (ends, joined) in leaving.items()
-    ]
+            targets.setdefault(source, []).extend(ends)
+            joined.setdefault(source, []).append(wire)
+    wires = []
+    for source, ends in targets.items():
+        label = _merge_labels(joined[source])
+        wires.append(Wire(source, tuple(dict.fromkeys(ends)), label))
     return Picture([_merge_boxes(boxes) for boxes in members.values()], wires)
 
 
@@ -182,34 +187,39 @@ def _merge_labels(wires: list[Wire]) -> str | Callable[[], str]:
 
 
 def _merge_boxes(boxes: list[Box]) -> Box:
-    """One box for several: how many calls each owner has, and the most frequent of
-    them.
-    """
+    """Return one box for several: the calls of each owner, and the most frequent ones."""
     if len(boxes) == 1:
         return boxes[0]
+
     owners = Counter[str]()
+    about: list[str] = []
     for box in boxes:
         owners[box.owner] += box.count
+        about += box.about
     counts = [f"{n} {owner}{'s' if n > 1 else ''}" for owner, n in owners.most_common()]
+
     titles = Counter(box.lines[0] for box in boxes).most_common()
-    names = ", ".join(f"{n} x {title}" if n > 1 else title for title, n in titles[:3])
-    rest = (
-        [f"and {sum(n for _, n in titles[20:])} more of {len(titles[20:])} kinds"]
-        if titles[20:]
-        else []
-    )
-    kinds = {b.kind for b in boxes}
-    tones = {b.tone for b in boxes}
-    delegates = [b for b in boxes if b.kind in ("backend", "mixed")]
+    names = [f"{n} x {title}" if n > 1 else title for title, n in titles[:3]]
+    if len(titles) > 3:
+        names.append("…")
+    tooltip = [*counts, *(f"{n} x {title}" for title, n in titles[:20])]
+    if len(titles) > 20:
+        others = titles[20:]
+        calls = sum(n for _, n in others)
+        tooltip.append(f"and {calls} more of {len(others)} kinds")
+
+    delegates = [box for box in boxes if box.kind in ("backend", "mixed")]
     kind: Kind = "mixed" if delegates else "several"
+    if len({(box.kind, box.tone, box.owner) for box in boxes}) == 1:
+        kind = boxes[0].kind
     return Box(
-        lines=(*counts[:_OWNERS], names + (", …" if len(titles) > 3 else "")),
-        tooltip=(*counts, *(f"{n} x {title}" for title, n in titles[:20]), *rest),
-        kind=boxes[0].kind if len(kinds) == len(tones) == len(owners) == 1 else kind,
+        lines=(*counts[:_OWNERS], ", ".join(names)),
+        tooltip=tuple(tooltip),
+        kind=kind,
         tone=delegates[0].tone if delegates else 0,
-        marked=any(b.marked for b in boxes),
+        marked=any(box.marked for box in boxes),
         owner=boxes[0].owner if len(owners) == 1 else "several",
-        count=sum(owners.values()),
-        heat=max(b.heat for b in boxes),
-        about=tuple(dict.fromkeys(a for b in boxes for a in b.about)),
+        count=owners.total(),
+        heat=max(box.heat for box in boxes),
+        about=tuple(dict.fromkeys(about)),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from .picture import Picture, Wire, layers_of
 
@@ -180,8 +180,9 @@ class _Grid:
             x[item] = middle
 
     def _wanted(self, item: int, near: Sequence[int], x: Sequence[float]) -> float:
-        """Boxes count before passing wires, so that the main line of a network is
-        straight.
+        """Return the middle of the boxes near an item, or of wires if there are none.
+
+        Boxes come first, so that the main line of a network is straight.
         """
         if len(near) == 1:
             return x[near[0]]
@@ -224,41 +225,45 @@ class _Routes:
         self.height = heights
         self.grid = grid
         self.wires = grid.wires
-        left = (
-            min((x - grid.width(i) / 2 for i, x in enumerate(middles)), default=0.0)
-            - MARGIN
-        )
-        self.middle = [round(x - left) for x in middles]
-        self.heights = [
-            max((heights[i] for i in row if i < grid.boxes), default=0)
-            for row in grid.rows
-        ]
-        self.tops = list(
-            accumulate((height + BELOW for height in self.heights), initial=MARGIN)
-        )
-        ends = [(k, t) for k, wire in enumerate(self.wires) for t in wire.targets]
-        self.arrivals = _spread(
-            [(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in ends]
-        )
-        self.departures = _spread(
-            [(v.source, w, self._heading(w)) for w, v in enumerate(self.wires)]
-        )
+        edges = [middle - grid.width(item) / 2 for item, middle in enumerate(middles)]
+        left = min(edges, default=0.0) - MARGIN
+        self.middle = [round(middle - left) for middle in middles]
+
+        self.heights: list[int] = []
+        self.tops = [MARGIN]
+        for row in grid.rows:
+            boxes = [item for item in row if item < grid.boxes]
+            height = max((heights[box] for box in boxes), default=0)
+            self.heights.append(height)
+            self.tops.append(self.tops[-1] + height + BELOW)
+
+        arriving: list[tuple[int, int, float]] = []
+        leaving = []
+        for number, wire in enumerate(self.wires):
+            leaving.append((wire.source, number, self._heading(number)))
+            for target in wire.targets:
+                passed = grid.trunks[number][grid.layers[target] - 1]
+                arriving.append((target, number, self.middle[passed]))
+        self.arrivals = _spread(arriving)
+        self.departures = _spread(leaving)
 
     def _heading(self, wire: int) -> float:
         items = self.grid.below[self.wires[wire].source]
-        return sum(self.middle[i] for i in items) / len(items) if items else 0.0
+        if not items:
+            return 0.0
+        return sum(self.middle[item] for item in items) / len(items)
 
     def layout(self) -> Layout:
-        places = [
-            Place(self.middle[i] - WIDTH // 2, self.tops[layer], WIDTH, self.height[i])
-            for i, layer in enumerate(self.grid.layers)
-        ]
-        routes = [self._legs(k) for k in range(len(self.wires))]
-        width = max(
-            [*(p.x + p.width for p in places), *self.middle[self.grid.boxes :]],
-            default=0,
-        )
-        return Layout(places, routes, width + MARGIN, self.tops[-1] - BELOW + MARGIN)
+        places = []
+        for box, layer in enumerate(self.grid.layers):
+            x = self.middle[box] - WIDTH // 2
+            places.append(Place(x, self.tops[layer], WIDTH, self.height[box]))
+        routes = [self._legs(wire) for wire in range(len(self.wires))]
+        ends = [place.x + place.width for place in places]
+        ends += self.middle[self.grid.boxes :]
+        width = max(ends, default=0) + MARGIN
+        height = self.tops[-1] - BELOW + MARGIN
+        return Layout(places, routes, width, height)
 
     def _legs(self, wire: int) -> list[Leg]:
         """Down the trunk, then from it to each box."""

@@ -59,7 +59,7 @@ class Cell:
         return {name: getattr(self.settings, name) for name in LIMITS}
 
     def job(self) -> dict[str, Any]:
-        """All that another process has to know, as a JSON value."""
+        """Return the facts that another process needs, as a JSON value."""
         return {
             "cell": self.identity,
             "model": self.model.text,
@@ -77,10 +77,10 @@ class Cell:
 
 
 def cells_of(matrix: Matrix) -> list[Cell]:
-    """All cells, model by model.
+    """Return all cells, model by model.
 
-    Raises UsageError or InputError for files that are not there, BackendNotFound for
-    backends and quantizers, FormatNotFound, OptionError.
+    Raises UsageError or InputError for missing files, BackendNotFound for backends and
+    quantizers, FormatNotFound, OptionError.
     """
     registry = default_registry()
     for target in matrix.targets:
@@ -150,27 +150,25 @@ def _depends(
     digests: _Digests,
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """See ``Cell.depends``. Files are there by content, so that a folder may be moved."""
-    settings = {
-        name: value
-        for name, value in asdict(matrix.settings).items()
-        if name not in (*LIMITS, "cache")
-    }
+    """Return ``Cell.depends``, with hashes of files, so that a folder may be moved."""
+    settings = asdict(matrix.settings)
+    for name in (*LIMITS, "cache"):
+        del settings[name]
     quantizer = target.quantizer or quantization.quantizer
+    quantize: Any = False
+    if quantization.quantizes:
+        quantize = {
+            "calibration": model.calibration and digests.of(model.calibration),
+            "quantizer": quantizer,
+            "content": quantizer and digests.of_model(quantizer),
+        }
     return {
         "model": model.text,
         "content": digests.of_model(model.text),
         "depends": [[name, digests.of(name)] for name in matrix.depends],
         "backends": list(target.backends),
         "options": {b: dict(o) for b, o in target.options.items()},
-        "quantize": (
-            quantization.quantizes
-            and {
-                "calibration": model.calibration and digests.of(model.calibration),
-                "quantizer": quantizer,
-                "content": quantizer and digests.of_model(quantizer),
-            }
-        ),
+        "quantize": quantize,
         "settings": settings,
         "versions": dict(versions),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph.io.escape import printable
 
@@ -35,7 +35,7 @@ _ERROR = 3.0
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one kind in one cell. ``way``: better, worse, or other if neither."""
+    """A change of one kind in one cell; ``way`` is better, worse or other."""
 
     model: str
     target: str
@@ -59,44 +59,48 @@ def changes(
 
     Cells are matched by model, target and quantization.
     """
-    old, new = ({key_of(row): row for row in rows} for rows in (before, after))
+    old = {key_of(row): row for row in before}
+    new = {key_of(row): row for row in after}
     found = []
     for key in dict.fromkeys([*old, *new]):
         if key not in new:
-            found.append(Change(*key, "missing", WORSE, status(old[key]), "no row"))
+            lost = _Difference("missing", WORSE, status(old[key]), "no row")
+            differences = [lost]
         elif key not in old:
-            found.append(
-                Change(*key, "new", OTHER, "no row", status(new[key]), why(new[key]))
-            )
+            row = new[key]
+            added = _Difference("new", OTHER, "no row", status(row), why(row))
+            differences = [added]
         else:
-            found += [
-                Change(*key, *told) for told in _of_cell(old[key], new[key], noise)
-            ]
+            differences = list(_of_cell(old[key], new[key], noise))
+        found += [Change(*key, *difference) for difference in differences]
     order = (WORSE, BETTER, OTHER)
     return sorted(
         found, key=lambda change: (order.index(change.way), KINDS.index(change.kind))
     )
 
 
-Told = tuple[str, str, str, str, str]
-"""Kind, way, before, after, and reason."""
+class _Difference(NamedTuple):
+    """A change without the name of its cell."""
+
+    kind: str
+    way: str
+    before: str
+    after: str
+    why: str = ""
 
 
-def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
+def _of_cell(old: Row, new: Row, noise: float) -> Iterator[_Difference]:
     """Yield the changes of one cell. If it failed before or now, only that is compared."""
     was = old["error"] is not None
     now = new["error"] is not None
     if was or now:
         if was != now:
-            yield (
-                "failed",
-                WORSE if now else BETTER,
-                status(old),
-                status(new),
-                why(new if now else old),
-            )
+            way = WORSE if now else BETTER
+            reason = why(new if now else old)
+            yield _Difference("failed", way, status(old), status(new), reason)
         elif old["error"]["code"] != new["error"]["code"]:
-            yield "failed", OTHER, old["error"]["code"], new["error"]["code"], why(new)
+            codes = old["error"]["code"], new["error"]["code"]
+            yield _Difference("failed", OTHER, *codes, why(new))
         return
     yield from _values(old, new)
     yield from _delegation(old, new)
@@ -121,92 +125,108 @@ def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
         )
 
 
-def _values(old: Row, new: Row) -> Iterator[Told]:
+def _values(old: Row, new: Row) -> Iterator[_Difference]:
     agreed = agrees(old)
     agreeing = agrees(new)
-    errors = worst_error(old), worst_error(new)
-    shown = ["-" if e is None else f"{e:.1e}" for e in errors]
+    before = worst_error(old)
+    after = worst_error(new)
+    shown_before = "-" if before is None else f"{before:.1e}"
+    shown_after = "-" if after is None else f"{after:.1e}"
     if agreed != agreeing:
         words = {True: "agrees", False: "differs", None: "not compared"}
-        way = (
-            OTHER
-            if agreed is None
-            else BETTER
-            if agreeing and agreed is False
-            else WORSE
-        )
-        yield (
-            "agreement",
-            way,
-            words[agreed],
-            words[agreeing],
-            new["not_run"] or f"error {shown[0]} -> {shown[1]}",
-        )
-    elif None not in errors and max(errors) > _ERROR * max(min(errors), 1e-6):  # type: ignore[type-var,operator]
-        way = WORSE if errors[1] > errors[0] else BETTER  # type: ignore[operator]
-        yield "error", way, *shown, ""  # type: ignore[misc]
+        way = BETTER if agreeing else WORSE
+        if agreed is None:
+            way = OTHER
+        reason = new["not_run"] or f"error {shown_before} -> {shown_after}"
+        yield _Difference("agreement", way, words[agreed], words[agreeing], reason)
+        return
+    if before is None or after is None:
+        return
+    if max(before, after) > _ERROR * max(min(before, after), 1e-6):
+        way = WORSE if after > before else BETTER
+        yield _Difference("error", way, shown_before, shown_after)
 
 
-def _delegation(old: Row, new: Row) -> Iterator[Told]:
+def _delegation(old: Row, new: Row) -> Iterator[_Difference]:
     """Compare the share of delegated operators, then the number of delegates.
 
     Shares are compared since another torch may give a model other operators.
     """
-    sides = [(row["delegated"], row["operators"]) for row in (old, new)]
-    texts = [f"{done} of {count}" for done, count in sides]
-    shares = [done / count if count else 1.0 for done, count in sides]
-    if shares[0] != shares[1]:
-        left, leaves = (_left(row) for row in (old, new))
-        moved = ", ".join(sorted(set(leaves) ^ set(left))[:3])
-        yield (
+    before = _share(old)
+    after = _share(new)
+    if before != after:
+        moved = sorted(_left(new) ^ _left(old))[:3]
+        yield _Difference(
             "delegated",
-            WORSE if shares[1] < shares[0] else BETTER,
-            texts[0],
-            texts[1],
-            moved,
+            WORSE if after < before else BETTER,
+            f"{old['delegated']} of {old['operators']}",
+            f"{new['delegated']} of {new['operators']}",
+            ", ".join(moved),
         )
     if old["delegates"] != new["delegates"]:
         way = WORSE if new["delegates"] > old["delegates"] else BETTER
-        way = OTHER if shares[0] != shares[1] else way
-        yield "delegates", way, str(old["delegates"]), str(new["delegates"]), ""
+        if before != after:
+            way = OTHER
+        counts = str(old["delegates"]), str(new["delegates"])
+        yield _Difference("delegates", way, *counts)
+
+
+def _share(row: Row) -> float:
+    share: float = row["delegated"] / row["operators"] if row["operators"] else 1.0
+    return share
 
 
 def _left(row: Row) -> set[str]:
     return {f"{cause['operator']} ({cause['reason'][:80]})" for cause in row["causes"]}
 
 
-def _size(old: Row, new: Row) -> Iterator[Told]:
-    sizes = file_bytes(old) or old["bytes"], file_bytes(new) or new["bytes"]
-    if (file_bytes(old) is None) == (file_bytes(new) is None):
-        yield from _once("size", *sizes, _SIZE, 1024, lambda v: f"{v:,} bytes")
+def _size(old: Row, new: Row) -> Iterator[_Difference]:
+    if (file_bytes(old) is None) != (file_bytes(new) is None):
+        return
+    yield from _once(
+        "size",
+        file_bytes(old) or old["bytes"],
+        file_bytes(new) or new["bytes"],
+        _SIZE,
+        1024,
+        lambda v: f"{v:,} bytes",
+    )
 
 
-def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
+def _latency(old: Row, new: Row, noise: float) -> Iterator[_Difference]:
     """Compare latencies, unless calls of the two runs overlap.
 
     The slowdown of eager PyTorch, called alternately, is subtracted, since it comes
     from the machine. Runs with few calls are not compared.
     """
-    times = [milliseconds(row, "latency") for row in (old, new)]
-    eager = [milliseconds(row, "eager") for row in (old, new)]
-    if None in times:
+    before = milliseconds(old, "latency")
+    after = milliseconds(new, "latency")
+    if before is None or after is None or _is_busy(old) or _is_busy(new):
         return
-    calls = [row["measured"]["latency"]["seconds"] for row in (old, new)]
-    if min(map(len, calls)) < _CALLS or _is_busy(old) or _is_busy(new):
+    old_calls = old["measured"]["latency"]["seconds"]
+    new_calls = new["measured"]["latency"]["seconds"]
+    if min(len(old_calls), len(new_calls)) < _CALLS:
         return
-    factor = times[1] / times[0] if times[0] else 1.0  # type: ignore[operator]
-    drift = eager[1] / eager[0] if all(eager) else 1.0  # type: ignore[operator]
-    is_apart = min(calls[1]) > max(calls[0]) or max(calls[1]) < min(calls[0])
-    for way, by in ((WORSE, 1.0), (BETTER, -1.0)):
-        if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise:
-            shown = [f"{time:.3g} ms" for time in times]
-            yield (
-                "latency",
-                way,
-                shown[0],
-                shown[1],
-                f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else "",
-            )
+    overlap = min(new_calls) <= max(old_calls) and max(new_calls) >= min(old_calls)
+    if overlap:
+        return
+
+    factor = after / before if before else 1.0
+    drift = 1.0
+    reason = ""
+    eager_before = milliseconds(old, "eager")
+    eager_after = milliseconds(new, "eager")
+    if eager_before and eager_after:
+        drift = eager_after / eager_before
+        reason = f"eager {eager_before:.3g} -> {eager_after:.3g} ms"
+
+    if min(factor, factor / drift) > 1 + noise:
+        way = WORSE
+    elif min(1 / factor, drift / factor) > 1 + noise:
+        way = BETTER
+    else:
+        return
+    yield _Difference("latency", way, f"{before:.3g} ms", f"{after:.3g} ms", reason)
 
 
 _CALLS = 3
@@ -239,14 +259,13 @@ def _once(
     factor: float,
     least: float,
     shown: Callable[[Any], str],
-) -> Iterator[Told]:
+) -> Iterator[_Difference]:
     """Compare a figure without repetitions by a factor and a least difference."""
-    if (
-        old is not None
-        and new is not None
-        and abs(new - old) > max(least, factor * min(old, new))
-    ):
-        yield kind, WORSE if new > old else BETTER, shown(old), shown(new), ""
+    if old is None or new is None:
+        return
+    if abs(new - old) > max(least, factor * min(old, new)):
+        way = WORSE if new > old else BETTER
+        yield _Difference(kind, way, shown(old), shown(new))
 
 
 def _machine(row: Row) -> Any:

@@ -130,6 +130,7 @@ class _Cell:
             "error": None,
             "stage": None,
         }
+        self.verifications: dict[str, Any] = {}
         self.measured: dict[str, Any] = {"seconds": {}, "cpu": {}}
         self.found["measured"] = self.measured
 
@@ -357,11 +358,10 @@ class _Cell:
         from ..accuracy.reruns import verify_ties
 
         tolerance = self.settings["tolerance"]
-        self.verifications = {
-            m: verify_ties(lowered, *args, method=m, **kwargs).within(tolerance)
-            for m, (args, kwargs) in calls.items()
-        }
-        for method, verification in self.verifications.items():
+        for method, (args, kwargs) in calls.items():
+            verification = verify_ties(lowered, *args, method=method, **kwargs)
+            verification = verification.within(tolerance)
+            self.verifications[method] = verification
             ratios = [
                 output.snr for output in verification.outputs if output.snr is not None
             ]
@@ -372,14 +372,9 @@ class _Cell:
                 "snr": _finite(min(ratios, default=None)),
             }
 
-    verifications: Mapping[str, Any] = {}
-
     def _gates(self, lowered: LoweredProgram) -> None:
         """Check all gates; the first that fails is the error of the cell."""
-        gates = {
-            name: error
-            for name, error in _checked_gates(lowered.report, self.found, self.settings)
-        }
+        gates = dict(_checked_gates(lowered.report, self.found, self.settings))
         self.found["gates"] = {name: error is None for name, error in gates.items()}
         for error in filter(None, gates.values()):
             raise error

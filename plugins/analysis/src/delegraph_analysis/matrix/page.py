@@ -104,17 +104,18 @@ def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
         "<h2>Cells</h2>\n",
         *_cells(rows, store),
     ]
-    if refused := refusals_of(rows):
-        lines = [
+    refused = refusals_of(rows)
+    if refused:
+        body = [
             [
-                (str(r.count), r.count),
-                *((v, None) for v in (r.backend, r.operator, _reason(r))),
+                _td(str(refusal.count), refusal.count),
+                _td(refusal.backend),
+                _td(refusal.operator),
+                _td(_reason(refusal)),
+                _td(", ".join(refusal.models)),
             ]
-            for r in refused
+            for refusal in refused
         ]
-        for line, refusal in zip(lines, refused, strict=True):
-            line.append((", ".join(refusal.models), None))
-        body = ([_td(shown, value) for shown, value in line] for line in lines)
         parts += [
             "<h2>Refused operators</h2>\n",
             *_table([(h, "") for h in REFUSED], body),
@@ -123,26 +124,22 @@ def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
 
 
 def _reason(refusal: Any) -> str:
-    return (
-        f"{refusal.reason} (hint: {refusal.hint})"
-        if refusal.hint
-        else str(refusal.reason)
-    )
+    if refusal.hint:
+        return f"{refusal.reason} (hint: {refusal.hint})"
+    return str(refusal.reason)
 
 
 def _machines(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the processors and versions of the figures."""
     machines = [row["measured"].get("machine") or {} for row in rows]
-    named = dict.fromkeys(f"{m.get('cpus')} x {m.get('cpu')}" for m in machines if m)
-    versions = {
-        n: v
-        for row in rows
-        for n, v in row["versions"].items()
-        if n in ("torch", "delegraph")
-    }
-    return ", ".join(
-        [*named, *(f"{name} {version}" for name, version in sorted(versions.items()))]
+    parts = list(
+        dict.fromkeys(f"{m.get('cpus')} x {m.get('cpu')}" for m in machines if m)
     )
+    for name in ("delegraph", "torch"):
+        known = [row["versions"][name] for row in rows if name in row["versions"]]
+        if known:
+            parts.append(f"{name} {known[-1]}")
+    return ", ".join(parts)
 
 
 def _by_model(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:

@@ -187,13 +187,15 @@ def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) 
             )
             break
         columns.remove(column)
-    reasons = (
-        []
-        if columns[-1].head == "why"
-        else list(dict.fromkeys(f"{status(r)}: {why(r)}" for r in rows if why(r)))
-    )
-    lines = [*text.split("\n"), *map(printable, reasons)]
-    return "\n".join(lines if width is None else [_cut(line, width) for line in lines])
+    lines = text.split("\n")
+    if columns[-1].head != "why":
+        reasons = dict.fromkeys(
+            f"{status(row)}: {why(row)}" for row in rows if why(row)
+        )
+        lines += map(printable, reasons)
+    if width is not None:
+        lines = [_cut(line, width) for line in lines]
+    return "\n".join(lines)
 
 
 _READABLE = 16
@@ -212,11 +214,10 @@ def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
         for name in ("ok", "not run", "differs", "failed")
         if name in listed
     ]
-    missing = [f"{total - len(rows)} without a row"] if total > len(rows) else []
-    return (
-        f"{total} cell{'s' if total != 1 else ''}:"
-        f" {', '.join([*counts, *missing]) or 'none'}"
-    )
+    if total > len(rows):
+        counts.append(f"{total - len(rows)} without a row")
+    cells = "1 cell" if total == 1 else f"{total} cells"
+    return f"{cells}: {', '.join(counts) or 'none'}"
 
 
 def by_model(
@@ -228,10 +229,10 @@ def by_model(
     found = {key_of(row): row for row in rows}
     targets = list(dict.fromkeys(row["target"] for row in rows))
     listed = list(dict.fromkeys((name, kind) for name, _, kind in found))
-    body = [
-        [n, kind, *(in_short(found.get((n, t, kind)), times) for t in targets)]
-        for n, kind in listed
-    ]
+    body = []
+    for name, kind in listed:
+        cells = [in_short(found.get((name, t, kind)), times) for t in targets]
+        body.append([name, kind, *cells])
     return ["model", "type", *targets], body
 
 
@@ -241,17 +242,22 @@ def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
         return ""
     if row["error"] is not None and row["operators"] is None:
         return f"failed: {row['error']['code']}"
-    error = worst_error(row)
-    time = milliseconds(row, "latency") if times else None
     parts = [percent(share(row) or 0.0)]
-    parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
-    parts += ["differs"] if agrees(row) is False else []
-    parts += ["no finite output"] if has_only_non_finite(row) else []
-    parts += [] if time is None else [f"{_digits(time)} ms"]
-    parts += ["not run"] if row["not_run"] else []
-    return ", ".join(
-        parts + ([f"failed: {row['error']['code']}"] if row["error"] else [])
-    )
+    error = worst_error(row)
+    if error is not None:
+        parts.append("equal" if error == 0 else f"{error:.0e}")
+    if agrees(row) is False:
+        parts.append("differs")
+    if has_only_non_finite(row):
+        parts.append("no finite output")
+    time = milliseconds(row, "latency") if times else None
+    if time is not None:
+        parts.append(f"{_digits(time)} ms")
+    if row["not_run"]:
+        parts.append("not run")
+    if row["error"]:
+        parts.append(f"failed: {row['error']['code']}")
+    return ", ".join(parts)
 
 
 def markdown(

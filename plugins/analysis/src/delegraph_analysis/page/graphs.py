@@ -193,7 +193,7 @@ class _MethodDrawing:
         return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
 
     def id(self, delegate: int) -> str:
-        """Where the page tells about a delegate."""
+        """Return the id of a delegate's element on the page."""
         return f"{self.prefix}d{delegate}"
 
     def draw(
@@ -205,14 +205,16 @@ class _MethodDrawing:
         specs: Mapping[Node, Any] | None = None,
         path: str = "",
     ) -> Picture:
-        """Draw a graph, and after it those of its control flow; returns all of it.
+        """Draw a graph, then the graphs of its control flow; return the first picture.
 
         ``path`` leads to a subgraph.
         """
         place = len(self.graphs)
-        self.graphs.append(Drawn(title, Picture((), ()), f"{self.prefix}g{place}"))
+        name = f"{self.prefix}g{place}"
+        # its subgraphs come later in the list
+        self.graphs.append(Drawn(title, Picture((), ()), name))
         picture = _Host(self, root, set(hidden), specs, path).picture(names)
-        self.graphs[place] = Drawn.of(title, picture, self.graphs[place].id)
+        self.graphs[place] = Drawn.of(title, picture, name)
         return picture
 
 
@@ -343,44 +345,43 @@ class _Host(_Graph):
 
     def _delegate(self, node: Node) -> Box:
         module = _fetch(self.root, node.args[0])
-        number = self.method.numbers.get(id(module))
+        method = self.method
+        number = method.numbers.get(id(module))
         if number is None:
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
-        self.rows[node] = row = self.method.delegates[number][0]
+        row = method.delegates[number][0]
+        self.rows[node] = row
         name = row.name.removeprefix(f"{self.path}.")
-        box = _delegate_box(
-            row, name, self.method.tones[row.backend], self.method.id(number)
-        )
-        more = partial(self.method.heat.shown, row.name, "")
+        link = method.id(number)
+        box = _delegate_box(row, name, method.tones[row.backend], link)
         return replace(
             box,
-            heat=self.method.heat.heat(row.name),
-            about=(self.method.id(number),),
-            more=more,
+            heat=method.heat.heat(row.name),
+            about=(link,),
+            more=partial(method.heat.shown, row.name, ""),
         )
 
     def _operator(self, node: Node) -> Box:
-        held = [
-            (n, _fetch(self.root, n))
-            for n in node.all_input_nodes
-            if n.op == "get_attr"
-        ]
-        subgraphs = [
-            (owner, module) for owner, module in held if isinstance(module, GraphModule)
-        ]
-        body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
-        for owner, module in subgraphs:
+        method = self.method
+        first_body = ""
+        for owner in node.all_input_nodes:
+            if owner.op != "get_attr":
+                continue
+            module = _fetch(self.root, owner)
+            if not isinstance(module, GraphModule):
+                continue
+            first_body = first_body or f"{method.prefix}g{len(method.graphs)}"
             path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
-            self.method.draw(f"{path}, a body of {node.name}", module, path=path)
+            method.draw(f"{path}, a body of {node.name}", module, path=path)
         return Box(
             (stem(operator_name(node)),),
             partial(self._tooltip, node),
             marked=self._is_refused(node),
-            link=body,
+            link=first_body,
             owner=self._owner(node),
-            heat=self.method.heat.heat(self.where, node.name),
-            about=self.method.about(node, self.where),
-            more=partial(self.more, node, self.where, self.method.heat),
+            heat=method.heat.heat(self.where, node.name),
+            about=method.about(node, self.where),
+            more=partial(self.more, node, self.where, method.heat),
         )
 
     def _owner(self, node: Node) -> str:

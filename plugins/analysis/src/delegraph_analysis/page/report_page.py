@@ -469,46 +469,46 @@ class _MethodSection:
             heads, rows, "text", "name", *["number"] * 3, "", "", ids=list(self.values)
         )
 
-    def _operator(self, row: str, o: OperatorStatistics) -> list[str]:
-        remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
-        odd = (
-            f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
-        )
-        errors = [
-            f"{_ratio(o.figures.relative_error)}{odd}",
-            _decibels(o.figures),
-            _ratio(o.eager_error),
+    def _operator(self, row: str, operator: OperatorStatistics) -> list[str]:
+        figures = operator.figures
+        name = code(f"{operator.node} = {operator.operator}")
+        if figures.remark:
+            name += f"<br/>{text(figures.remark)}"
+        error = _ratio(figures.relative_error)
+        if figures.mismatched:
+            error += f"<br/>{figures.mismatched:,} not finite"
+        boxes = self.boxes.get(row, ())
+        if not boxes and self.pictures:
+            delegate = self.pictures.delegates.get(operator.where)
+            boxes = self.boxes.get(delegate.id if delegate else "", ())[:1]
+        return [
+            name,
+            text(operator.where),
+            error,
+            _decibels(figures),
+            _ratio(operator.eager_error),
+            _where(operator.source),
+            places(boxes),
         ]
-        name = f"{code(f'{o.node} = {o.operator}')}{remark}"
-        around = self.pictures.delegates.get(o.where) if self.pictures else None
-        boxes = (
-            self.boxes.get(row) or self.boxes.get(around.id if around else "", ())[:1]
-        )
-        return [name, text(o.where), *errors, _where(o.source), places(boxes)]
 
     def _delegates(self) -> str:
-        """Yield a row for each delegate.
+        """Return a table with a row for each delegate.
 
-        If its inside is not drawn, its box links here.
+        The box of a delegate without a picture links here.
         """
         facts = [
-            f
-            for f in DelegateRow.readable()
-            if any(fact_cell(f, row) for row in self.rows)
+            fact
+            for fact in DelegateRow.readable()
+            if any(fact_cell(fact, row) for row in self.rows)
         ]
-        drawn = (
-            {}
-            if self.pictures is None
-            else {name: d.id for name, d in self.pictures.delegates.items()}
-        )
-        cells = [
-            self._delegate(row, drawn.get(row.name, ""), facts) for row in self.rows
-        ]
-        ids = [
-            "" if row.name in self.insides else drawn.get(row.name, "")
-            for row in self.rows
-        ]
-        heads = ("delegate", "backend", *(f.label for f in facts), "in the graph")
+        drawn = self.pictures.delegates if self.pictures else {}
+        cells = []
+        ids = []
+        for row in self.rows:
+            name = drawn[row.name].id if row.name in drawn else ""
+            cells.append(self._delegate(row, name, facts))
+            ids.append("" if row.name in self.insides else name)
+        heads = ("delegate", "backend", *(fact.label for fact in facts), "in the graph")
         return table(heads, cells, "name", "name", *map(fact_class, facts), "", ids=ids)
 
     def _delegate(self, row: DelegateRow, id: str, facts: Sequence[Fact]) -> list[str]:
