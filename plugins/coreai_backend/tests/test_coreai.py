@@ -243,6 +243,12 @@ def test_a_scalar_is_reduced_on_the_host(function):
     assert lowered(torch.tensor(0.0)) == 1
 
 
+def test_truth_values_are_multiplied():
+    x = torch.randn(8)
+    function = lambda x: ((x > 0) * (x < 1), (x > 0) + (x < 1), torch.logaddexp(x, x))
+    assert lower(function, x).verify(x).relative_error < 1e-6
+
+
 def test_max_pooling_gives_its_indices_to_the_host():
     pool = nn.MaxPool2d(2, return_indices=True)
     x = torch.randn(1, 2, 6, 6)

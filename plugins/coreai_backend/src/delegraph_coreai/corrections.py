@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from coreai._compiler.dialects import coreai as op
-from coreai_torch._aten_to_core import replace_adaptive_avg_pool2d
+from coreai_torch._aten_to_core import (
+    replace_adaptive_avg_pool2d,
+    replace_binary_ops,
+)
 from coreai_torch._utils import get_operand, get_output_element_type_from_node
 
 Values = Mapping[str, Any]
@@ -69,6 +72,14 @@ def add(values: Values, node: Any, loc: Any) -> Any:
     """x + alpha * y."""
     x, y = _cast_operands(values, node)
     return op.broadcasting_add(x, _scaled(y, node))
+
+
+def mul(values: Values, node: Any, loc: Any) -> Any:
+    """x * y, which is "and" of truth values."""
+    if getattr(node.meta["val"], "dtype", None) is not torch.bool:
+        return replace_binary_ops(values, node, loc)
+    x = get_operand(values, node, 0)
+    return op.broadcasting_and(x, get_operand(values, node, 1))
 
 
 def sub(values: Values, node: Any, loc: Any) -> Any:
@@ -202,6 +213,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "aten::expm1.default": expm1,
     "aten::add.Tensor": add,
     "aten::sub.Tensor": sub,
+    "aten::mul.Tensor": mul,
     "aten::rsub.Scalar": rsub,
     "aten::rsub.Tensor": rsub,
     "aten::unbind.int": unbind,

@@ -46,6 +46,7 @@ _REDUCTIONS = frozenset(
     "sum mean amax amin max min prod any all argmax argmin cumsum cumprod var std topk"
     " sort linalg_vector_norm _softmax _log_softmax logsumexp count_nonzero".split()
 )
+_ARITHMETIC = frozenset({"add", "maximum", "minimum", "pow", "clamp", "cumsum"})
 _INDEX_AT = {
     "embedding": 1,
     "gather": 2,
@@ -175,6 +176,8 @@ def _why_computed_otherwise(node: Node) -> str | None:
         return None
     given = bound_arguments(node)
     name = str(node.target).split(".")[1]
+    if name in _ARITHMETIC and node.meta["val"].dtype is torch.bool:
+        return "Core AI's runtime has no arithmetic of truth values"
     if name in _REDUCTIONS and _rank(node.args[0]) == 0:
         return "Core AI's compiler ends the process for reductions of a scalar"
     if name.startswith("avg_pool"):
