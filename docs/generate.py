@@ -8,23 +8,13 @@ import inspect
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import fields
 from pathlib import Path
 
 import delegraph_devkit
 import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 from delegraph import errors, plugin
-from delegraph.report.facts import COUNT, Fact, Kind
-from delegraph.report.model import Report
-from delegraph.report.rows import (
-    Cause,
-    DelegateRow,
-    GivenBack,
-    LineFigures,
-    MethodRow,
-    RefusalRow,
-)
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
@@ -463,41 +453,7 @@ def _first_paragraph(documented: object) -> str:
     )
 
 
-PLACE_OF_CAUSE = Fact(
-    "cause", Kind({**COUNT.schema, "description": "Its place in `causes`."})
-)
-"""What a refusal has besides in a report, where causes have places."""
-REPORT_FORMS: dict[str, Sequence[Fact]] = {
-    "report facts": Report.FACTS,
-    "method": MethodRow.FACTS,
-    "delegate": DelegateRow.FACTS,
-    "cause": Cause.FACTS,
-    "given back": GivenBack.FACTS,
-    "figures of lines": LineFigures.FACTS,
-    "refusal": (*RefusalRow.FACTS, PLACE_OF_CAUSE),
-}
-"""Definitions of schema.json that follow from the facts of a report; their descriptions
-are written there.
-"""
-
-
-def schema_page() -> str:
-    """schema.json, the forms of a report made anew; all others are written by hand."""
-    page = json.loads((FOLDER / "schema.json").read_text())
-    for name, facts in REPORT_FORMS.items():
-        form = {"type": "object", "properties": {f.name: f.kind.schema for f in facts}}
-        form["required"] = [f.name for f in facts]
-        # `report` and `written report` close it, each with what it has besides
-        if name != "report facts":
-            form["additionalProperties"] = False
-        page["$defs"][name] = {
-            k: v for k, v in page["$defs"].get(name, {}).items() if k == "description"
-        } | form
-    return json.dumps(page, indent=2) + "\n"
-
-
 PAGES: dict[str, Callable[[], str]] = {
-    "schema.json": schema_page,
     "backend-reference.md": reference_page,
     "errors.md": errors_page,
     "op-support.md": support_page,

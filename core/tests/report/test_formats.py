@@ -168,14 +168,16 @@ def test_objects_of_another_library_are_models(registry):
 
 
 def test_a_model_by_scheme(registry, monkeypatch):
-    from delegraph.command import check_model, load_model, model
+    from delegraph.command import check_model, model, read_model
 
     monkeypatch.setattr(model, "default_registry", lambda: registry)
     assert check_model("zoo:any") is None
-    module, inputs, _ = load_model("zoo:any")
+    loaded = read_model("zoo:any")
+    module = loaded.programs["forward"]
+    inputs = loaded.inputs["forward"]
     assert torch.equal(module(*inputs), Net()(torch.ones(2)))
     with pytest.raises(InputError, match="zoo:bad"):
-        load_model("zoo:bad")
+        read_model("zoo:bad")
     with pytest.raises(
         UsageError, match="there is no model scheme 'zou'; did you mean 'zoo'"
     ):

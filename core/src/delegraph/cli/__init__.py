@@ -196,7 +196,7 @@ def _run(words: Sequence[str]) -> Outcome:
         _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
     )
     with (
-        terminal.streams_guarded(),
+        contextlib.redirect_stdout(sys.stderr),
         _readable_warnings(),
         tracebacks,
         loading.exits_raise(),

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..command.outcome import defect
-from ..errors import DelegraphError
 from ..report.formats import LoweringResult, TextReport, verification_content
 
 
@@ -47,22 +42,3 @@ class Attempt(LoweringResult):
         # a single report is at the path that the user gave
         lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
         return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def attempt(result: Attempt) -> Iterator[None]:
-    """A block of work on a MODEL. An error raised inside is not passed on but stored as
-    ``result.error``.
-
-    At the end of the block, ``result.seconds`` is set to the time that the block took.
-    """
-    start = time.perf_counter()
-    try:
-        yield
-    except DelegraphError as e:
-        result.error = e
-    except (Exception, SystemExit) as e:
-        # a defect; reports that tell failures are written all the same
-        result.error = defect(e)
-        result.error.__cause__ = e
-    result.seconds = time.perf_counter() - start

@@ -156,30 +156,24 @@ def _describe_option(option: OptionSpec) -> list[str]:
     ]
 
 
+_OF_BACKEND = (
+    "name backend_id full_name distribution version location error hint formats"
+    " partitioners has_runtime has_quantizer"
+).split()
+_OF_SPEC = ("summary", "api", "target")
+_OF_PLUGIN = ("name", "distribution", "version", "location", "error", "hint")
+
+
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
-    spec = info.spec
     return {
-        "name": info.name,
-        "backend_id": info.backend_id,
-        "distribution": info.distribution,
-        "version": info.version,
-        "location": info.location,
+        **{name: getattr(info, name) for name in _OF_BACKEND},
+        **{name: getattr(info.spec, name) for name in _OF_SPEC},
+        "is_default": info.spec.default,
         "status": info.status.value,
-        "error": info.error,
-        "hint": info.hint,
-        "summary": spec.summary,
-        "api": spec.api,
-        "target": spec.target,
-        "options": [vars(option) for option in spec.options],
-        "formats": info.formats,
-        "partitioners": info.partitioners,
-        "has_runtime": info.has_runtime,
-        "has_quantizer": info.has_quantizer,
-        "is_default": spec.default,
-        "full_name": info.full_name,
+        "options": [vars(option) for option in info.spec.options],
     }
 
 
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:
-    fields = ("name", "distribution", "version", "location", "error", "hint")
-    return {**{k: getattr(plugin, k) for k in fields}, "status": plugin.status.value}
+    content = {name: getattr(plugin, name) for name in _OF_PLUGIN}
+    return {**content, "status": plugin.status.value}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..command.model import check_model, read_model
 from ..command.outcome import (
     Failed,
     Outcome,
+    defect,
     expect_file,
     expect_places,
     natural_number,
@@ -31,7 +33,7 @@ from ..discovery.registry import DefaultBackends, Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
 from ..report.saving import expect_report_formats, write_report
-from .attempts import Attempt, attempt
+from .attempts import Attempt
 
 
 class Lower:
@@ -159,7 +161,7 @@ class Lower:
         expect_places(written, [*filter(None, [file, args.quantize]), *args.input])
         expect_report_formats(args.report)
         # the work
-        return _outcome(_lower(model, args, chosen, options))
+        return _outcome(_attempt(model, args, chosen, options))
 
 
 _QUANTIZING = "delegraph_quantize.command"
@@ -186,13 +188,13 @@ def _outcome(result: Attempt) -> Outcome:
     return Outcome("delegraph.lower/1", result.content(), result.text())
 
 
-def _lower(
+def _attempt(
     model: str,
     args: argparse.Namespace,
     chosen: DefaultBackends,
     options: dict[str, dict[str, Any]],
 ) -> Attempt:
-    """Load, lower, verify and save the MODEL as ``args`` say, and write its reports.
+    """Lower the MODEL as ``args`` say, and write its reports.
 
     ``chosen``: the backends, and the note for the report if the user named none.
     ``options``: backend -> its options. An error ends the work and is kept in the
@@ -200,35 +202,52 @@ def _lower(
     the error came after lowering.
     """
     result = Attempt(model=model, verbose=args.verbose)
-    backends = chosen.names
-    with attempt(result):  # stores an error in ``result.error``
-        with progress(f"loading {model}"):
-            from ..api import Choices, lower
-
-            loaded = read_model(model)
-        notes = [chosen.why] if chosen.why else []
-        if args.quantize:
-            quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
-            notes.append(quantize_given(loaded, args.quantize, backends[0]))
-        with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
-            choices: Choices = {
-                "backends": backends,
-                "options": options,
-                "compiler": chosen_compiler(args),
-            }
-            lowered = lower(**loaded.arguments(), **choices)
-        result.report = lowered.report
-        result.report.notes += notes
-        _check(result, lowered, loaded, args)
-        if args.output:
-            with progress(f"writing {args.output}"):
-                result.bytes = FileFormat(args.output, default_registry()).save(
-                    lowered, {}
-                )
-            result.output = args.output
+    start = time.perf_counter()
+    try:
+        _lower(result, args, chosen, options)
+    except DelegraphError as e:
+        result.error = e
+    except (Exception, SystemExit) as e:
+        result.error = defect(e)
+        result.error.__cause__ = e
+    result.seconds = time.perf_counter() - start
     for path in args.report:
         result.reports += map(str, write_report(result, path))
     return result
+
+
+def _lower(
+    result: Attempt,
+    args: argparse.Namespace,
+    chosen: DefaultBackends,
+    options: dict[str, dict[str, Any]],
+) -> None:
+    """Load, lower, verify and save the MODEL; put the results into ``result``."""
+    model = result.model
+    backends = chosen.names
+    with progress(f"loading {model}"):
+        from ..api import Choices, lower
+
+        loaded = read_model(model)
+    notes = [chosen.why] if chosen.why else []
+    if args.quantize:
+        quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
+        notes.append(quantize_given(loaded, args.quantize, backends[0]))
+    with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
+        choices: Choices = {
+            "backends": backends,
+            "options": options,
+            "compiler": chosen_compiler(args),
+        }
+        lowered = lower(**loaded.arguments(), **choices)
+    result.report = lowered.report
+    result.report.notes += notes
+    _check(result, lowered, loaded, args)
+    if args.output:
+        with progress(f"writing {args.output}"):
+            file = FileFormat(args.output, default_registry())
+            result.bytes = file.save(lowered, {})
+        result.output = args.output
 
 
 def _check(

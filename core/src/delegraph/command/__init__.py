@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .compilers import add_compiler_flags, chosen_compiler
     from .contract import Command, parse_options
     from .inputs import read_inputs
-    from .model import check_model, load_model, read_model
+    from .model import check_model, read_model
     from .outcome import (
         Outcome,
         as_json,
@@ -39,7 +39,6 @@ __all__ = [
     "chosen_compiler",
     "expect_file",
     "expect_places",
-    "load_model",
     "natural_number",
     "output_path",
     "parse_options",
@@ -60,7 +59,7 @@ _NAMES = {
     ".compilers": "add_compiler_flags chosen_compiler",
     ".contract": "Command parse_options",
     ".inputs": "read_inputs",
-    ".model": "check_model load_model read_model",
+    ".model": "check_model read_model",
     ".outcome": (
         "Outcome as_json expect_file expect_places natural_number output_path progress"
         " show"

@@ -169,27 +169,6 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
     return model
 
 
-def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
-    """(program, example inputs or None, example keyword arguments) of a MODEL, for
-    commands that take only these.
-
-    Raises the errors of ``read_model``, and InputError for a MODEL that has several
-    methods, dynamic shapes or transforms.
-    """
-    model = read_model(text)
-    if (
-        list(model.programs) != ["forward"]
-        or model.dynamic_shapes["forward"]
-        or model.transforms
-    ):
-        more = "methods, dynamic_shapes or transforms"
-        raise InputError(
-            "input-invalid",
-            f"{text} gives {more}; this command takes a model and its inputs only",
-        )
-    return model.programs["forward"], model.inputs["forward"], model.kwargs["forward"]
-
-
 def _add_method(model: GivenModel, text: str, method: str, described: Any) -> None:
     """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict
     with module and example inputs.

@@ -8,14 +8,12 @@ import json
 import logging
 import math
 import os
-import re
 import stat
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,51 +51,19 @@ class Failed(Exception):
 
 
 def defect(error: BaseException) -> DelegraphError:
-    """The DelegraphError for an exception that no command expects.
-
-    If a module is missing that delegraph requires, the error says what to install.
-    Otherwise there is a defect.
-    """
-    requirement = (
-        _requirement_with_module(error.name or "")
-        if isinstance(error, ModuleNotFoundError)
-        else None
-    )
-    if requirement:
-        text = (
-            f"delegraph requires {requirement}, which is not installed in this"
-            f" environment ({sys.prefix})"
-        )
+    """Return the DelegraphError for an exception that no command expects."""
+    if isinstance(error, ModuleNotFoundError):
         return DelegraphError(
-            "requirement-missing", text, hint=f"python -m pip install '{requirement}'"
+            "requirement-missing",
+            f"the module {error.name} is not installed in this environment"
+            f" ({sys.prefix})",
+            hint="install delegraph again with pip, which installs its requirements",
         )
     hint = (
         "this is a defect of delegraph or of a plugin; run it again with --debug and"
-        " report what that shows"
+        " report the output"
     )
     return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
-
-
-def _requirement_with_module(module: str) -> str | None:
-    """The requirement of delegraph, such as ``pluggy>=1.5``, that provides ``module``;
-    None if none does.
-
-    A requirement is found by its name, which is that of its module for each
-    distribution that delegraph requires.
-    """
-    try:
-        requirements = metadata.requires("delegraph") or []
-    except metadata.PackageNotFoundError:  # delegraph runs from its sources
-        return None
-    distribution = module.partition(".")[0].replace("_", "-").lower()
-    return next(
-        (
-            text
-            for text in requirements
-            if re.split(r"[^\w.-]", text)[0].lower() == distribution
-        ),
-        None,
-    )
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
@@ -113,20 +79,24 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 
 def as_json(outcome: Outcome) -> str:
-    """An outcome as the text of one JSON object, with its schema first. Infinity and
-    NaN become null.
-    """
+    """Return an outcome as the text of one JSON object, with its schema first."""
     # a report has its own
     fields = {
         name: value for name, value in outcome.content.items() if name != "schema"
     }
-    content = _plain({"schema": outcome.schema, **fields})
-    return json.dumps(content, indent=2, default=str, allow_nan=False)
+    return json_text({"schema": outcome.schema, **fields})
+
+
+def json_text(content: Any) -> str:
+    """Return ``content`` as JSON. Infinity and NaN become null, and classes become
+    their names.
+    """
+    return json.dumps(_plain(content), indent=2, default=str, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """``value``, at any depth, with keys as str, None for infinity and NaN, and the
-    names of classes in their place.
+    """Return ``value``, at any depth, with keys as str, None for infinity and NaN, and
+    the names of classes in their place.
     """
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}

@@ -30,12 +30,14 @@ def complete_options(
         name: _value(_option(known, name, owner), value, owner)
         for name, value in given.items()
     }
-    values = {s.name: checked.get(s.name) for s in specs}
-    with_defaults = {
-        name: known[name].default if value is None else value
-        for name, value in values.items()
-    }
-    return {name: value for name, value in with_defaults.items() if value is not None}
+    values = {}
+    for spec in specs:
+        value = checked.get(spec.name)
+        if value is None:
+            value = spec.default
+        if value is not None:
+            values[spec.name] = value
+    return values
 
 
 def from_text(

@@ -11,8 +11,8 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import EntryPoint
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import (
@@ -693,7 +693,9 @@ class Registry:
                             hint="register it under another name",
                         )
             self._records.append(record)
-        return Registration(self, record)
+        registration = Registration()
+        registration.callback(self._remove, record)
+        return registration
 
     def _read_object(self, plugin: Any, name: str) -> PluginRecord:
         """The record of an object with hooks. Raises PluginBroken if it has none."""
@@ -710,35 +712,20 @@ class Registry:
         return record
 
     def _remove(self, record: PluginRecord) -> None:
-        """Remove a registered plugin; does nothing if it was removed before."""
+        """Remove a registered plugin."""
         with self._lock:
             # views share the list
             self._records[:] = [r for r in self._records if r is not record]
 
 
-class Registration:
+class Registration(ExitStack):
     """The result of ``register``. Removes the backend at the end of a ``with`` block or
     by ``unregister()``.
     """
 
-    def __init__(self, registry: Registry, record: PluginRecord) -> None:
-        self._registry = registry
-        self._record = record
-
     def unregister(self) -> None:
         """Remove the backend again; a second call does nothing."""
-        self._registry._remove(self._record)
-
-    def __enter__(self) -> Registration:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: object,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.unregister()
+        self.close()
 
 
 def _conflict_fault(
@@ -788,45 +775,9 @@ def default_registry() -> Registry:
     return _default
 
 
-def backends() -> list[BackendInfo]:
-    """All backends that are installed or registered, usable or not, sorted by name."""
-    return _default.backends()
-
-
-def get_backend(name: str) -> type[BackendDetails]:
-    """The class of the backend ``name`` (short name, id or ``distribution/name``); see
-    ``Registry.get_backend``.
-    """
-    return _default.get_backend(name)
-
-
-def get_partitioner(name: str, /, **options: Any) -> Partitioner:
-    """Construct the default partitioner of the backend ``name`` with ``options``; see
-    ``Registry.get_partitioner``.
-    """
-    return _default.get_partitioner(name, **options)
-
-
-def get_runtime(name: str) -> type[BackendRuntime]:
-    """The class that runs blobs of the backend ``name`` on this host; see
-    ``Registry.runtime_for``.
-    """
-    return _default.runtime_for(name)
-
-
-def register(
-    spec_or_class: Any,
-    *,
-    partitioner: Any = None,
-    runtime: Any = None,
-    name: str | None = None,
-    options: Sequence[OptionSpec] = (),
-) -> Registration:
-    """Add a backend to the registry of this process; see ``Registry.register``."""
-    return _default.register(
-        spec_or_class,
-        partitioner=partitioner,
-        runtime=runtime,
-        name=name,
-        options=options,
-    )
+backends = _default.backends
+get_backend = _default.get_backend
+get_partitioner = _default.get_partitioner
+get_runtime = _default.runtime_for
+register = _default.register
+"""Methods of the registry of this process."""

@@ -293,9 +293,7 @@ class FileFormat:
             )
         if not allow_native:
             self.check_native(runtime)
-        load_delegate = partial(
-            self._load_delegate, timer=timer, allow_native=allow_native
-        )
+        load_delegate = _DelegateLoader(self, timer, allow_native)
         if runtime:
             methods = self.load_in(runtime, self.path)
         elif timer is not None and self.defines("profile"):
@@ -361,47 +359,52 @@ class FileFormat:
                 )
         return bounds
 
-    def _load_delegate(
+
+@dataclass(frozen=True)
+class _DelegateLoader:
+    """Makes functions of the delegates in a file (``formats.LoadDelegate``)."""
+
+    file: FileFormat
+    timer: FileTimer | None
+    allow_native: bool
+
+    def __call__(
         self,
         backend_id: str,
         processed_bytes: bytes,
         compile_specs: Any = (),
         named_data: Mapping[str, bytes] | None = None,
         header: BlobHeader | None = None,
-        timer: FileTimer | None = None,
-        allow_native: bool = True,
     ) -> Callable[..., tuple[Any, ...]]:
-        """A delegate in the file as a function, loaded at its first call; ``timer``
-        gets the times of its calls.
+        """Return a delegate in the file as a function, loaded at its first call.
 
-        A format's ``read`` calls this for each delegate. ``named_data``: None if the
-        delegate has none. ``header``: None if the format keeps no facts about blobs;
-        then it is made from the blob itself.
+        ``named_data``: None if the delegate has none. ``header``: None if the format
+        keeps no facts about blobs; then it is made from the blob itself.
         """
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
 
-        if not allow_native and (kind := self.registry.native_code(backend_id)):
-            raise _native_refused(self.path, backend_id, kind)
-        where = f"a delegate of {self.path}"
-        known = header or BlobHeader(
-            backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING])
-        )
+        path = self.file.path
+        registry = self.file.registry
+        native = registry.native_code(backend_id)
+        if native and not self.allow_native:
+            raise _native_refused(path, backend_id, native)
         stored = StoredDelegate(
             backend_id,
             processed_bytes,
             list(compile_specs),
             dict(named_data or {}),
-            where,
-            known,
+            f"a delegate of {path}",
+            header
+            or BlobHeader(
+                backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING])
+            ),
         )
-        if timer is None:
-            return LoadedDelegate(stored, Delegates(self.registry))
-        time_delegate = provided(
-            "delegraph_analysis.observe:TimedDelegate", "timing a file"
-        )
-        hook = time_delegate(backend_id, partial(timer.spent, backend_id))
-        return LoadedDelegate(stored, Delegates(self.registry), hook)
+        if self.timer is None:
+            return LoadedDelegate(stored, Delegates(registry))
+        timed = provided("delegraph_analysis.observe:TimedDelegate", "timing a file")
+        hook = timed(backend_id, partial(self.timer.spent, backend_id))
+        return LoadedDelegate(stored, Delegates(registry), hook)
 
 
 def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:

@@ -15,7 +15,7 @@ from ..delegates.delegates import DelegateInfo
 from .causes import find_causes
 from .collect import add_up, figures_by_line, left_operators
 from .notation import Notation
-from .rows import DelegateRow, LineFigures, ReportOrigin, Rows
+from .rows import Compilation, DelegateRow, LineFigures, ReportOrigin, Rows
 
 
 def build_rows(
@@ -28,20 +28,16 @@ def build_rows(
     ``nodes``: method -> all nodes of its program, subgraphs included. ``backends``:
     backend id -> name.
     """
-    # backend id -> the targets for which it compiled delegates
-    targets: dict[str, set[str]] = {}
-    for d in origin.delegates:
-        targets.setdefault(d.backend_id, set()).add(d.facts.get("target", ""))
-    with_several_targets = {
-        backend_id for backend_id, names in targets.items() if len(names) > 1
-    }
+    # (backend id, target) of each delegate, once
+    targets = {(d.backend_id, d.facts.get("target")) for d in origin.delegates}
+    targets_of = Counter(backend_id for backend_id, _ in targets)
     rows = Rows(
         [
             _delegate_row(
                 d,
                 backends[d.backend_id],
                 origin.notation(d.method),
-                d.backend_id in with_several_targets,
+                targets_of[d.backend_id] > 1,
             )
             for d in origin.delegates
         ]
@@ -74,24 +70,26 @@ def _delegate_row(
     ``facts`` keeps "target".
     """
     module = info.module
-    facts = info.facts
+    target = info.facts.get("target", "")
+    facts = dict(info.facts)
+    if not several_targets:
+        facts.pop("target", None)
+    compilation = Compilation(
+        info.producer,
+        target,
+        dict(info.seconds),
+        info.compiled,
+        module.meta.get("output", ""),
+    )
     return DelegateRow(
         method=info.method,
         name=info.name,
         backend=backend,
-        producer=info.producer,
         operators=count_operators(info.nodes),
         inputs=tuple(map(notation.argument, module.inputs)),
         outputs=tuple(map(notation.argument, module.outputs)),
         bytes=len(module.blob),
-        facts={
-            name: fact
-            for name, fact in facts.items()
-            if several_targets or name != "target"
-        },
-        seconds=dict(info.seconds),
-        target=facts.get("target", ""),
+        facts=facts,
         figures=add_up(info.figures.values()),
-        compiled=info.compiled,
-        output=module.meta.get("output", ""),
+        compilation=compilation,
     )

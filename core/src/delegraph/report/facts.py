@@ -1,5 +1,5 @@
-"""Facts of a report: name, type and text form. Text, JSON, docs/schema.json and the
-page are generated from them.
+"""Facts of a report: name, value and text form. Text, JSON and the page are generated
+from them.
 
 Each kind of row lists its facts in ``FACTS`` (rows.py), and so does the whole report
 (model.py).
@@ -11,22 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A type of facts. ``plain`` converts a fact to a JSON value; ``schema`` is the
-    JSON schema of that value.
-    """
-
-    schema: Mapping[str, Any]
-    plain: Callable[[Any], Any] = lambda value: value
+Plain = Callable[[Any], Any]
+"""A function that converts a value to a JSON value."""
 
 
 @dataclass(frozen=True)
 class Fact:
     """One fact of a row or of a report, and how text and pages show it.
 
-    ``name`` is the key in JSON. The value is ``value(row)``, or the row's attribute
+    ``name`` is the key in JSON, and ``plain`` converts the value for it. The value is ``value(row)``, or the row's attribute
     ``name`` if ``value`` is None. ``label`` is the heading on the page; in text it
     precedes the entries. ``short`` writes the value in a few words, for the row's line
     or table cell. ``entries`` writes the value as several texts, for a line of its own
@@ -37,7 +30,7 @@ class Fact:
     """
 
     name: str
-    kind: Kind
+    plain: Plain
     label: str = ""
     short: Callable[[Any], str] | None = None
     entries: Callable[[Any], Sequence[str]] | None = None
@@ -95,50 +88,37 @@ class Told:
         """All facts by name, as plain JSON values. The keys are stable within one
         ``schema`` of a report.
         """
-        return {fact.name: fact.kind.plain(fact.of(self)) for fact in self.FACTS}
+        return {fact.name: fact.plain(fact.of(self)) for fact in self.FACTS}
 
 
-def optional(kind: Kind) -> Kind:
-    """The kind of values that are None (null in JSON) or of ``kind``."""
-    return Kind(
-        {"anyOf": [kind.schema, {"type": "null"}]},
-        lambda value: None if value is None else kind.plain(value),
-    )
+def optional(plain: Plain) -> Plain:
+    """Return ``plain`` for values that may be None (null in JSON)."""
+    return lambda value: None if value is None else plain(value)
 
 
-def array_of(kind: Kind) -> Kind:
-    """The kind of lists whose elements are of ``kind``."""
-    return Kind(
-        {"type": "array", "items": kind.schema},
-        lambda values: [kind.plain(v) for v in values],
-    )
+def array_of(plain: Plain) -> Plain:
+    """Return a function for lists whose elements ``plain`` converts."""
+    return lambda values: [plain(value) for value in values]
 
 
-def by_name(kind: Kind) -> Kind:
-    """The kind of mappings from names to values of ``kind``."""
-    schema = {"type": "object", "additionalProperties": kind.schema}
-    return Kind(
-        schema, lambda values: {str(name): kind.plain(v) for name, v in values.items()}
-    )
+def by_name(plain: Plain) -> Plain:
+    """Return a function for mappings from names to values that ``plain`` converts."""
+    return lambda values: {str(name): plain(v) for name, v in values.items()}
 
 
-def row_as(
-    definition: str, plain: Callable[[Any], Any] = lambda row: row.to_json()
-) -> Kind:
-    """The kind of rows. ``plain`` converts a row to a JSON object; ``definition`` is
-    its schema in docs/schema.json.
-    """
-    return Kind({"$ref": f"#/$defs/{definition}"}, plain)
+def row_as_json(row: Told) -> dict[str, Any]:
+    """Convert a row."""
+    return row.to_json()
 
 
-TEXT = Kind({"type": "string"}, str)
-COUNT = Kind({"type": "integer", "minimum": 0})
-TEXTS = array_of(TEXT)
-COUNTS = Kind(by_name(COUNT).schema, lambda counts: dict(sorted(counts.items())))
-AMOUNTS = by_name(Kind({"type": "number"}))
-SECONDS = by_name(
-    Kind({"type": "number", "minimum": 0}, lambda seconds: round(seconds, 6))
-)
+TEXTS = array_of(str)
+AMOUNTS = by_name(lambda amount: amount)
+SECONDS = by_name(lambda seconds: round(seconds, 6))
+
+
+def sorted_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Convert name -> count; the names are sorted."""
+    return dict(sorted(counts.items()))
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:

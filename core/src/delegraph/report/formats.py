@@ -4,13 +4,12 @@ plugins have others.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command.outcome import json_text
 from ..io.atomic_write import write_whole
 from ..io.escape import printable
 
@@ -107,12 +106,7 @@ class JsonReport(ReportFormat):
             content["profile"] = {
                 method: profile.to_json() for method, profile in result.profiles.items()
             }
-        return (
-            json.dumps(
-                _without_infinities(content), indent=2, default=str, allow_nan=False
-            )
-            + "\n"
-        )
+        return json_text(content) + "\n"
 
 
 def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
@@ -135,14 +129,3 @@ def verification_content(
     if len(verifications) > 1:
         return {m: v.to_json() for m, v in verifications.items()}
     return next((v.to_json() for v in verifications.values()), None)
-
-
-def _without_infinities(value: Any) -> Any:
-    """``value``, at any depth, with None in place of infinity and NaN, which JSON
-    cannot represent.
-    """
-    if isinstance(value, dict):
-        return {k: _without_infinities(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_infinities(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

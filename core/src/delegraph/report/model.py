@@ -13,18 +13,16 @@ from ..discovery.first_party import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .facts import (
-    COUNT,
-    COUNTS,
     SECONDS,
     TEXTS,
     Fact,
-    Kind,
     Told,
     array_of,
     by_name,
     list_seconds,
     pluralize,
-    row_as,
+    row_as_json,
+    sorted_counts,
 )
 from .rows import (
     Cause,
@@ -304,20 +302,20 @@ class Report(Told):
         yield from (f"    {cause}" for cause in causes)
 
     FACTS = (
-        Fact("schema", Kind({"const": SCHEMA}), value=lambda report: SCHEMA),
-        Fact("delegated_operators", COUNT),
-        Fact("host_operators", COUNT),
-        Fact("delegates", array_of(row_as("delegate"))),
-        Fact("host", by_name(COUNTS)),
-        Fact("causes", array_of(row_as("cause"))),
+        Fact("schema", str, value=lambda report: SCHEMA),
+        Fact("delegated_operators", int),
+        Fact("host_operators", int),
+        Fact("delegates", array_of(row_as_json)),
+        Fact("host", by_name(sorted_counts)),
+        Fact("causes", array_of(row_as_json)),
         Fact(
             "refusals",
-            Kind(array_of(row_as("refusal")).schema),
+            list,
             value=_refusals_by_cause,
         ),
         Fact("notes", TEXTS),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
-        Fact("methods", by_name(row_as("method"))),
-        Fact("given_back", array_of(row_as("given back"))),
-        Fact("figures", array_of(row_as("figures of lines"))),
+        Fact("methods", by_name(row_as_json)),
+        Fact("given_back", array_of(row_as_json)),
+        Fact("figures", array_of(row_as_json)),
     )

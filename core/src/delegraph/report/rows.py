@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph_programs import Source
 
@@ -15,10 +15,7 @@ from ..delegates.lowered_module import Argument
 from ..partitioner.contract import Reason
 from .facts import (
     AMOUNTS,
-    COUNT,
-    COUNTS,
     SECONDS,
-    TEXT,
     TEXTS,
     Fact,
     Told,
@@ -31,7 +28,7 @@ from .facts import (
     most_frequent,
     optional,
     pluralize,
-    row_as,
+    sorted_counts,
 )
 from .notation import Notation
 
@@ -60,87 +57,119 @@ def _count_operators(counts: Mapping[str, int]) -> str:
     return pluralize(sum(counts.values()), "operator")
 
 
-_PLACE = row_as(
-    "place",
-    lambda source: {
+def _place(source: Source) -> dict[str, Any]:
+    """Convert a line of the user's program."""
+    return {
         "file": source.file,
         "line": source.line,
         "code": source.code,
         "module": source.module,
-    },
-)
+    }
+
+
+class Compilation(NamedTuple):
+    """How a delegate was compiled.
+
+    ``producer``: distribution and version of its backend. ``target``: the device or
+    version that it was compiled for, if the backend states it, else "". ``seconds``:
+    phase of the lowering -> duration for this delegate; empty if not measured.
+    ``origin``: "compiled", "from the cache", or "equal to" and the name of another; ""
+    without a cache. ``output``: the text that its compiler printed, if it is known.
+    """
+
+    producer: str
+    target: str
+    seconds: Mapping[str, float]
+    origin: str
+    output: str
 
 
 @dataclass(frozen=True)
 class DelegateRow(Told):
     """One delegate.
 
-    ``method``: the method that calls it. ``producer``: distribution and version of its
-    backend. ``operators``: operator
-    -> count. ``bytes``: size of its blob. ``facts``: what the backend states about it,
-    by name. ``seconds``: phase of the lowering -> duration for this delegate; empty if
-    not measured. ``target``: what it was compiled for, if the backend states it, else
-    ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``:
-    amounts that the backend expects, such as cycles, summed over the delegate.
-    ``compiled``: "compiled", "from the cache", or "equal to" and the name of another;
-    "" without a cache. ``output``: what its compiler printed, as far as that is known.
+    ``method``: the method that calls it. ``operators``: operator -> count. ``bytes``:
+    size of its blob. ``facts``: name -> fact that the backend states about it.
+    ``figures``: amounts that the backend expects, such as cycles, summed over the
+    delegate. ``facts`` has the target only if delegates of the backend differ in it.
     """
 
     method: str
     name: str
     backend: str
-    producer: str
     operators: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     bytes: int
     facts: Mapping[str, str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    target: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    compiled: str = ""
-    output: str = ""
+    figures: Mapping[str, float]
+    compilation: Compilation
+
+    @property
+    def producer(self) -> str:
+        return self.compilation.producer
+
+    @property
+    def target(self) -> str:
+        return self.compilation.target
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return self.compilation.seconds
+
+    @property
+    def compiled(self) -> str:
+        return self.compilation.origin
+
+    @property
+    def output(self) -> str:
+        return self.compilation.output
 
     @property
     def operator_count(self) -> int:
         return sum(self.operators.values())
 
     FACTS = (
-        *(Fact(name, TEXT) for name in ("method", "name", "backend", "producer")),
-        Fact("bytes", COUNT, "size", format_size),
+        *(Fact(name, str) for name in ("method", "name", "backend", "producer")),
+        Fact("bytes", int, "size", format_size),
         Fact(
             "inputs",
             TEXTS,
             "inputs",
             lambda border: pluralize(len(border), "input"),
-            TEXTS.plain,
+            TEXTS,
         ),
         Fact(
             "outputs",
             TEXTS,
             "outputs",
             lambda border: pluralize(len(border), "output"),
-            TEXTS.plain,
+            TEXTS,
         ),
         Fact(
-            "operators", COUNTS, "operators", _count_operators, list_counts, first=True
+            "operators",
+            sorted_counts,
+            "operators",
+            _count_operators,
+            list_counts,
+            first=True,
         ),
         Fact(
             "facts",
-            by_name(TEXT),
+            by_name(str),
             "facts",
             lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items()),
         ),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
-        Fact("target", TEXT),
+        Fact("target", str),
         Fact(
             "figures",
             AMOUNTS,
             "figures",
             lambda figures: ", ".join(list_amounts(figures)),
         ),
-        Fact("compiled", TEXT, "compiled", str),
-        Fact("output", TEXT, "compiler printed", entries=str.splitlines),
+        Fact("compiled", str, "compiled", str),
+        Fact("output", str, "compiler printed", entries=str.splitlines),
     )
 
     def __str__(self) -> str:
@@ -160,9 +189,9 @@ class LineFigures(Told):
     figures: Mapping[str, float]
 
     FACTS = (
-        Fact("method", TEXT),
+        Fact("method", str),
         Fact("figures", AMOUNTS),
-        Fact("sources", array_of(_PLACE)),
+        Fact("sources", array_of(_place)),
     )
 
     def __str__(self) -> str:
@@ -194,9 +223,9 @@ class RefusalRow(Told):
     source: Source | None
 
     FACTS = (
-        *(Fact(name, TEXT) for name in ("method", "operator", "backend", "reason")),
-        Fact("count", COUNT),
-        Fact("source", optional(_PLACE)),
+        *(Fact(name, str) for name in ("method", "operator", "backend", "reason")),
+        Fact("count", int),
+        Fact("source", optional(_place)),
     )
 
 
@@ -246,13 +275,13 @@ class Cause(Told):
     # for JSON only: text and page write them as sentences (``remarks`` and ``__str__``)
     FACTS = (
         *(
-            Fact(name, TEXT)
+            Fact(name, str)
             for name in ("method", "backend", "reason", "hint", "behind")
         ),
-        Fact("count", COUNT),
-        Fact("frees", optional(COUNT)),
-        Fact("operators", COUNTS),
-        Fact("source", optional(_PLACE)),
+        Fact("count", int),
+        Fact("frees", optional(int)),
+        Fact("operators", sorted_counts),
+        Fact("source", optional(_place)),
     )
 
     @property
@@ -320,11 +349,11 @@ class GivenBack(Told):
 
     FACTS = (
         *(
-            Fact(name, TEXT, name)
+            Fact(name, str, name)
             for name in ("method", "backend", "partition", "reason")
         ),
-        Fact("operators", COUNTS, "operators", _count_operators, list_counts),
-        Fact("source", optional(_PLACE)),
+        Fact("operators", sorted_counts, "operators", _count_operators, list_counts),
+        Fact("source", optional(_place)),
     )
 
     def __str__(self) -> str:
@@ -351,20 +380,20 @@ class MethodRow(Told):
     FACTS = (
         Fact(
             "delegates",
-            COUNT,
+            int,
             "delegates",
             "{:,}".format,
             value=lambda m: len(m.delegates),
         ),
-        Fact("delegated_operators", COUNT, "operators in them", "{:,}".format),
+        Fact("delegated_operators", int, "operators in them", "{:,}".format),
         Fact(
             "bytes",
-            COUNT,
+            int,
             "size",
             format_size,
             value=lambda m: sum(row.bytes for row in m.delegates),
         ),
-        Fact("host_operators", COUNT, "operators on the host", "{:,}".format),
+        Fact("host_operators", int, "operators on the host", "{:,}".format),
     )
 
 

@@ -272,5 +272,5 @@ def hostile():
 def without_times(report):
     report.seconds.clear()
     for row in report.delegates:
-        object.__setattr__(row, "seconds", {})
+        row.seconds.clear()
     return report

@@ -87,7 +87,7 @@ def fact_class(fact: Fact) -> str:
     """
     if fact.entries:
         return "text" if fact.short else "brief"
-    return "number" if fact.kind.schema.get("type") == "integer" else "text"
+    return "number" if fact.plain is int else "text"
 
 
 def lines(entries: Iterable[str]) -> str:
