@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..discovery.registry import default_registry
 from ..errors import DelegraphError, InternalError, UsageError
 from ..io.atomic_write import expect_writable
 from ..io.escape import printable
-from ..plugin import FormatSpec
 from . import terminal
 
 
@@ -147,9 +145,14 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Whether ``path`` is a folder, and files of its format are folders."""
-    if not path.is_dir():
+    """Return whether ``path`` is a folder, and files of its format are folders."""
+    # unlike a Path, os.path takes a name that is too long
+    if not os.path.isdir(path):
         return False
+    # imported late because they need pluggy
+    from ..discovery.registry import default_registry
+    from ..plugin import FormatSpec
+
     try:
         return default_registry().find(FormatSpec, os.fspath(path)).folder
     except DelegraphError:
