@@ -99,9 +99,9 @@ class Arguments:
     One object serves all calls of a program. ``_leaves``: the recorded values of the
     flat arguments. ``_fits``: one check for each of them. ``_plain``: no argument
     contains other arguments; then a call has ``_count`` positional arguments, and the
-    keywords ``_names``. ``_ranges``: position of an input -> the lowest and the highest
-    integer that it may hold (``WITHIN``). ``_indices``: the same for inputs that hold
-    indices (``INDEXED``).
+    keywords ``_names``. ``_value_ranges``: position of an input -> the lowest and the
+    highest integer that the program was lowered for. ``_index_ranges``: the same for
+    inputs that hold indices.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -112,15 +112,25 @@ class Arguments:
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
-        self._ranges = _marked_ranges(program, WITHIN)
-        self._indices = _marked_ranges(program, INDEXED)
-        parts = self._spec.children() if self._spec is not None else []
-        # The parts are positional arguments and keywords. Plain ones need no walk
-        # through nested structures.
-        arguments = [argument for part in parts for argument in part.children()]
-        self._plain = len(parts) == 2 and all(map(pytree.TreeSpec.is_leaf, arguments))
-        self._count = parts[0].num_children if self._plain else 0
-        self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
+        # partitioners mark inputs with ranges, under one of these two keys of node.meta
+        self._value_ranges = _marked_ranges(program, WITHIN)
+        self._index_ranges = _marked_ranges(program, INDEXED)
+        # The spec has two children: the tuple of positional arguments, and the
+        # dictionary of keyword arguments.
+        containers = self._spec.children() if self._spec is not None else []
+        arguments = [
+            argument for container in containers for argument in container.children()
+        ]
+        self._plain = len(containers) == 2 and all(
+            map(pytree.TreeSpec.is_leaf, arguments)
+        )
+        self._count = 0
+        self._names: dict[str, None] = {}
+        if self._plain:
+            positional, keywords = containers
+            self._count = positional.num_children
+            # the context of a dictionary's spec is the list of its keys
+            self._names = dict.fromkeys(keywords.context or ())
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the flat list of arguments, in the order of the program's inputs.
@@ -145,11 +155,11 @@ class Arguments:
         # ``fits`` is None if the program has no condition on its sizes
         if sizes.fits is not None and not sizes.fits(flat):
             raise sizes.explain(flat, input_names(self._program))
-        for position, (low, high) in self._ranges.items():
+        for position, (low, high) in self._value_ranges.items():
             expect_within(
                 flat[position], low, high, lambda: input_names(self._program), position
             )
-        for position, (low, high) in self._indices.items():
+        for position, (low, high) in self._index_ranges.items():
             expect_indices(
                 flat[position], low, high, lambda: input_names(self._program), position
             )

@@ -262,7 +262,7 @@ def add_constant(
     taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
     names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
     target = next(free for free in names if free not in taken)
-    # before the first input of the user; if there is none, behind all placeholders
+    # before the first input of the user; if there is none, after all placeholders
     inputs = placeholders(program)
     kinds = [spec.kind for _, spec in inputs]
     if InputKind.USER_INPUT in kinds:
@@ -441,7 +441,8 @@ def flat_arguments(
     incomplete. Raises InputError, with the missing or different parts, if the structure
     differs.
     """
-    # keywords; child 0 has the positional arguments
+    # Child 0 of the spec has the positional arguments, child 1 the keyword arguments.
+    # The context of a dictionary's spec is the list of its keys.
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
@@ -584,7 +585,7 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
     """
     if spec is None:
         return None
-    # of that structure; any leaves will do
+    # rebuild the arguments with arbitrary leaves, since only their paths matter
     args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)
     if len(names) < len(args):
         return None

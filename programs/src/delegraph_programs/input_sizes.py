@@ -45,9 +45,8 @@ class Place(NamedTuple):
     @property
     def code(self) -> str:
         """Python code that reads the size from the inputs, a list named ``flat``."""
-        return f"flat[{self.position}]" + (
-            "" if self.dim is None else f".shape[{self.dim}]"
-        )
+        value = f"flat[{self.position}]"
+        return value if self.dim is None else f"{value}.shape[{self.dim}]"
 
     def text(self, names: Sequence[str], size: int) -> str:
         """Return the sentence "x has the size ..."; ``names`` are those of inputs."""

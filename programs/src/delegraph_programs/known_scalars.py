@@ -74,7 +74,7 @@ def fold_scalars(program: ExportedProgram) -> Folded:
 
 
 def _reads_numbers(graph: Graph) -> bool:
-    """Whether a graph has a call that reads a number off a tensor."""
+    """Return whether a graph has a call that reads a number off a tensor."""
     return any(
         isinstance(n.target, OpOverload) and type(n.meta.get("val")) in _SYMBOLIC
         for n in graph.nodes
@@ -102,19 +102,20 @@ class _Folding:
         val = node.meta.get("val")
         self._substitute(node)
         if node.target is _COND:
-            self._decide(node)
+            self._inline_taken_branch(node)
         elif node.target is aten._assert_scalar.default or node.target in _RANGES:
-            self._check(node)
+            self._erase_if_it_holds(node)
         elif type(val) in _SYMBOLIC or (
             type(val) in _SYMBOLIC.values() and not isinstance(node.target, OpOverload)
         ):
-            self._compute(node, val)
+            self._replace_by_number(node, val)
         elif _BINDINGS in node.meta and self._known:
-            self._infer(node)
+            self._infer_sizes(node)
 
-    def _compute(self, node: Node, val: Any) -> None:
-        """Replace a call that returns a number, if it is known; ``val`` is the number
-        as it was recorded.
+    def _replace_by_number(self, node: Node, val: Any) -> None:
+        """Replace a call that returns a number by that number, if it is known.
+
+        ``val`` is the number as torch recorded it, perhaps with symbols.
         """
         number = None
         if isinstance(node.target, OpOverload):
@@ -127,7 +128,7 @@ class _Folding:
             except (ArithmeticError, TypeError, ValueError):  # as when the program runs
                 return
         if number is None:
-            # a size, from whose recorded value all symbols may have vanished
+            # ``_substitute`` may have made a number of the recorded value of a size
             number = node.meta["val"]
         if type(number) is _SYMBOLIC.get(type(val), type(val)):
             self._learn(val, number)
@@ -135,18 +136,20 @@ class _Folding:
 
     def _replace(self, node: Node, number: Any) -> None:
         """Let users of ``node`` use ``number``, and erase ``node``."""
-        node.replace_all_uses_with(number)  # torch takes literals, too
+        node.replace_all_uses_with(number)  # torch accepts a literal instead of a node
         node.graph.erase_node(node)
 
     def _learn(self, val: Any, number: Any) -> None:
-        """Record the symbol whose value follows from ``val`` being ``number``, an int
-        or another symbolic number.
+        """Record the value of the symbol ``val``, which turned out to be ``number``.
+
+        ``number`` is a literal or another symbolic number. Nothing is recorded if
+        ``val`` is no single symbol that torch made for a value in data.
         """
         if type(val) not in _SYMBOLIC:
             return
         expression = val.node.expr
         value = number.node.expr if type(number) in _SYMBOLIC else sympy.sympify(number)
-        if type(val) is torch.SymBool:  # that of a bool is Eq(symbol, 1)
+        if type(val) is torch.SymBool:  # torch writes a bool as Eq(symbol, 1)
             if not isinstance(expression, sympy.Eq) or expression.args[1] != 1:
                 return
             expression = expression.args[0]
@@ -158,8 +161,9 @@ class _Folding:
         ):
             self._known[expression] = value
 
-    def _check(self, node: Node) -> None:
+    def _erase_if_it_holds(self, node: Node) -> None:
         """Erase an assertion about a number that is known, if it holds."""
+        # an argument that is still a node is not known
         if node.all_input_nodes:
             return
         if node.target is aten._assert_scalar.default:
@@ -172,9 +176,10 @@ class _Folding:
         if holds:
             node.graph.erase_node(node)
 
-    def _infer(self, node: Node) -> None:
-        """Learn the sizes of the result of a call that had symbols of its own, now that
-        its operands are known.
+    def _infer_sizes(self, node: Node) -> None:
+        """Learn sizes of the result of a call, now that its operands are known.
+
+        torch had made symbols for these sizes. The call is repeated under fake tensors.
         """
         val = node.meta["val"]
         vals = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -202,8 +207,8 @@ class _Folding:
         if len(self._known) > before:
             self._substitute(node)
 
-    def _decide(self, node: Node) -> None:
-        """Put the taken branch in the place of a ``cond`` whose condition is known."""
+    def _inline_taken_branch(self, node: Node) -> None:
+        """Replace a ``cond`` by the calls of one branch, if its condition is known."""
         condition, *branches, operands = node.args
         if isinstance(condition, Node):
             value = self._values.of(condition)
@@ -242,8 +247,10 @@ class _Folding:
                 self.visit(call)
 
     def _fetch(self, attribute: Any, inner: Node) -> Any:
-        """What stands for an attribute of a branch in the program: a constant, or a
-        subgraph that is fetched.
+        """Return a node of the program for an attribute that a branch fetches.
+
+        A tensor becomes a constant of the program. A subgraph becomes its attribute.
+        ``inner`` is the node in the branch.
         """
         if isinstance(attribute, torch.Tensor):
             return add_constant(self._program, attribute, inner.name)
@@ -257,7 +264,7 @@ class _Folding:
         return fetched
 
     def _learn_sizes(self, old: Any, new: Any) -> None:
-        """Learn the symbols of a recorded value from the value that takes its place."""
+        """Learn the symbols of the recorded value ``old`` from ``new``, which replaces it."""
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             for size, found in zip(old.shape, new.shape, strict=True):
                 self._learn(size, found)
@@ -265,7 +272,7 @@ class _Folding:
             self._learn(old, new)
 
     def finish(self) -> None:
-        """Remove what nothing uses any more and the symbols that are known."""
+        """Remove unused calls and known symbols, in the program and its subgraphs."""
         program = self._program
         if not self.numbers and not self.conditions:
             return
@@ -297,7 +304,7 @@ class _Folding:
             node.replace_all_uses_with(val)
 
     def _substitute(self, node: Node) -> None:
-        """Put what is known in the place of symbols in the recorded value of ``node``."""
+        """Replace known symbols in the recorded value of ``node``."""
         if not self._known or "val" not in node.meta:
             return
         node.meta["val"] = pytree.tree_map(self._substituted, node.meta["val"])
@@ -310,37 +317,39 @@ class _Folding:
                 del node.meta[_BINDINGS]
 
     def _substituted(self, val: Any) -> Any:
-        """A recorded value without the symbols that are known."""
+        """Return a recorded value without the symbols that are known."""
         if type(val) in _SYMBOLIC:
-            return self._number(val)
+            return self._without_known_symbols(val)
         if not isinstance(val, FakeTensor) or not val._has_symbolic_sizes_strides:
             return val
         if not any(
-            self._concerns(size)
+            self._has_known_symbols(size)
             for size in (*val.shape, *val.stride(), val.storage_offset())
         ):
             return val
-        shape = [self._number(size) for size in val.shape]
-        strides = [self._number(stride) for stride in val.stride()]
+        shape = [self._without_known_symbols(size) for size in val.shape]
+        strides = [self._without_known_symbols(stride) for stride in val.stride()]
         with val.fake_mode:
             new = torch.empty_strided(
                 shape, strides, dtype=val.dtype, device=val.device
             )
         return new.requires_grad_(val.requires_grad)
 
-    def _concerns(self, size: Any) -> bool:
-        """Whether a size has symbols that are known."""
+    def _has_known_symbols(self, size: Any) -> bool:
+        """Return whether a size has symbols that are known."""
         return type(size) in _SYMBOLIC and not self._known.keys().isdisjoint(
             size.node.expr.free_symbols
         )
 
-    def _number(self, number: Any) -> Any:
-        """A number without the symbols that are known; one of Python if no symbol is
-        left.
+    def _without_known_symbols(self, number: Any) -> Any:
+        """Return a symbolic number without the symbols that are known.
+
+        It is a number of Python if no symbol remains.
         """
-        if not self._concerns(number):
+        if not self._has_known_symbols(number):
             return number
         expression = number.node.expr
+        # known symbols may stand for expressions of other known symbols
         while not self._known.keys().isdisjoint(expression.free_symbols):
             expression = expression.xreplace(self._known)
         kind = _SYMBOLIC[type(number)]

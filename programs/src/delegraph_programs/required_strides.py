@@ -188,7 +188,7 @@ def result_layouts(
     are copies of the program's buffers. Raises Unsupported if an operator reads memory
     that a lowered program does not have (``_check_memory``).
     """
-    readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
+    readers = [n for n in module.graph.nodes if _holds_inside(n, module, sees_layout)]
     ends = [*readers, output_node(module.graph)] if outward else readers
     # every value on which a reader depends
     read = reachable(ends, lambda node: node.all_input_nodes)
@@ -219,7 +219,7 @@ def subgraph_layouts(
     # If a call in the subgraph depends on strides, they count as well: the outputs of
     # one iteration of a loop are the inputs of the next.
     strides_are_read = any(
-        _reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes
+        _holds_inside(n, subgraph, sees_layout) for n in subgraph.graph.nodes
     )
     return result_layouts(subgraph, outward=results_are_read or strides_are_read)
 
@@ -261,7 +261,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     # if the reader is a delegate or has a subgraph.
     waiting: list[tuple[Node, Node, bool]] = []
     for reader in module.graph.nodes:
-        if _reads(reader, module, lambda node: node.target in READ_MEMORY):
+        if _holds_inside(reader, module, lambda node: node.target in READ_MEMORY):
             opaque = _is_opaque(reader)
             operands = reader.all_input_nodes
             waiting += [(n, reader, opaque) for n in operands[: None if opaque else 1]]
@@ -278,8 +278,14 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     return pinned
 
 
-def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
-    """Return whether ``predicate`` holds for ``node``, its subgraphs or its delegate."""
+def _holds_inside(
+    node: Node, module: GraphModule, predicate: Callable[[Node], bool]
+) -> bool:
+    """Return whether ``predicate`` holds for ``node``, or for a node of its subgraphs or
+    of its delegate.
+
+    ``module`` owns the graph of ``node``.
+    """
     if predicate(node):
         return True
     # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes
@@ -290,7 +296,7 @@ def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -
         )
         inner = fetched.inner if isinstance(fetched, Opaque) else fetched
         if isinstance(inner, GraphModule) and any(
-            _reads(n, inner, predicate) for n in inner.graph.nodes
+            _holds_inside(n, inner, predicate) for n in inner.graph.nodes
         ):
             return True
     return False

@@ -641,6 +641,26 @@ def test_promotion_is_not_taken_over():
     )
 
 
+def test_symbolic_integers_and_floats_promote_differently():
+    """A product of integers is cast to the floats of ``out``, even after a product of
+    floats that goes there without a cast.
+    """
+
+    def products(x):
+        i = torch.arange(3)
+        size = x.shape[0]
+        of_floats = torch.mul(i, size * 0.5, out=torch.empty(3))
+        return of_floats, torch.mul(i, size, out=torch.empty(3))
+
+    shapes = (({0: torch.export.Dim("n", min=2)},),)
+    normal, notes = normalize(
+        torch.export.export(fn(products), (torch.ones(4),), dynamic_shapes=shapes)
+    )
+    results = normal.module(check_guards=False)(torch.ones(5))
+    assert notes == []
+    assert [result.dtype for result in results] == [torch.float32, torch.float32]
+
+
 @pytest.mark.parametrize(
     "name", ["write_through_view", "pieces", "reshape_that_copies", "written_twice"]
 )

@@ -82,6 +82,7 @@ def _inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _all_inner_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that any of ``tensors`` wraps; plain tensors are their own."""
     return list(chain.from_iterable(map(_inner_tensors, tensors)))
 
 
@@ -164,8 +165,8 @@ class CompiledGraph:
         self._inputs = [
             k for k in range(len(self._placeholders)) if k not in {*constants}
         ]
-        self._inputs_of = _picking(self._inputs)
-        self._constants_of = _picking(constants)
+        self._inputs_of = _picker(self._inputs)
+        self._constants_of = _picker(constants)
         self._symbolic = [
             _symbolic_sizes(self._placeholders[k].meta.get("example_value"))
             for k in self._inputs
@@ -237,9 +238,11 @@ class CompiledGraph:
         except InputError as error:  # the call does not fit, so nothing was written
             why = f"a call does not fit the program: {error}"
             return self._run_misfit(program, why, args)
-        return self._finish(returned, args)
+        return self._with_views(returned, args)
 
-    def _finish(self, returned: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+    def _with_views(
+        self, returned: Sequence[Any], args: Sequence[Any]
+    ) -> Sequence[Any]:
         """Return the results, with views of inputs instead of copies."""
         if not self._results.views:
             return returned
@@ -249,7 +252,7 @@ class CompiledGraph:
             for k, value in enumerate(returned)
         ]
 
-    def _eager(self, reason: str, args: Sequence[Any]) -> Sequence[Any]:
+    def _run_eagerly(self, reason: str, args: Sequence[Any]) -> Sequence[Any]:
         """Run the graph in eager PyTorch."""
         self.why_eager = reason
         results: Sequence[Any] = self._graph(*args)
@@ -274,8 +277,9 @@ class CompiledGraph:
                 )
                 program.fixed[sizes] = special
         if special is not None and special.run is not None:
+            # finds the new program by its sizes
             return self(*args)
-        return self._eager(why_not, args)
+        return self._run_eagerly(why_not, args)
 
     def _program_of(self, args: Sequence[Any], key: _Key) -> _Program:
         """Return the program for the present values of the constants in ``args``.
@@ -312,23 +316,27 @@ class CompiledGraph:
         why_not = self._results.why_not
         if not why_not:
             try:
-                lowered = self._lowered(inputs, constants, varying)
+                lowered = self._lowered_program(inputs, constants, varying)
             except InputError as error:
                 if self._choices.get("require_full"):
                     raise
                 why_not = str(error)
         return _Program(key, constants, memory, lowered, why_not, {})
 
-    def _lowered(
+    def _lowered_program(
         self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool
     ) -> LoweredProgram:
+        """Return the result of ``delegraph.lower`` for the graph with these constants.
+
+        Raises InputError if the program writes inputs that Dynamo took for constants.
+        """
         by_position = dict(zip(self._constants, constants, strict=True))
         module = _WithConstants(self._graph, by_position).eval()
         sizes: Any = None
         if varying and any(self._symbolic):
             sizes = {"inputs": tuple(_as_dims(s) for s in self._symbolic)}
         with ExitStack() as modes:
-            modes.enter_context(self._alone())
+            modes.enter_context(self._block_other_tracing())
             modes.enter_context(torch.inference_mode(False))
             modes.enter_context(torch.no_grad())
             lowered = delegraph.lower(
@@ -347,7 +355,7 @@ class CompiledGraph:
             raise InputError("input-invalid", text)
         return lowered
 
-    def _alone(self) -> AbstractContextManager[Any]:
+    def _block_other_tracing(self) -> AbstractContextManager[Any]:
         """Return a block in which no other thread traces.
 
         torch's tracers change modules for all threads, also under Dynamo. If the user's
@@ -405,7 +413,7 @@ class _WithConstants(torch.nn.Module):
             return torch.fx.Interpreter(self.graph_module).run(*values)
 
 
-def _picking(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return a function that picks the values at ``positions``, without a Python loop."""
     if len(positions) > 1:
         return itemgetter(*positions)

@@ -92,8 +92,8 @@ def _view(
     None if its elements differ from those of the input, for example in dtype.
     """
     base = inputs[position]
-    plain = not (value.is_conj() or value.is_neg() or base.is_conj() or base.is_neg())
-    if not plain or value.dtype is not base.dtype:
+    is_marked = value.is_conj() or value.is_neg() or base.is_conj() or base.is_neg()
+    if is_marked or value.dtype is not base.dtype:
         return None
     offset = _expression(value.storage_offset()) - _expression(base.storage_offset())
     sizes = tuple(map(_expression, value.shape))
@@ -153,10 +153,12 @@ def _memory(value: Any) -> Any:
 
 
 def _expression(number: Any) -> Any:
+    """Return a size as an expression of symbols."""
     if isinstance(number, torch.SymInt):
         return number.node.expr
     return sympy.Integer(number)
 
 
 def _number(value: Any, values: dict[Any, int]) -> int:
+    """Return an expression with ``values`` for its symbols."""
     return int(value.xreplace(values)) if values else int(value)

@@ -24,10 +24,11 @@ _U16 = _SCALARS["H"]
 _I32 = _SCALARS["i"]
 _U32 = _SCALARS["I"]
 _FIRST_FIELD = 4
+"""Bytes of a vtable before its entries: its own length and the table's, 2 bytes each."""
 
 
 def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Table:
-    """The root table of a flatbuffer. Raises FormatError for a damaged header.
+    """Return the root table of a flatbuffer. Raises FormatError for a damaged header.
 
     ``identifier`` is the four-character file identifier that the file must have;
     ``what`` names the file in errors.
@@ -65,7 +66,7 @@ class Buffer:
         self._copies: dict[int, bytes] = {}  # by position
 
     def damaged(self, why: str) -> FormatError:
-        """The FormatError for this file; ``why`` says what is damaged."""
+        """Return the FormatError for this file; ``why`` is the reason."""
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
 
     def spend(self, count: int, where: str) -> None:
@@ -77,23 +78,26 @@ class Buffer:
             raise self.damaged(f"{where} makes its structure larger than the file")
 
     def read(self, form: struct.Struct, position: int, where: str) -> Any:
-        """The number at ``position``; ``form`` is its type."""
+        """Return the number at ``position``; ``form`` is its type."""
         if not 0 <= position <= self.size - form.size:
             raise self.damaged(f"{where} lies outside of the file")
         return form.unpack_from(self.data, position)[0]
 
     def follow(self, position: int, where: str) -> int:
-        """The position to which the forward offset at ``position`` leads."""
+        """Return the position to which the offset at ``position`` leads.
+
+        Offsets count forward from their own position, and are 4 bytes long themselves.
+        """
         offset: int = self.read(_U32, position, where)
         if not 4 <= offset <= self.size - position:
             raise self.damaged(f"the offset of {where} leads outside of the file")
         return position + offset
 
     def vector(self, position: int, width: int, where: str) -> tuple[int, int]:
-        """(position of the first element, number of elements) of a vector whose
-        elements have ``width`` bytes.
+        """Return the position of a vector's first element, and the number of elements.
 
-        At ``position`` stands the number of elements, in 4 bytes; the elements follow.
+        Each element has ``width`` bytes. A vector begins at ``position`` with the number
+        of its elements, in 4 bytes; the elements follow.
         """
         count: int = self.read(_U32, position, where)
         if count * width > self.size - position - 4:
@@ -103,7 +107,7 @@ class Buffer:
         return position + 4, count
 
     def string(self, position: int, where: str) -> str:
-        """The UTF-8 string at ``position``."""
+        """Return the UTF-8 string at ``position``."""
         if position not in self._strings:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -116,8 +120,9 @@ class Buffer:
         return self._strings[position]
 
     def copy(self, position: int, where: str) -> bytes:
-        """A copy of the byte vector at ``position``; a second call returns the same
-        object.
+        """Return a copy of the byte vector at ``position``.
+
+        A second call returns the same object.
         """
         if position not in self._copies:
             start, length = self.vector(position, 1, where)
@@ -135,7 +140,7 @@ class Table:
     which states the size of the first.
     """
 
-    __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
+    __slots__ = ("_buffer", "_field_count", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
         """Check the table at ``position`` and its vtable. ``where`` names the table in
@@ -151,12 +156,13 @@ class Table:
         self.where = where
         self._vtable = position - buffer.read(_I32, position, where)
         length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
-        self._fields = (length - _FIRST_FIELD) // 2  # how many fields the vtable knows
+        # the fields with an entry in the vtable; later fields of the schema are absent
+        self._field_count = (length - _FIRST_FIELD) // 2
         if length < _FIRST_FIELD or length % 2 or self._vtable + length > buffer.size:
             raise self.damaged("its vtable has a wrong length")
 
     def damaged(self, why: str) -> FormatError:
-        """The FormatError that names this table; ``why`` says what is damaged."""
+        """Return the FormatError that names this table; ``why`` is the reason."""
         return self._buffer.damaged(f"{self.where}: {why}")
 
     def spend(self, count: int) -> None:
@@ -167,38 +173,41 @@ class Table:
         """
         self._buffer.spend(count, self.where)
 
-    def _slot(self, field: int, width: int) -> int | None:
-        """The position of a field's value in the table, which has ``width`` bytes; None
-        if the field is absent.
+    def _value_position(self, field: int, width: int) -> int | None:
+        """Return the position in the file of a field's value; None if it is absent.
 
-        A field is absent if the vtable ends before it, or has 0 for it.
+        A field is absent if the vtable ends before its entry, or has 0 there. Raises
+        FormatError if the ``width`` bytes of the value are not all in the file.
         """
-        if field >= self._fields:
+        if field >= self._field_count:
             return None
-        offset: int = _U16.unpack_from(
-            self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field
-        )[0]
-        if offset and (
-            offset < 4 or self.position + offset + width > self._buffer.size
-        ):
+        # the vtable has an entry of 2 bytes for each field: the distance from the
+        # beginning of the table to the value
+        entry = self._vtable + _FIRST_FIELD + 2 * field
+        (offset,) = _U16.unpack_from(self._buffer.data, entry)
+        if offset == 0:
+            return None
+        # the table itself begins with 4 bytes, the distance to its vtable
+        if offset < 4 or self.position + offset + width > self._buffer.size:
             raise self.damaged(f"field {field} lies outside of the file")
-        return self.position + offset if offset else None
+        return int(self.position + offset)
 
     def scalar(self, field: int, form: str, default: int = 0) -> int:
-        """A number, or ``default`` if the field is absent; ``form`` is its ``struct``
-        letter (b B h H i I q Q ?).
+        """Return a number, or ``default`` if the field is absent.
+
+        ``form`` is the letter of the number's type in ``struct`` (b B h H i I q Q ?).
         """
         packed = _SCALARS[form]
-        slot = self._slot(field, packed.size)
-        return (
-            default
-            if slot is None
-            else int(packed.unpack_from(self._buffer.data, slot)[0])
-        )
+        position = self._value_position(field, packed.size)
+        if position is None:
+            return default
+        (number,) = packed.unpack_from(self._buffer.data, position)
+        return int(number)
 
     def flag(self, field: int, default: bool = False) -> bool:
-        """A bool, or ``default`` if the field is absent; FormatError if it is stored as
-        neither 0 nor 1.
+        """Return a bool, or ``default`` if the field is absent.
+
+        Raises FormatError if it is stored as neither 0 nor 1.
         """
         value = self.scalar(field, "B", default)
         if value > 1:
@@ -206,27 +215,29 @@ class Table:
         return bool(value)
 
     def _target(self, field: int, name: str) -> tuple[int, str] | None:
-        """(position of what a field refers to, name of that place for errors); None if
-        the field is absent.
+        """Return where a string, vector or table of a field begins; None without it.
 
-        The field's value is an offset of 4 bytes, which leads there.
+        The result is the position in the file, and the name of the place for errors.
+        The field's value is an offset of 4 bytes from the value to that position.
         """
-        slot = self._slot(field, 4)
+        position = self._value_position(field, 4)
+        if position is None:
+            return None
         where = f"{self.where}, {name}"
-        return None if slot is None else (self._buffer.follow(slot, where), where)
+        return self._buffer.follow(position, where), where
 
     def table(self, field: int, name: str) -> Table | None:
-        """The table that a field refers to; None if the field is absent."""
+        """Return the table that a field refers to; None if the field is absent."""
         target = self._target(field, name)
         return target and Table(self._buffer, *target)
 
     def string(self, field: int, name: str) -> str:
-        """A string; empty if the field is absent."""
+        """Return a string; it is empty if the field is absent."""
         target = self._target(field, name)
         return self._buffer.string(*target) if target else ""
 
     def raw(self, field: int, name: str) -> memoryview:
-        """A vector of bytes, as a view of the file; empty if the field is absent."""
+        """Return a vector of bytes as a view of the file; empty if it is absent."""
         target = self._target(field, name)
         if target is None:
             return memoryview(b"")
@@ -234,16 +245,15 @@ class Table:
         return self._buffer.data[start : start + count]
 
     def copied(self, field: int, name: str) -> bytes:
-        """A vector of bytes, as a copy that all references to the vector share; empty
-        if the field is absent.
+        """Return a vector of bytes as a copy; empty if the field is absent.
+
+        All references to the vector share one copy.
         """
         target = self._target(field, name)
         return self._buffer.copy(*target) if target else b""
 
     def numbers(self, field: int, dtype: npt.DTypeLike, name: str) -> list[int]:
-        """A vector of numbers of the numpy type ``dtype``; empty if the field is
-        absent.
-        """
+        """Return a vector of numbers of the numpy type ``dtype``; empty if absent."""
         target = self._target(field, name)
         if target is None:
             return []
@@ -254,28 +264,29 @@ class Table:
         return list(np.frombuffer(self._buffer.data, element, count, start).tolist())
 
     def strings(self, field: int, name: str) -> list[str]:
-        """A vector of strings; empty if the field is absent."""
+        """Return a vector of strings; it is empty if the field is absent."""
         return [
             self._buffer.string(*element) for element in self._elements(field, name)
         ]
 
     def tables(self, field: int, name: str) -> list[Table]:
-        """A vector of tables; empty if the field is absent."""
+        """Return a vector of tables; it is empty if the field is absent."""
         return list(self.each_table(field, name))
 
     def each_table(self, field: int, name: str) -> Iterator[Table]:
-        """As ``tables``, but creates each table when it is reached, so that repeated
-        references take no memory.
+        """Yield the tables of a vector one by one.
+
+        Unlike in ``tables``, repeated references to one table take no memory.
         """
         return (
             Table(self._buffer, *element) for element in self._elements(field, name)
         )
 
     def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
-        """(position, name of the place for errors) of what each element of a vector of
-        offsets leads to.
+        """Yield where each element of a vector of offsets leads to.
 
-        Yields nothing if the field is absent.
+        Each result is a position, and the name of that place for errors. An absent
+        field is an empty vector.
         """
         target = self._target(field, name)
         if target is None:
@@ -288,8 +299,9 @@ class Table:
             yield self._buffer.follow(start + 4 * i, label), label
 
     def extent(self, start: int, length: int, name: str) -> memoryview:
-        """``length`` bytes of the file from ``start`` on, for formats that keep data
-        outside of the flatbuffer.
+        """Return ``length`` bytes of the file from ``start`` on.
+
+        Some formats keep data in the file, but outside of the flatbuffer.
         """
         if start < 0 or length < 0 or start + length > self._buffer.size:
             raise self.damaged(f"{name} reaches beyond the end of the file")

@@ -86,7 +86,7 @@ class Builder:
         places: dict[int, int] = {}
         self._builder.StartObject(count)
         for field in fields:
-            self._put(field.kind, field.value)
+            self._write_value(field.kind, field.value)
             self._builder.Slot(field.id)
             places[field.id] = int(self._builder.Offset())
         return PlacedTable(int(self._builder.EndObject()), places)
@@ -105,32 +105,37 @@ class Builder:
         return self.vector("offset", [self.string(text) for text in texts])
 
     def vector(self, kind: str, items: Sequence[Any]) -> int:
-        """Add a vector of numbers, or of what lies at positions; ``kind`` is that of
-        ``Field``.
+        """Add a vector of numbers, or of references; ``kind`` is that of ``Field``.
+
+        References are the positions of strings, vectors or tables in the buffer.
         """
         return self._share(
-            ("vector", kind, *map(_exact, items)), lambda: self._vector(kind, items)
+            ("vector", kind, *map(_exact, items)),
+            lambda: self._write_vector(kind, items),
         )
 
     def byte_vector(self, data: bytes, alignment: int = 4) -> int:
         """Add a vector of bytes whose first one is aligned to ``alignment`` bytes."""
         return self._share(
-            ("bytes", alignment, data), lambda: self._bytes(data, alignment)
+            ("bytes", alignment, data), lambda: self._write_bytes(data, alignment)
         )
 
-    def _vector(self, kind: str, items: Sequence[Any]) -> int:
+    def _write_vector(self, kind: str, items: Sequence[Any]) -> int:
+        """Write a vector, and return its position. The buffer is written from its end."""
         width = 4 if kind == "offset" else _FLAGS[kind].bytewidth
         self._builder.StartVector(width, len(items), width)
         for item in reversed(items):
-            self._put(kind, item)
+            self._write_value(kind, item)
         return int(self._builder.EndVector())
 
-    def _bytes(self, data: bytes, alignment: int) -> int:
+    def _write_bytes(self, data: bytes, alignment: int) -> int:
+        """Write a vector of bytes, and return its position."""
         # CreateByteVector itself aligns to four bytes
         self._builder.Prep(alignment, len(data))
         return int(self._builder.CreateByteVector(data))
 
-    def _put(self, kind: str, value: Any) -> None:
+    def _write_value(self, kind: str, value: Any) -> None:
+        """Write a number, or a reference to a position."""
         if kind == "offset":
             self._builder.PrependUOffsetTRelative(value)
             return
@@ -140,6 +145,7 @@ class Builder:
             raise OverflowError(f"{value!r} does not fit {kind}") from e
 
     def _share(self, key: Hashable, add: Callable[[], int]) -> int:
+        """Return the position of the object with this key; ``add`` writes a new one."""
         position = self._positions.get(key)
         if position is None:
             position = self._positions[key] = add()
@@ -147,5 +153,8 @@ class Builder:
 
 
 def _exact(item: Any) -> Any:
-    """Tell -0.0 from 0.0, and find NaN again."""
+    """Return an item as a part of a key.
+
+    Floats become text: -0.0 differs from 0.0, and NaN equals itself.
+    """
     return item.hex() if isinstance(item, float) else item

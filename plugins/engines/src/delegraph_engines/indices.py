@@ -24,7 +24,7 @@ _AXIS = (
 """Calls with an index along ``dim``, which is never negative."""
 _LISTS = (aten.index.Tensor, aten.index_put.default)
 """Calls with a list of indices, one for each axis, which may be negative."""
-_SAME_ELEMENTS = {
+_KEEP_ELEMENTS = {
     aten.view.default,
     aten.reshape.default,
     aten.flatten.using_ints,
@@ -37,6 +37,8 @@ _SAME_ELEMENTS = {
     aten.alias.default,
     aten.detach.default,
 }
+"""Operators with a result that has all elements of their first argument, and no others.
+"""
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
@@ -50,6 +52,7 @@ def mark_indices(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         for index in _indices_of(node):
             source = _source(index.node)
+            # another call may have marked it with another range: both must hold
             low, high = source.meta.get(INDEXED, [index.low, index.high])
             source.meta[INDEXED] = [max(index.low, low), min(index.high, high)]
 
@@ -67,32 +70,37 @@ def _indices_of(node: Node) -> Iterator[_Index]:
     if node.target is aten.embedding.default:
         arguments = bound_arguments(node)
         rows = arguments["weight"].meta["val"].shape[0]
-        yield from _along(arguments["indices"], rows, False)
+        yield from _along(arguments["indices"], rows, is_signed=False)
     elif node.target in _AXIS:
         arguments = bound_arguments(node)
         shape = arguments["self"].meta["val"].shape
         if shape:
-            yield from _along(arguments["index"], shape[arguments["dim"]], False)
+            size = shape[arguments["dim"]]
+            yield from _along(arguments["index"], size, is_signed=False)
     elif node.target is aten.take.default:
         arguments = bound_arguments(node)
         count = arguments["self"].meta["val"].numel()
-        yield from _along(arguments["index"], count, True)
+        yield from _along(arguments["index"], count, is_signed=True)
     elif node.target in _LISTS:
         arguments = bound_arguments(node)
         indices = arguments["indices"]
         shape = arguments["self"].meta["val"].shape
         if not any(_is_mask(index) for index in indices):
             for index, size in zip(indices, shape, strict=False):
-                yield from _along(index, size, True)
+                yield from _along(index, size, is_signed=True)
 
 
 def _along(index: Any, size: Any, is_signed: bool) -> Iterator[_Index]:
-    """Yield ``index`` with its range along an axis of ``size``, if that is known."""
+    """Yield ``index`` with its range along an axis of ``size``, if that is known.
+
+    ``is_signed``: whether negative indices count from the end of the axis.
+    """
     if isinstance(index, Node) and isinstance(size, int) and size > 0:
         yield _Index(index, -size if is_signed else 0, size - 1)
 
 
 def _is_mask(index: Any) -> bool:
+    """Return whether an index is a mask of truth values, which eager stores in 8 bits."""
     return isinstance(index, Node) and index.meta["val"].dtype in (
         torch.bool,
         torch.uint8,
@@ -100,9 +108,9 @@ def _is_mask(index: Any) -> bool:
 
 
 def _source(index: Node) -> Node:
-    """Return the tensor that ``index`` is a view or a lossless cast of.
+    """Return the first tensor with the same elements as ``index``.
 
-    The view has all of its elements.
+    It follows views with all elements, and casts between integers that lose no values.
     """
     while index.op == "call_function" and index.args:
         before: Any = index.args[0]
@@ -113,7 +121,7 @@ def _source(index: Node) -> Node:
                 return index
             if dtype.itemsize > new_dtype.itemsize:
                 return index
-        elif index.target not in _SAME_ELEMENTS:
+        elif index.target not in _KEEP_ELEMENTS:
             return index
         index = before
     return index

@@ -24,25 +24,27 @@ the last one to leave calls it.
 """
 
 
-class _Inside:
-    """Replaces the compiled pattern of a warning filter; matches all warnings of
-    threads that are in ``quietly``.
+class _QuietThreads:
+    """Replaces the compiled pattern of a warning filter.
+
+    It matches all warnings of threads that are in ``quietly``.
     """
 
     def match(self, text: str) -> bool:
-        """Whether the current thread is in ``quietly``, whatever the warning's
-        ``text``.
-        """
+        """Return whether the current thread is in ``quietly``; ignore ``text``."""
         return threading.get_ident() in _inside
 
 
-_FILTER = ("ignore", _Inside(), Warning, None, 0)
+_FILTER = ("ignore", _QuietThreads(), Warning, None, 0)
+"""An entry of ``warnings.filters``: action, pattern of the text, category, pattern of
+the module, line.
+"""
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """A block without this thread's warnings, and without log messages below ERROR from
-    torchao and torch's pytree.
+    """Suppress this thread's warnings, and log messages of torchao and torch's pytree
+    below ERROR, in a block.
 
     When the last thread has left such a block, the levels of these loggers are
     restored, and so are level and handlers of the root logger, which imported packages
@@ -58,7 +60,7 @@ def quietly() -> Iterator[None]:
         if not _inside:  # the first thread to enter
             _restores.append(_quiet_log())
         _inside.append(thread)
-        # each time, since another block may have replaced the list meanwhile
+        # also in nested blocks, since another block may have replaced the list
         _filters().insert(0, _FILTER)
     try:
         yield
@@ -71,8 +73,9 @@ def quietly() -> Iterator[None]:
 
 
 def _filters() -> Any:
-    """The list of warning filters in force. Must be read anew each time, since
-    ``catch_warnings`` replaces the list.
+    """Return the list of warning filters in force.
+
+    It is read again each time, since ``catch_warnings`` replaces the list.
     """
     return warnings.filters
 
@@ -92,7 +95,7 @@ def _quiet_log() -> Callable[[], None]:
         logger.setLevel(logging.ERROR)
 
     def restore() -> None:
-        """Undo what ``_quiet_log`` did, and what was done to the root logger since."""
+        """Restore the levels of the loggers, and level and handlers of the root logger."""
         for logger, old_level in zip(noisy, noisy_levels, strict=True):
             logger.setLevel(old_level)
         root.setLevel(level)

@@ -17,11 +17,10 @@ from delegraph.errors import FormatError
 
 
 def seal(path: Path, mark: bytes, data: Any) -> bytes:
-    """Return append a trailer with ``data`` as JSON to the file at ``path``; return the
-    sealed blob.
+    """Append a trailer with ``data`` to the file at ``path``; return the sealed blob.
 
-    ``mark`` identifies the kind of blob, and ends with a version. The file is in memory
-    once.
+    ``data`` is written as JSON. ``mark`` identifies the kind of blob, and ends with a
+    version. The file is read into memory only once.
     """
     text = json.dumps(data).encode()
     with path.open("rb+") as file:
@@ -37,21 +36,22 @@ def unseal(blob: bytes, mark: bytes) -> tuple[memoryview, Any]:
 
     Raises FormatError if the blob is damaged, or of another kind.
     """
-    whole = memoryview(blob)
-    tail = 32 + 8 + len(mark)
-    end = len(whole) - tail
-    if end < 0 or whole[-len(mark) :] != mark:
+    content = memoryview(blob)
+    # after the JSON: the digest (32 bytes), the length of the JSON (8), the mark
+    end = len(content) - (32 + 8 + len(mark))
+    if end < 0 or content[-len(mark) :] != mark:
         raise FormatError(
             "format-invalid",
             f"the blob does not end with {mark!r}: another kind, or cut",
         )
-    size = int.from_bytes(whole[end + 32 : end + 40], "little")
-    if size > end or hashlib.sha256(whole[:end]).digest() != whole[end : end + 32]:
+    size = int.from_bytes(content[end + 32 : end + 40], "little")
+    digest = content[end : end + 32]
+    if size > end or hashlib.sha256(content[:end]).digest() != digest:
         raise FormatError(
             "format-invalid", "the blob is damaged: its SHA-256 digest does not match"
         )
     try:
-        return whole[: end - size], json.loads(bytes(whole[end - size : end]))
+        return content[: end - size], json.loads(bytes(content[end - size : end]))
     except (ValueError, RecursionError) as e:
         raise FormatError(
             "format-invalid", f"the trailer of the blob is no valid JSON: {e}"

@@ -154,6 +154,7 @@ class Signature:
 
     @cached_property
     def _int64_positions(self) -> list[int]:
+        """Positions of the inputs that are integers of 64 bits."""
         dtypes = [dtype for dtype, _ in self.inputs]
         return [k for k, dtype in enumerate(dtypes) if dtype in ("int64", "int")]
 
@@ -174,7 +175,7 @@ class Signature:
         ]
         if int64_bits < 64:
             for position in self._int64_positions:
-                _expect_fits(arrays[position], int64_bits)
+                _expect_bits(arrays[position], int64_bits)
         return arrays
 
     def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
@@ -214,7 +215,10 @@ class Unsealed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Timed(Signature):
-    """A signature that measures the time of conversions."""
+    """A signature that measures how long conversions of arguments and results take.
+
+    ``seconds``: input or output of the delegate -> the seconds so far, of all calls.
+    """
 
     seconds: dict[Border, float]
 
@@ -241,6 +245,7 @@ class _Timed(Signature):
 
 
 def _type_of(node: Node) -> Type:
+    """Return the type of a node's recorded value; symbolic sizes become -1."""
     val = node.meta["val"]
     if isinstance(val, torch.Tensor):
         sizes = tuple(size if isinstance(size, int) else -1 for size in val.shape)
@@ -250,11 +255,13 @@ def _type_of(node: Node) -> Type:
 
 
 def _checked_type(dtype: Any, shape: Any) -> Type:
+    """Return a type that was read from JSON; ValueError or TypeError if it is none."""
     if (
         not isinstance(getattr(torch, dtype, None), torch.dtype)
         and dtype not in NUMBERS
     ):
         raise ValueError(f"{dtype!r:.40} is no type")
+    # no memory has 2**48 elements, and products of smaller sizes stay cheap
     if any(type(size) is not int or not -1 <= size < 1 << 48 for size in shape):
         raise ValueError(f"{shape!r:.40} is no shape")
     return dtype, tuple(shape)
@@ -274,13 +281,17 @@ def _check_of(dtype: str, shape: tuple[int, ...]) -> Callable[[Any], bool]:
 def _why_mismatch(
     verb: str, declared: Sequence[DeclaredType | None], wanted: Sequence[Type]
 ) -> str | None:
-    """Return how the types of an engine differ from those of a signature, or None."""
+    """Return how the types of an engine differ from those of a signature, or None.
+
+    ``verb``: "takes" for inputs, or "returns" for outputs. A ``declared`` type of None
+    is an input that the engine leaves out; it is not compared.
+    """
     if len(declared) != len(wanted):
         return f"it {verb} {len(declared)} values; the signature has {len(wanted)}"
     for position, (type_, (dtype, shape)) in enumerate(
         zip(declared, wanted, strict=True)
     ):
-        if type_ is not None and not _may_be(type_, (dtype, shape)):
+        if type_ is not None and not _is_compatible(type_, (dtype, shape)):
             return (
                 f"it {verb} {type_[0]} {type_[1]} at position {position}; the"
                 f" signature has {dtype} {shape}"
@@ -297,11 +308,19 @@ def _describe(arg: Any) -> str:
     return f"{arg.dtype} {tuple(arg.shape)}"
 
 
-def _may_be(declared: DeclaredType, wanted: Type) -> bool:
-    """Return whether the types ``held`` and ``wanted`` agree, as far as they are known."""
+def _is_compatible(declared: DeclaredType, wanted: Type) -> bool:
+    """Return whether ``declared`` and ``wanted`` agree, as far as they are known.
+
+    An unknown shape agrees with every shape, and a size of -1 with every size.
+    """
     dtype, shape = declared
     wanted_dtype, sizes = wanted
-    if dtype != {"int": "int64", "float": "float64"}.get(wanted_dtype, wanted_dtype):
+    # engines take numbers as tensors of these types
+    if wanted_dtype == "int":
+        wanted_dtype = "int64"
+    elif wanted_dtype == "float":
+        wanted_dtype = "float64"
+    if dtype != wanted_dtype:
         return False
     if shape is None:
         return True
@@ -310,7 +329,7 @@ def _may_be(declared: DeclaredType, wanted: Type) -> bool:
     )
 
 
-def _expect_fits(array: np.ndarray[Any, Any], bits: int) -> None:
+def _expect_bits(array: np.ndarray[Any, Any], bits: int) -> None:
     """Raise InputError for integers that do not fit ``bits`` bits."""
     if not array.size:
         return
@@ -327,20 +346,26 @@ def _expect_fits(array: np.ndarray[Any, Any], bits: int) -> None:
 
 
 def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor as an array in C order; bfloat16 becomes int16, bit by bit."""
     # Few calls of torch: between two calls, the network evicts torch's code from the
     # processor's caches, so each call takes 20 to 50 us. ``force`` detaches, and
     # computes the elements of a tensor that torch only marked as negated.
-    whole = tensor.contiguous()
-    if whole.dtype is torch.bfloat16:
-        whole = whole.detach().resolve_neg().view(torch.int16)
-    array: np.ndarray[Any, Any] = whole.numpy(force=True)
+    dense = tensor.contiguous()
+    if dense.dtype is torch.bfloat16:
+        dense = dense.detach().resolve_neg().view(torch.int16)
+    array: np.ndarray[Any, Any] = dense.numpy(force=True)
     return array
 
 
 def _result(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return an engine's array as a number or new tensor of the signature's type.
+
+    The array has the bits of the result, perhaps under another type of equal size.
+    """
     if dtype in NUMBERS and array.size == 1:
         return NUMBERS[dtype](array.item())
     kind = getattr(torch, dtype)
+    # with a size of -1 only the rank is fixed, and the engine chose the sizes
     sizes = array.shape if -1 in shape else shape
     if array.itemsize != kind.itemsize or array.size != prod(sizes):
         text = (

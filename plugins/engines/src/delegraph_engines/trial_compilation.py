@@ -64,14 +64,17 @@ class TrialCompilation:
 
     def __call__(self, node: Node) -> str | None:
         """Return why ``node`` is refused, or None if it is not."""
-        return self.about([node])[node]
+        return self.reasons([node])[node]
 
     def after(self, check: WhyNot) -> Support:
         """Return a support check that calls ``check``, and then compiles other calls."""
-        return _Together(check, self)
+        return _BatchedSupport(check, self)
 
-    def about(self, nodes: Collection[Node]) -> dict[Node, str | None]:
-        """Return why each of ``nodes`` is refused, or None."""
+    def reasons(self, nodes: Collection[Node]) -> dict[Node, str | None]:
+        """Return why each of ``nodes`` is refused, or None.
+
+        Compiles those that no earlier answer covers.
+        """
         keys: dict[Node, str] = {}
         # operator -> key -> one of the calls with that key
         untried: dict[Any, dict[str, Node]] = {}
@@ -83,7 +86,7 @@ class TrialCompilation:
             if key not in self._answers:
                 untried.setdefault(node.target, {}).setdefault(key, node)
         for calls in untried.values():
-            self._try(calls)
+            self._compile_together(calls)
         answers: dict[Node, str | None] = {}
         for node in nodes:
             of_call = self._answers.get(keys.get(node, ""))
@@ -92,8 +95,8 @@ class TrialCompilation:
             self._answers.popitem(last=False)
         return answers
 
-    def _try(self, calls: Mapping[str, Node]) -> None:
-        """Compile these calls of one operator, by their keys.
+    def _compile_together(self, calls: Mapping[str, Node]) -> None:
+        """Compile these calls of one operator, by their keys; record the answers.
 
         If they are refused together, each is compiled on its own.
         """
@@ -116,12 +119,12 @@ class TrialCompilation:
             self._refused[node.target] = why or ""
         elif why is not None and len(calls) > 1:
             for key, call in calls.items():
-                self._try({key: call})
+                self._compile_together({key: call})
             return
         self._answers.update(dict.fromkeys(calls, why))
 
 
-class _Together(Support):
+class _BatchedSupport(Support):
     """A support check that compiles all calls of a program when it begins.
 
     Calls that appear later are compiled on demand.
@@ -134,22 +137,25 @@ class _Together(Support):
         self._constants: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
+        """Check all calls of the program, and compile those that the check accepts."""
         self._constants = constant_placeholders(exported_program)
         self._answers = {}
         for node in exported_program.graph.nodes:
             if isinstance(node.target, OpOverload):
                 self._answers[node] = self._check(node)
         unrefused = [node for node, why in self._answers.items() if why is None]
-        self._answers |= self._trial.about(unrefused)
+        self._answers |= self._trial.reasons(unrefused)
 
     def why_not(self, node: Node) -> str | None:
+        """Return why ``node`` is refused, or None; the first time, the prepared answer."""
         if node in self._answers:
-            # once: a call that is checked again may have changed
+            # removed, because a call that is checked again may have changed
             return self._answers.pop(node)
         why = self._check(node)
         return self._trial(node) if why is None else why
 
     def is_constant(self, node: Node) -> bool:
+        """Return whether all operands of ``node`` are constant, and remember it if so."""
         # calls that draw random numbers are refused before
         if all(operand in self._constants for operand in node.all_input_nodes):
             self._constants.add(node)
@@ -162,7 +168,7 @@ class _Together(Support):
 def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     """Return a program of these calls with all operands as inputs.
 
-    Its outputs are the used results.
+    Its outputs are the used results. The subgraphs of a call stay its subgraphs.
     """
     graph = Graph()
     root = torch.nn.Module()
@@ -170,6 +176,7 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     results: list[Node] = []
     calls = list(nodes)
     copies_of_call: list[dict[Node, Node]] = []
+    # all placeholders come first in a graph, then the nodes that fetch subgraphs
     for node in calls:
         copies = {}
         for operand in node.all_input_nodes:
@@ -184,7 +191,7 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     for node, copies in zip(calls, copies_of_call, strict=True):
         copies[node] = copy_node(graph, node, copies.__getitem__)
         if isinstance(node.meta.get("val"), (tuple, list)):
-            for user in _used(node):
+            for user in _used_results(node):
                 results.append(copy_node(graph, user, copies.__getitem__))
         else:
             results.append(copies[node])
@@ -193,6 +200,7 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
     outputs = [
         OutputSpec(OutputKind.USER_OUTPUT, argument_of(n), None) for n in results
     ]
+    # it has no tensors, so an object with the fields that are read will do
     like: Any = SimpleNamespace(
         state_dict={}, constants={}, range_constraints={}, _guards_code=[]
     )
@@ -208,7 +216,8 @@ def _fetch(root: torch.nn.Module, graph: Graph, node: Node, body: GraphModule) -
     return copy
 
 
-def _used(node: Node) -> list[Node]:
+def _used_results(node: Node) -> list[Node]:
+    """Return the nodes that unpack results of a call."""
     return [user for user in node.users if user.target is operator.getitem]
 
 
@@ -219,7 +228,7 @@ def _key_of(node: Node) -> str:
         for k, operand in enumerate(node.all_input_nodes)
     }
     arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
-    used = [user.args[1] for user in _used(node)]
+    used = [user.args[1] for user in _used_results(node)]
     return f"{node.target} {arguments} {used} {_types(node)}"
 
 
@@ -237,6 +246,7 @@ def _text_of_body(operand: Node) -> str | None:
 
 
 def _types(node: Node) -> str:
+    """Return the types and shapes of the recorded values of a node, as text."""
     val = node.meta.get("val")
     # walking a tree takes far longer
     values = [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)
@@ -244,6 +254,7 @@ def _types(node: Node) -> str:
 
 
 def _type(value: Any) -> str:
+    """Return type and shape of a tensor as text, or the class of another value."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{list(value.shape)}"
     return type(value).__name__

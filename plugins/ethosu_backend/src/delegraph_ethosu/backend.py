@@ -78,7 +78,9 @@ class EthosUBackend(BackendDetails):
         try:
             compiled = run_vela(file, settings["flags"], settings["seconds"])
         except Unsupported as refusal:
-            refusal.node = _blamed(refusal.message, file.numbers, handles, edge_program)
+            refusal.node = _node_in_message(
+                refusal.message, file.numbers, handles, edge_program
+            )
             raise
         store = NamedDataStore()
         payload = pack(compiled.arrays, settings["tags"], store)
@@ -131,7 +133,7 @@ def separated(
     return backend.filter_tosa_compile_specs(compile_specs), settings
 
 
-def _blamed(
+def _node_in_message(
     message: str,
     numbers: Mapping[Operator, int],
     handles: Mapping[Any, tuple[int, ...]],
@@ -145,6 +147,7 @@ def _blamed(
     if not kind:
         return None
     for operator, number in numbers.items():
+        # Vela's names leave out underscores and some prefixes
         name = operator.name.replace("_", "").lower()
         names = (name, name.removeprefix("logical"), name.removeprefix("bitwise"))
         if kind in names and number in handles:

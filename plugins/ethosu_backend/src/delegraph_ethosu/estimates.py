@@ -25,7 +25,7 @@ _MEMORIES = {
     "off-chip flash": "off_chip_flash",
 }
 """Memory -> its name in Vela's summary."""
-_WORTH = 0.01
+_HINT_SHARE = 0.01
 """The share of all cycles above which a hint shows how to save them."""
 
 
@@ -61,7 +61,7 @@ def facts(compiled: Compiled, numbers: Mapping[Operator, int]) -> dict[str, str]
     for number, row in _layers(compiled):
         by_number[number] += int(row["op_cycles"])
     spent = sum(by_number[number] for number in borders)
-    if total and spent > _WORTH * total:
+    if total and spent > _HINT_SHARE * total:
         share = f"{spent:,} estimated cycles of {total:,.0f}"
         found["hint"] = (
             f"transposes of inputs and results take {share}; to avoid them, lower with"

@@ -32,6 +32,7 @@ class EthosURuntime(BackendRuntime):
 
         Raises NoRuntime without one, FormatError if the payload is damaged.
         """
+        # reads all blocks, for the FormatError of a damaged payload
         list(blocks(processed_bytes))
         file = named_data.get(TOSA_KEY + hashlib.sha256(processed_bytes).hexdigest())
         if file is None:

@@ -36,7 +36,10 @@ OUT_OF_RANGE = "an index is out of range, or an integer is divided by zero"
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 
 Entry = int | str
-"""An entry of a shape: a number, or the name of a value of type ``index``."""
+"""An entry of a shape: a number, or the name of a value of type ``index``.
+
+In the text of a type, the name may also be "?".
+"""
 
 
 def write_for_iree(graph: Graph, put: Put) -> None:
@@ -51,12 +54,15 @@ class _IREEWriter(Writer):
     def __init__(self, put: Put) -> None:
         super().__init__(put)
         self._entries: dict[Value, list[Entry]] = {}
+        """Computed shape -> its entries."""
         self._checks: list[str] = []
         """Names of tensors ``i1`` of the current region that must be true."""
         self._depth = 0
-        self._made = 0
+        self._temporaries = 0
+        """How many values %t0, %t1, ... were written that are not the graph's."""
 
-    def _body(self, graph: Graph, depth: int) -> None:
+    def _write_operators(self, graph: Graph, depth: int) -> None:
+        """Write the operators of a region, and then one assertion for its checks."""
         outer_checks = self._checks
         self._checks = []
         for operator in graph.operators:
@@ -67,12 +73,18 @@ class _IREEWriter(Writer):
         self._checks = outer_checks
 
     def _operator(self, operator: Operator, depth: int) -> None:
+        """Write one operator, in a special form if there is one for it.
+
+        Operators on shapes write arithmetic on ``index``; their result is kept in
+        ``_entries`` for the operators that use the shape.
+        """
+        # in our graphs these shapes are equal, so IREE need not compare them
         if operator.name == "ASSERT_EQUAL_SHAPE":
             return
         if operator.name in _SHAPES:
             self._entries[operator.outputs[0]] = self._shape(operator)
             return
-        write = self._form_of(operator)
+        write = self._special_form(operator)
         if write is None:
             if any(_is_computed_shape(value) for value in operator.inputs):
                 raise Unsupported("unsupported", computed_parameters(operator))
@@ -80,8 +92,11 @@ class _IREEWriter(Writer):
             return
         write(operator)
 
-    def _form_of(self, operator: Operator) -> Callable[[Operator], None] | None:
-        """Return the method that writes an operator in a special form, or None."""
+    def _special_form(self, operator: Operator) -> Callable[[Operator], None] | None:
+        """Return the method that writes an operator in a special form.
+
+        None for an operator that IREE compiles correctly as TOSA's.
+        """
         if operator.name in ("GATHER", "SCATTER"):
             return self._indexed
         if operator.name == "MATMUL_T":
@@ -103,56 +118,66 @@ class _IREEWriter(Writer):
         ):
             return self._reshape
         if any(_is_computed_shape(value) for value in operator.inputs):
-            return {"SLICE": self._slice, "PAD": self._pad, "TILE": self._tile}.get(
-                operator.name
-            )
+            by_name = {"SLICE": self._slice, "PAD": self._pad, "TILE": self._tile}
+            return by_name.get(operator.name)
         return None
 
     # --- pieces of text
 
-    def _new(self, operation: str) -> str:
+    def _write(self, operation: str) -> str:
         """Write an operation with one result, and return the result's name."""
-        name = f"%t{self._made}"
-        self._made += 1
+        name = f"%t{self._temporaries}"
+        self._temporaries += 1
         self._line(self._depth, f"{name} = {operation}")
         return name
 
-    def _result(self, value: Value, operation: str) -> None:
+    def _write_result(self, value: Value, operation: str) -> None:
         """Write an operation, and define a value of the graph as its result."""
         self._line(self._depth, f"{self._define(value)} = {operation}")
 
     def _index(self, entry: Entry) -> str:
-        """Return the name of an entry as a value of type ``index``."""
+        """Return the name of an entry as a value of type ``index``.
+
+        For a number, this writes a constant.
+        """
         if isinstance(entry, str):
             return entry
-        return self._new(f"arith.constant {entry} : index")
+        return self._write(f"arith.constant {entry} : index")
 
     def _size(self, value: Value, axis: int) -> Entry:
-        """Return a size of a tensor."""
+        """Return a size of a tensor; for a run-time size, write a ``tensor.dim``."""
         size = value.type.declared[axis]
         if size >= 0:
             return size
         name = self._names[value]
         position = self._index(axis)
-        return self._new(f"tensor.dim {name}, {position} : {type_of(value.type)}")
+        return self._write(f"tensor.dim {name}, {position} : {type_of(value.type)}")
 
     def _empty(self, result: Value, sizes: Sequence[Entry]) -> str:
-        """Write a tensor without content, with the type of ``result`` and these sizes."""
+        """Write a tensor without content, with the type of ``result`` and these sizes.
+
+        Return its name. linalg's operations write their result into such a tensor.
+        """
         unknown: list[str] = []
         for size, declared in zip(sizes, result.type.declared, strict=True):
             if declared < 0:
                 unknown.append(self._index(size))
-        return self._new(f"tensor.empty({', '.join(unknown)}) : {type_of(result.type)}")
+        return self._write(
+            f"tensor.empty({', '.join(unknown)}) : {type_of(result.type)}"
+        )
 
     def _empty_of(self, sizes: Sequence[Entry], type: str) -> str:
-        """Write a tensor without content of these sizes."""
+        """Write a tensor without content of these sizes, and return its name."""
         unknown = ", ".join(size for size in sizes if isinstance(size, str))
-        return self._new(f"tensor.empty({unknown}) : {type}")
+        return self._write(f"tensor.empty({unknown}) : {type}")
 
     def _filled(self, number: str, element: str, tensor: str, type: str) -> str:
-        """Write a tensor of one number, as ``arith.constant`` has it."""
-        constant = self._new(f"arith.constant {number}")
-        return self._new(
+        """Write a fill of ``tensor`` with ``number``, and return the result's name.
+
+        ``number`` is the text of an ``arith.constant``.
+        """
+        constant = self._write(f"arith.constant {number}")
+        return self._write(
             f"linalg.fill ins({constant} : {element}) outs({tensor} : {type}) -> {type}"
         )
 
@@ -167,12 +192,13 @@ class _IREEWriter(Writer):
         result: Value | None = None,
         yields: str = "%r",
     ) -> str:
-        """Write a ``linalg.generic`` and return its name.
+        """Write a ``linalg.generic``, a loop over elements, and return its result's name.
 
         ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one
         for each loop. ``inputs`` and ``output``: names and types of tensors.
         ``elements``: their element types. ``body``: lines that compute %r, or
-        ``yields``, from %a, %b, %c, ... and from the output's element %o.
+        ``yields``, from %a, %b, %c, ... and from the output's element %o. ``result``:
+        the value of the graph that the operation defines, if it defines one.
         """
         loops = ", ".join(f"d{k}" for k in range(len(kinds)))
         maps_text = ", ".join(f"affine_map<({loops}) -> ({text})>" for text in maps)
@@ -182,12 +208,13 @@ class _IREEWriter(Writer):
             input_names = ", ".join(name for name, _ in inputs)
             input_types = ", ".join(type_ for _, type_ in inputs)
             ins = f"ins({input_names} : {input_types}) "
+        # the elements of the inputs are %a, %b, ...; that of the output is %o
         names = [*"abcdefghijkl"[: len(inputs)], "o"]
         pairs = zip(names, elements, strict=True)
         arguments = ", ".join(f"%{name}: {element}" for name, element in pairs)
         if result is None:
-            made = f"%t{self._made}"
-            self._made += 1
+            made = f"%t{self._temporaries}"
+            self._temporaries += 1
         else:
             made = self._define(result)
         head = f"{{indexing_maps = [{maps_text}], iterator_types = [{kinds_text}]}}"
@@ -205,10 +232,12 @@ class _IREEWriter(Writer):
     # --- elementwise operators
 
     def _elementwise(self, operator: Operator) -> None:
+        """Write an elementwise operator as one loop, without branches on sizes."""
         [result] = operator.outputs
-        operands = list(
-            operator.inputs[:2] if operator.name == "MUL" else operator.inputs
-        )
+        operands = list(operator.inputs)
+        if operator.name == "MUL":
+            # the third input is a constant shift, which the body contains
+            operands = operands[:2]
         rank = len(result.shape)
         sizes = [self._broadcast_size(operands, axis) for axis in range(rank)]
         if operator.name == "INTDIV":
@@ -243,7 +272,8 @@ class _IREEWriter(Writer):
         The lines of ``condition`` compute the bool %q from the element %a.
         """
         rank = len(value.shape)
-        empty = self._new("tensor.empty() : tensor<i1>")
+        empty = self._write("tensor.empty() : tensor<i1>")
+        # the reduction by ``and`` begins with true
         true = self._filled("true", "i1", empty, "tensor<i1>")
         check = self._generic(
             maps=[_identity(rank), ""],
@@ -261,16 +291,17 @@ class _IREEWriter(Writer):
             return
         all_hold = self._checks[0]
         for check in self._checks[1:]:
-            empty = self._new("tensor.empty() : tensor<i1>")
+            empty = self._write("tensor.empty() : tensor<i1>")
             operands = [(all_hold, "tensor<i1>"), (check, "tensor<i1>")]
             body = ["%r = arith.andi %a, %b : i1"]
             all_hold = self._generic(
                 ["", "", ""], [], operands, (empty, "tensor<i1>"), ["i1"] * 3, body
             )
-        holds = self._new(f"tensor.extract {all_hold}[] : tensor<i1>")
+        holds = self._write(f"tensor.extract {all_hold}[] : tensor<i1>")
         self._line(self._depth, f'cf.assert {holds}, "{OUT_OF_RANGE}"')
 
     def _check_divisor(self, divisor: Value) -> None:
+        """Add a check that no element is zero, except for constants without zeros."""
         if divisor.constant is not None and materialize(divisor).all():
             return
         element = element_of(divisor.dtype)
@@ -285,15 +316,23 @@ class _IREEWriter(Writer):
     # --- indices
 
     def _indexed(self, operator: Operator) -> None:
-        """Write a GATHER or SCATTER with indices in range, and check the given ones."""
+        """Write a GATHER or SCATTER with indices in range, and check the given ones.
+
+        Out-of-range indices are clamped, because IREE would access foreign memory. The
+        check makes the call fail afterwards. Constant indices in range need neither.
+        """
         values, indices = operator.inputs[:2]
+        # values are [N,K,C], indices are [N,W] with elements below K
         rows = self._size(values, 1)
         if indices.constant is not None and isinstance(rows, int):
-            if _are_within(materialize(indices), rows):
+            if _are_in_range(materialize(indices), rows):
                 super()._operator(operator, self._depth)
                 return
         element = element_of(indices.dtype)
-        count = self._new(f"arith.index_cast {self._index(rows)} : index to {element}")
+        count = self._write(
+            f"arith.index_cast {self._index(rows)} : index to {element}"
+        )
+        # ``ult`` compares without sign: negative indices are large numbers there
         self._check_elements(indices, [f"%q = arith.cmpi ult, %a, {count} : {element}"])
         type = type_of(indices.type)
         empty = self._empty(indices, [self._size(indices, axis) for axis in range(2)])
@@ -312,6 +351,7 @@ class _IREEWriter(Writer):
             elements=[element, element],
             body=body,
         )
+        # the operator reads the clamped indices; other operators read the given ones
         before = self._names[indices]
         self._names[indices] = clamped
         super()._operator(operator, self._depth)
@@ -340,17 +380,21 @@ class _IREEWriter(Writer):
         names += [self._names[value] for value in zero_points]
         types = [type_of(first.type), type, *(type_of(v.type) for v in zero_points)]
         signature = f"({', '.join(types)}) -> {type_of(result.type)}"
-        self._result(result, f'"tosa.matmul"({", ".join(names)}) : {signature}')
+        self._write_result(result, f'"tosa.matmul"({", ".join(names)}) : {signature}')
 
     # --- maxima
 
     def _reduction(self, operator: Operator) -> None:
+        """Write a REDUCE_MAX or REDUCE_MIN of floats that begins with infinity.
+
+        The loop drops the axis, which TOSA keeps with size 1; so it is added after it.
+        """
         [operand] = operator.inputs
         [result] = operator.outputs
         axis = operator.axis  # type: ignore[attr-defined]
         rank = len(operand.shape)
         kept = [k for k in range(rank) if k != axis]
-        body, beginning = _REDUCTIONS[operator.name]
+        operation, beginning = _REDUCTIONS[operator.name]
         element = element_of(operand.dtype)
         sizes = [self._size(operand, k) for k in kept]
         type = _tensor_of(sizes, element)
@@ -359,7 +403,7 @@ class _IREEWriter(Writer):
         kinds = ["reduction" if k == axis else "parallel" for k in range(rank)]
         maps = [_identity(rank), ", ".join(f"d{k}" for k in kept)]
         operands = [(self._names[operand], type_of(operand.type))]
-        line = f"%r = {body} %a, %o : {element}"
+        line = f"%r = {operation} %a, %o : {element}"
         reduced = self._generic(
             maps, kinds, operands, (start, type), [element] * 2, [line]
         )
@@ -368,6 +412,10 @@ class _IREEWriter(Writer):
         self._expand(result, reduced, type, groups, full)
 
     def _max_pool(self, operator: Operator) -> None:
+        """Write a MAX_POOL2D of floats [N,H,W,C] that begins with minus infinity.
+
+        The pads of TOSA are top, bottom, left, right; linalg needs a padded operand.
+        """
         [operand] = operator.inputs
         [result] = operator.outputs
         pool: Any = operator
@@ -380,14 +428,15 @@ class _IREEWriter(Writer):
         element = element_of(operand.dtype)
         if any(pad):
             sizes = list(operand.type.declared)
-            for axis in (1, 2):
-                if sizes[axis] >= 0:
-                    sizes[axis] += pad[2 * axis - 2] + pad[2 * axis - 1]
+            if sizes[1] >= 0:
+                sizes[1] += pad[0] + pad[1]
+            if sizes[2] >= 0:
+                sizes[2] += pad[2] + pad[3]
             padded = _tensor_of(["?" if size < 0 else size for size in sizes], element)
             low = ["0", str(pad[0]), str(pad[2]), "0"]
             high = ["0", str(pad[1]), str(pad[3]), "0"]
-            inside = self._new(f"arith.constant {lowest}")
-            name = self._new(self._padded(name, type, low, high, inside, padded))
+            inside = self._write(f"arith.constant {lowest}")
+            name = self._write(self._padded(name, type, low, high, inside, padded))
             type = padded
         sizes_of_result = [
             self._size(operand, 0),
@@ -399,12 +448,13 @@ class _IREEWriter(Writer):
         empty = self._empty(result, sizes_of_result)
         start = self._filled(lowest, element, empty, result_type)
         window = f"tensor<{kernel[0]}x{kernel[1]}x{element}>"
-        shape_only = self._new(f"tensor.empty() : {window}")
+        # linalg reads only the shape of the window
+        shape_only = self._write(f"tensor.empty() : {window}")
         dilations = "dilations = dense<1> : vector<2xi64>"
         strides = f"strides = dense<{list(stride)}> : vector<2xi64>"
         ins = f"ins({name}, {shape_only} : {type}, {window})"
         outs = f"outs({start} : {result_type})"
-        self._result(
+        self._write_result(
             result,
             f"linalg.pooling_nhwc_max {{{dilations}, {strides}}} {ins} {outs} ->"
             f" {result_type}",
@@ -413,7 +463,10 @@ class _IREEWriter(Writer):
     def _windows(
         self, operand: Value, axis: int, pad: int, kernel: int, stride: int
     ) -> Entry:
-        """Return the number of windows along an axis."""
+        """Return the number of windows along an axis, rounded down.
+
+        ``pad``: the sum of the pads on both sides.
+        """
         room = self._binary("ADD_SHAPE", self._size(operand, axis), pad - kernel)
         steps = self._binary("DIV_FLOOR_SHAPE", room, stride)
         return self._binary("ADD_SHAPE", steps, 1)
@@ -421,6 +474,7 @@ class _IREEWriter(Writer):
     # --- shapes
 
     def _entries_of(self, value: Value) -> list[Entry]:
+        """Return the entries of a shape, constant or computed."""
         if value in self._entries:
             return self._entries[value]
         return [int(entry) for entry in materialize(value)]
@@ -447,14 +501,15 @@ class _IREEWriter(Writer):
         compute, operation = _SHAPE_ARITHMETIC[name]
         if isinstance(left, int) and isinstance(right, int):
             return compute(left, right)
+        # ceil(a / b) is (a + b - 1) / b, rounded down
         if name == "DIV_CEIL_SHAPE":
             left = self._binary("ADD_SHAPE", left, self._binary("SUB_SHAPE", right, 1))
-        return self._new(
+        return self._write(
             f"{operation} {self._index(left)}, {self._index(right)} : index"
         )
 
     def _reshape(self, operator: Operator) -> None:
-        """Write a reshape through a tensor with one axis."""
+        """Write a reshape as a collapse to one axis, and an expansion from it."""
         operand = operator.inputs[0]
         [result] = operator.outputs
         element = element_of(operand.dtype)
@@ -462,13 +517,13 @@ class _IREEWriter(Writer):
         name = self._names[operand]
         flat = f"tensor<{'?' if operand.type.is_dynamic else prod(declared)}x{element}>"
         if not declared:
-            name = self._new(
+            name = self._write(
                 f"tensor.expand_shape {name} [] output_shape [1] :"
                 f" tensor<{element}> into {flat}"
             )
         elif len(declared) > 1:
             axes = ", ".join(map(str, range(len(declared))))
-            name = self._new(
+            name = self._write(
                 f"tensor.collapse_shape {name} [[{axes}]] : {type_of(operand.type)}"
                 f" into {flat}"
             )
@@ -476,10 +531,10 @@ class _IREEWriter(Writer):
         count = "?" if is_dynamic else str(prod(result.type.declared))
         wanted = f"tensor<{count}x{element}>"
         if wanted != flat:
-            name = self._new(f"tensor.cast {name} : {flat} to {wanted}")
+            name = self._write(f"tensor.cast {name} : {flat} to {wanted}")
         rank = len(result.shape)
         if rank == 0:
-            self._result(
+            self._write_result(
                 result,
                 f"tensor.collapse_shape {name} [] : {wanted} into"
                 f" {type_of(result.type)}",
@@ -499,17 +554,17 @@ class _IREEWriter(Writer):
         """Write a tensor with more axes; ``groups`` has the new axes of each axis."""
         wanted = type_of(result.type)
         if len(groups) == len(result.shape):
-            self._result(result, f"tensor.cast {name} : {type} to {wanted}")
+            self._write_result(result, f"tensor.cast {name} : {type} to {wanted}")
             return
-        shape = f"output_shape [{', '.join(self._written_sizes(result, sizes))}]"
+        shape = f"output_shape [{', '.join(self._sizes_as_text(result, sizes))}]"
         groups_text = ", ".join(f"[{', '.join(map(str, group))}]" for group in groups)
-        self._result(
+        self._write_result(
             result,
             f"tensor.expand_shape {name} [{groups_text}] {shape} : {type} into"
             f" {wanted}",
         )
 
-    def _written_sizes(self, result: Value, sizes: Sequence[Entry]) -> list[str]:
+    def _sizes_as_text(self, result: Value, sizes: Sequence[Entry]) -> list[str]:
         """Return the sizes of ``result`` as text; run-time ones as names."""
         return [
             self._index(size) if declared < 0 else str(declared)
@@ -517,26 +572,34 @@ class _IREEWriter(Writer):
         ]
 
     def _slice(self, operator: Operator) -> None:
+        """Write a SLICE with a computed start or size as ``tensor.extract_slice``.
+
+        That operation has three lists in brackets: offsets, sizes and steps.
+        """
         operand, start, size = operator.inputs
         [result] = operator.outputs
         offsets = [self._index(entry) for entry in self._entries_of(start)]
-        sizes = self._written_sizes(result, self._entries_of(size))
+        sizes = self._sizes_as_text(result, self._entries_of(size))
         steps = ["1"] * len(sizes)
-        where = "".join(
+        lists = "".join(
             f"[{', '.join(entries)}]" for entries in (offsets, sizes, steps)
         )
         types = f"{type_of(operand.type)} to {type_of(result.type)}"
-        self._result(
-            result, f"tensor.extract_slice {self._names[operand]}{where} : {types}"
+        self._write_result(
+            result, f"tensor.extract_slice {self._names[operand]}{lists} : {types}"
         )
 
     def _pad(self, operator: Operator) -> None:
+        """Write a PAD with computed padding as ``tensor.pad``.
+
+        ``padding`` has two entries for each axis: before and after it.
+        """
         operand, padding, number = operator.inputs
         [result] = operator.outputs
         entries = [self._index(entry) for entry in self._entries_of(padding)]
         if number.constant is None:
             zero = self._index(0)
-            inside = self._new(
+            inside = self._write(
                 f"tensor.extract {self._names[number]}[{zero}] : {type_of(number.type)}"
             )
         else:
@@ -547,7 +610,7 @@ class _IREEWriter(Writer):
                 text = number_of(value, operand.dtype)
                 if operand.dtype is DType.BOOL:
                     text = "true" if value else "false"
-            inside = self._new(f"arith.constant {text}")
+            inside = self._write(f"arith.constant {text}")
         operation = self._padded(
             self._names[operand],
             type_of(operand.type),
@@ -556,7 +619,7 @@ class _IREEWriter(Writer):
             inside=inside,
             result=type_of(result.type),
         )
-        self._result(result, operation)
+        self._write_result(result, operation)
 
     def _padded(
         self,
@@ -569,6 +632,7 @@ class _IREEWriter(Writer):
     ) -> str:
         """Return the operation that pads a tensor with the scalar ``inside``."""
         arguments = ", ".join(f"%p{k}: index" for k in range(len(low)))
+        # ``type`` is text such as tensor<2x?xf32>
         element = type.removeprefix("tensor<").removesuffix(">").rpartition("x")[2]
         block = f"{{\n^bb0({arguments}):\ntensor.yield {inside} : {element}\n}}"
         return (
@@ -577,8 +641,10 @@ class _IREEWriter(Writer):
         )
 
     def _tile(self, operator: Operator) -> None:
-        """Write a tile: [S] becomes [times, S], and then its axes are joined.
+        """Write a TILE: each axis [S] becomes [times, S]; then the two are joined.
 
+        An axis that needs only one of them stays one axis. ``groups`` has the new axes
+        for each axis, and ``sources`` the operand's index as an affine expression.
         Reading elements at the place modulo the size would need no second operation,
         but IREE's vectorizer is wrong there: it reads zeros.
         """
@@ -625,11 +691,13 @@ class _IREEWriter(Writer):
             groups_text = ", ".join(
                 f"[{', '.join(map(str, group))}]" for group in groups
             )
-            name = self._new(
+            name = self._write(
                 f"tensor.collapse_shape {name} [{groups_text}] : {type} into {flat}"
             )
             type = flat
-        self._result(result, f"tensor.cast {name} : {type} to {type_of(result.type)}")
+        self._write_result(
+            result, f"tensor.cast {name} : {type} to {type_of(result.type)}"
+        )
 
 
 _SHAPE_ARITHMETIC: dict[str, tuple[Callable[[int, int], int], str]] = {
@@ -704,13 +772,14 @@ def _is_computed_shape(value: Value) -> bool:
     return value.dtype is DType.SHAPE and value.constant is None
 
 
-def _are_within(indices: np.ndarray[Any, Any], rows: int) -> bool:
+def _are_in_range(indices: np.ndarray[Any, Any], rows: int) -> bool:
     return bool(indices.min() >= 0 and indices.max() < rows)
 
 
 def _as_float(value: Value) -> float:
     """Return the number of a constant of one float."""
     array = materialize(value)
+    # bfloat16 is stored as uint16: the upper half of a float32
     if value.dtype is DType.BF16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return float(array.reshape(-1)[0])
@@ -725,6 +794,7 @@ def _broadcasts_at_run_time(operator: Operator) -> bool:
 
 
 def _multiplies_by_zeros(operator: Operator) -> bool:
+    """Return whether this is a product of floats with a constant of zeros only."""
     if operator.name != "MUL" or operator.outputs[0].dtype not in FLOATS:
         return False
     constants = [value for value in operator.inputs[:2] if value.constant is not None]
@@ -732,11 +802,13 @@ def _multiplies_by_zeros(operator: Operator) -> bool:
 
 
 def _tensor_of(sizes: Sequence[Entry], element: str) -> str:
+    """Return a tensor type such as ``tensor<2x?xf32>``; run-time sizes become "?"."""
     declared = ["?" if isinstance(size, str) else str(size) for size in sizes]
     return f"tensor<{'x'.join([*declared, element])}>"
 
 
 def _identity(rank: int) -> str:
+    """Return the right side of the affine map that reads element [d0, d1, ...]."""
     return ", ".join(f"d{k}" for k in range(rank))
 
 
@@ -750,7 +822,11 @@ def _broadcast_map(operand: Value, result: Value) -> str:
 
 
 def _groups_with_unit_axis(rank: int, axis: int) -> list[list[int]]:
-    """Return the axes of a result with a unit axis at ``axis``, by operand axis."""
+    """Return which axes of a result come from each axis of its operand.
+
+    The result has ``rank`` axes, and the operand lacks the one at ``axis``, of size 1.
+    MLIR needs this axis in the group of a neighbor.
+    """
     groups = [[k] for k in range(rank) if k != axis]
     if groups:
         groups[max(axis - 1, 0)].append(axis)
@@ -771,7 +847,9 @@ def _elementwise_body(operator: Operator) -> list[str]:
     if name in _COMPARISONS:
         kind = _COMPARISONS[name]
         if is_float:
+            # "o" for ordered: a comparison with NaN is false
             return [f"%r = arith.cmpf o{kind}, %a, %b : {element}"]
+        # "s" for signed
         signed = kind if kind == "eq" else f"s{kind}"
         return [f"%r = arith.cmpi {signed}, %a, %b : {element}"]
     if name in ("MAXIMUM", "MINIMUM"):
@@ -789,6 +867,10 @@ def _elementwise_body(operator: Operator) -> list[str]:
 
 
 def _extreme_body(operator: Operator, element: str, is_float: bool) -> list[str]:
+    """Return the line for a MAXIMUM or MINIMUM.
+
+    ``arith.maximumf`` returns NaN if an operand is NaN, ``arith.maxnumf`` the other one.
+    """
     word = "max" if operator.name == "MAXIMUM" else "min"
     if not is_float:
         return [f"%r = arith.{word}si %a, %b : {element}"]
@@ -816,6 +898,7 @@ def _integer_product_body(operator: Operator, element: str) -> list[str]:
         f"%x = arith.extsi %a : {element} to i64",
         f"%y = arith.extsi %b : {element} to i64",
         "%p = arith.muli %x, %y : i64",
+        # half of the unit that remains after the shift
         f"%h = arith.constant {1 << shift - 1} : i64",
         f"%s = arith.constant {shift} : i64",
         "%q = arith.addi %p, %h : i64",
@@ -829,6 +912,7 @@ def _division_body(element: str) -> list[str]:
 
     The divisor is 1 if it would be 0, or if it is -1 and the quotient would not fit.
     """
+    # ``element`` is the name of an integer type, such as i32
     least = -(1 << int(element[1:]) - 1)
     return [
         f"%z = arith.constant 0 : {element}",
@@ -848,7 +932,8 @@ def _division_body(element: str) -> list[str]:
 def _right_shift_body(operator: Operator, element: str) -> list[str]:
     """Return lines for the shifted integer.
 
-    With ``round``, the last bit that was shifted out is added.
+    With ``round``, the last bit that was shifted out is added. Nothing is shifted out
+    by a count of 0; %n keeps the count of the shift that finds the bit from -1.
     """
     if not operator.round:  # type: ignore[attr-defined]
         return [f"%r = arith.shrsi %a, %b : {element}"]

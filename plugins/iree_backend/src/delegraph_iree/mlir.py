@@ -36,16 +36,27 @@ ELEMENTS: dict[DType, str] = {
 Integers have no sign there: int8 that represents uint8 is i8 as well.
 """
 _VALUES = {"NEAREST": "NEAREST_NEIGHBOR"}
-"""Values of attributes with another name in MLIR."""
+"""Value of an attribute in TOSA -> its name in MLIR, if the names differ."""
 _IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
-"""Kinds of attributes that MLIR reads off result types, or has as regions."""
-_COUNTED = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
+"""Kinds of attributes that are not written as attributes.
+
+MLIR reads the first two off the result types; a graph becomes a region.
+"""
+_REFUSED = frozenset({"variable", "variable_read", "variable_write", "custom"})
+"""Operators that need something outside of the function: a variable of the module, or
+the implementation of a custom operator.
+"""
+_ODD_SIZES = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
 """Types with another element size in MLIR than in numpy.
 
 Their constants are written as numbers.
 """
 
+_PIECE = 1 << 20
+"""Bytes of a constant that are converted to text at a time."""
+
 Put = Callable[[bytes], object]
+"""A function that appends bytes to a file, such as its ``write``."""
 
 
 def write_mlir(graph: Graph, put: Put) -> None:
@@ -68,6 +79,7 @@ class Writer:
         self._shapes = 0
 
     def module(self, graph: Graph) -> None:
+        """Write the module with its function ``main``."""
         arguments = ", ".join(type_of(value.type) for value in graph.inputs)
         results = ", ".join(type_of(value.type) for value in graph.outputs)
         function = f'function_type = ({arguments}) -> ({results}), sym_name = "main"'
@@ -88,25 +100,28 @@ class Writer:
         self._line(depth, f"^bb0({arguments}):")
         for value in graph.constants():
             self._constant(value, depth + 1)
-        self._body(graph, depth + 1)
+        self._write_operators(graph, depth + 1)
         self._line(
             depth + 1,
-            f'"{terminator}"({self._listed(graph.outputs)}) :'
+            f'"{terminator}"({self._comma_separated(graph.outputs)}) :'
             f" {signature_of(graph.outputs, ())}",
         )
 
-    def _body(self, graph: Graph, depth: int) -> None:
+    def _write_operators(self, graph: Graph, depth: int) -> None:
         for operator in _without_shape_operators(graph):
             self._operator(operator, depth)
 
     def _define(self, value: Value) -> str:
+        """Give ``value`` the next number, and return its name in the text."""
         self._names[value] = f"%{len(self._names)}"
         return self._names[value]
 
-    def _listed(self, values: Sequence[Value]) -> str:
+    def _comma_separated(self, values: Sequence[Value]) -> str:
+        """Return the names of ``values`` in the text."""
         return ", ".join(self._names[value] for value in values)
 
     def _constant(self, value: Value, depth: int) -> None:
+        """Write the operation of a constant, its elements piece by piece."""
         array = materialize(value)
         is_shape = value.dtype is DType.SHAPE
         kind = "tosa.const_shape" if is_shape else "tosa.const"
@@ -119,15 +134,20 @@ class Writer:
         self._put(f"> : {tensor}}}> : () -> {type_of(value.type)}\n".encode())
 
     def _operator(self, operator: Operator, depth: int) -> None:
+        """Write one operation, with the regions of its graphs.
+
+        MLIR needs a constant as the shape of a RESHAPE. A shape with one unknown size
+        is replaced by a constant with -1 there.
+        """
         name = operator.name.lower()
-        if name in _WITHOUT_FORM:
+        if name in _REFUSED:
             raise Unsupported(
                 "unsupported",
                 f"TOSA's {operator.name} has no self-contained form in MLIR",
             )
-        operands = self._listed(operator.inputs)
-        if _infers(operator):
-            shape = self._inferred_shape(operator, depth)
+        operands = self._comma_separated(operator.inputs)
+        if _is_reshape_with_inferred_size(operator):
+            shape = self._write_shape_with_inferred_size(operator, depth)
             operands = f"{self._names[operator.inputs[0]]}, {shape}"
         attributes = ", ".join(_attributes(operator))
         results = ", ".join(self._define(value) for value in operator.outputs)
@@ -147,7 +167,7 @@ class Writer:
             self._region(graph, depth, "tosa.yield")
         return self._line(depth, f"}}) : {signature}")
 
-    def _inferred_shape(self, reshape: Operator, depth: int) -> str:
+    def _write_shape_with_inferred_size(self, reshape: Operator, depth: int) -> str:
         """Write the constant shape of a RESHAPE, and return its name.
 
         Each RESHAPE gets a separate one: several may share the computed shape that it
@@ -164,8 +184,8 @@ class Writer:
         return name
 
 
-def _infers(operator: Operator) -> bool:
-    """Return whether a RESHAPE has a computed shape with a single unknown size.
+def _is_reshape_with_inferred_size(operator: Operator) -> bool:
+    """Return whether this is a RESHAPE to a computed shape with one unknown size.
 
     MLIR infers that size, written as -1.
     """
@@ -183,11 +203,12 @@ def _without_shape_operators(graph: Graph) -> list[Operator]:
         ):
             continue
         kept.append(operator)
-        used.update(operator.inputs[:1] if _infers(operator) else operator.inputs)
+        if _is_reshape_with_inferred_size(operator):
+            # the second input, the computed shape, is replaced by a constant
+            used.update(operator.inputs[:1])
+        else:
+            used.update(operator.inputs)
     return kept[::-1]
-
-
-_WITHOUT_FORM = frozenset({"variable", "variable_read", "variable_write", "custom"})
 
 
 def type_of(type: Type) -> str:
@@ -223,17 +244,18 @@ def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
 
     Decimal text would round floats, and has no NaN.
     """
-    if dtype in _COUNTED:
+    if dtype in _ODD_SIZES:
         yield json.dumps(array.tolist()).encode()
         return
-    whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     yield b'"0x'
-    for start in range(0, len(whole), 1 << 20):
-        yield whole[start : start + (1 << 20)].tobytes().hex().upper().encode()
+    for start in range(0, len(content), _PIECE):
+        yield content[start : start + _PIECE].tobytes().hex().upper().encode()
     yield b'"'
 
 
 def _attributes(operator: Operator) -> Iterator[str]:
+    """Yield the attributes of an operation as text, such as ``axis = 1 : i32``."""
     for name, kind in operator.attributes.items():
         if kind not in _IMPLIED:
             yield (
@@ -242,6 +264,7 @@ def _attributes(operator: Operator) -> Iterator[str]:
 
 
 def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
+    """Return an attribute's value as text, in the form of MLIR's TOSA dialect."""
     if kind == "bool":
         return "true" if value else "false"
     if kind == "int":
@@ -259,14 +282,14 @@ def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
 
 
 def number_of(value: float, dtype: DType) -> str:
-    """Return a number with the type of an operator's elements."""
+    """Return a number with its type as text; floats as their bits in hexadecimal."""
     if dtype is DType.FP16:
         bits = int(np.array(value, np.float16).view(np.uint16))
     elif dtype in (DType.FP32, DType.BF16):
         bits = int(np.array(value, np.float32).view(np.uint32))
     else:
         return f"{int(value)} : {element_of(dtype)}"
-    # the upper half of the float32; the number has no further digits
+    # a bfloat16 is the upper half of a float32; the lower half of this number is zero
     if dtype is DType.BF16:
         bits >>= 16
     digits = 8 if dtype is DType.FP32 else 4

@@ -166,33 +166,34 @@ class _Module:
         inputs = iree.VmVariantList(len(arrays))
         results = iree.VmVariantList(len(self._signature.outputs))
         for array, (dtype, _) in zip(arrays, self._signature.inputs, strict=True):
-            inputs.push_ref(self._view(array, dtype))
+            inputs.push_ref(self._copy_to_device(array, dtype))
         try:
             self._context.invoke(self._function, inputs, results)
             outputs = enumerate(self._signature.outputs)
             return [
-                _array(results.get_as_object(k, iree.HalBufferView), dtype)
+                _array_in_place(results.get_as_object(k, iree.HalBufferView), dtype)
                 for k, (dtype, _) in outputs
             ]
         except Exception as error:
             return str(error)
 
-    def _view(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
+    def _copy_to_device(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         """Return a copy of an array in memory of the device."""
-        held, element = _ELEMENTS[dtype]
+        numpy_type, element = _ELEMENTS[dtype]
         return self._device.allocator.allocate_buffer_copy(
             memory_type=iree.MemoryType.DEVICE_LOCAL,
             allowed_usage=iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING,
             device=self._device,
-            buffer=array.view(held),
+            buffer=array.view(numpy_type),
             element_type=element,
         )
 
 
-def _array(view: Any, dtype: str) -> np.ndarray[Any, Any]:
+def _array_in_place(view: Any, dtype: str) -> np.ndarray[Any, Any]:
     """Return a result as an array in IREE's memory; ValueError if it has another type."""
-    held, element = _ELEMENTS[dtype]
+    numpy_type, element = _ELEMENTS[dtype]
     if view.element_type != int(element):
         raise ValueError(f"a result is not {dtype}")
-    array: np.ndarray[Any, Any] = view.map().asarray(tuple(view.shape), np.dtype(held))
+    shape = tuple(view.shape)
+    array: np.ndarray[Any, Any] = view.map().asarray(shape, np.dtype(numpy_type))
     return array

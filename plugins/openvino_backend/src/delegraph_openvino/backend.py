@@ -55,7 +55,7 @@ class OpenVINOBackend(BackendDetails):
         model = draft.convert()
         _drop_casts(model)
         fold_operands(model, largest=SMALLEST)
-        _name(model)
+        _rename_operators(model)
         if not why_absent(settings["device"]):
             trial = model.clone()
             fold_operands(trial)
@@ -78,7 +78,7 @@ def _drop_casts(model: ov.Model) -> None:
             node.output(0).replace(node.input_value(0))
 
 
-def _name(model: ov.Model) -> None:
+def _rename_operators(model: ov.Model) -> None:
     """Name operators by their calls and places.
 
     OpenVINO's own names contain numbers that count all operators of the process.
@@ -117,17 +117,18 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
 
 
 def _serialize(model: ov.Model, signature: Signature) -> bytes:
-    """Return the two files of an IR as one sealed blob.
+    """Return the two files of an IR, XML and constants, as one sealed blob.
 
     It is sealed, because OpenVINO's reader does not check the files. The XML is
-    compressed to about a tenth. In quantized models it would be larger than the
-    weights.
+    compressed to about a tenth; in quantized models it would be larger than the
+    weights. The blob records the sizes of the XML before and after compression.
     """
     with tempfile.TemporaryDirectory() as folder:
-        xml = Path(folder, "model.xml")
-        constants = Path(folder, "model.bin")
-        ov.serialize(model, xml, constants)
-        text = xml.read_bytes()
-        packed = zlib.compress(text, 9)
-        xml.write_bytes(packed + constants.read_bytes())
-        return signature.seal(xml, MARK, xml=len(text), packed=len(packed))
+        xml_path = Path(folder, "model.xml")
+        constants_path = Path(folder, "model.bin")
+        ov.serialize(model, xml_path, constants_path)
+        xml = xml_path.read_bytes()
+        packed = zlib.compress(xml, 9)
+        content_path = Path(folder, "content")
+        content_path.write_bytes(packed + constants_path.read_bytes())
+        return signature.seal(content_path, MARK, xml=len(xml), packed=len(packed))

@@ -94,11 +94,13 @@ def _logaddexp(a: Any, b: Any) -> Any:
 
 
 def _elu(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
+    """Return scale * x above 0, else alpha * scale * (exp(x * input_scale) - 1)."""
     below = op.multiply(op.multiply(alpha, scale), _expm1(op.multiply(x, input_scale)))
     return op.select(op.less(_number(0, x), x), op.multiply(x, scale), below)
 
 
 def _celu(x: Any, alpha: Any) -> Any:
+    """Return x above 0, else alpha * (exp(x / alpha) - 1)."""
     below = op.multiply(alpha, _expm1(op.divide(x, alpha)))
     return op.select(op.less(_number(0, x), x), x, below)
 
@@ -114,6 +116,7 @@ def _erf(x: Any) -> Any:
 
 
 def _maximum(a: Any, b: Any) -> Any:
+    """Return the maximum; NaN if an operand is NaN."""
     return _if_number(a, op.maximum(a, b))
 
 
@@ -131,6 +134,7 @@ def _sign(x: Any) -> Any:
 
 
 def _angle(x: Any) -> Any:
+    """Return the angle of real numbers: pi below 0, else 0; NaN for NaN."""
     zero = _number(0, x)
     return _if_number(x, op.select(op.less(x, zero), _number(math.pi, x), zero))
 
@@ -140,10 +144,12 @@ def _is_true(x: Any) -> Any:
 
 
 def _is_finite(x: Any) -> Any:
+    """Return whether |x| is below infinity; a comparison with NaN is false."""
     return op.less(op.abs(x), _number(math.inf, x))
 
 
 def _truncate(x: Any) -> Any:
+    """Round toward zero."""
     return op.select(op.less(x, _number(0, x)), op.ceiling(x), op.floor(x))
 
 

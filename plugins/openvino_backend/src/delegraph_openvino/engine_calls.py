@@ -15,12 +15,12 @@ from delegraph.runtime import Delegate, Inside, Spent
 
 
 class Counting:
-    """A ``ProfiledDelegate`` for an engine whose counters only grow: it tells by how
-    much since the last reading.
+    """A ``ProfiledDelegate`` for an engine with counters that only grow.
 
-    ``delegate``: is called. ``read(calls)`` returns the engine's counters after so many
-    calls: delegate debug identifier, or None, and seconds so far. Several rows of one
-    identifier are added. ``borders``: seconds so far by ``Border``.
+    It returns by how much they grew since the last reading. ``read(calls)`` returns the
+    engine's counters after this number of calls of ``delegate``: pairs of a delegate
+    debug identifier, or None, and the seconds so far. Several pairs of one identifier
+    are added. ``borders``: seconds so far by ``Border``.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Counting:
         self._read = read
         self._borders = borders
         self._calls = count(1)
-        self._told: dict[Any, float] = {}
+        self._last_totals: dict[Any, float] = {}
 
     def __call__(
         self, *args: torch.Tensor | int | float | bool
@@ -41,28 +41,29 @@ class Counting:
         return self._delegate(*args), partial(self._spent, next(self._calls))
 
     def _spent(self, calls: int) -> Spent:
+        """Return the seconds since the last reading, after ``calls`` calls in all."""
         seconds = Counter[Any](self._borders)
         for identifier, so_far in self._read(calls):
             seconds[identifier] += so_far  # type: ignore[assignment]
-        # rounded counters may seem to fall: then nothing was spent, and the next
-        # readings make up for it
-        told = {
-            identifier: max(so_far, self._told.get(identifier, 0.0))
+        # Rounded counters may seem to fall. Then nothing was spent, and the next readings
+        # are compared with the highest total.
+        totals = {
+            identifier: max(so_far, self._last_totals.get(identifier, 0.0))
             for identifier, so_far in seconds.items()
         }
-        before = self._told
-        self._told = told
+        before = self._last_totals
+        self._last_totals = totals
         return {
-            identifier: {"seconds": now - before.get(identifier, 0.0)}
-            for identifier, now in told.items()
+            identifier: {"seconds": total - before.get(identifier, 0.0)}
+            for identifier, total in totals.items()
         }
 
 
 class Observing:
-    """An ``ObservedDelegate``, of a delegate that returns values inside of it behind
-    its outputs.
+    """An ``ObservedDelegate``: it separates outputs from values inside of a delegate.
 
-    ``identifiers``: the delegate debug identifier of each such value, in order.
+    ``delegate`` returns its outputs, and after them such values. ``identifiers``: the
+    delegate debug identifier of each value, in order.
     """
 
     def __init__(self, delegate: Delegate, identifiers: Iterable[Any]) -> None:
@@ -79,22 +80,24 @@ class Observing:
 
 
 class Pool:
-    """What an engine needs for each call at a time, made when all others are in use,
-    for a ``thread_safe`` runtime.
+    """Objects of an engine, such as requests, of which each serves one call at a time.
+
+    ``make`` makes another one when all are in use.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self.idle: deque[Any] = deque()
-        """Those that are not in use; that of the last call is the last."""
+        """The objects that are not in use; the one of the last call is the last."""
 
     @contextmanager
     def one(self) -> Iterator[Any]:
-        """One that no other call uses now."""
+        """Yield an object that no other call uses during the block."""
+        # ``pop`` is atomic, so two threads never get the same object
         try:
-            taken = self.idle.pop()
+            item = self.idle.pop()
         except IndexError:
-            taken = self._make()
-        yield taken
+            item = self._make()
+        yield item
         # not after an error, which may have left it in any state
-        self.idle.append(taken)
+        self.idle.append(item)

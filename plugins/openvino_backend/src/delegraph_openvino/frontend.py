@@ -54,7 +54,7 @@ class Draft(NumberedGraph):
     """
 
     def write(self, node: Node) -> tuple[Any, Any, Any]:
-        """Return the call in a form that OpenVINO computes correctly.
+        """Return a call that OpenVINO computes correctly: its target, args and kwargs.
 
         Other forms are used if OpenVINO computes the call itself wrongly, or has a rule
         only for core ATen.
@@ -68,10 +68,11 @@ class Draft(NumberedGraph):
             return aten.expand.default, (scaled, list(node.meta["val"].shape)), {}
         if node.target in REDUCTIONS and node.args[0].meta["val"].dtype in TYPES:  # type: ignore[union-attr]
             [tensor], rest = self.operands(node.args[:1], (node.args[1:], node.kwargs))
-            place = [*TYPES].index(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
-            truth = self.part(_Name(TO_BOOL), tensor, place)
+            # rules get types as positions in TYPES
+            type_number = [*TYPES].index(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
+            truth = self.part(_Name(TO_BOOL), tensor, type_number)
             return node.target, (truth, *rest[0]), rest[1]
-        replaced = self._corrected(node) or self._placed(node)
+        replaced = self._correct(node) or self._write_rows(node)
         if replaced is not None:
             return replaced
         known = core_call(node)
@@ -113,7 +114,7 @@ class Draft(NumberedGraph):
             return aten.masked_fill.Scalar, (attention, hidden, 0), {}
         return target, args, kwargs
 
-    def _corrected(self, node: Node) -> tuple[Any, Any, Any] | None:
+    def _correct(self, node: Node) -> tuple[Any, Any, Any] | None:
         """Return the call of a rule of ``corrections``, or None."""
         if getattr(node.target, "namespace", "") != "aten":
             return None
@@ -123,7 +124,7 @@ class Draft(NumberedGraph):
         name, operands = corrected
         return _Name(name), self.operands(operands)[0], {}
 
-    def _placed(self, node: Node) -> tuple[Any, Any, Any] | None:
+    def _write_rows(self, node: Node) -> tuple[Any, Any, Any] | None:
         """Return a call that writes rows for ``slice_scatter`` or ``select_scatter``.
 
         The rows are at constant places. The frontend fails on a chain of these
@@ -237,6 +238,7 @@ class _Nodes(list[Node]):
 
 @cache
 def _frontend() -> Any:
+    """Return OpenVINO's frontend for torch, with our rules."""
     frontend = FrontEndManager().load_by_framework("pytorch")
     converters: dict[str, Any] = {PLACE_ROWS: _place_rows, "aten.clone.default": _copy}
     for name, rule in RULES.items():
@@ -300,7 +302,13 @@ _TRACE = (
 
 
 def _quantize(by_channel: bool, context: Any) -> Any:
+    """Write a quantize operator as a FakeQuantize and a cast.
+
+    Its arguments are input, scale, zero point, (axis,) low, high, type. A FakeQuantize
+    rounds floats of one range to levels in another range.
+    """
     x, scale, zero = _operands(by_channel, context)
+    # with an axis, the later arguments have a position more
     least, most, kind = (
         int(context.get_values_from_const_input(k + by_channel)) for k in (3, 4, 5)
     )
@@ -314,6 +322,7 @@ def _quantize(by_channel: bool, context: Any) -> Any:
 
 
 def _dequantize(by_channel: bool, context: Any) -> Any:
+    """Write a dequantize operator as (x - zero) * scale in float32."""
     x, scale, zero = _operands(by_channel, context)
     x = op.convert(x, ov.Type.f32)
     if zero.any():

@@ -126,6 +126,8 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     def tensor_of(node: Any) -> torch.Tensor | None:
         return None if node is None else attrgetter(str(node.target))(module).detach()
 
+    # layer: (input, weight, bias, stride, padding, output padding, groups, dilation);
+    # norm: (input, weight, bias, mean, variance, training, momentum, eps, ...)
     groups: Any = layer.args[6]
     weight = tensor_of(layer.args[1])
     bias = tensor_of(layer.args[2])
@@ -137,9 +139,9 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
         scale = scale * factor
     # weight [groups * inputs, outputs, *kernel], where inputs and outputs are those of
     # one group
-    in_groups = weight.reshape(groups, -1, *weight.shape[1:])
-    of_channels = scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
-    folded_weight = (in_groups * of_channels).flatten(0, 1)
+    by_group = weight.reshape(groups, -1, *weight.shape[1:])
+    scale_by_group = scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
+    folded_weight = (by_group * scale_by_group).flatten(0, 1)
     folded_bias = ((0.0 if bias is None else bias) - mean) * scale
     if shift is not None:
         folded_bias = folded_bias + shift

@@ -23,7 +23,10 @@ _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 class Steps(NamedTuple):
-    """The arguments of a quantize operator and its dequantize operator."""
+    """The arguments of a quantize operator and its dequantize operator.
+
+    An integer q from ``low`` to ``high`` represents (q - zero_point) * scale.
+    """
 
     scale: float
     zero_point: int
@@ -33,20 +36,22 @@ class Steps(NamedTuple):
 
     def union(self, other: Steps) -> Steps | None:
         """Return steps that cover the ranges of both; None for other integer types."""
+        # all but scale and zero point
         if self[2:] != other[2:]:
             return None
         if self.zero_point == other.zero_point == 0:  # symmetric ones stay so
-            return max(self, other)
+            return max(self, other, key=lambda steps: steps.scale)
         first = min(s.real(self.low) for s in (self, other))
         last = max(s.real(self.high) for s in (self, other))
         scale = (last - first) / (self.high - self.low)
         return self._replace(scale=scale, zero_point=self.low - round(first / scale))
 
     def real(self, integer: int) -> float:
+        """Return the number that an integer represents."""
         return (integer - self.zero_point) * self.scale
 
 
-def agree(module: GraphModule) -> None:
+def unify_quantization(module: GraphModule) -> None:
     """Give the operands and results of branches and loops one quantization each.
 
     This needs a quantization on all sides. If a body quantizes a float operand, it is
@@ -56,41 +61,54 @@ def agree(module: GraphModule) -> None:
     for part in reversed(bodies(module)):
         for target in (_hops.cond, _hops.while_loop, _hops.scan):
             for call in part.graph.find_nodes(op="call_function", target=target):
-                _agree_on(part, call)
-                _leave(part, call)
+                _unify_operands(part, call)
+                _quantize_results(part, call)
         part.recompile()
 
 
-def _agree_on(outer: GraphModule, call: Node) -> None:
+def _unify_operands(outer: GraphModule, call: Node) -> None:
+    """Quantize the operands of a call in ``outer`` as its bodies do.
+
+    A value that a loop carries gets the same steps before the loop and at the end of
+    each iteration. The results of the branches of a ``cond`` get the same steps.
+    """
     inner, operands, carried = _parts(outer, call)
     for k, operand in enumerate(operands):
         inputs = [_placeholders(body)[k] for body in inner]
-        seen = list(chain.from_iterable(map(_taken_with, inputs)))
-        if not isinstance(operand, Node) or operand.op == "get_attr" or not seen:
+        in_bodies = list(chain.from_iterable(map(_steps_of_users, inputs)))
+        if not isinstance(operand, Node) or operand.op == "get_attr" or not in_bodies:
             continue
         if call.target is _hops.while_loop and k < carried:
-            after = _results(inner[1])[k]
-            known = [*seen, _known(after, inner[1], operands)]
-            if after is not _placeholders(inner[1])[k]:
-                at_end = _Side(inner[1], _output(inner[1]), after)
-                _join([_Side(outer, call, operand), at_end], known)
+            # inner[0] is the condition of the loop, and inner[1] its body
+            next_value = _results(inner[1])[k]
+            known = [*in_bodies, _steps_of_result(next_value, inner[1], operands)]
+            if next_value is not _placeholders(inner[1])[k]:
+                before = _Side(outer, call, operand)
+                at_end = _Side(inner[1], _output(inner[1]), next_value)
+                _unify_sides([before, at_end], known)
         elif not _is_dequantized(operand) and _is_float(operand):
             # an input of the program has one quantization
-            outside = [*_taken_with(operand)][:1]
-            steps = _all(outside or seen)
+            outside = [*_steps_of_users(operand)][:1]
+            steps = _union(outside or in_bodies)
             if steps is not None:
-                _cross(outer, call, operand, steps)
+                _pass_quantized(outer, call, operand, steps)
     if call.target is _hops.cond:
-        operands = _parts(outer, call)[1]  # as they are now
+        # the loop above may have replaced operands of the call
+        operands = _parts(outer, call).operands
         for results in zip(*map(_results, inner), strict=True):
             sides = [
                 _Side(body, _output(body), value)
                 for body, value in zip(inner, results, strict=True)
             ]
-            _join(sides, [_known(side.value, side.graph, operands) for side in sides])
+            _unify_sides(
+                sides,
+                [_steps_of_result(side.value, side.graph, operands) for side in sides],
+            )
 
 
-def _known(value: Any, body: GraphModule, operands: Sequence[Any]) -> Steps | None:
+def _steps_of_result(
+    value: Any, body: GraphModule, operands: Sequence[Any]
+) -> Steps | None:
     """Return the steps of a result of a body; None if it is computed in floats.
 
     The result may be an operand of the body.
@@ -100,14 +118,15 @@ def _known(value: Any, body: GraphModule, operands: Sequence[Any]) -> Steps | No
     return _steps_of(value) if _is_dequantized(value) else None
 
 
-def _leave(outer: GraphModule, call: Node) -> None:
-    """Quantize the results of a call, and dequantize them after the call.
+def _quantize_results(outer: GraphModule, call: Node) -> None:
+    """Quantize and dequantize the results of a call after it, as its bodies do.
 
-    The graph then returns integers.
+    A backend then can let the bodies return integers. Nothing changes for results that
+    the bodies compute in floats, or with different steps.
     """
     inner, operands, carried = _parts(outer, call)
-    for taken in [user for user in call.users if user.target is operator.getitem]:
-        k: Any = taken.args[1]
+    for result in [user for user in call.users if user.target is operator.getitem]:
+        k: Any = result.args[1]
         is_loop = call.target is _hops.while_loop
         # the first body of a loop is its condition
         sides = [_results(body)[k] for body in (inner[1:] if is_loop else inner)]
@@ -117,9 +136,9 @@ def _leave(outer: GraphModule, call: Node) -> None:
             continue
         if len(set(map(_steps_of, sides))) > 1:
             continue
-        for user in list(taken.users):
+        for user in list(result.users):
             if str(user.target) != _QUANTIZE:
-                _cross(outer, user, taken, _steps_of(sides[0]))
+                _pass_quantized(outer, user, result, _steps_of(sides[0]))
 
 
 class _Parts(NamedTuple):
@@ -131,7 +150,12 @@ class _Parts(NamedTuple):
 
 
 def _parts(outer: GraphModule, call: Node) -> _Parts:
-    """Return the bodies and operands of a call."""
+    """Return the bodies and operands of a call.
+
+    The arguments are: condition, two branches, operands for ``cond``; condition, body,
+    carried values, constants for ``while_loop``; body, carried values, slices,
+    constants for ``scan``.
+    """
     args: Any = call.args
     if call.target is _hops.cond:
         owners = args[1:3]
@@ -157,22 +181,23 @@ class _Side(NamedTuple):
     value: Any
 
 
-def _join(sides: Sequence[_Side], known: Sequence[Steps | None]) -> None:
+def _unify_sides(sides: Sequence[_Side], known: Sequence[Steps | None]) -> None:
     """Give a value the same steps on all sides, as wide as all ``known``.
 
-    ``sides``: (graph, node that takes the value, value).
+    Nothing changes if one of ``known`` is None, or a value is no float.
     """
-    steps = _all(known)
+    steps = _union(known)
     values = [side.value for side in sides]
     if steps is not None and all(isinstance(v, Node) and _is_float(v) for v in values):
         for side in sides:
-            _cross(*side, steps)
+            _pass_quantized(*side, steps)
 
 
-def _cross(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
-    """Give ``taker`` the ``value`` with these steps.
+def _pass_quantized(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
+    """Let ``taker`` take ``value`` quantized and dequantized with these steps.
 
-    If nothing else uses the value, its own quantization gets these steps.
+    A pair of these operators is inserted before ``taker``. If ``value`` comes from such
+    a pair that nothing else uses, that pair gets these steps instead.
     """
     if _is_dequantized(value):
         if _steps_of(value) == steps:
@@ -192,19 +217,19 @@ def _cross(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
         integers = graph.graph.call_function(
             quantized.quantize_per_tensor.default, (value, *steps)
         )
-        crossing = graph.graph.call_function(
+        dequantized = graph.graph.call_function(
             quantized.dequantize_per_tensor.default, (integers, *steps)
         )
-    for new in (integers, crossing):
+    for new in (integers, dequantized):
         new.meta = {
             key: v
             for key, v in value.meta.items()
             if key in ("nn_module_stack", "stack_trace", "val")
         }
-    taker.replace_input_with(value, crossing)
+    taker.replace_input_with(value, dequantized)
 
 
-def _all(known: Sequence[Steps | None]) -> Steps | None:
+def _union(known: Sequence[Steps | None]) -> Steps | None:
     """Return the union of all; None if one is unknown, or has another integer type."""
     found: Steps | None = known[0]
     for steps in known[1:]:
@@ -212,14 +237,15 @@ def _all(known: Sequence[Steps | None]) -> Steps | None:
     return found
 
 
-def _taken_with(value: Node) -> Iterator[Steps]:
-    """Yield the steps that a body quantizes its operand with."""
+def _steps_of_users(value: Node) -> Iterator[Steps]:
+    """Yield the steps with which users of a value quantize it."""
     for user in value.users:
         if str(user.target) == _QUANTIZE:
             yield Steps(*user.args[1:6])  # type: ignore[arg-type]
 
 
 def _steps_of(value: Node) -> Steps:
+    """Return the steps of a quantize or dequantize operator."""
     return Steps(*value.args[1:6])  # type: ignore[arg-type]
 
 
@@ -228,6 +254,7 @@ def _is_dequantized(value: Any) -> bool:
 
 
 def _is_float(value: Node) -> bool:
+    """Return whether a value is a float32 tensor, dequantized or not."""
     val = value.meta.get("val")
     return _is_dequantized(value) or (
         isinstance(val, torch.Tensor) and val.dtype is torch.float32
@@ -239,9 +266,11 @@ def _placeholders(body: GraphModule) -> list[Node]:
 
 
 def _output(body: GraphModule) -> Node:
+    """Return the node that returns the results of a body."""
     return body.graph.output_node()
 
 
 def _results(body: GraphModule) -> Sequence[Any]:
+    """Return the results of a body; one that returns a bare value has a single one."""
     returned: Any = _output(body).args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)

@@ -242,7 +242,7 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
         raise FormatError(
             "format-invalid", f"{path} is not an .npz file with numbers: {e}", hint=_HOW
         ) from e
-    columns = [arrays[key] for key in _in_order(path, list(arrays), names)]
+    columns = [arrays[key] for key in _keys_in_input_order(path, list(arrays), names)]
     if (
         any(column.dim() == 0 for column in columns)
         or len({len(column) for column in columns}) != 1
@@ -256,11 +256,14 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
-def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
-    """Return the keys of the arrays in the order of the inputs.
+def _keys_in_input_order(
+    path: Path, keys: list[str], names: Sequence[str]
+) -> list[str]:
+    """Return the keys of the arrays of a .npz file in the order of the inputs.
 
-    Arrays have the names of inputs, or numpy's numbers. A single array may have any
-    name.
+    ``names`` are those of the inputs. The keys are names of inputs, or ``arr_0``,
+    ``arr_1``, ..., which ``numpy.savez`` gives to arrays without a name. A single array
+    may have any key.
     """
     numbered = [f"arr_{k}" for k in range(len(keys))]
     for order in (list(names[: len(keys)]), numbered):

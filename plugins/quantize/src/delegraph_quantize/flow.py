@@ -31,7 +31,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from .batch_norms import fold_grouped_transposed, keep_batch_norms, unshare_weights
-from .borders import agree
+from .borders import unify_quantization
 from .calibration import (
     Batch,
     FailsWithObservers,
@@ -93,7 +93,7 @@ def quantize(
     _expect_floats(exported)
     inputs = CalibrationInputs(_argument_names(program))
     with TRACING:
-        prepared = _prepared(exported, quantizer, registry)
+        prepared = _prepare(exported, quantizer, registry)
         try:
             watched = inputs.watch(chain([first], batches))
             unscaled = calibrate(
@@ -104,8 +104,8 @@ def quantize(
             with registry.attributing(quantizer, "calibration"):
                 raise failed.__cause__ from None
         with registry.attributing(quantizer, "conversion"):
-            converted = _converted(prepared)
-            agree(converted)
+            converted = _convert(prepared)
+            unify_quantization(converted)
             _restore_buffers(converted, exported)
             with torch.no_grad():
                 args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
@@ -220,7 +220,7 @@ def _expect_floats(exported: ExportedProgram) -> None:
         )
 
 
-def _prepared(
+def _prepare(
     exported: ExportedProgram, quantizer: Any, registry: Registry
 ) -> GraphModule:
     """Return the program with observers.
@@ -241,7 +241,7 @@ def _prepared(
         _prepare_branches(prepared, lambda branch: prepare_pt2e(branch, quantizer))
     numbers.restore(prepared)
     leave_integers(prepared)
-    # observers
+    # the calls of modules are those of observers
     if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):
         text = "nothing is quantized: the quantizer annotated no call of the program"
         raise InputError(
@@ -295,14 +295,14 @@ def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
         module.get_buffer(name).copy_(before.get_buffer(name))
 
 
-def _converted(prepared: GraphModule) -> GraphModule:
+def _convert(prepared: GraphModule) -> GraphModule:
     """Return the program with quantize and dequantize operators instead of observers.
 
     Float weights that torchao leaves are removed.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    held = _hold_bodies(prepared)
+    hidden = _hide_bodies(prepared)
     for target, stand_in in _STAND_INS.items():
         _retarget(prepared, target, stand_in)
     with quietly():
@@ -314,26 +314,27 @@ def _converted(prepared: GraphModule) -> GraphModule:
         if name not in used:
             owner, _, attribute = name.rpartition(".")
             delattr(converted.get_submodule(owner), attribute)
-    for name in used & held.keys():
-        setattr(converted, name, held[name])
+    for name in used & hidden.keys():
+        setattr(converted, name, hidden[name])
     return converted
 
 
-class _Held(torch.nn.Module):
+class _HiddenBody(torch.nn.Module):
     """Replaces the body of a loop or a branch while torchao converts the calling graph."""
 
     def __init__(self, body: GraphModule) -> None:
         super().__init__()
-        self._body = (body,)  # a tuple hides it
+        # in a tuple, it is no submodule, so torchao does not find it
+        self._body = (body,)
 
     def forward(self, *operands: Any) -> Any:
         return self._body[0](*operands)
 
 
-def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
-    """Hide the bodies of loops and branches; return them by name.
+def _hide_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
+    """Replace the bodies of loops and branches by ``_HiddenBody``; return them by name.
 
-    Prepared bodies are converted first.
+    Bodies with observers are converted before that. The condition of a loop has none.
     """
     names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
     loops = [
@@ -349,13 +350,13 @@ def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
         for node in prepared.graph.find_nodes(op="call_function", target=_cond)
         for b in node.args[1:3]
     ]
-    observed = {str(body.target) for body in (*loops, *scans, *conds)}
-    held = dict[str, GraphModule]()
+    with_observers = {str(body.target) for body in (*loops, *scans, *conds)}
+    hidden = dict[str, GraphModule]()
     for name, body in list(prepared.named_children()):
         if name in names and isinstance(body, GraphModule):
-            held[name] = _converted(body) if name in observed else body
-            setattr(prepared, name, _Held(held[name]))
-    return held
+            hidden[name] = _convert(body) if name in with_observers else body
+            setattr(prepared, name, _HiddenBody(hidden[name]))
+    return hidden
 
 
 def _batch_norm(*args: Any) -> torch.Tensor:
@@ -372,14 +373,15 @@ _cond = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:
-    """Replaces a loop, as ``_scan`` replaces a scan, while torchao converts.
+    """Replaces a loop while torchao converts.
 
-    Otherwise torchao would convert their bodies a second time.
+    Otherwise torchao would convert its body a second time.
     """
     return _while(*args)
 
 
 def _scan(*args: Any) -> Any:
+    """Replaces a scan while torchao converts, as ``_while_loop`` replaces a loop."""
     return _scanning(*args)
 
 
@@ -392,6 +394,7 @@ _STAND_INS = {
 
 
 def _retarget(module: GraphModule, old: Any, new: Any) -> None:
+    """Let all calls of ``old`` in the graph of ``module`` call ``new``."""
     for node in module.graph.find_nodes(op="call_function", target=old):
         node.target = new
     module.recompile()
@@ -429,10 +432,11 @@ def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
     """Return whether a call writes a buffer, or a view of one."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
         return False
-    made = node
-    while made.op == "call_function" and made.args and isinstance(made.args[0], Node):
-        made = made.args[0]
-    return made.name in program.graph_signature.inputs_to_buffers
+    # follow first arguments to a placeholder: views have their source there
+    root = node
+    while root.op == "call_function" and root.args and isinstance(root.args[0], Node):
+        root = root.args[0]
+    return root.name in program.graph_signature.inputs_to_buffers
 
 
 def expect_torchao() -> None:

@@ -15,26 +15,36 @@ from .unscaled import bodies, observed, observer_calls, remove_observers
 
 
 class NumbersOfIntegers:
-    """The numbers among the arguments of calls that make integers or truth values."""
+    """Remembers number arguments of calls that make integers or truth values.
+
+    A quantizer replaces such numbers by tensors; ``restore`` undoes that.
+    """
 
     def __init__(self, module: GraphModule) -> None:
-        self._before = {path: _numbers(body) for path, body in _by_path(module)}
+        """Remember the numbers in the graph of ``module`` and in its subgraphs."""
+        self._before = {path: _numbers(body) for path, body in _graphs_by_path(module)}
 
     def restore(self, prepared: GraphModule) -> None:
-        """Give these calls their numbers back, after a quantizer's transformations."""
-        for path, body in _by_path(prepared):
+        """Replace tensors by the remembered numbers, in the same calls of ``prepared``.
+
+        ``prepared`` is the module after the quantizer's transformations. A call is the
+        same if its name and the path of its graph are equal.
+        """
+        for path, body in _graphs_by_path(prepared):
             numbers = self._before.get(path, {})
             for node in body.graph.nodes:
                 for position, number in numbers.get(node.name, ()):
-                    written = node.args[position]
-                    if isinstance(written, Node):
+                    current = node.args[position]
+                    # a node in place of the number is the quantizer's tensor
+                    if isinstance(current, Node):
                         node.update_arg(position, number)
-                        if not written.users:
-                            body.graph.erase_node(written)
+                        if not current.users:
+                            body.graph.erase_node(current)
             body.recompile()
 
 
-def _by_path(module: GraphModule) -> list[tuple[str, GraphModule]]:
+def _graphs_by_path(module: GraphModule) -> list[tuple[str, GraphModule]]:
+    """Return the module and the graph modules in it, with their paths."""
     return [
         (path, part)
         for path, part in module.named_modules()

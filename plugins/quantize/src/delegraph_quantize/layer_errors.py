@@ -133,6 +133,7 @@ class QuantizationErrors:
 
 
 def _cells(row: LayerError) -> tuple[str, ...]:
+    """Return a row of the table as texts."""
     figures = _decibels(row.snr), f"{row.max_abs_error:.3g}", f"{row.max_abs_value:.3g}"
     return row.module, row.layer, row.operator, *figures, row.source
 
@@ -171,7 +172,7 @@ def quantization_errors(
     with TRACING:
         floats = module_of(exported)
     calls = {n.name: (str(n.target), _module_of(n)) for n in floats.graph.nodes}
-    tapped, taps = _tapped(quantized, calls)
+    tapped, taps = _add_taps(quantized, calls)
     with TRACING:
         wanted = _Recorder(floats, [tap.layer for tap in taps])
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
@@ -181,7 +182,7 @@ def quantization_errors(
         pairs = _pairs(outputs, *wanted.values(batch), taps)
         sums = sums or [_Sums() for _ in pairs]
         for total, (got, value) in zip(sums, pairs, strict=True):
-            total.add(got, value)
+            total.add_batch(got, value)
     count = len(sums) - len(taps)
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
     rows += [
@@ -248,11 +249,12 @@ def _pairs(
     taps: Sequence[_Tap],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return pairs of lowered and float values of one batch, outputs before layers."""
-    ends = outputs[: -len(taps)]
+    # ``_add_taps`` appended the integers of the layers to the outputs
+    results = outputs[: -len(taps)]
     integers = outputs[-len(taps) :]
-    pairs = list(zip(ends, pytree.tree_leaves(floats), strict=True))
+    pairs = list(zip(results, pytree.tree_leaves(floats), strict=True))
     return pairs + [
-        (_real(q, tap), values[tap.layer])
+        (_dequantize(q, tap), values[tap.layer])
         for q, tap in zip(integers, taps, strict=True)
     ]
 
@@ -289,7 +291,7 @@ def _module_of(node: Node) -> str:
     return str(paths[-1]).replace("L['self'].", "", 1) if paths else ""
 
 
-def _tapped(
+def _add_taps(
     quantized: ExportedProgram, operators: Mapping[str, tuple[str, str]]
 ) -> tuple[ExportedProgram, list[_Tap]]:
     """Return the program with the integers of its layers as further outputs, and the
@@ -341,8 +343,9 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     layer = made.meta.get("custom", {}).get(LAYER)
     if layer is None or made.target is operator.getitem:
         return None
-    whole, module = operators.get(layer, (str(made.target), ""))
-    if whole == str(made.target) and _only_moves(made, node):
+    # of the program in floats, where the operator was not decomposed
+    operator_name, module = operators.get(layer, (str(made.target), ""))
+    if operator_name == str(made.target) and _keeps_quantization(made, node):
         return None
     scale, zero_point = node.args[1:3]
     source = source_of(made)
@@ -350,7 +353,7 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     return _Tap(
         layer=layer,
         node=made.name,
-        operator=whole,
+        operator=operator_name,
         source=place,
         scale=float(scale),  # type: ignore[arg-type]
         zero_point=int(zero_point),  # type: ignore[arg-type]
@@ -375,21 +378,23 @@ def _joined(
     return tuple(name for name in found if name not in ("", module))
 
 
-def _only_moves(made: Node, quantize: Node) -> bool:
-    """Return whether a layer returns its integer operand, as a view or a maximum does.
+def _keeps_quantization(layer: Node, quantize: Node) -> bool:
+    """Return whether a layer has one operand, with the same scale as its result.
 
-    It adds no error.
+    Such a layer, for example a view or a maximum, only selects integers of its operand
+    and adds no error. ``quantize`` is the quantize operator after the layer.
     """
-    given = made.all_input_nodes
+    operands = layer.all_input_nodes
     return (
-        len(given) == 1
-        and given[0].target
+        len(operands) == 1
+        and operands[0].target
         is torch.ops.quantized_decomposed.dequantize_per_tensor.default
-        and given[0].args[1:] == quantize.args[1:]
+        and operands[0].args[1:] == quantize.args[1:]
     )
 
 
-def _real(integers: torch.Tensor, tap: _Tap) -> torch.Tensor:
+def _dequantize(integers: torch.Tensor, tap: _Tap) -> torch.Tensor:
+    """Return the numbers that the integers of a tap represent."""
     return (integers.double() - tap.zero_point) * tap.scale
 
 
@@ -408,7 +413,7 @@ class _Recorder(Interpreter):
                 raise InputError(
                     "input-invalid", text, hint="pass the module that was quantized"
                 )
-        self._names = {_normalized(by_name[name]): name for name in names}
+        self._names = {_with_batch_norm(by_name[name]): name for name in names}
         self._kept: dict[str, torch.Tensor] = {}
 
     def values(self, batch: Batch) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -427,7 +432,7 @@ class _Recorder(Interpreter):
         return value
 
 
-def _normalized(node: Node) -> Node:
+def _with_batch_norm(node: Node) -> Node:
     """Return the batch norm that is folded into ``node``, or ``node`` itself."""
     users = list(node.users)
     if len(users) == 1 and follows_layer(users[0]) and is_folded(users[0]):
@@ -439,37 +444,39 @@ class _Sums:
     """Sums and maxima of a layer's values and of their differences."""
 
     def __init__(self) -> None:
-        self.signal = 0.0
-        self.noise = 0.0
-        self.error = 0.0
-        self.value = 0.0
+        self.square_sum = 0.0
+        self.squared_error_sum = 0.0
+        self.max_abs_error = 0.0
+        self.max_abs_value = 0.0
 
-    def add(self, got: torch.Tensor, wanted: torch.Tensor) -> None:
-        a = got.double()
-        b = wanted.double()
-        self.signal += float(b.square().sum())
-        self.noise += float((a - b).square().sum())
-        if b.numel():
-            self.error = max(self.error, float((a - b).abs().max()))
-            self.value = max(self.value, float(b.abs().max()))
+    def add_batch(self, quantized: torch.Tensor, floats: torch.Tensor) -> None:
+        """Add the layer's values in one batch: as quantized, and in floats."""
+        value = floats.double()
+        error = quantized.double() - value
+        self.square_sum += float(value.square().sum())
+        self.squared_error_sum += float(error.square().sum())
+        if value.numel():
+            self.max_abs_error = max(self.max_abs_error, float(error.abs().max()))
+            self.max_abs_value = max(self.max_abs_value, float(value.abs().max()))
 
     def row(self, tap: _Tap) -> LayerError:
+        """Return the errors over all batches, with the description of the layer."""
         return LayerError(
             layer=tap.layer,
             node=tap.node,
             operator=tap.operator,
             source=tap.source,
             snr=self._ratio(),
-            max_abs_error=self.error,
-            max_abs_value=self.value,
+            max_abs_error=self.max_abs_error,
+            max_abs_value=self.max_abs_value,
             module=tap.module,
             joined=tap.joined,
         )
 
     def _ratio(self) -> float:
         """Return the signal-to-noise ratio in dB."""
-        if self.noise == 0:
+        if self.squared_error_sum == 0:
             return math.inf
-        if self.signal == 0:
+        if self.square_sum == 0:
             return -math.inf
-        return 10 * math.log10(self.signal / self.noise)
+        return 10 * math.log10(self.square_sum / self.squared_error_sum)

@@ -19,17 +19,17 @@ from torch.fx import GraphModule, Node
 class Unscaled(NamedTuple):
     """The first value of a chain without a scale: its node, and why it has none."""
 
-    made: Node
+    value: Node
     why: str
 
     @property
     def source(self) -> Source | None:
         """The user's line of the value; for an input, that of the first call of it."""
-        return next(filter(None, map(source_of, (self.made, *self.made.users))), None)
+        return next(filter(None, map(source_of, (self.value, *self.value.users))), None)
 
     def __str__(self) -> str:
         place = "" if self.source is None else f" ({self.source.place})"
-        return f"{self.made} {self.why}{place}"
+        return f"{self.value} {self.why}{place}"
 
 
 class _Guard(torch.nn.Module):
@@ -91,7 +91,7 @@ def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]
     for body in bodies(prepared):
         reasons: dict[Node, str] = {}
         for node in observer_calls(body):
-            reason = _why_not(body, node, refused, body is prepared)
+            reason = _why_no_scale(body, node, refused, body is prepared)
             if reason:
                 reasons[node] = reason
         found += _origins(body, reasons)
@@ -104,8 +104,14 @@ def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]
     return found
 
 
-def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> str:
-    """Return why an observer's value has no scale; "" if it has one."""
+def _why_no_scale(
+    body: GraphModule, node: Node, refused: set[Node], is_main_graph: bool
+) -> str:
+    """Return why an observer's value has no scale; "" if it has one.
+
+    ``node`` is the call of the observer in the graph of ``body``. Raises InputError if
+    a value of the main graph was never computed.
+    """
     if node in refused:
         return "was NaN or infinite during calibration"
     observer: Any = body.get_submodule(str(node.target))
@@ -115,7 +121,7 @@ def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> 
     if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
         return ""
     if low.numel() == 0 or (low > high).any():  # no value was observed
-        if not whole:
+        if not is_main_graph:
             return "was never computed during calibration, in a loop or a branch"
         raise InputError(
             "input-invalid",
@@ -130,12 +136,13 @@ def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> 
 def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
     """Return the values without a scale that do not follow from others without one."""
     found = dict[Node, Unscaled]()
-    spoiled = set[Node]()
+    # observers of values without a scale, and all that is computed from these values
+    affected = set[Node]()
     for node in body.graph.nodes:
-        if node in why and node.args[0] not in spoiled:
+        if node in why and node.args[0] not in affected:
             found.setdefault(node.args[0], Unscaled(node.args[0], why[node]))
-        if node in why or not spoiled.isdisjoint(node.all_input_nodes):
-            spoiled.add(node)
+        if node in why or not affected.isdisjoint(node.all_input_nodes):
+            affected.add(node)
     return list(found.values())
 
 
@@ -146,6 +153,7 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
     another call computes an operand in integers, it is dequantized for this call.
     """
     observers = set(observer_calls(body))
+    # the calls that must compute in floats: first those next to the observers
     takers = chain.from_iterable(observer.users for observer in without)
     pending = [
         *map(observed, without),
@@ -159,13 +167,14 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
             # a convolution and a limit after it have no observer between them
             pending += [n for n in call.all_input_nodes if n.op == "call_function"]
     for observer in observers:
-        made = observed(observer)
-        # the scale of a bias follows from those of the operands
-        derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")
+        value = observed(observer)
+        # torchao's observer of a bias, whose scale follows from those of the operands
+        is_derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")
+        # no call computes this value in integers, so floats need no dequantization
+        is_plain = value in floats or value.op != "call_function" or is_derived
         for user in list(observer.users):
-            plain = made in floats or made.op != "call_function" or derived
-            if observer in without or (user in floats and plain):
-                user.replace_input_with(observer, made)
+            if observer in without or (user in floats and is_plain):
+                user.replace_input_with(observer, value)
     for node in reversed(list(body.graph.nodes)):
         if node in observers and not node.users:
             body.graph.erase_node(node)
@@ -174,6 +183,7 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
 
 def observed(observer: Node) -> Node:
     """Return the node that an observer sees; a value may have two observers."""
-    made = observer.args[0]
-    assert isinstance(made, Node)
-    return observed(made) if made.op == "call_module" else made
+    value = observer.args[0]
+    assert isinstance(value, Node)
+    # the observed value may be the result of another observer
+    return observed(value) if value.op == "call_module" else value

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from .calibration import Batch
 
 
-class _Seen:
+class _InputRecord:
     """The values of one tensor input in the batches.
 
     ``first``: a copy of the first one, because loaders reuse memory.
@@ -22,13 +22,18 @@ class _Seen:
         self.has_one_value = tensor.numel() > 1 and _is_constant(tensor)
         self.is_repeated = True
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Compare the tensor of another batch with the first one."""
+    def compare(self, tensor: torch.Tensor) -> None:
+        """Compare the tensor of another batch with the first one.
+
+        This updates ``has_one_value`` and ``is_repeated``.
+        """
         if self.is_repeated:
             self.is_repeated = _are_equal(tensor, self.first)
         if self.has_one_value:
-            whole = torch.cat([tensor.detach().reshape(-1), self.first.reshape(-1)[:1]])
-            self.has_one_value = _is_constant(whole)
+            # with an element of the first batch, which must be equal, too
+            first_element = self.first.reshape(-1)[:1]
+            elements = torch.cat([tensor.detach().reshape(-1), first_element])
+            self.has_one_value = _is_constant(elements)
 
 
 class CalibrationInputs:
@@ -37,17 +42,17 @@ class CalibrationInputs:
     def __init__(self, names: Sequence[str]) -> None:
         """Take the ``names`` of the inputs, in the order of the arguments."""
         self._names = names
-        self._seen: dict[str, _Seen] = {}
+        self._records: dict[str, _InputRecord] = {}
         self._batches = 0
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield each batch after comparing its tensors with those of the first one."""
         for batch in batches:
             for name, tensor in self._tensors(batch):
-                if name in self._seen:
-                    self._seen[name].add(tensor)
+                if name in self._records:
+                    self._records[name].compare(tensor)
                 else:
-                    self._seen[name] = _Seen(tensor)
+                    self._records[name] = _InputRecord(tensor)
             self._batches += 1
             yield batch
 
@@ -58,7 +63,7 @@ class CalibrationInputs:
             counted = "the calibration batch"
         notes = []
         constant = []
-        for name, seen in self._seen.items():
+        for name, seen in self._records.items():
             if seen.has_one_value and seen.first.is_floating_point():
                 constant.append(name)
                 value = seen.first.reshape(-1)[0].item()
@@ -66,14 +71,14 @@ class CalibrationInputs:
                     f"input {name} is {value:g} in {counted}: its scale does not fit"
                     " other values"
                 )
-        if self._batches < 2 or not self._seen:
+        if self._batches < 2 or not self._records:
             return notes
         same = [
             n
-            for n, seen in self._seen.items()
+            for n, seen in self._records.items()
             if seen.is_repeated and n not in constant
         ]
-        if same and len(same) + len(constant) == len(self._seen):
+        if same and len(same) + len(constant) == len(self._records):
             named = f"inputs {', '.join(same)} are"
             if len(same) == 1:
                 named = f"input {same[0]} is"
@@ -82,7 +87,7 @@ class CalibrationInputs:
             )
         else:
             for name in same:
-                if self._seen[name].first.is_floating_point():
+                if self._records[name].first.is_floating_point():
                     notes.append(
                         f"input {name} is the same in {counted}: its scale may not fit"
                         " other values"

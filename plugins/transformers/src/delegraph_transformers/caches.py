@@ -30,8 +30,8 @@ class ModelCall(torch.nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # training not by train(), which would change the model of the caller
         self.model = model
+        # assigned, because train() would also change the model of the caller
         self.training = model.training
 
     def _get_name(self) -> str:
@@ -72,7 +72,10 @@ class HeldCache:
         self.empty: list[torch.Tensor] = []
 
     def begin(self, model: Any, call: Callable[[], Any]) -> None:
-        """Let the layers create their tensors: ``call`` gives the model a token.
+        """Find the tensors of the cache: ``call`` gives the model a token.
+
+        The first call creates them. A second one shows which tensors in attributes of
+        modules it replaces.
 
         Tensors that calls leave in attributes of modules belong to the cache as well,
         such as the states of RecurrentGemma.
@@ -156,7 +159,7 @@ def cache_argument(model: Any) -> str:
     Raises InputError for a model without such an argument.
     """
     for name in _CACHE_ARGUMENTS:
-        if takes(model, name):
+        if has_argument(model, name):
             return name
     text = (
         f"{type(model).__name__} has no argument for a cache"
@@ -165,7 +168,7 @@ def cache_argument(model: Any) -> str:
     raise InputError("input-invalid", text, hint=NO_RECIPE)
 
 
-def takes(model: Any, name: str) -> bool:
+def has_argument(model: Any, name: str) -> bool:
     """Return whether a call of ``model`` has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
@@ -192,7 +195,7 @@ def refusing(model: Any) -> Iterator[None]:
 
 
 def _of_full_length(layer: Any, length: int) -> Any:
-    """Return a layer that can be exported, of full length.
+    """Return a cache layer for all ``length`` tokens instead of a window.
 
     A layer with a window decides by numbers how to drop older tokens. The model masks
     these, so a layer of full length has the same result.

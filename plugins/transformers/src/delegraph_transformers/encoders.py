@@ -132,7 +132,7 @@ class EncodeImage(ModelCall):
 
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         model: Any = self.model
-        if _is_in_parts(model):
+        if _has_vision_parts(model):
             vision = model.model.vision_model(pixel_values=pixel_values)
             rows = model.model.connector(vision.last_hidden_state)
             return [rows.flatten(0, 1)]
@@ -227,10 +227,11 @@ def is_of_images(model: Any) -> bool:
     )
 
 
-def _is_in_parts(model: Any) -> bool:
-    """Return whether the model has separate parts for images (SmolVLM, Idefics3).
+def _has_vision_parts(model: Any) -> bool:
+    """Return whether a vision model and a connector can be called instead of
+    ``get_image_features`` (SmolVLM, Idefics3).
 
-    transformers' export recipe uses these parts. As a whole, such models drop images
-    that are all zeros, so that sizes would depend on the data.
+    ``get_image_features`` of these models drops images that are all zeros, so sizes
+    would depend on the data. transformers' export recipe calls the two parts as well.
     """
     return hasattr(model.model, "vision_model") and hasattr(model.model, "connector")

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-_LISTED = re.compile(r"(caches|states|memory)\D*(\d+)\D*")
+_LIST_ELEMENT = re.compile(r"(caches|states|memory)\D*(\d+)\D*")
 """The name of a tensor in a list: ``caches_0`` in programs and ``.tosa`` files.
 
 In ``.pte`` files it is ``caches[0]``. ``states`` are the caches of models with states
@@ -80,22 +80,24 @@ def generate(
     tokens = _tokens(prompt, "prompt")
     stops = _tokens(stop, "stop")
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        text = f"max_new_tokens must be an integer; got {_described(max_new_tokens)}"
+        text = f"max_new_tokens must be an integer; got {_describe(max_new_tokens)}"
         raise InputError("input-invalid", text)
     _expect_fitting(decode, tokens, max_new_tokens)
     _expect_known(decode, [*tokens, *stops])
     if not decode.keeps_caches:
         if warm_up:
             _call_each(encode, prefill, decode, tokens, given)
-        return _generated(encode, prefill, decode, tokens, max_new_tokens, given, stops)
+        return _generate_tokens(
+            encode, prefill, decode, tokens, max_new_tokens, given, stops
+        )
     kept = _kept_caches_of(program)
     with kept.lock:
-        mark = _mark(prefill, decode, tokens, max_new_tokens)
+        mark = _test_position(prefill, decode, tokens, max_new_tokens)
         if warm_up:
             _call_each(encode, prefill, decode, tokens, given, mark or 0)
         if warm_up or kept.are_shared:
             mark = None
-        result = _generated(
+        result = _generate_tokens(
             encode, prefill, decode, tokens, max_new_tokens, given, stops, mark
         )
         reached_decode = len(tokens) % prefill.length > 0 or len(result.tokens) > 1
@@ -112,7 +114,7 @@ def _tokens(given: object, name: str) -> list[int]:
         if isinstance(given, (str, bytes)):
             hint = "convert text to token numbers by a tokenizer"
         raise InputError(
-            "input-invalid", f"{wanted}, not {_described(given)}", hint=hint
+            "input-invalid", f"{wanted}, not {_describe(given)}", hint=hint
         )
     shape = getattr(given, "shape", None)
     if shape is not None and len(shape) != 1:
@@ -125,7 +127,7 @@ def _tokens(given: object, name: str) -> list[int]:
         token = _as_integer(value)
         if token is None:
             raise InputError(
-                "input-invalid", f"{wanted}; entry {place} is {_described(value)}"
+                "input-invalid", f"{wanted}; entry {place} is {_describe(value)}"
             )
         tokens.append(token)
     return tokens
@@ -143,7 +145,7 @@ def _as_integer(value: object) -> int | None:
         return None
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     """Return a short text about ``value`` for an error."""
     if isinstance(value, (str, bytes, int, float)) or value is None:
         shown = repr(value)
@@ -169,6 +171,8 @@ _KEPT_CACHES_LOCK = threading.Lock()
 
 
 def _kept_caches_of(program: Any) -> _KeptCaches:
+    """Return the record of a program's caches, the same object in each call."""
+    # several programs with one method each are known by the last one
     owner = program[-1] if isinstance(program, (tuple, list)) else program
     with _KEPT_CACHES_LOCK:
         return _KEPT_CACHES.setdefault(owner, _KeptCaches())
@@ -186,13 +190,13 @@ def _call_each(
 
     Caches that the program keeps are reset by the next text.
     """
-    memory, mask = _encoded(encode, given)
+    memory, mask = _call_encode(encode, given)
     if prefill is not decode and prefill.length <= len(prompt):
         prefill(prompt[: prefill.length], 0, prefill.zeros(), memory, mask)
     decode(prompt[:1], position, decode.zeros(), memory, mask)
 
 
-def _mark(
+def _test_position(
     prefill: _Step, decode: _Step, prompt: Sequence[int], max_new_tokens: int
 ) -> int | None:
     """Return a position for a test call of ``decode`` before the text, or None.
@@ -209,7 +213,7 @@ def _mark(
     return 1 if last == 0 else 0
 
 
-def _generated(
+def _generate_tokens(
     encode: _Encode | None,
     prefill: _Step,
     decode: _Step,
@@ -221,12 +225,13 @@ def _generated(
 ) -> Generation:
     """Generate as ``generate`` does, with the methods of the program.
 
-    ``mark``: the position of the test call of ``decode``, if it is needed (``_mark``).
+    ``mark``: the position of a test call of ``decode``, if it is needed; see
+    ``_test_position``.
     """
     caches = decode.zeros()
     result = Generation(len(prompt))
     begin = time.perf_counter()
-    memory, mask = _encoded(encode, given)
+    memory, mask = _call_encode(encode, given)
     if mark is not None:
         decode(prompt[:1], mark, decode.zeros(), memory, mask)
     position = 0
@@ -251,12 +256,13 @@ def _generated(
     return result
 
 
-def _encoded(
+def _call_encode(
     encode: _Encode | None, given: torch.Tensor | Sequence[int] | None
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """Return the results of ``encode``: the memory, and the mask of a text's tokens.
 
-    A program without ``encode`` has none.
+    Without ``encode``, they are an empty list and None. Raises InputError if ``given``
+    is missing, or is not needed.
     """
     if encode is None:
         if given is not None:
@@ -346,7 +352,7 @@ class _Encode:
         try:
             values[self._name] = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
-            text = f"given must be a tensor for {self._name}, not {_described(given)}"
+            text = f"given must be a tensor for {self._name}, not {_describe(given)}"
             raise InputError("input-invalid", text) from error
         flat = [values[name].to(dtype) for name, (_, dtype) in self._inputs.items()]
         memory = torch.utils._pytree.tree_leaves(self._call(flat))
@@ -376,7 +382,7 @@ class _Step:
         self.vocabulary = scores
         numbered: dict[int, tuple[Sequence[Any], torch.dtype]] = {}
         for key, given in inputs.items():
-            match = _LISTED.fullmatch(key)
+            match = _LIST_ELEMENT.fullmatch(key)
             if match and match[1] != "memory":
                 numbered[int(match[2])] = given
         self.caches = [numbered[k] for k in sorted(numbered)]
@@ -431,21 +437,22 @@ class _Step:
         lists = {"caches": caches, "states": caches, "memory": memory}
         ordered: list[Any] = []
         for name in self._names:
-            match = _LISTED.fullmatch(name)
+            match = _LIST_ELEMENT.fullmatch(name)
             ordered.append(lists[match[1]][int(match[2])] if match else given[name])
         scores, *new = torch.utils._pytree.tree_leaves(self._call(ordered))
         if self.keeps_caches:
-            new = self._expect_kept(position, caches, new)
+            new = self._check_kept_caches(position, caches, new)
         return scores, new
 
-    def _expect_kept(
+    def _check_kept_caches(
         self, position: int, before: Sequence[torch.Tensor], seen: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Return the position, which the next call gets instead of caches.
+        """Check that this call found the caches of the last one; return the position.
+
+        The next call gets the position instead of caches.
 
         ``before``: the position of the call before, if there was one. ``seen``: the
-        second result of ``KeptStep``. Raises InputError if this call did not find the
-        caches of the last one.
+        second result of ``KeptStep``. Raises InputError for caches of another call.
         """
         is_tensor = len(seen) == 1 and isinstance(seen[0], torch.Tensor)
         if not is_tensor or seen[0].numel() != 2:
@@ -493,7 +500,7 @@ def _steps(program: Any) -> _Methods:
             if not hasattr(part, "summary"):
                 text = (
                     "each of several programs must be a result of delegraph.load, not"
-                    f" {_described(part)}"
+                    f" {_describe(part)}"
                 )
                 raise InputError("input-invalid", text)
         methods = [_of_file(p, p.only_method, flat=True) for p in program]
@@ -510,7 +517,7 @@ def _steps(program: Any) -> _Methods:
     if not hasattr(program, "methods") or not hasattr(program, "method"):
         text = (
             "program must be a result of delegraph.lower or delegraph.load, not"
-            f" {_described(program)}"
+            f" {_describe(program)}"
         )
         raise InputError("input-invalid", text)
     needed = {"decode"} if "encode" in program.methods else {"prefill", "decode"}
@@ -576,7 +583,7 @@ def _score_count(exported: ExportedProgram) -> int:
 
 def _is_encode(inputs: Inputs) -> bool:
     """Return whether a method with these inputs is no step, but ``encode``."""
-    return "input_ids" not in inputs and not any(map(_LISTED.fullmatch, inputs))
+    return "input_ids" not in inputs and not any(map(_LIST_ELEMENT.fullmatch, inputs))
 
 
 def _structured(
@@ -585,7 +592,7 @@ def _structured(
     """Return a call of a method with flat ``inputs``: caches and memory become lists."""
     kinds: list[str] = []
     for name in inputs:
-        match = _LISTED.fullmatch(name)
+        match = _LIST_ELEMENT.fullmatch(name)
         kinds.append(match[1] if match else name)
     lists = {"caches", "states", "memory"}
 

@@ -17,7 +17,7 @@ import torch
 from delegraph.errors import InputError
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .caches import NO_RECIPE, HeldCache, ModelCall, refusing, takes
+from .caches import NO_RECIPE, HeldCache, ModelCall, has_argument, refusing
 from .rotary import expect_fixed_positions, fixed_positions
 
 
@@ -99,12 +99,12 @@ class Step(ModelCall):
         count = tokens.shape[1]
         # some models slice positions by the number of cached tokens, which cannot be
         # exported
-        if takes(self.model, "position_ids"):
+        if has_argument(self.model, "position_ids"):
             ids = (position + torch.arange(count, device=position.device))[None]
             options["position_ids"] = ids
             if self.batch > 1:
                 options["position_ids"] = ids.expand(self.batch, count)
-        if takes(self.model, "logits_to_keep"):
+        if has_argument(self.model, "logits_to_keep"):
             options["logits_to_keep"] = 1
         if self.masks:
             places = torch.arange(self.length, device=position.device)
@@ -143,7 +143,7 @@ def choose_calls(step: Step, model: Any) -> None:
     models accept a static cache and use it as if it were full.
     """
     masks = [False]
-    if any(step.grows) and takes(model, "attention_mask"):
+    if any(step.grows) and has_argument(model, "attention_mask"):
         # first the way that reads fewer numbers, since an exported program cannot
         masks = sorted([False, True], key=lambda mask: _count_reads(step, mask))
     reasons = []

@@ -33,9 +33,17 @@ FORMATS = {
 }  # fmt: skip
 """VkFormat -> torch's name of the type, the scenario runner's name of the format."""
 _SECTIONS = struct.Struct("<16x8Q")
-_SIZE = 128
+"""The header: 16 bytes that are skipped, then start and length of each section."""
+_HEADER_SIZE = 128
 _CONSTANTS = struct.Struct("<8sQ")
+"""The beginning of the section of constants: its version, and their number."""
 _CONSTANT = struct.Struct("<IiQQ")
+"""A constant: its resource, a sparsity dimension, size and offset of its bytes."""
+
+
+_INPUT_CATEGORY = 0
+_OUTPUT_CATEGORY = 1
+_CONSTANT_CATEGORY = 3
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,10 @@ class Content:
 def _why_mismatch(
     verb: str, tensors: Sequence[Tensor], types: Sequence[tuple[str, tuple[int, ...]]]
 ) -> str | None:
+    """Return how the tensors of a file differ from ``types``, or None.
+
+    ``verb``: "takes" for inputs, or "returns" for outputs.
+    """
     found = [(tensor.dtype, tensor.shape) for tensor in tensors]
     # TOSA's integer types have no sign
     wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in types]
@@ -92,11 +104,12 @@ def version_of(beginning: bytes | memoryview) -> str:
 
     Raises FormatError for other files, and for versions that cannot be read.
     """
-    if len(beginning) < _SIZE or bytes(beginning[:4]) != b"VGF1":
+    if len(beginning) < _HEADER_SIZE or bytes(beginning[:4]) != b"VGF1":
         raise FormatError(
             "format-invalid",
             "the file is not a VGF file: it does not begin with a VGF header",
         )
+    # bytes 8 to 10 of the header
     major, minor, patch = beginning[8:11]
     if major != VERSION[0] or minor > VERSION[1]:
         text = (
@@ -112,42 +125,62 @@ def content_of(data: bytes | memoryview) -> Content:
 
     Bytes after its end are ignored.
     """
-    whole = memoryview(data)
-    version = version_of(whole)
-    _, sequence, table, constants = (_section(whole, k) for k in range(4))
+    file = memoryview(data)
+    version = version_of(file)
+    _, sequence, resource_table, constants = (_section(file, k) for k in range(4))
+    # resource: 1 is its VkFormat, 2 its category (input, output or constant), 3 its
+    # description, which has the shape
     resources = [
-        (e.scalar(1, "I"), _shape(e), e.scalar(2, "B"))
-        for e in _root(table).tables(0, "resource")
+        _Resource(entry.scalar(1, "I"), _shape(entry), entry.scalar(2, "B"))
+        for entry in _root(resource_table).tables(0, "resource")
     ]
 
     def tensor(
-        name: str, slot: int, resource: int, category: int, *extent: int
+        name: str, slot: int, number: int, category: int, *extent: int
     ) -> Tensor:
-        if resource >= len(resources) or resources[resource][2] != category:
+        """Return the tensor of a resource; FormatError if its category differs."""
+        if number >= len(resources) or resources[number].category != category:
             raise _damaged(
-                f"resource {resource} is missing, or of another kind than its reference"
+                f"resource {number} is missing, or of another kind than its reference"
             )
-        return Tensor(name, slot, *resources[resource][:2], *extent)
+        resource = resources[number]
+        return Tensor(name, slot, resource.format, resource.shape, *extent)
 
-    def side(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
+    def arguments(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
+        """Return inputs or outputs, by the fields with their slots and names.
+
+        A slot has two fields: 0 is its binding, 1 its resource.
+        """
         # a file may leave names out
-        named = chain(_root(sequence).strings(names, "name"), repeat(""))
-        bound = zip(named, _root(sequence).tables(slots, "slot"), strict=False)
+        all_names = chain(_root(sequence).strings(names, "name"), repeat(""))
+        rows = zip(all_names, _root(sequence).tables(slots, "slot"), strict=False)
         return tuple(
             tensor(name, slot.scalar(0, "I"), slot.scalar(1, "I"), category)
-            for name, slot in bound
+            for name, slot in rows
         )
 
-    held = enumerate(_constants(constants, _SECTIONS.unpack_from(whole)[6]))
+    start_of_constants = _SECTIONS.unpack_from(file)[6]
     stored = tuple(
-        tensor("", number, resource, 3, *extent) for number, (resource, *extent) in held
+        tensor("", number, c.resource, _CONSTANT_CATEGORY, c.start, c.bytes)
+        for number, c in enumerate(_constants(constants, start_of_constants))
     )
-    return Content(version, side(1, 3, category=0), side(2, 4, category=1), stored)
+    inputs = arguments(slots=1, names=3, category=_INPUT_CATEGORY)
+    outputs = arguments(slots=2, names=4, category=_OUTPUT_CATEGORY)
+    return Content(version, inputs, outputs, stored)
+
+
+class _Resource(NamedTuple):
+    """An entry of the table of tensors: VkFormat, shape and category."""
+
+    format: int
+    shape: tuple[int, ...]
+    category: int
 
 
 def _section(whole: memoryview, number: int) -> memoryview:
+    """Return the bytes of a section of a file; FormatError if it exceeds the file."""
     start, length = _SECTIONS.unpack_from(whole)[2 * number : 2 * number + 2]
-    if start < _SIZE or start + length > len(whole):
+    if start < _HEADER_SIZE or start + length > len(whole):
         raise _damaged(
             f"section {number} of {length} bytes at {start} lies outside of the file"
         )
@@ -155,11 +188,13 @@ def _section(whole: memoryview, number: int) -> memoryview:
 
 
 def _root(section: memoryview) -> Table:
+    """Return the root table of a flatbuffer without an identifier."""
     buffer = Buffer(section, "VGF file")
     return Table(buffer, buffer.follow(0, "root table"), "root table")
 
 
 def _shape(resource: Table) -> tuple[int, ...]:
+    """Return the shape in the description (field 3) of a resource; () without one."""
     described = resource.table(3, "description")
     return tuple(described.numbers(0, "i8", "shape")) if described else ()
 

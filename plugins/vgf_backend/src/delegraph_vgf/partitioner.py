@@ -64,5 +64,7 @@ class VgfPartitioner(DevicePartitioner):
                 "option-invalid",
                 f"the option spec of vgf is {spec!r}; it must be TOSA 1.0 or newer",
             )
+        # Only for its error: unbalanced quotes are refused here already, and not when
+        # the first partition is compiled.
         split_flags(flags)
         super().__init__("VgfBackend", DEVICE, {"flags": flags}, spec, **tosa)

@@ -39,7 +39,10 @@ class VgfRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         device: str | None = None,
     ) -> Compatibility | None:
-        """Compare the version of the file; drivers compile the file when they load it."""
+        """Return "runs" if the header of the file has a version that we read.
+
+        Nothing else is compared: drivers compile the file when they load it.
+        """
         try:
             return Compatibility("runs", f"VGF {version_of(header.beginning)}")
         except FormatError as error:
@@ -71,14 +74,13 @@ class _Loaded:
 
     def __init__(self, vgf: memoryview, content: Content, signature: Signature) -> None:
         self._signature = signature
-        borders = (*content.inputs, *content.outputs)
+        arguments = (*content.inputs, *content.outputs)
         builder = scenario_runner.ScenarioBuilder()
         info = scenario_runner.VgfInfo()
-        bound = [
-            (tensor, builder.add_tensor(list(tensor.shape), _format(tensor)))
-            for tensor in borders
+        numbers = [
+            builder.add_tensor(list(tensor.shape), _format(tensor))
+            for tensor in arguments
         ]
-        numbers = [number for _, number in bound]
         self._inputs = numbers[: len(content.inputs)]
         self._outputs = numbers[len(content.inputs) :]
         with tempfile.NamedTemporaryFile(
@@ -89,9 +91,10 @@ class _Loaded:
             info.load_source(file.name)
             dispatch = scenario_runner.DispatchVgfData(builder.add_vgf(info))
             kind = scenario_runner.DescriptorType.TensorArm
+            # all tensors are bindings of the descriptor set 0
             dispatch.bindings = [
-                scenario_runner.TypedBinding(0, t.slot, number, kind)
-                for t, number in bound
+                scenario_runner.TypedBinding(0, tensor.slot, number, kind)
+                for tensor, number in zip(arguments, numbers, strict=True)
             ]
             builder.add_dispatch_vgf(dispatch)
             try:
@@ -108,11 +111,13 @@ class _Loaded:
         types = self._signature.inputs
         for array, number, type_ in zip(arrays, self._inputs, types, strict=True):
             dtype, shape = type_
-            copied = array.view(_SAME_SIZE.get(dtype, array.dtype))
-            self._scenario.upload(number, copied.reshape(shape or (1,)))
+            as_uploaded = array.view(_SAME_SIZE.get(dtype, array.dtype))
+            # Vulkan has no tensors without dimensions
+            self._scenario.upload(number, as_uploaded.reshape(shape or (1,)))
         self._scenario.run()
         return self._signature.results(map(self._scenario.download, self._outputs))
 
 
 def _format(tensor: Tensor) -> Any:
+    """Return the scenario runner's format for a tensor with a Vulkan format number."""
     return getattr(scenario_runner.Format, FORMATS[tensor.format][1])

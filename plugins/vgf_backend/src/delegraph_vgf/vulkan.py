@@ -108,11 +108,12 @@ def loader_version() -> tuple[int, ...] | None:
         return None
     packed = ctypes.c_uint32()
     loader.vkEnumerateInstanceVersion(ctypes.byref(packed))
+    # VK_MAKE_API_VERSION: 7 bits of the major version, 10 of the minor, 12 of the patch
     return packed.value >> 22 & 0x7F, packed.value >> 12 & 0x3FF, packed.value & 0xFFF
 
 
-def tried() -> str:
-    """Return why no device can be made here; "" if one can."""
+def try_device() -> str:
+    """Make a Vulkan device; return why that fails, or "" if it works."""
     version = loader_version()
     if version is None:
         return f"there is no Vulkan loader ({_LOADER})"
@@ -136,4 +137,4 @@ def tried() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(tried())
+    sys.stdout.write(try_device())

@@ -31,11 +31,12 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 
 
 @cache
-def _listed() -> Mapping[Any, Decompose]:
-    """Return torch's decompositions to core ATen, except for composites.
+def _core_aten_table() -> Mapping[Any, Decompose]:
+    """Return torch's decompositions to core ATen, except for composite operators.
 
-    ``OpOverload.decompose`` does the same for those. torch's whole table takes a tenth
-    of a second, because it searches all operators.
+    ``OpOverload.decompose`` decomposes composites. torch's public function adds them to
+    the table by a search of all operators, which takes a tenth of a second. It is used
+    only if torch has no longer the private function without that search.
     """
     make: Any = getattr(
         torch._decomp,
@@ -59,7 +60,9 @@ def to_core(op: Any) -> Decompose | None:
     # torch's Python kernel comes before ``decompose``, which would call the entry of a
     # table, and so itself
     python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return _listed().get(op, python or (op.decompose if is_composite(op) else None))
+    return _core_aten_table().get(
+        op, python or (op.decompose if is_composite(op) else None)
+    )
 
 
 @cache

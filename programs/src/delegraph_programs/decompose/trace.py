@@ -218,9 +218,9 @@ class Tracer:
             raise Untraceable("it draws random numbers, for its dropout")
         # a guard that the trace adds means that the decomposition is right for some
         # sizes only
-        before = _guards(mode)
+        before = _count_guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
-        if _guards(mode) != before:
+        if _count_guards(mode) != before:
             raise Untraceable(_DEPENDS_ON_SIZES)
         for call in decomposition.calls:
             # a call that draws random numbers may only be there if the next step
@@ -243,15 +243,18 @@ def _key_of(leaf: Any) -> Hashable:
     Python takes 1, 1.0 and True for equal, and operators do not, so the key has the
     type of a literal.
     """
+    if isinstance(leaf, float):
+        # as text, because NaN does not equal itself, and 0.0 equals -0.0
+        return float, str(leaf)
     if not isinstance(leaf, Node):
-        return type(leaf), str(leaf) if isinstance(leaf, float) else leaf
+        return type(leaf), leaf
     val = leaf.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return "number", type(val), str(val)
-    placed = None
+    strides_and_offset = None
     if val.layout is torch.strided:
-        placed = (_sizes(val.stride()), str(val.storage_offset()))
-    return val.dtype, _sizes(val.shape), placed, val.device, val.layout
+        strides_and_offset = (_sizes(val.stride()), str(val.storage_offset()))
+    return val.dtype, _sizes(val.shape), strides_and_offset, val.device, val.layout
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
@@ -278,8 +281,11 @@ def _is_alike(val: Any, result: Any) -> bool:
     return val.dtype == new.dtype and _sizes(val.shape) == _sizes(new.shape)
 
 
-def _guards(mode: Any) -> int:
-    """Return how many conditions on symbolic sizes torch has recorded so far."""
+def _count_guards(mode: Any) -> int:
+    """Return how many conditions on symbolic sizes torch has recorded so far.
+
+    A replacement makes two symbols equal, or a symbol a number.
+    """
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
 

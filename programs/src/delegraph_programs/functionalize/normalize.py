@@ -414,9 +414,9 @@ def _is_expanded(val: torch.Tensor) -> bool:
 
 
 def _record_dtypes(graph: Graph) -> None:
-    """Write the dtype into calls that create tensors.
+    """Write the recorded dtype into calls that create tensors without a ``dtype``.
 
-    Otherwise it would depend on torch's default dtype.
+    Otherwise it would depend on torch's default dtype when the program runs.
     """
     for node in graph.nodes:
         if (

@@ -211,7 +211,7 @@ def _call_twice(
     which is ``program`` itself or its form before the retrace. They are copied, so that
     calls do not change them.
     """
-    tensors = _private_tensors(original)
+    tensors = _tensors_safe_to_write(original)
     # eager keeps its own strides; a retraced program gets the recorded ones, as a
     # lowered program does
     interpreter = _Interpreter(
@@ -305,19 +305,22 @@ def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any
     return nullcontext()
 
 
-def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
+def _tensors_safe_to_write(program: ExportedProgram) -> dict[Any, Any]:
     """Return name -> tensor for parameters, buffers and constants of a program.
 
-    Tensors that a call may write are copied.
+    Tensors that a call of the program may write are copied, so the program's own keep
+    their values.
     """
-    writers: list[Node] = []
+    written_nodes: list[Node] = []
     for node in program.graph.nodes:
-        writers += written_arguments(node)
+        written_nodes += written_arguments(node)
         # a write in a subgraph may reach any operand of its call
         inside = chain.from_iterable(map(all_nodes, subgraphs_of(node)))
         if any(map(written_names, inside)):
-            writers += node.all_input_nodes
-    may_be_written = set(chain.from_iterable(families(program.graph.nodes, writers)))
+            written_nodes += node.all_input_nodes
+    # a write also reaches all tensors that share memory with the written one
+    related = families(program.graph.nodes, written_nodes)
+    may_be_written = set(chain.from_iterable(related))
     constants = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
     tensors: dict[Any, Any] = {
         spec.target: constant_tensor(program, spec) for _, spec in constants

@@ -118,7 +118,7 @@ class _Rewrite:
     member of a family -> a version, and the node that held the member's value then. A
     view with an older version than its root is out of date, and is taken again when it
     is used. Most views are never used after a write, and cost nothing this way.
-    ``moved``: nodes computed from a new value; the order of their elements in memory
+    ``reordered``: nodes computed from a new value; the order of their elements in memory
     may differ from that of the written tensor. ``here``: the node that is visited.
     ``after``: the node that follows it, before which new calls are inserted.
 
@@ -140,7 +140,7 @@ class _Rewrite:
         self.mutations = mutations
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
-        self.moved: set[Node] = set()
+        self.reordered: set[Node] = set()
         self.dtypes: dict[Any, torch.dtype] = {}  # answers of ``_dtype_of``
         self.here: Node
         self.after: Node
@@ -153,48 +153,50 @@ class _Rewrite:
         """
         self.here = node
         self.after = node.next
-        # the tensor that ``node`` reads by place, if it does so
-        read = node.args[0] if node.target in COPIES_BY_PLACE else None
+        # some operators read the memory of their first argument by place
+        read_by_place = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":  # all writes have been visited
             self._record_last_values()
         for operand in node.all_input_nodes:
             current = self._current(operand)
             if current is not operand:
                 node.replace_input_with(operand, current)
-            if current is not operand or operand in self.moved:
-                self.moved.add(node)
+            if current is not operand or operand in self.reordered:
+                self.reordered.add(node)
         if node in self.writers:
             self._write(node)
         elif node in self.aliases.source:
             self._enter_view(node)
         elif (
-            isinstance(read, Node)
-            and read in self.aliases.root_of
-            and self._version(read)
+            isinstance(read_by_place, Node)
+            and read_by_place in self.aliases.root_of
+            and self._version(read_by_place)
         ):
-            self._copy_by_place(node, read)
+            self._copy_by_place(node, read_by_place)
         # ``view`` fails on some strides, ``reshape`` on none
-        elif node in self.moved and node.target is aten.view.default:
+        elif node in self.reordered and node.target is aten.view.default:
             node.target = aten.reshape.default
-        elif node in self.moved and sees_layout(node):
+        elif node in self.reordered and sees_layout(node):
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
-        """Return how often the memory of ``node`` was written so far."""
+        """Return how often the memory of ``node`` was written so far.
+
+        All members of a family have the version of their root.
+        """
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
         """Return the node that holds the present value of ``node``.
 
-        That is ``node`` itself if its memory was not written yet. A view from before
-        the last write is taken again from the present value of its source. It is
-        inserted before the visited node.
+        That is ``node`` itself if its memory was not written yet. For a view from
+        before the last write, insert a new one of the present value of its source,
+        before the visited node.
         """
         if node not in self.aliases.root_of or not self._version(node):
             return node
         name = self.aliases.name_of[node]
-        # before anything is recorded, a member holds its value as of version 0, before
-        # the first write
+        # without a record, a member holds its value of version 0, before the first write
         version, value = self.value.get(name, (0, name))
         if version != self._version(node):
             args = (self._current(self.aliases.source[name]), *name.args[1:])
@@ -297,12 +299,12 @@ class _Rewrite:
         """Copy the operands of ``reader`` into the recorded order in memory."""
         # Most kernels give their result the order of their operands. The order of a new
         # value may differ from the recorded one, and so may that of values computed
-        # from it (``moved``). Only calls that read memory notice.
+        # from it (``reordered``). Only calls that read memory notice.
         operands = filter(_is_tensor, reader.all_input_nodes)
         for root in dict.fromkeys(map(memory_root, operands)):
             # innermost dimension first; None for a tensor with gaps
             order = dense_order(root.meta["val"])
-            if root in self.moved and root.op == "call_function" and order:
+            if root in self.reordered and root.op == "call_function" and order:
                 # listed now, because the permutation will be a user, too
                 users = list(root.users)
                 # permute so that the outermost dimension in memory is the first, copy
@@ -448,17 +450,21 @@ class _Rewrite:
         Computed once for arguments of the same types, and then remembered in
         ``dtypes``.
         """
-        # promotion depends on the dtypes of tensors, on which of them are scalars, and
-        # on the types of numbers
-        tensors = [n.meta["val"] for n in node.all_input_nodes if _is_tensor(n)]
-        others = [
-            a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)
-        ]
-        key = (
-            functional,
-            *((val.dtype, val.dim() == 0) for val in tensors),
-            *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others),
-        )
+        # Promotion depends on the dtypes of tensors, on which of them are scalars, and
+        # on the types of numbers. A number may also be a node: a SymInt or SymFloat.
+        kinds: list[Any] = [functional]
+        for operand in node.all_input_nodes:
+            val = operand.meta["val"]
+            if isinstance(val, torch.Tensor):
+                kinds.append((val.dtype, val.dim() == 0))
+            else:
+                kinds.append(type(val))
+        for argument in (*node.args, *node.kwargs.values()):
+            if isinstance(argument, torch.dtype):
+                kinds.append(argument)
+            elif not isinstance(argument, Node):
+                kinds.append(type(argument))
+        key = tuple(kinds)
         if key not in self.dtypes:
             args, kwargs = torch.fx.map_arg(
                 (node.args, node.kwargs), lambda n: n.meta["val"]
@@ -618,7 +624,8 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Return whether two recorded tensors have equal shapes, dtypes and devices.
+    """Return whether the recorded tensors of two nodes have equal shapes, dtypes and
+    devices.
 
     False if a size is symbolic.
     """

@@ -14,10 +14,10 @@ _XNNPACK = {b"XN00", b"XN01"}
 """Identifiers of XNNPACK's graphs that ExecuTorch 1.5 reads."""
 
 
-def compatible(
+def compare_with_stock_runtime(
     backend_id: str, header: BlobHeader, device: str | None = None
 ) -> Compatibility | None:
-    """Compare a blob with the runtime here.
+    """Compare a blob with the runtime of the wheel ``executorch`` that is installed.
 
     ``cannot``: the runtime lacks the backend, or the blob is another kind of graph.
     ``rebuild``: a newer ExecuTorch compiled it; ExecuTorch promises to read only blobs
@@ -41,10 +41,11 @@ def compatible(
         no_graph = _why_no_graph(header.beginning)
         if no_graph is not None:
             return Compatibility("cannot", no_graph)
-    return _by_version(header.fingerprint)
+    return _compare_versions(header.fingerprint)
 
 
-def _by_version(fingerprint: str) -> Compatibility | None:
+def _compare_versions(fingerprint: str) -> Compatibility | None:
+    """Compare the version of ExecuTorch in a blob's fingerprint with the one here."""
     here = version_of("executorch")
     theirs = _COMPILED_BY.match(fingerprint)
     ours = _COMPILED_BY.match(f"executorch {here}")

@@ -41,7 +41,7 @@ from ..program.pte_tables import (
 from ..serialize.file import Segment, program_file
 from ..wheel import in_c_order, stock_runtime
 from .calling_convention import Convention, Value, convention_of
-from .compatibility import compatible
+from .compatibility import compare_with_stock_runtime
 from .profile import last_run, nodes_of, spent
 
 ALIGNMENT = 16
@@ -62,7 +62,7 @@ class BridgedRuntime(BackendRuntime):
         device: str | None = None,
     ) -> Compatibility | None:
         """Compare a blob with the backends and version of ExecuTorch's runtime here."""
-        return compatible(cls.backend_id, header, device)
+        return compare_with_stock_runtime(cls.backend_id, header, device)
 
     @classmethod
     def load(

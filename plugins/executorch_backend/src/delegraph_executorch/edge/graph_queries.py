@@ -76,10 +76,16 @@ def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
 def _is_same_node(
     ours: Node, theirs: Node, counterpart: Callable[[Node], Node | None]
 ) -> bool:
-    """Return whether two nodes are the same; ``counterpart`` maps operands."""
+    """Return whether two nodes compute the same: operator, target and arguments agree.
+
+    ``counterpart`` maps a node of our graph to the node of the other graph at the same
+    position. Arguments must be counterparts of each other.
+    """
     if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
         return False
     if ours.op == "get_attr":
+        # Its target, the name of an attribute, is equal. Subgraphs are compared by
+        # content. Weights and delegates are not: equal names are enough.
         our_module = getattr(ours.graph.owning_module, str(ours.target), None)
         their_module = getattr(theirs.graph.owning_module, str(theirs.target), None)
         if isinstance(our_module, GraphModule) and isinstance(

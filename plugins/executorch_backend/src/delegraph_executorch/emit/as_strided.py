@@ -52,7 +52,7 @@ def by_elements(
     """
     window = _Window(given)
     if node.target is SCATTERS:
-        return _scattered(node, given["self"], given["src"], window)
+        return _scatter(node, given["self"], given["src"], window)
     chain = _views_from_root(given["self"])
     # The root comes first: it has more elements than its views, usually in C order.
     for source in chain:
@@ -67,12 +67,12 @@ def by_elements(
         if is_c_order and source is given["self"] and is_same_offset:
             return None
         size_stride_offset = (given["size"], given["stride"], offset)
-        return _read(source, None if is_c_order else order, size_stride_offset)
+        return _as_strided_of(source, None if is_c_order else order, size_stride_offset)
     if window.is_static:
         for source in chain:
-            elements = window.elements_of(source.meta["val"])
-            if elements is not None:
-                return _gathered(source, elements)
+            indices = window.indices_in(source.meta["val"])
+            if indices is not None:
+                return _select_elements(source, indices)
     raise unsupported(node, _why_not(node, given["self"]), _HINT)
 
 
@@ -83,6 +83,7 @@ _HINT = (
 
 
 def _why_not(node: Node, value: Node) -> str:
+    """Return why no tensor of the file contains the memory that ``node`` reads."""
     if not _is_static(value.meta["val"]):
         return (
             f"{node.target} reads memory at positions that depend on sizes only known"
@@ -106,6 +107,7 @@ class _Window:
 
     @property
     def is_static(self) -> bool:
+        """Whether all numbers of the window are known at compile time."""
         return all(isinstance(n, int) for n in (*self.size, *self.stride, self.offset))
 
     def offset_in(self, val: Any) -> Any:
@@ -128,23 +130,27 @@ class _Window:
         starts_at_zero = statically_known_true(val.storage_offset() == 0)
         return self.given_offset if starts_at_zero else None
 
-    def elements_of(self, val: Any) -> torch.Tensor | None:
-        """Return the index in ``val`` of each element in the window.
+    def indices_in(self, val: Any) -> torch.Tensor | None:
+        """Return the index in the flattened ``val`` of each element in the window.
 
         None if an element of the window is not in ``val``.
         """
         if not _is_static(val) or not val.numel():
             return None
-        shown = _places(self.size, self.stride, self.offset)
-        held = _places_of(val)
-        elements = _numbered(held, shown)[shown]
-        return elements if bool((elements >= 0).all()) else None
+        window_places = _places(self.size, self.stride, self.offset)
+        index_at = _index_by_place(_places_of(val), window_places)
+        indices = index_at[window_places]
+        return indices if bool((indices >= 0).all()) else None
 
 
-def _scattered(
+def _scatter(
     node: Node, base: Node, src: Node, window: _Window
 ) -> tuple[GraphModule, list[Node]]:
-    """Return a graph that writes the elements of ``src`` to the window of ``base``."""
+    """Return a graph that writes the elements of ``src`` to the window of ``base``.
+
+    Positions in memory are known at compile time. So the graph writes elements by their
+    index in the flattened ``base``.
+    """
     val = base.meta["val"]
     repeats = any(statically_known_true(stride == 0) for stride in val.stride())
     if repeats and not is_contiguous_or_false(val):
@@ -154,33 +160,38 @@ def _scattered(
         text = f"{node.target} needs sizes and strides that are known at compile time"
         raise unsupported(node, text, _HINT)
     graph = _Graph(val.fake_mode)
-    into = graph.take(base)
-    new = graph.take(src)
-    shown = _places(window.size, window.stride, window.offset)
-    held = _places_of(val)
-    if shown.unique().numel() != shown.numel():  # type: ignore[no-untyped-call]
+    target = graph.take(base)
+    source = graph.take(src)
+    window_places = _places(window.size, window.stride, window.offset)
+    base_places = _places_of(val)
+    distinct = window_places.unique()  # type: ignore[no-untyped-call]
+    if distinct.numel() != window_places.numel():
         text = f"{node.target} writes to the same memory twice"
         raise unsupported(node, text, _HINT)
-    number = _numbered(shown, held)
-    chosen = number[held.reshape(-1)]
-    replaced = (chosen >= 0).nonzero()[:, 0]
+    # for each element of ``base``, the index of its new value in ``src``, or -1
+    source_index = _index_by_place(window_places, base_places)[base_places.reshape(-1)]
+    replaced = (source_index >= 0).nonzero()[:, 0]
     if not replaced.numel():
-        return graph.returning(graph.call(aten.clone.default, into))
+        return graph.returning(graph.call(aten.clone.default, target))
     if src.meta["val"].dtype != val.dtype:
-        new = graph.call(aten._to_copy.default, new, dtype=val.dtype)
-    flat = graph.call(aten.reshape.default, into, [-1])
-    new = graph.call(aten.reshape.default, new, [-1])
-    elements = graph.call(aten.index_select.default, new, 0, chosen[replaced])
-    put = graph.call(aten.scatter.src, flat, 0, replaced, elements)
-    return graph.returning(graph.call(aten.reshape.default, put, list(val.shape)))
+        source = graph.call(aten._to_copy.default, source, dtype=val.dtype)
+    flat_target = graph.call(aten.reshape.default, target, [-1])
+    flat_source = graph.call(aten.reshape.default, source, [-1])
+    new_elements = graph.call(
+        aten.index_select.default, flat_source, 0, source_index[replaced]
+    )
+    flat_result = graph.call(aten.scatter.src, flat_target, 0, replaced, new_elements)
+    result = graph.call(aten.reshape.default, flat_result, list(val.shape))
+    return graph.returning(result)
 
 
-def _read(
+def _as_strided_of(
     source: Node, order: list[int] | None, size_stride_offset: tuple[Any, ...]
 ) -> tuple[GraphModule, list[Node]]:
-    """Return a graph with ``as_strided`` of ``source``.
+    """Return a graph that computes ``as_strided`` of ``source``, and its inputs.
 
-    ``order``: the order of the dimensions in memory, if it is not C order.
+    ``order``: the order of the dimensions in memory, if it is not C order. In a file,
+    tensors are in C order, so the permuted copy has the recorded memory.
     """
     graph = _Graph(source.meta["val"].fake_mode)
     memory = graph.take(source)
@@ -190,13 +201,18 @@ def _read(
     return graph.returning(graph.call(aten.as_strided.default, memory, *window))
 
 
-def _gathered(source: Node, elements: torch.Tensor) -> tuple[GraphModule, list[Node]]:
+def _select_elements(
+    source: Node, indices: torch.Tensor
+) -> tuple[GraphModule, list[Node]]:
+    """Return a graph that selects elements by their index in the flattened ``source``.
+
+    The result has the shape of ``indices``.
+    """
     graph = _Graph(source.meta["val"].fake_mode)
     flat = graph.call(aten.reshape.default, graph.take(source), [-1])
-    taken = graph.call(aten.index_select.default, flat, 0, elements.reshape(-1))
-    return graph.returning(
-        graph.call(aten.reshape.default, taken, list(elements.shape))
-    )
+    selected = graph.call(aten.index_select.default, flat, 0, indices.reshape(-1))
+    result = graph.call(aten.reshape.default, selected, list(indices.shape))
+    return graph.returning(result)
 
 
 class _Graph:
@@ -213,12 +229,14 @@ class _Graph:
         self.inputs: dict[Node, Node] = {}
 
     def take(self, node: Node) -> Node:
+        """Return the input of the graph for a node of the program; add it if new."""
         if node not in self.inputs:
             self.inputs[node] = made = self.graph.placeholder(node.name)
             made.meta["val"] = self._dense(node.meta["val"])
         return self.inputs[node]
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """Append a call, and compute its value under fake tensors. Return its node."""
         args = tuple(
             self._constant(a) if isinstance(a, torch.Tensor) else a for a in args
         )
@@ -231,12 +249,14 @@ class _Graph:
         return made
 
     def _dense(self, val: Any) -> Any:
+        """Return a recorded tensor as it is in a file: in C order, in its own memory."""
         if not isinstance(val, torch.Tensor):
             return val
         with self.mode:
             return val.clone(memory_format=torch.contiguous_format)
 
     def _constant(self, tensor: torch.Tensor) -> Node:
+        """Store a tensor in the graph module, and return a node that reads it."""
         name = f"places_{len(self.graph.nodes)}"
         self.root.register_buffer(name, tensor)
         made = self.graph.get_attr(name)
@@ -251,7 +271,10 @@ class _Graph:
 
 
 def _views_from_root(value: Node) -> list[Node]:
-    """Return the chain of views that ends in ``value``, the first source first."""
+    """Return the tensors that share the memory of ``value``, from the root to ``value``.
+
+    Each is a view of the one before it.
+    """
     chain = [value]
     source = _source_of_view(value)
     while source is not None:
@@ -266,6 +289,7 @@ def _source_of_view(view: Node) -> Node | None:
     if not isinstance(call.target, OpOverload) or not call.args:
         return None
     arguments = call.target._schema.arguments
+    # in the schema of a view, the first argument has the mark of an alias
     if not arguments or arguments[0].alias_info is None:
         return None
     source: Node = call.args[0]
@@ -285,6 +309,7 @@ def _source_of_view(view: Node) -> Node | None:
             again = call.target(*args, **kwargs)
     except (_ShapeEnvGuardError, GuardOnDataDependentSymNode):
         return None
+    # an operator such as split returns several views; getitem takes one
     shown = again if call is view else again[view.args[1]]
     is_same_memory = shown.untyped_storage()._cdata == val.untyped_storage()._cdata
     return source if is_same_memory else None
@@ -306,22 +331,25 @@ def _dense_order(val: Any) -> list[int] | None:
     if is_contiguous_or_false(val):
         return list(range(val.dim()))
     inner_first: list[int] = []
+    # the stride that the next dimension must have: the product of the inner sizes
     step: Any = 1
-    left = list(range(val.dim()))[::-1]
-    while left:
-        for dim in left:
+    remaining = list(range(val.dim()))[::-1]
+    while remaining:
+        for dim in remaining:
+            # the stride of a dimension with one element has no meaning
             has_one_element = statically_known_true(val.shape[dim] == 1)
             if has_one_element or statically_known_true(val.stride(dim) == step):
                 break
         else:
             return None
-        left.remove(dim)
+        remaining.remove(dim)
         inner_first.append(dim)
         step = step * val.shape[dim]
     return inner_first[::-1]
 
 
 def _places_of(val: Any) -> torch.Tensor:
+    """Return the positions in memory of the elements of a recorded tensor."""
     return _places(val.shape, val.stride(), val.storage_offset())
 
 
@@ -329,24 +357,26 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Te
     """Return the positions in memory of a tensor's elements, in its shape."""
     places = torch.full(tuple(size), offset)
     for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
-        along = [1] * len(size)
-        along[dim] = count
-        places = places + (torch.arange(count) * step).reshape(along)
+        # shaped to broadcast: ``count`` along ``dim``, else 1
+        shape = [1] * len(size)
+        shape[dim] = count
+        places = places + (torch.arange(count) * step).reshape(shape)
     return places
 
 
-def _numbered(places: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return for each position in memory its index in ``places``, or -1.
+def _index_by_place(places: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return a table: position in memory -> its index in the flattened ``places``, or -1.
 
-    The result covers all positions in ``places`` and ``others``.
+    The table is long enough for all positions in ``places`` and ``others``.
     """
     ends = [int(p.max()) + 1 for p in (places, others) if p.numel()]
-    number = torch.full((max(ends, default=0),), -1)
-    number[places.reshape(-1)] = torch.arange(places.numel())
-    return number
+    table = torch.full((max(ends, default=0),), -1)
+    table[places.reshape(-1)] = torch.arange(places.numel())
+    return table
 
 
 def _is_static(val: Any) -> bool:
+    """Return whether the layout of a recorded tensor is known at compile time."""
     return all(
         isinstance(n, int) for n in (*val.shape, *val.stride(), val.storage_offset())
     )

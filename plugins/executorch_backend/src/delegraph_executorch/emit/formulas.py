@@ -19,13 +19,14 @@ from torch._decomp import decomposition_table
 from .complex_formulas import COMPLEX_FORMULAS, FORMULAS_IF_COMPLEX, only_complex
 
 aten = torch.ops.aten
-SORTED = 1 << 22
+MOST_COMPARISONS = 1 << 22
 """The most comparisons for sorting.
 
 No kernel sorts stably, so the formula compares all pairs of elements.
 """
 
 LARGEST_POWER = 64
+"""The largest exponent of ``pow_of_integers``; each of its bits takes two products."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -35,24 +36,29 @@ def remainder(self: Any, other: Any) -> Tensor:
         isinstance(self, Tensor)
         and not torch.result_type(self, other).is_floating_point
     ):
-        return _rest(self, other)
+        return _remainder_of_integers(self, other)
     rest = (
         aten.fmod.Tensor(self, other)
         if isinstance(other, Tensor)
         else aten.fmod.Scalar(self, other)
     )
-    wrong = (rest != 0) & ((rest < 0) != (other < 0))
-    return torch.where(wrong, rest + other, rest)
+    # fmod has the sign of the dividend
+    has_wrong_sign = (rest != 0) & ((rest < 0) != (other < 0))
+    return torch.where(has_wrong_sign, rest + other, rest)
 
 
 def fmod(self: Tensor, other: Any) -> Tensor:
+    """Return the remainder of integers with the sign of the dividend ``self``.
+
+    ``_remainder_of_integers`` has the sign of the divisor: a remainder of the wrong
+    sign is one divisor away.
+    """
     if torch.result_type(self, other).is_floating_point:
         raise NotImplementedError("the formula is for integers only")
-    rest = _rest(self, other)
-    moved: Tensor = torch.where(
-        (rest != 0) & ((rest < 0) != (self < 0)), rest - other, rest
-    )
-    return moved
+    rest = _remainder_of_integers(self, other)
+    has_wrong_sign = (rest != 0) & ((rest < 0) != (self < 0))
+    result: Tensor = torch.where(has_wrong_sign, rest - other, rest)
+    return result
 
 
 def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
@@ -70,7 +76,8 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
         raise NotImplementedError(
             "the formula divides integers only if rounding_mode is given"
         )
-    floor = _floor(self, other, functools.partial(torch.div, rounding_mode="floor"))
+    divide_down = functools.partial(torch.div, rounding_mode="floor")
+    floor = _floor(self, other, divide_down)
     if rounding_mode == "floor":
         return floor
     quotient: Tensor = floor + ((floor < 0) & (floor * other != self)).to(floor.dtype)
@@ -78,7 +85,11 @@ def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> 
 
 
 def _floor_of_floats(self: Tensor, other: Any) -> Tensor:
-    """Return the floor of a quotient; division by zero gives infinity or NaN."""
+    """Return the floor of a quotient of floats.
+
+    Division by zero gives infinity or NaN, as in eager PyTorch. The kernel would give
+    infinity for zero divided by zero.
+    """
     if isinstance(other, Tensor):
         is_zero = other == 0
         quotient = self / other
@@ -91,15 +102,17 @@ def _floor_of_floats(self: Tensor, other: Any) -> Tensor:
 
 
 def floor_divide(self: Tensor, other: Any) -> Tensor:
+    """Divide and round down."""
     if torch.result_type(self, other).is_floating_point:
         return torch.div(self, other, rounding_mode="floor")
     return _floor(self, other, torch.floor_divide)
 
 
 def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Tensor:
-    """Return the floor of a division of integers.
+    """Return the floor of a division of integers, which ``divide`` computes.
 
-    Division by -1 is a negation: the kernel crashes for the least integer by -1.
+    Division by -1 becomes a negation, because the kernel crashes if the least integer
+    is divided by -1.
     """
     if not isinstance(other, Tensor):
         return divide(self, other) if other != -1 else -self
@@ -107,10 +120,11 @@ def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Te
     return torch.where(other == -1, (-self).to(by_others.dtype), by_others)
 
 
-def _rest(self: Tensor, other: Any) -> Tensor:
-    """Return the remainder of the floor of a division.
+def _remainder_of_integers(self: Tensor, other: Any) -> Tensor:
+    """Return ``self`` minus the floor of the quotient times ``other``.
 
-    Divisors of -1 become 1: the remainder is 0 as well, and the kernel does not crash.
+    It has the sign of ``other``. Divisors of -1 become 1: the remainder is 0 as well,
+    and the kernel does not crash for the least integer.
     """
     if isinstance(other, Tensor):
         other = torch.where(other == -1, 1, other)
@@ -120,8 +134,8 @@ def _rest(self: Tensor, other: Any) -> Tensor:
     return rest
 
 
-def whole(self: Tensor) -> Tensor:
-    """Return the argument of ceil, floor or trunc, if it is an integer."""
+def round_integers(self: Tensor) -> Tensor:
+    """Return a copy: ceil, floor and trunc do not change integers."""
     if self.is_floating_point():
         raise NotImplementedError("the formula is for integers only")
     return self.clone()
@@ -130,10 +144,12 @@ def whole(self: Tensor) -> Tensor:
 def summed_in_float32(target: Any) -> Callable[..., Any]:
     """Return a formula that computes half precision in float32 and rounds once.
 
-    Other types use PyTorch's decomposition.
+    It is for operators with one element type for tensors and results: the result is in
+    half precision if a tensor is. No tensor is in a list or a keyword argument. Other
+    types use PyTorch's decomposition.
     """
 
-    def widened(value: Any) -> Any:
+    def widen(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dtype in _HALVES:
             return value.float()
         return value
@@ -147,23 +163,26 @@ def summed_in_float32(target: Any) -> Callable[..., Any]:
                 raise NotImplementedError("the formula is for half precision only")
             return decomposition(*args, **kwargs)
 
-        def rounded(value: Any) -> Any:
+        def narrow(value: Any) -> Any:
             if isinstance(value, Tensor) and value.dtype == torch.float32:
                 return value.to(halves[0])
             return value
 
-        wide_args = [widened(value) for value in args]
-        wide_kwargs = {name: widened(value) for name, value in kwargs.items()}
-        results = target(*wide_args, **wide_kwargs)
+        results = target(*map(widen, args), **kwargs)
         if isinstance(results, tuple):
-            return tuple(rounded(result) for result in results)
-        return rounded(results)
+            return tuple(map(narrow, results))
+        return narrow(results)
 
     return call
 
 
-def promoted(target: Any) -> Callable[..., Any]:
-    """Return a formula that casts the tensor first and calls the other overload."""
+def cast_then_other_overload(target: Any) -> Callable[..., Any]:
+    """Return a formula of add or sub for operands of different types.
+
+    It casts the first operand to the type of the result. It then calls the overload
+    that ``target`` is not: Scalar for Tensor, and Tensor for Scalar. ``target`` itself
+    cannot be called, since it is being decomposed.
+    """
     packet = target.overloadpacket
     is_tensor_overload = target is packet.Tensor
 
@@ -182,6 +201,7 @@ def sign(self: Tensor) -> Tensor:
 
 
 def exp2(self: Tensor) -> Tensor:
+    """Return 2 to the power of each element."""
     return torch.pow(2.0, self)
 
 
@@ -195,6 +215,7 @@ def signbit(self: Tensor) -> Tensor:
 
 
 def angle(self: Tensor) -> Tensor:
+    """Return the angle of real numbers: pi for negative ones, else 0; NaN for NaN."""
     real = self.to(torch.result_type(self, 1.0))
     is_nan = real.isnan()
     angles = torch.where(real < 0, math.pi, 0.0).to(real.dtype)
@@ -202,6 +223,7 @@ def angle(self: Tensor) -> Tensor:
 
 
 def fmax(self: Tensor, other: Tensor) -> Tensor:
+    """Return the larger element; the other one if one of them is NaN."""
     is_nan = self.isnan()
     other_is_nan = other.isnan()
     larger = torch.maximum(self, other)
@@ -209,6 +231,7 @@ def fmax(self: Tensor, other: Tensor) -> Tensor:
 
 
 def fmin(self: Tensor, other: Tensor) -> Tensor:
+    """Return the smaller element; the other one if one of them is NaN."""
     is_nan = self.isnan()
     other_is_nan = other.isnan()
     smaller = torch.minimum(self, other)
@@ -226,7 +249,10 @@ def hypot(self: Tensor, other: Tensor) -> Tensor:
 def amax_of_scalar_or_empty(
     self: Tensor, dim: Sequence[int] = (), keepdim: bool = False
 ) -> Tensor:
-    """Compute amax or amin of a tensor without dimensions or without elements."""
+    """Compute amax or amin of a tensor without dimensions or without elements.
+
+    Without elements, the result has no elements either; the sum has its shape.
+    """
     if not self.dim():
         return self.clone()
     if self.numel():
@@ -259,45 +285,61 @@ def sum_along_one_dim(
     The kernel needs two: the formula adds a dimension with one element. A tensor
     without dimensions is its own sum.
     """
+    # the type of the sum if the call names none
     plain = self.dtype if self.is_floating_point() or self.is_complex() else torch.int64
     if not self.dim():
         return amax_of_scalar_or_empty(self.to(dtype or plain))
     if not dim or len(dim) > 1:
         raise NotImplementedError("the formula sums along one dimension only")
-    along = dim[0] % self.dim()
-    total: Tensor = self.unsqueeze(0).sum([0, along + 1], keepdim=keepdim, dtype=dtype)
+    axis = dim[0] % self.dim()
+    total: Tensor = self.unsqueeze(0).sum([0, axis + 1], keepdim=keepdim, dtype=dtype)
     return total.squeeze(0) if keepdim else total
 
 
 def sort(
     self: Tensor, dim: int = -1, descending: bool = False, stable: bool | None = True
 ) -> tuple[Tensor, Tensor]:
-    """Sort stably, NaN last. An element's index is the number of elements before it."""
+    """Sort stably, NaN last, by comparing all pairs of elements.
+
+    The place of an element in the result is the number of elements that come before it:
+    smaller ones, and equal ones with a lower index. ``stable`` is ignored.
+    """
     if not self.dim():
         return self.clone(), torch.zeros((), dtype=torch.int64)
     x = self.transpose(dim, -1)
     size = x.shape[-1]
-    if not isinstance(self.numel() * size, int) or self.numel() * size > SORTED:
+    comparisons = self.numel() * size
+    # a size that is known at run time only is no int
+    if not isinstance(comparisons, int) or comparisons > MOST_COMPARISONS:
         raise NotImplementedError(
-            f"the formula for sorting compares all pairs of elements, at most {SORTED}"
+            "the formula for sorting compares all pairs of elements, at most"
+            f" {MOST_COMPARISONS}"
         )
-    mine = x.unsqueeze(-1)
-    theirs = x.unsqueeze(-2)
-    before = _is_less(mine, theirs) if descending else _is_less(theirs, mine)
-    equal = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    # [..., size, size]: entry i, j compares the element i with the other element j
+    element = x.unsqueeze(-1)
+    other = x.unsqueeze(-2)
+    if descending:
+        is_before = _is_less(element, other)
+    else:
+        is_before = _is_less(other, element)
+    is_equal = (element == other) | (element.isnan() & other.isnan())
     order = torch.arange(size)
-    places = (before | (equal & (order < order.unsqueeze(-1)))).sum(-1)
+    has_lower_index = order < order.unsqueeze(-1)
+    places = (is_before | (is_equal & has_lower_index)).sum(-1)
+    # invert the permutation: from the place of each index to the index at each place
     indices = torch.zeros_like(places).scatter(-1, places, order.expand(places.shape))
     return x.gather(-1, indices).transpose(dim, -1), indices.transpose(dim, -1)
 
 
 def _is_less(a: Tensor, b: Tensor) -> Tensor:
+    """Return where ``a`` sorts before ``b``; NaN is the largest value."""
     return (a < b) | (b.isnan() & ~a.isnan())
 
 
 def sort_stable(
     self: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """Sort stably; the formula of ``sort`` always does."""
     return sort(self, dim, descending)
 
 
@@ -318,26 +360,32 @@ def searchsorted(
     side: Any = None,
     sorter: Any = None,
 ) -> Tensor:
-    """Return the number of boundaries before a value. NaN is the largest value."""
+    """Return the number of boundaries in ``sequence`` before each value of ``self``.
+
+    NaN is the largest value. A boundary that equals the value counts only with
+    ``right``, or a ``side`` of "right".
+    """
     if sorter is not None:
         raise NotImplementedError("the formula does not support a sorter")
     bounds = sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
     if sequence.dim() == 1:
         bounds = sequence
-    after = bounds > values if right or side == "right" else bounds >= values
-    return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+    is_after = bounds > values if right or side == "right" else bounds >= values
+    return (~is_after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
 def bucketize(
     self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
+    """Call ``searchsorted``, which has these arguments in another order."""
     return searchsorted(boundaries, self, out_int32=out_int32, right=right)
 
 
 def put(
     self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False
 ) -> Tensor:
+    """Write to elements by their index in the flattened tensor."""
     flat = self.reshape(-1).index_put(
         [index.reshape(-1)], source.reshape(-1), accumulate
     )
@@ -347,7 +395,10 @@ def put(
 def addbmm(
     self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """Return the sum over all batches. Half precision is rounded once."""
+    """Return beta * self + alpha * the sum of the products of all batches.
+
+    Half precision is computed in float32, and rounded once.
+    """
     if self.dtype in _HALVES:
         wide = addbmm(
             self.float(), batch1.float(), batch2.float(), beta=beta, alpha=alpha
@@ -359,6 +410,7 @@ def addbmm(
         return tensor if factor == 1 else tensor * factor
 
     product = scale(torch.bmm(batch1, batch2).sum(0, dtype=self.dtype), alpha)
+    # with a beta of 0, NaN in ``self`` is ignored
     return product + scale(self, beta) if beta else product
 
 
@@ -372,6 +424,12 @@ def trilinear(
     sumdim: Any,
     unroll_dim: int = 1,
 ) -> Tensor:
+    """Return the sum of the product of three tensors over ``sumdim``.
+
+    ``expand1``, ``expand2`` and ``expand3``: where each gets dimensions of size 1.
+    ``unroll_dim`` only affects the speed of PyTorch's kernel.
+    """
+
     def expand(tensor: Tensor, places: Sequence[int]) -> Tensor:
         for place in places:
             tensor = tensor.unsqueeze(place)
@@ -397,6 +455,7 @@ def empty(size: Any, *_: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
 
 
 def convert_element_type(self: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to ``dtype``; the result is a copy even if the type is equal."""
     return self.to(dtype, copy=True)
 
 
@@ -409,6 +468,10 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
+    """Add elements of ``src`` at indices along ``dim``; other reductions are refused.
+
+    Without ``include_self``, written elements start from 0 instead of ``self``.
+    """
     if reduce != "sum":
         raise NotImplementedError(
             f"the formula does not support the reduction {reduce!r}"
@@ -449,7 +512,7 @@ def empty_product(self: Tensor, mat2: Tensor) -> Tensor:
 
 
 def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Join tensors without elements."""
+    """Return the concatenation of tensors without elements."""
     if any(t.numel() for t in tensors):
         raise NotImplementedError("the formula is for tensors without elements only")
     # PyTorch ignores tensors of the shape [0].
@@ -461,6 +524,7 @@ def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def narrow_copy(self: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    """Return a copy of ``length`` indices of a dimension, from ``start`` on."""
     if isinstance(start, int) and start < 0:
         start += self.shape[dim]
     result: Tensor = aten.slice.Tensor(self, dim, start, start + length)
@@ -468,11 +532,15 @@ def narrow_copy(self: Tensor, dim: int, start: Any, length: Any) -> Tensor:
 
 
 def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
+    """Return the slices of a dimension, one for each index."""
     return [self.select(dim, k) for k in range(self.shape[dim])]
 
 
 def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
-    """Crop by slices for negative pads, and pad by the kernel."""
+    """Pad with ``value``: crop by slices for negative pads, and pad by the kernel.
+
+    ``pad``: front and back of the last dimension, then those of the one before it, ...
+    """
     for k, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = self.dim() - 1 - k
         start = max(-front, 0)
@@ -486,7 +554,10 @@ def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
 
 
 def shift(target: Any) -> Callable[..., Any]:
-    """Return a formula of ``x << n`` or ``x >> n`` by the operator with a kernel."""
+    """Return a formula of ``x << n`` or ``x >> n`` that calls ``target``.
+
+    ``target``: aten.bitwise_left_shift or aten.bitwise_right_shift, which have kernels.
+    """
 
     def call(self: Tensor, other: Any) -> Any:
         if isinstance(other, Tensor):
@@ -500,9 +571,9 @@ def left_shift(self: Tensor, other: Any) -> Tensor:
     """Shift left; counts below 0 or beyond the type's width give 0."""
     bits = self.dtype.itemsize * 8
     if isinstance(other, Tensor):
-        outside = (other < 0) | (other >= bits)
-        shifted = torch.bitwise_left_shift(self, torch.where(outside, 0, other))
-        return torch.where(outside, 0, shifted)
+        is_too_far = (other < 0) | (other >= bits)
+        shifted = torch.bitwise_left_shift(self, torch.where(is_too_far, 0, other))
+        return torch.where(is_too_far, 0, shifted)
     if 0 <= other < bits:
         return torch.bitwise_left_shift(self, other)
     return torch.zeros_like(self)
@@ -512,16 +583,16 @@ def right_shift(self: Tensor, other: Any) -> Tensor:
     """Shift right; counts below 0 or beyond the type's width give 0 or -1."""
     bits = self.dtype.itemsize * 8
     if isinstance(other, Tensor):
-        outside = (other < 0) | (other >= bits)
-        shifted = torch.bitwise_right_shift(self, torch.where(outside, 0, other))
-        return torch.where(outside, _signs(self), shifted)
+        is_too_far = (other < 0) | (other >= bits)
+        shifted = torch.bitwise_right_shift(self, torch.where(is_too_far, 0, other))
+        return torch.where(is_too_far, _sign_bits(self), shifted)
     if 0 <= other < bits:
         return torch.bitwise_right_shift(self, other)
-    return _signs(self)
+    return _sign_bits(self)
 
 
-def _signs(self: Tensor) -> Tensor:
-    """Return -1 for negative numbers, else 0."""
+def _sign_bits(self: Tensor) -> Tensor:
+    """Return -1 (all bits set) for negative numbers, else 0."""
     return -((self < 0).to(self.dtype))
 
 
@@ -529,7 +600,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.remainder.Tensor: remainder,
     **{
-        target: promoted(target)
+        target: cast_then_other_overload(target)
         for target in (
             aten.add.Scalar,
             aten.add.Tensor,
@@ -541,7 +612,9 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.div.Tensor_mode: rounded_division,
     aten.fmod.Scalar: fmod,
     aten.fmod.Tensor: fmod,
-    **{target.default: whole for target in (aten.ceil, aten.floor, aten.trunc)},
+    **{
+        target.default: round_integers for target in (aten.ceil, aten.floor, aten.trunc)
+    },
     **{
         target: summed_in_float32(target)
         for target in (

@@ -55,11 +55,12 @@ def _write_in_place(
 ) -> TensorValue:
     """Let an ``index_put`` write to the memory of its buffer."""
     given = _arguments(aten.index_put.default, node)
-    buffer_position = emitter.position(buffer)
-    args = [buffer_position]
+    target = emitter.position(buffer)
+    args = [target]
     for schema in aten.index_put.default._schema.arguments[1:]:
         args.append(_position(emitter, node, schema, given[schema.name]))
-    emitter.assembler.kernel(KERNEL, "", [*args, buffer_position])
+    # the result of an in-place kernel is its first argument
+    emitter.assembler.kernel(KERNEL, "", [*args, target])
     return buffer
 
 
@@ -92,7 +93,7 @@ def call_kernel(emitter: GraphEmitter, node: Node) -> Result:
         return _emit_decomposed(emitter, node, text)
     args = [_position(emitter, node, a, given[a.name]) for a in kernel.inputs]
     results = emitter.new_results(node)
-    _append(emitter, kernel, args, results)
+    _append_call(emitter, kernel, args, results)
     return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
 
 
@@ -142,7 +143,10 @@ def _emit_decomposed(emitter: GraphEmitter, node: Node, text: str) -> Result:
 def _emit_instead(
     emitter: GraphEmitter, node: Node, module: GraphModule, inputs: Sequence[Node]
 ) -> Result:
-    """Emit a graph in place of a node, with the values of ``inputs`` as its inputs."""
+    """Emit the graph ``module`` instead of a node, and return the node's result.
+
+    ``inputs`` are the nodes whose values the graph takes as its inputs.
+    """
     nested = emitter.nested(module, [emitter.item(i) for i in inputs])
     nested.decomposing |= {node.target}
     nested.emit()
@@ -150,7 +154,7 @@ def _emit_instead(
     return items if isinstance(node.meta["val"], (tuple, list)) else items[0]
 
 
-def _append(
+def _append_call(
     emitter: GraphEmitter, kernel: Kernel, args: Sequence[int], results: Sequence[Item]
 ) -> None:
     """Append a kernel call.
@@ -212,28 +216,32 @@ def _position(emitter: GraphEmitter, node: Node, schema: Any, value: Any) -> int
 
 
 def _list_position(emitter: GraphEmitter, kind: Any, value: Any, schema: Any) -> int:
+    """Return the position of a list whose elements have the schema type ``kind``."""
     values = emitter.assembler.values
-    listed = (
-        list(value) if isinstance(value, (tuple, list)) else [value] * (schema.N or 1)
-    )
+    if isinstance(value, (tuple, list)):
+        elements = list(value)
+    else:
+        # A schema such as int[2] (N is 2) also accepts one number for all elements.
+        elements = [value] * (schema.N or 1)
     if isinstance(kind, torch.OptionalType):
         return values.references(
-            OptionalTensorList, [emitter.position(emitter.item(v)) for v in listed]
+            OptionalTensorList, [emitter.position(emitter.item(v)) for v in elements]
         )
     if isinstance(kind, torch.TensorType):
         return values.references(
-            TensorList, [emitter.position(emitter.item(v)) for v in listed]
+            TensorList, [emitter.position(emitter.item(v)) for v in elements]
         )
     if isinstance(kind, torch.FloatType):
-        return values.numbers(DoubleList, [float(v) for v in listed])
+        return values.numbers(DoubleList, [float(v) for v in elements])
     if isinstance(kind, torch.BoolType):
-        return values.numbers(BoolList, [bool(v) for v in listed])
+        return values.numbers(BoolList, [bool(v) for v in elements])
     return values.references(
-        IntList, [_scalar_position(emitter, kind, v) for v in listed]
+        IntList, [_scalar_position(emitter, kind, v) for v in elements]
     )
 
 
 def _tensor_position(emitter: GraphEmitter, node: Node, value: Any) -> int:
+    """Return the position of a tensor argument; a constant number becomes a tensor."""
     item = emitter.item(value)
     if isinstance(item, (bool, int, float)):
         return emitter.position(constant_tensor(torch.tensor(item)))
@@ -246,6 +254,10 @@ def _tensor_position(emitter: GraphEmitter, node: Node, value: Any) -> int:
 def _scalar_position(
     emitter: GraphEmitter, kind: Any, value: Any, name: str = ""
 ) -> int:
+    """Return the position of an argument that is no tensor and no list.
+
+    ``kind``: its type in the schema; an integer is converted to it.
+    """
     item = emitter.item(value)
     if name == "non_blocking":
         # Kernels run one after the other.
@@ -265,7 +277,10 @@ def _scalar_position(
 def copy_tensor(
     emitter: GraphEmitter, source: TensorValue, target: TensorValue
 ) -> None:
-    """Copy a tensor to the memory of another one."""
+    """Append a call of aten::clone.out that copies ``source`` to ``target``.
+
+    Raises Unsupported if the kernel set lacks that kernel.
+    """
     kernel = find_kernel(aten.clone.default, emitter.context.kernels)
     if kernel is None:
         text = (
@@ -273,8 +288,14 @@ def copy_tensor(
             " program needs to copy tensors"
         )
         hint = "name a kernel set that has it (option kernels)"
-        raise unsupported(next(iter(emitter.module.graph.nodes)), text, hint)
-    given = {"self": source}
-    args = [emitter.position(given.get(a.name)) for a in kernel.inputs]
-    position = emitter.position(target)
-    emitter.assembler.kernel(kernel.name, kernel.overload, [*args, position, position])
+        # no node of the graph asks for the copy; an error needs one
+        first_node = next(iter(emitter.module.graph.nodes))
+        raise unsupported(first_node, text, hint)
+    # all arguments but ``self`` are optional: None
+    args = [
+        emitter.position(source if argument.name == "self" else None)
+        for argument in kernel.inputs
+    ]
+    # ExecuTorch passes the target twice: as the argument ``out``, and as the result
+    out = emitter.position(target)
+    emitter.assembler.kernel(kernel.name, kernel.overload, [*args, out, out])

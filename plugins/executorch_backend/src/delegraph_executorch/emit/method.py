@@ -104,9 +104,10 @@ def emit_method(
 
 
 def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPlan:
-    """Return the plan of a method that only returns a value.
+    """Return the plan of a method without inputs that only returns a constant value.
 
-    The value is a tensor, a number, a string, or a container of these.
+    The value is a tensor, a number, a string, or a container of these. The plan has no
+    instructions: its outputs are entries of the table of values.
     """
     leaves, structure = pytree.tree_flatten(value)
     values = ValueTable()
@@ -116,9 +117,11 @@ def emit_constant_method(name: str, value: Any, context: Context) -> ExecutionPl
             outputs.append(values.position(constant_tensor(leaf)))
         else:
             outputs.append(values.constant(leaf))
+    # no tensor has planned memory, so no offsets are given
     finished = finish_values(values.entries, {}, context)
+    no_arguments = pytree.tree_structure(((), {}))
     container = ContainerMetadata(
-        encode_structure(pytree.tree_structure(((), {}))), encode_structure(structure)
+        encode_structure(no_arguments), encode_structure(structure)
     )
     return ExecutionPlan(
         name=name,
@@ -152,6 +155,12 @@ def training_methods(name: str, program: ExportedProgram) -> dict[str, Any]:
 
 
 class _Method:
+    """Emits one method.
+
+    ``state``: the values that the method writes, by their name in the model. ``inputs``
+    and the positions of inputs and outputs are those of the caller.
+    """
+
     def __init__(
         self,
         name: str,
@@ -207,6 +216,7 @@ class _Method:
 
         Results that are written to a buffer, or returned twice, need a copy by the host.
         """
+        # a value occurs once for each output that it is
         values = [value for _, value in self._specs()]
         return frozenset(
             value
@@ -255,6 +265,11 @@ class _Method:
             self.emitter.of[node] = value
 
     def _input(self, node: Node, is_written: bool) -> Item:
+        """Return the value of an input: a number, a constant or a tensor.
+
+        A tensor has its largest sizes. The caller provides the memory of an input that
+        the method writes.
+        """
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt | torch.SymFloat):
             return self.emitter.new_value(val, node)
@@ -266,6 +281,7 @@ class _Method:
         return planned_tensor(val.dtype, sizes, varies, home)
 
     def _constant(self, node: Node, spec: InputSpec, is_trained: bool) -> TensorValue:
+        """Return the value of a weight or constant, with its data file if it has one."""
         made = constant_tensor(tensor_of(self.program, spec))
         if _is_of_model(node, spec):
             made.file = self.context.file_of(node, is_trained)
@@ -294,6 +310,7 @@ class _Method:
         return self.context.places.offsets.get((self.name, str(spec.target)))
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
+        """Return each output's description, with its node or constant."""
         return zip(
             self.program.graph_signature.output_specs,
             output_values(self.program),
@@ -301,7 +318,7 @@ class _Method:
         )
 
     def _outputs(self) -> list[Item]:
-        """Return the values that the caller gets.
+        """Return the values that the caller gets, after appending the copies they need.
 
         Outputs are copied if their memory is used otherwise. The parameters of a joint
         program come last and are not copied: a trainer updates them in place.
@@ -312,13 +329,14 @@ class _Method:
                 continue
             item = self.emitter.item(value)
             if isinstance(item, TensorValue) and self._needs_copy(item, outputs):
-                item = self._copied(item)
+                item = self._append_copy(item)
             outputs.append(item)
         for target in trained_targets(self.program):
-            outputs.append(self._trained(target))
+            outputs.append(self._trained_parameter(target))
         return outputs
 
-    def _trained(self, target: str) -> TensorValue:
+    def _trained_parameter(self, target: str) -> TensorValue:
+        """Return the value of a trained parameter; Unsupported if nothing reads it."""
         if target not in self.state:
             text = (
                 f"the program returns a gradient for {target}, but does not read a"
@@ -349,7 +367,8 @@ class _Method:
             for t in self.assembler.values.tensors()
         )
 
-    def _copied(self, item: TensorValue) -> TensorValue:
+    def _append_copy(self, item: TensorValue) -> TensorValue:
+        """Append an instruction that copies a tensor; return the copy."""
         made = planned_tensor(item.dtype, item.sizes, item.varies)
         copy_tensor(self.emitter, item, made)
         return made
@@ -357,7 +376,7 @@ class _Method:
     def _write_back(self) -> None:
         """Write new values to buffers and inputs, after all old values were read."""
         writes = [
-            (self._written(spec), self.emitter.tensor(value))
+            (self._target_of_write(spec), self.emitter.tensor(value))
             for spec, value in self._specs()
             if spec.kind in _WRITES
         ]
@@ -366,7 +385,7 @@ class _Method:
         safe = []
         for target, value in writes:
             if value.storage in written and value is not target:
-                value = self._copied(value)
+                value = self._append_copy(value)
             safe.append((target, value))
         for target, value in safe:
             if value is not target:
@@ -379,7 +398,8 @@ class _Method:
                 ]
                 self.assembler.kernel("aten::copy_", "", args)
 
-    def _written(self, spec: OutputSpec) -> TensorValue:
+    def _target_of_write(self, spec: OutputSpec) -> TensorValue:
+        """Return the buffer, parameter or input that an output is written to."""
         target = str(spec.target)
         if spec.kind is not OutputKind.USER_INPUT_MUTATION:
             return self.state[target]
@@ -418,7 +438,7 @@ class _Method:
         chain = Chain(instructions=instructions, stacktrace=self._stack_traces())
         return ExecutionPlan(
             name=self.name,
-            container=self._container(),
+            container=self._structures(),
             values=tuple(EValue(v) for v in values),
             inputs=tuple(self.input_positions),
             outputs=tuple(self.output_positions),
@@ -430,7 +450,10 @@ class _Method:
         )
 
     def _number_devices(self) -> tuple[NonConstBufferDevice, ...]:
-        """Give each device a memory after those of the host."""
+        """Set the memory number of all storages on devices; return the file's table.
+
+        Memories are numbered from 1. Those of devices come after those of the host.
+        """
         storages = [t.storage for t in self.assembler.values.tensors()]
         places = sorted(
             {
@@ -452,11 +475,13 @@ class _Method:
         )
 
     def _stack_traces(self) -> tuple[FrameList, ...]:
+        """Return the user's lines for each instruction, if the options ask for them."""
         if not self.context.stack_traces:
             return ()
         return stack_traces(self.program.graph_module, self.assembler.handles)
 
     def _storages(self, positions: Sequence[int]) -> list[Storage]:
+        """Return the storages of the tensors among the values at ``positions``."""
         entries = [self.assembler.values.entries[p] for p in positions]
         return [e.storage for e in entries if isinstance(e, TensorValue)]
 
@@ -472,29 +497,36 @@ class _Method:
                 storage.home = Home.GIVEN
 
     def _ranges(self, mark: str) -> dict[int, Sequence[int]]:
-        """Return the marked range of each input, by position."""
+        """Return the ranges that partitioners marked on inputs, by position.
+
+        ``mark`` is the key in ``node.meta``: WITHIN or INDEXED.
+        """
         return {
             k: node.meta[mark]
             for k, node in enumerate(user_inputs(self.program))
             if mark in node.meta
         }
 
-    def _container(self) -> ContainerMetadata:
-        """Return the structure of inputs and outputs, as text."""
+    def _structures(self) -> ContainerMetadata:
+        """Return the structures of inputs and outputs as texts, for ``delegraph.load``.
+
+        The text of inputs also has the conditions on inputs, and the text of outputs
+        the facts about delegates. ExecuTorch's runtime reads neither.
+        """
         spec = self.program.call_spec
-        takes = ""
+        inputs = ""
         if spec.in_spec is not None:
             signature: Any = self.program.module_call_graph[0].signature
-            fixed = [
+            constant_inputs = [
                 k
                 for k, node in enumerate(user_inputs(self.program))
                 if not isinstance(node.meta.get("val"), _VARYING)
             ]
-            takes = encode_inputs(
+            inputs = encode_inputs(
                 spec.in_spec,
                 signature.forward_arg_names or (),
                 size_relations(self.program),
-                fixed,
+                constant_inputs,
                 self._ranges(WITHIN),
                 self._ranges(INDEXED),
             )
@@ -506,7 +538,7 @@ class _Method:
             [delegate.fingerprint for delegate in used],
             [_facts_of_file(delegate.facts) for delegate in used],
         )
-        return ContainerMetadata(takes, outputs)
+        return ContainerMetadata(inputs, outputs)
 
 
 def _facts_of_file(facts: Mapping[str, str]) -> dict[str, str]:

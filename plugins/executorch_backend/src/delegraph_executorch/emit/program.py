@@ -50,7 +50,7 @@ EXTERNAL_CONSTANTS = "_default_external_constant"
 """ExecuTorch's name of the data file for ``external_constants=True``."""
 
 
-_SWITCHES = (
+_BOOLEAN_OPTIONS = (
     "stack_traces",
     "external_mutable_weights",
     "alloc_mutable_buffers",
@@ -58,7 +58,7 @@ _SWITCHES = (
     "enable_non_cpu_memory_planning",
     "share_mutable_buffers",
 )
-_BY_METHOD = (
+_OPTIONS_BY_METHOD = (
     "plan_inputs",
     "plan_outputs",
     "skip_h2d_for_method_inputs",
@@ -107,11 +107,12 @@ class EmitOptions:
     skip_d2h_for_method_outputs: bool | Mapping[str, bool] = False
 
     def __post_init__(self) -> None:
-        for name in _SWITCHES:
+        """Raise OptionError for values of wrong types, and for options in conflict."""
+        for name in _BOOLEAN_OPTIONS:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise _invalid(f"{name} must be True or False, not {value!r}")
-        for name in _BY_METHOD:
+        for name in _OPTIONS_BY_METHOD:
             given = getattr(self, name)
             values = given.values() if isinstance(given, Mapping) else [given]
             if not all(isinstance(value, bool) for value in values):
@@ -120,6 +121,7 @@ class EmitOptions:
                     f" not {given!r}"
                 )
         alignment = self.alignment
+        # a power of two has a single bit, and the number below it all lower bits
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise _invalid(f"alignment must be a power of two, not {alignment!r}")
         constants = self.external_constants
@@ -175,7 +177,7 @@ def emit_program(
     Raises Unsupported, with the operator and the model's line, if no file can hold it.
     """
     options = options or EmitOptions()
-    for option in _BY_METHOD:
+    for option in _OPTIONS_BY_METHOD:
         _check_methods(option, getattr(options, option), program)
     context = Context(
         kernel_set(options.kernels),
@@ -195,7 +197,7 @@ def emit_program(
     }
     use_tied_weights(cores.values(), context.kernels)
     emitted = {
-        name: _emit(program, name, core, context, options)
+        name: _emit_method_of(program, name, core, context, options)
         for name, core in cores.items()
     }
     values = dict(program.constant_methods)
@@ -205,6 +207,7 @@ def emit_program(
     plans += [
         emit_constant_method(name, value, context) for name, value in values.items()
     ]
+    # Segments are numbered in the order in which they are added.
     segments = _Segments()
     named = without_conventions(program.named_data)
     shared = _find_constants(named, context.constants)
@@ -218,6 +221,7 @@ def emit_program(
     ]
     tables = Program(
         plans=tuple(_place_blobs(plan, blobs) for plan in plans),
+        # without constants, there is only the placeholder for "no data"
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
         named_data=segments.add_named_data(named, constants, shared),
@@ -231,13 +235,14 @@ def emit_program(
     )
 
 
-def _emit(
+def _emit_method_of(
     program: ProgramContents,
     name: str,
     core: ExportedProgram,
     context: Context,
     options: EmitOptions,
 ) -> tuple[ExecutionPlan, DebugHandles]:
+    """Return the plan and the debug handles of the method ``name``, of program ``core``."""
     delegates = [d for d in program.delegates if d.method == name]
     method_options = MethodOptions(
         _of_method(options.plan_inputs, name, True),
@@ -268,8 +273,9 @@ def _without_checks(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _of_method(option: bool | Mapping[str, bool], method: str, usual: bool) -> bool:
-    return option.get(method, usual) if isinstance(option, Mapping) else option
+def _of_method(option: bool | Mapping[str, bool], method: str, default: bool) -> bool:
+    """Return an option's value for one method; ``default`` if a mapping lacks it."""
+    return option.get(method, default) if isinstance(option, Mapping) else option
 
 
 def _check_methods(
@@ -313,24 +319,31 @@ class _Segments:
         self.listed: list[Segment | Part] = []
 
     def add(self, content: bytes | Blob, alignment: int = 1) -> int:
+        """Append a segment, and return its number."""
         self.listed.append(Segment(content, alignment))
         return len(self.listed) - 1
 
     def add_part(self, tensors: SubsegmentOffsets, position: int, size: int) -> int:
-        """Add a segment that is one of the ``tensors`` of another segment."""
-        self.listed.append(
-            Part(tensors.segment_index, tensors.offsets[1 + position], size)
-        )
+        """Append a segment that is a part of another one, and return its number.
+
+        The part is the tensor at ``position`` in the pool of ``tensors``.
+        """
+        # the first offset is that of an empty tensor, which the format demands
+        offset = tensors.offsets[1 + position]
+        self.listed.append(Part(tensors.segment_index, offset, size))
         return len(self.listed) - 1
 
     def add_tensors(self, pool: Pool) -> SubsegmentOffsets | None:
-        """Add one segment with all tensors of a pool; return None if there are none."""
+        """Append one segment with all tensors of a pool; None if there are none.
+
+        The result has the number of the segment and the offsets of the tensors. Position
+        0 in a table of values means "no data", so the first offset is a placeholder.
+        """
         if not pool.contents:
             return None
         joined = Concatenation(pool.contents, pool.alignments)
-        return SubsegmentOffsets(
-            self.add(joined, math.lcm(*pool.alignments)), (0, *joined.offsets)
-        )
+        segment = self.add(joined, math.lcm(*pool.alignments))
+        return SubsegmentOffsets(segment, (0, *joined.offsets))
 
     def add_buffers(
         self,
@@ -354,7 +367,7 @@ class _Segments:
         constants: SubsegmentOffsets | None,
         shared: Mapping[int, int],
     ) -> tuple[NamedData, ...]:
-        """Add named data.
+        """Add the segments of named data, and return the table of their keys.
 
         ``shared`` maps a buffer to the position of the constant with the same bytes.
         """
@@ -367,10 +380,10 @@ class _Segments:
 
 
 def _find_constants(named: NamedDataStoreOutput, constants: Pool) -> dict[int, int]:
-    """Return for buffers of named data the position of an equal constant.
+    """Return the position of an equal constant for buffers of named data that have one.
 
-    A language model's head may be tied to the embedding: a delegate multiplies by the
-    weight that the host looks rows up in.
+    The file then stores the bytes once. In language models, the weight of the last layer
+    is often that of the embedding: a delegate multiplies by it, and the host reads rows.
     """
     found = {}
     for index, alignment in _alignments(named.pte_data).items():
@@ -381,7 +394,7 @@ def _find_constants(named: NamedDataStoreOutput, constants: Pool) -> dict[int, i
 
 
 def _alignments(entries: Mapping[str, DataEntry]) -> dict[int, int]:
-    """Return the alignment of each buffer that a key names."""
+    """Return buffer -> the least alignment that satisfies all keys of that buffer."""
     alignments: dict[int, int] = {}
     for entry in entries.values():
         alignments[entry.buffer_index] = math.lcm(
@@ -391,10 +404,12 @@ def _alignments(entries: Mapping[str, DataEntry]) -> dict[int, int]:
 
 
 def _external_of(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
+    """Return the named data that belong to data files, not to the program's file."""
     return NamedDataStoreOutput(data.buffers, {}, data.external_data)
 
 
 def _data_files(data: NamedDataStoreOutput) -> dict[str, SegmentedFile]:
+    """Return the data files by their names."""
     files = {}
     for tag, entries in data.external_data.items():
         segments = _Segments()
@@ -408,13 +423,13 @@ def _data_files(data: NamedDataStoreOutput) -> dict[str, SegmentedFile]:
 
 
 def _layout(entry: DataEntry) -> TensorLayout | None:
+    """Return type, sizes and dimension order of a named tensor; None for plain bytes."""
     layout = entry.tensor_layout
     if layout is None:
         return None
     dtype: torch.dtype = layout.dtype
-    return TensorLayout(
-        CODES[dtype], tuple(layout.sizes), tuple(range(len(layout.sizes)))
-    )
+    c_order = tuple(range(len(layout.sizes)))
+    return TensorLayout(CODES[dtype], tuple(layout.sizes), c_order)
 
 
 def _place_blobs(plan: ExecutionPlan, segments: list[int]) -> ExecutionPlan:

@@ -28,8 +28,8 @@ def _along(parameters: Tensor, input: Tensor, axis: int) -> Tensor:
     return parameters.reshape(shape)
 
 
-def _wide(out_dtype: torch.dtype | None) -> torch.dtype:
-    """Return the type in which eager PyTorch multiplies by a scale."""
+def _product_dtype(out_dtype: torch.dtype | None) -> torch.dtype:
+    """Return the type in which eager PyTorch multiplies by a scale in a tensor."""
     return torch.float64 if out_dtype == torch.float64 else torch.float32
 
 
@@ -41,6 +41,7 @@ def quantize_per_tensor(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Tensor:
+    """Quantize with one scale and zero point, given as numbers."""
     inverse = 1.0 / scale
     shifted = torch.round(_as_float32(input) * inverse) + zero_point
     return torch.clamp(shifted, quant_min, quant_max).to(dtype)
@@ -56,6 +57,7 @@ def dequantize_per_tensor(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
+    """Dequantize with one scale and zero point, given as numbers."""
     return (input.to(out_dtype or torch.float32) - zero_point) * scale
 
 
@@ -67,6 +69,10 @@ def quantize_per_tensor_tensor(
     quant_max: Any,
     dtype: torch.dtype,
 ) -> Tensor:
+    """Quantize with a scale and zero point in tensors of one element.
+
+    Eager PyTorch computes the reciprocal in float64, and the rest in float32.
+    """
     inverse = (1.0 / scale.reshape([]).to(torch.float64)).to(torch.float32)
     shift = zero_point.reshape([]).to(torch.float32)
     shifted = torch.round(_as_float32(input) * inverse) + shift
@@ -87,15 +93,17 @@ def dequantize_per_tensor_tensor(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    wide = _wide(out_dtype)
+    """Dequantize with a scale and zero point in tensors of one element."""
+    wide = _product_dtype(out_dtype)
     difference = input.to(wide) - zero_point.reshape([]).to(wide)
+    # eager PyTorch rounds the difference to half precision before it multiplies
     if out_dtype in _HALVES:
         difference = difference.to(out_dtype).to(wide)
     product = difference * scale.reshape([]).to(wide)
     return product.to(out_dtype) if out_dtype in _HALVES else product
 
 
-def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
+def _range_with_zero(input: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest of zero and all elements."""
     flat = input.reshape(-1)
     lowest = torch.amin(flat, 0)
@@ -108,7 +116,11 @@ def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
 def choose_qparams(
     input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
 ) -> Sequence[Tensor]:
-    lowest, highest = _ends(input)
+    """Return the scale and zero point that map the range of ``input`` to the integers.
+
+    Both are tensors with one element. ``eps`` is the least scale.
+    """
+    lowest, highest = _range_with_zero(input)
     width = (highest - lowest) / float(quant_max - quant_min)
     scale = torch.maximum(
         width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
@@ -121,7 +133,11 @@ def choose_qparams(
 def choose_qparams_symmetric(
     input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
 ) -> Sequence[Tensor]:
-    lowest, highest = _ends(input)
+    """Return the scale for a range that is symmetric around zero, and its zero point.
+
+    Both are tensors with one element. ``eps`` is the least scale.
+    """
+    lowest, highest = _range_with_zero(input)
     width = torch.maximum(-lowest, highest) / (float(quant_max - quant_min) / 2)
     scale = torch.maximum(
         width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
@@ -131,9 +147,15 @@ def choose_qparams_symmetric(
 
 
 def choose_qparams_per_token(input: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
+    """Return symmetric scales for int8, one for each row, and zero points of 0.
+
+    float16 is computed in float32, as in eager PyTorch. The numbers are those of
+    PyTorch's ``quantized_decomposed`` library.
+    """
     largest = torch.amax(input.abs(), -1, keepdim=True)
     if largest.dtype == torch.float16:
         largest = largest.to(torch.float32)
+    # 127 is the largest int8; a row of zeros gets a scale that is not 0
     scales = largest.clamp(min=1e-5) / 127
     return scales, torch.zeros_like(scales)
 
@@ -141,6 +163,11 @@ def choose_qparams_per_token(input: Tensor, dtype: torch.dtype) -> Sequence[Tens
 def choose_qparams_per_token_asymmetric(
     input: Tensor, dtype: torch.dtype
 ) -> Sequence[Tensor]:
+    """Return scales and zero points for int8, -128 to 127, one for each row.
+
+    The range includes zero. The zero point is computed from the end of the range that
+    has the smaller error.
+    """
     lowest = torch.amin(input, -1, keepdim=True)
     highest = torch.amax(input, -1, keepdim=True)
     lowest = torch.minimum(lowest, torch.zeros_like(lowest))
@@ -163,6 +190,7 @@ def quantize_per_channel(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Tensor:
+    """Quantize with one scale and zero point for each index of ``axis``."""
     inverse = 1.0 / _along(scales, input, axis)
     shifted = torch.round(_as_float32(input) * inverse) + _along(
         zero_points, input, axis
@@ -181,6 +209,7 @@ def dequantize_per_channel(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
+    """Dequantize with one scale and zero point for each index of ``axis``."""
     difference = (
         input if zero_points is None else input - _along(zero_points, input, axis)
     )
@@ -195,6 +224,7 @@ def quantize_per_token(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Tensor:
+    """Quantize with one scale and zero point for each row (the last axis)."""
     shifted = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(shifted, quant_min, quant_max).to(dtype)
 
@@ -208,13 +238,14 @@ def dequantize_per_token(
     dtype: torch.dtype,
     output_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
+    """Dequantize with one scale and zero point for each row (the last axis)."""
     return ((input - zero_points) * scales).to(output_dtype)
 
 
 def _groups(input: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """Return a row for each group.
+    """Return a row for each group of ``group_size`` elements that share a scale.
 
-    If each row has one scale, the row is one group.
+    If each row has one scale, the row is one group, even if it is shorter than that.
     """
     if group_size > input.shape[-1] and scales.shape[-1] == 1:
         group_size = input.shape[-1]
@@ -230,6 +261,7 @@ def quantize_per_channel_group(
     dtype: torch.dtype,
     group_size: int = 128,
 ) -> Tensor:
+    """Quantize with one scale for each group of elements in a row."""
     groups = _groups(input, scales, group_size)
     inverse = 1.0 / scales.reshape(-1, 1)
     shifted = torch.round(groups * inverse + zero_points.reshape(-1, 1))
@@ -246,6 +278,7 @@ def dequantize_per_channel_group(
     group_size: int = 128,
     output_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
+    """Dequantize with one scale for each group of elements in a row."""
     groups = _groups(input, scales, group_size)
     difference = groups if zero_points is None else groups - zero_points.reshape(-1, 1)
     return (difference * scales.reshape(-1, 1)).reshape(input.shape).to(output_dtype)
@@ -259,6 +292,7 @@ def fake_quant_per_channel(
     quant_min: int,
     quant_max: int,
 ) -> Tensor:
+    """Quantize and dequantize with one scale for each index of ``axis``."""
     steps = _along(scales.to(torch.float32), input, axis)
     shift = _along(zero_points.to(torch.int32), input, axis)
     shifted = torch.round(input * (1.0 / steps)) + shift

@@ -133,9 +133,7 @@ class _Names:
             return self._kernel(call)
         if isinstance(call, DelegateCall):
             backend = shorten(self.plan.delegates[call.delegate_index].id)
-            return (
-                f"delegate {call.delegate_index} ({backend}): {self._listed(call.args)}"
-            )
+            return f"delegate {call.delegate_index} ({backend}): {self._comma_separated(call.args)}"
         if isinstance(call, MoveCall):
             return f"%{call.move_to} = {self.short(call.move_from)}"
         if isinstance(call, JumpFalseCall):
@@ -157,14 +155,15 @@ class _Names:
             while args and (args[-1] == call.args[-1] or args[-1] in results):
                 args.pop()
         rest = f", ... {len(results)} in all" if len(results) > _ELEMENTS else ""
-        shown = self._listed(results[:_ELEMENTS])
-        return f"{shown}{rest} = {name}({self._listed(args)})"
+        shown = self._comma_separated(results[:_ELEMENTS])
+        return f"{shown}{rest} = {name}({self._comma_separated(args)})"
 
     def _elements(self, position: int) -> Sequence[int]:
         value = self.plan.values[position].value
         return value.items if isinstance(value, TensorList) else (position,)
 
-    def _listed(self, positions: Sequence[int]) -> str:
+    def _comma_separated(self, positions: Sequence[int]) -> str:
+        """Return the values at ``positions``, each with its type at its first mention."""
         return ", ".join(map(self.introduce, positions))
 
     def introduce(self, position: int) -> str:

@@ -91,10 +91,11 @@ class _Proof:
     def __init__(self, plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> None:
         self.plan = plan
         self.delegate_outputs = delegate_outputs
-        self.work = 0
+        self._work = 0
+        """Steps of the proof so far, which ``_MOST_WORK`` limits."""
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
-        self.operands = sum(len(step.reads) for step in self.steps)
+        self.read_count = sum(len(step.reads) for step in self.steps)
         self.places: dict[int, _Place] = {}
         for k in range(len(plan.values)):
             place = _place(plan, k)
@@ -118,19 +119,23 @@ class _Proof:
         """
 
     def conflicts(self) -> list[Conflict]:
+        """Return the conflicts that remain when the valid tensors no longer change."""
         joined: dict[int, int] = {}
-        """Instruction -> the tensors that are valid at all jumps to it."""
+        """Instruction -> the tensors that are valid at all jumps to it.
+
+        Without a jump, all tensors are: the int -1 has all bits.
+        """
         found: dict[tuple[int, int], Conflict] = {}
         changed = True
         # A jump back may find fewer valid tensors, so repeat until nothing changes.
         while changed:
             changed = False
             found.clear()
-            self._spend(len(self.steps) + self.operands)
-            state = self._start()
+            self._count_work(len(self.steps) + self.read_count)
+            state = self._valid_at_start()
             for position, step in enumerate(self.steps):
                 valid = state & joined.get(position, -1)
-                state = self._run(position, step, valid, found)
+                state = self._after_step(position, step, valid, found)
                 call = self.calls[position]
                 if isinstance(call, JumpFalseCall):
                     before = joined.get(call.destination, -1)
@@ -138,15 +143,17 @@ class _Proof:
                     is_jump_back = call.destination <= position
                     changed |= is_jump_back and before & state != before
         end = len(self.calls)
+        # a jump may also lead to the end
         state &= joined.get(end, -1)
         # The next run of the method reads the states, too.
         for value in (*self.plan.outputs, *sorted(self.states)):
-            self._read(end, value, state, found)
+            self._check_read(end, value, state, found)
         return list(found.values())
 
-    def _spend(self, work: int) -> None:
-        self.work += work
-        if self.work > _MOST_WORK:
+    def _count_work(self, steps: int) -> None:
+        """Add to the steps of the proof; raise Unsupported if they become too many."""
+        self._work += steps
+        if self._work > _MOST_WORK:
             raise self._too_much()
 
     def _too_much(self) -> Unsupported:
@@ -156,7 +163,7 @@ class _Proof:
         )
         return Unsupported("unsupported", text)
 
-    def _start(self) -> int:
+    def _valid_at_start(self) -> int:
         """Return the tensors that are valid before the first instruction.
 
         Inputs are set one after the other, so a later one may overwrite an earlier one.
@@ -183,7 +190,11 @@ class _Proof:
         return initial | (written - replaced - {*self.plan.inputs})
 
     def _join_views(self) -> None:
-        """Let writes that overwrite the source of a view overwrite the view, too."""
+        """Let the views of instructions share the memory of their source.
+
+        A view then has no place of its own. A write that overwrites its source, or is
+        the source, overwrites it as well.
+        """
         for step in self.steps:
             for view, source in step.views:
                 self.places.pop(view, None)
@@ -191,24 +202,28 @@ class _Proof:
                     self.overlaps[writer] = self.overlaps.get(writer, 0) | 1 << view
 
     def _each(self, values: int) -> Iterator[int]:
-        """Yield the values of a set."""
+        """Yield the values of a set, which is an int with a bit for each value."""
         while values:
-            low = values & -values
-            # Operations on an int take time in proportion to its length.
-            self._spend(1 + low.bit_length() // 4096)
-            yield low.bit_length() - 1
-            values ^= low
+            lowest_bit = values & -values
+            # Operations on an int take time in proportion to its length: about as much
+            # as a step for each 4096 bits.
+            self._count_work(1 + lowest_bit.bit_length() // 4096)
+            yield lowest_bit.bit_length() - 1
+            values ^= lowest_bit
 
-    def _run(
+    def _after_step(
         self,
         position: int,
         step: _Step,
         state: int,
         found: dict[tuple[int, int], Conflict],
     ) -> int:
-        """Check the reads of a step; return the tensors that are valid after it."""
+        """Add the conflicts of a step to ``found``; return the valid tensors after it.
+
+        ``state``: the tensors that are valid before it.
+        """
         for value in step.reads:
-            self._read(position, value, state, found)
+            self._check_read(position, value, state, found)
             if self._overwrites(step.writes, value):
                 why = "but writes a result to the same memory"
                 found[position, value] = Conflict(position, value, why)
@@ -220,9 +235,10 @@ class _Proof:
         return state | _bits(view for view, _ in step.views)
 
     def _overwrites(self, writes: Sequence[int], value: int) -> bool:
+        """Return whether one of the ``writes`` shares memory with another ``value``."""
         return any(self.overlaps.get(written, 0) >> value & 1 for written in writes)
 
-    def _read(
+    def _check_read(
         self,
         position: int,
         value: int,
@@ -258,6 +274,7 @@ class _Proof:
         )
 
     def _step(self, position: int, call: Call | None) -> _Step:
+        """Return the tensors that an instruction reads and writes."""
         if isinstance(call, KernelCall):
             return self._kernel_step(call)
         if isinstance(call, DelegateCall):
@@ -267,7 +284,9 @@ class _Proof:
         if isinstance(call, MoveCall) and isinstance(
             self.plan.values[call.move_from].value, Tensor
         ):
-            return _Step((call.move_from,), (), ((call.move_to, call.move_from),))
+            # the moved tensor is the same memory under another number
+            view = (call.move_to, call.move_from)
+            return _Step(reads=(call.move_from,), writes=(), views=(view,))
         if isinstance(call, JumpFalseCall):
             return _Step(tuple(self._tensors([call.condition])), ())
         return _Step((), ())
@@ -280,10 +299,12 @@ class _Proof:
         name = str(self.plan.operators[call.op_index])
         args = call.args
         if name == _VIEW:
-            return _Step((args[0],), (), ((args[2], args[0]),))
+            # (source, sizes, view)
+            return _Step(reads=(args[0],), writes=(), views=((args[2], args[0]),))
         if name == _APPEND:
-            # Only the first round starts a result. Later rounds append to it.
-            return _Step((args[1],), (args[0],))
+            # (result, row, index). Only the first round starts a result, and later
+            # rounds append to it. So the result is written, but not read.
+            return _Step(reads=(args[1],), writes=(args[0],))
         results = self._tensors(args[-1:])
         reads = self._tensors(args[:-1])
         if name not in _IN_PLACE:
@@ -291,12 +312,13 @@ class _Proof:
         return _Step(tuple(reads), tuple(results))
 
     def _tensors(self, positions: Sequence[int]) -> list[int]:
+        """Return the positions of tensors among values, and in lists among them."""
         found: list[int] = []
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
                 # Each instruction that has the list stores its elements.
-                self._spend(10 * len(value.items))
+                self._count_work(10 * len(value.items))
                 found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
                 found.append(position)

@@ -16,11 +16,16 @@ from .scalars import SCALAR_KERNELS
 from .tensors import HostTensor, arrange, reserve
 
 _SMALL = 1 << 16
-"""Results with at most this many elements are computed before their size is checked."""
-Kernel = Callable[[Sequence[Any]], Any]
-"""A function of arguments, then results.
+"""Results with at most this many elements are computed before their size is checked.
 
-Both are HostTensors, lists of them, and numbers. Returns a number, if it computes one.
+PyTorch predicts other sizes than the kernel returns for some unused results, which are
+small.
+"""
+Kernel = Callable[[Sequence[Any]], Any]
+"""A function with one list: the arguments of the call, then its results.
+
+Both are HostTensors, lists of them, and numbers. Results that are tensors are written
+in place. A number is returned.
 """
 
 
@@ -30,11 +35,12 @@ def kernel(name: str) -> Kernel:
 
     Raises Unsupported for an unknown kernel.
     """
-    if name in _SPECIAL:
-        return _SPECIAL[name]
+    if name in _KERNELS_HERE:
+        return _KERNELS_HERE[name]
     namespace, _, rest = name.partition("::")
     if namespace == "executorch_prim" and rest in SCALAR_KERNELS:
         compute = SCALAR_KERNELS[rest].compute
+        # the last argument is the result, which the caller sets to the returned number
         return lambda args: compute(*args[:-1])
     if namespace != "aten" or name not in stock_kernels():
         raise Unsupported("unsupported", f"delegraph has no host kernel for {name}")
@@ -45,12 +51,14 @@ def kernel(name: str) -> Kernel:
 def _out_variant(target: Any) -> Kernel:
     """Return a function that calls an out variant.
 
-    It computes new tensors and compares their types and sizes with the file's.
+    It computes new tensors, compares their types and sizes with the file's, and copies
+    them to the results. A program file passes the results twice: as the arguments
+    ``out``, and as one more argument at the end, which is ignored.
     """
     schema = target._schema.arguments
     count = len(schema)
     checked: set[object] = set()
-    """Shapes and numbers that give results of the file's sizes."""
+    """Shapes and numbers of earlier calls that had results of the file's sizes."""
 
     def call(args: Sequence[Any]) -> None:
         if len(args) != count + 1:
@@ -68,14 +76,15 @@ def _out_variant(target: Any) -> Kernel:
                 named[argument.name] = _read(value)
             else:
                 positional.append(_read(value))
-        fresh = {name: _fresh(value) for name, value in results.items()}
+        # PyTorch's out variants resize an empty tensor to the size of the result
+        outs = {name: _empty_like(value) for name, value in results.items()}
         key = _shapes([*positional, *named.values()])
         if key not in checked:
             _check_sizes(target, positional, named, results)
             checked.add(key)
-        target(*positional, **named, **fresh)
+        target(*positional, **named, **outs)
         for name, value in results.items():
-            _write(value, fresh[name])
+            _write(value, outs[name])
 
     return call
 
@@ -88,36 +97,43 @@ def _check_sizes(
 ) -> None:
     """Raise FormatError before a result takes much more memory than the file allows.
 
-    PyTorch cannot predict sizes that depend on data; the arguments bound these. It
-    predicts other sizes than the kernel returns for some unused results, so small
-    results are checked only by the kernel.
+    The sizes are predicted by a call with meta tensors, which have no elements. PyTorch
+    cannot predict sizes that depend on data; the sizes of the arguments bound these.
     """
-    fresh = {
-        name: pytree.tree_map(lambda t: t.to("meta"), _fresh(value))
+    outs = {
+        name: pytree.tree_map(lambda t: t.to("meta"), _empty_like(value))
         for name, value in results.items()
     }
     args, kwargs = pytree.tree_map_only(
         torch.Tensor, lambda t: t.to("meta"), (positional, named)
     )
     try:
-        target(*args, **kwargs, **fresh)
+        target(*args, **kwargs, **outs)
     except (NotImplementedError, RuntimeError):
         # PyTorch cannot predict the sizes; faults show when the kernel runs.
         return
     for name, value in results.items():
-        _expect(value, fresh[name])
+        _check_size(value, outs[name])
 
 
-def _expect(value: Any, computed: Any) -> None:
+def _check_size(value: Any, computed: Any) -> None:
+    """Raise FormatError if a large result, or one in a list, has another size.
+
+    ``value`` is the result in the file, ``computed`` a tensor of the predicted size.
+    """
     if isinstance(value, list):
-        for below, result in zip(value, computed, strict=True):
-            _expect(below, result)
+        for element, result in zip(value, computed, strict=True):
+            _check_size(element, result)
     elif computed.numel() > _SMALL:
         value.expect(computed, "damaged .pte file: a tensor is computed")
 
 
 def _shapes(value: Any) -> Any:
-    """Return the values that determine the sizes of results: shapes and numbers."""
+    """Return the values that determine the sizes of results, as nested tuples.
+
+    They are shapes, element types and numbers. The type of a number is part of the key,
+    because 1 equals True.
+    """
     if isinstance(value, (list, tuple)):
         return tuple(map(_shapes, value))
     if isinstance(value, torch.Tensor):
@@ -125,54 +141,64 @@ def _shapes(value: Any) -> Any:
     return type(value), value
 
 
-def _fresh(value: Any) -> Any:
+def _empty_like(value: Any) -> Any:
+    """Return a tensor without elements of a result's type, or a list of such tensors."""
     if isinstance(value, list):
-        return [_fresh(v) for v in value]
+        return [_empty_like(v) for v in value]
     return torch.empty(0, dtype=value.dtype)
 
 
 def _read(value: Any) -> Any:
+    """Return an argument with torch's tensors in place of the host's."""
     if isinstance(value, list):
         return [_read(v) for v in value]
     return value.read() if isinstance(value, HostTensor) else value
 
 
 def _write(value: Any, computed: Any) -> None:
+    """Copy a computed tensor to a result; FormatError if their sizes differ."""
     if isinstance(value, list):
-        for below, result in zip(value, computed, strict=True):
-            _write(below, result)
+        for element, result in zip(value, computed, strict=True):
+            _write(element, result)
     else:
         value.write(computed)
 
 
 def _copy_into(args: Sequence[Any]) -> None:
+    """Compute ``copy_``: (target, source, non_blocking, result).
+
+    The result is the target.
+    """
     target = args[0]
     source = args[1].read()
     target.write(source.to(target.dtype).expand_as(target.read()))
 
 
 def _put_into(args: Sequence[Any]) -> None:
+    """Compute ``index_put_``: (target, indices, values, accumulate, result)."""
     target, indices, values, accumulate = args[:4]
-    written = (target.read(), _read(indices), values.read(), accumulate)
+    operands = (target.read(), _read(indices), values.read(), accumulate)
     if target.memory is not None:
         # In place: a cache is large, and the written rows are small.
-        torch.ops.aten.index_put_(*written)
+        torch.ops.aten.index_put_(*operands)
     else:
-        target.write(torch.ops.aten.index_put(*written))
+        # a tensor of the caller, or data of the file, which must not change
+        target.write(torch.ops.aten.index_put(*operands))
 
 
 def _view(args: Sequence[Any]) -> None:
-    """Let the result share the argument's memory, with other sizes."""
+    """Let the result share the argument's memory: (argument, sizes, result)."""
     source, sizes, result = args
     viewed = source.read().reshape(list(sizes))
     result.expect(viewed, "damaged .pte file: a tensor is viewed")
-    result.now = viewed
+    result.content = viewed
 
 
-def _read_by_place(args: Sequence[Any]) -> None:
-    """Compute ``as_strided`` in the file's dimension order.
+def _as_strided(args: Sequence[Any]) -> None:
+    """Compute ``as_strided_copy``: (argument, size, stride, offset, ..., result).
 
-    The caller's tensor may have other strides.
+    Strides count elements of a dense tensor in the dimension order of the file. A
+    caller's tensor may have other strides, so it is brought into this order first.
     """
     source, size, stride, offset, result = args[:5]
     in_file_order = source.read().permute(list(source.table.dim_order))
@@ -189,7 +215,10 @@ def _read_by_place(args: Sequence[Any]) -> None:
 
 
 def _copy_row(args: Sequence[Any]) -> None:
-    """Append a row to the result; row 0 starts a new result."""
+    """Write a row of the result: (result, row, index).
+
+    Rows come in order: row 0 starts a new result, and later rows are appended to it.
+    """
     result = args[0]
     row = args[1].read()
     index = args[2]
@@ -199,19 +228,27 @@ def _copy_row(args: Sequence[Any]) -> None:
             "unsupported", f"a result of {result} cannot have {index + 1} rows"
         )
     if result.memory is None:
-        # An output for the caller has no planned memory.
+        # Without planned memory, the caller provides it in ExecuTorch's runtime.
         result.memory = reserve(nbytes(result.table))
-    result.now = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
-    result.now[index].copy_(row)
+    result.content = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
+    result.content[index].copy_(row)
 
 
 def _cast(args: Sequence[Any]) -> None:
-    """Copy a tensor. Such kernels differ only in the target's memory, layout or type."""
+    """Copy the first argument to the last, the result, in the result's type.
+
+    The kernels that use this function differ only in memory, layout or type of the
+    result.
+    """
     result = args[-1]
     result.write(args[0].read().to(result.dtype))
 
 
 def _empty(args: Sequence[Any]) -> None:
+    """Give the last argument, the result, the sizes in the first.
+
+    Its content is undefined in ExecuTorch; here it is zeros.
+    """
     args[-1].write(torch.zeros(list(args[0]), dtype=args[-1].dtype))
 
 
@@ -231,15 +268,18 @@ def _dequantize(args: Sequence[Any]) -> None:
 
 
 def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
-    """Reshape numbers for the indices of an axis, to broadcast to the tensor."""
-    given = parameters.read()
-    if given.shape != (x.shape[axis],):
+    """Return one number for each index of an axis, shaped to broadcast to ``x``.
+
+    Raises ValueError for another number of parameters.
+    """
+    numbers = parameters.read()
+    if numbers.shape != (x.shape[axis],):
         raise ValueError(
-            f"{list(given.shape)} parameters for axis {axis} of sizes {list(x.shape)}"
+            f"{list(numbers.shape)} parameters for axis {axis} of sizes {list(x.shape)}"
         )
     shape = [1] * x.dim()
-    shape[axis] = len(given)
-    return given.reshape(shape)
+    shape[axis] = len(numbers)
+    return numbers.reshape(shape)
 
 
 def _quantize_channels(args: Sequence[Any]) -> None:
@@ -252,7 +292,11 @@ def _quantize_channels(args: Sequence[Any]) -> None:
 
 
 def _dequantize_channels(args: Sequence[Any]) -> None:
-    """Compute (input, scales, zero points, axis, low, high, dtype, its dtype, result)."""
+    """Compute (input, scales, zero points, axis, low, high, dtype, dtype of the result,
+    result).
+
+    The zero points are None for symmetric quantization.
+    """
     x = args[0].read()
     axis = args[3]
     difference = x if args[2] is None else x - _along(args[2], x, axis)
@@ -260,7 +304,7 @@ def _dequantize_channels(args: Sequence[Any]) -> None:
     args[-1].write(product.to(args[-1].dtype))
 
 
-_SPECIAL: dict[str, Kernel] = {
+_KERNELS_HERE: dict[str, Kernel] = {
     "quantized_decomposed::quantize_per_tensor.out": _quantize,
     "quantized_decomposed::dequantize_per_tensor.out": _dequantize,
     "quantized_decomposed::quantize_per_channel.out": _quantize_channels,
@@ -272,7 +316,7 @@ _SPECIAL: dict[str, Kernel] = {
     "aten::_local_scalar_dense": lambda args: args[0].read().item(),
     "aten::_to_copy.out": _cast,
     "aten::clone.out": _cast,
-    "aten::as_strided_copy.out": _read_by_place,
+    "aten::as_strided_copy.out": _as_strided,
     "executorch_prim::et_view.default": _view,
     "executorch_prim::et_copy_index.tensor": _copy_row,
     "dim_order_ops::_to_dim_order_copy.out": _cast,
@@ -281,3 +325,4 @@ _SPECIAL: dict[str, Kernel] = {
     "et_copy::_h2d_copy.out": _cast,
     "et_copy::_d2h_copy.out": _cast,
 }
+"""Kernels that ATen does not have, or that need the memory of their tensors."""

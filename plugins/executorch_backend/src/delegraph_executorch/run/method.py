@@ -114,53 +114,59 @@ class HostMethod:
             return [self._output(index) for index in self.plan.outputs]
 
     def _load(self, value: Value | None, data: Data) -> Any:
+        """Return the first content of an entry: a tensor, a number, or the entry itself."""
         if isinstance(value, Tensor):
             return self._load_tensor(value, data)
         return value.value if isinstance(value, (Int, Bool, Double, String)) else value
 
     def _load_tensor(self, table: Tensor, data: Data) -> HostTensor:
+        """Return a tensor in its planned memory, if any, with its first content, if any.
+
+        Raises FormatError if its offset is no multiple of the size of an element.
+        """
         made = HostTensor(table)
         if table.allocation is not None:
             start = table.allocation.offset
-            made.memory = as_tensor(
-                self._memories[table.allocation.memory_id][
-                    start : start + nbytes(table)
-                ].data
-            )
+            memory = self._memories[table.allocation.memory_id]
+            made.memory = as_tensor(memory[start : start + nbytes(table)].data)
             if start % made.dtype.itemsize:
                 raise FormatError(
                     "format-invalid",
                     f"damaged .pte file: a tensor of {made.dtype} lies at byte {start}",
                 )
-            made.now = arrange(made.memory, made.dtype, table.sizes, table.dim_order)
+            made.content = arrange(
+                made.memory, made.dtype, table.sizes, table.dim_order
+            )
         external = table.extra is not None and table.extra.location == Location.EXTERNAL
         if table.data_buffer_idx or external:
             content = arrange(
                 data.content(table), dtype_of(table), table.sizes, table.dim_order
             )
             if table.allocation is None:
-                made.now = content
-            elif self._starts(table):
+                made.content = content
+            elif self._gets_first_content(table):
                 made.write(content)
         return made
 
-    def _starts(self, table: Tensor) -> bool:
-        """Return whether planned memory gets its first content.
+    def _gets_first_content(self, table: Tensor) -> bool:
+        """Return whether the planned memory of a tensor is to be initialized.
 
-        It does not if another method may have written it already.
+        Memory that methods share is initialized once: another method may have written
+        to it since. The first call for a tensor returns True, and later ones False.
         """
         place = table.allocation
         if self._shared is None or place is None or place.memory_id != MEMORY:
             return True
-        return self._shared.starts(place.offset, nbytes(table))
+        return self._shared.claim_first_write(place.offset, nbytes(table))
 
     def _set_input(self, index: int, given: Any, name: str) -> None:
+        """Set the value of an input; InputError if it has another type or size."""
         value = self._values[index]
         if isinstance(value, HostTensor):
             checked = value.expect_input(given, name)
             if value.table.allocation is None:
                 # The method may write to the caller's own memory.
-                value.now = checked
+                value.content = checked
             else:
                 value.write(checked)
         elif isinstance(value, (bool, int, float, str)) and type(given) is type(value):
@@ -172,45 +178,48 @@ class HostMethod:
             )
 
     def _output(self, index: int) -> Any:
+        """Return an output; a tensor is copied, since the next call reuses its memory."""
         value = self._values[index]
         if isinstance(value, HostTensor):
             return value.read().clone(memory_format=torch.contiguous_format)
         return None if isinstance(value, Null) else value
 
     def _run(self) -> None:
-        place = 0
-        jumps = 0
-        while place < len(self._calls):
-            call = self._calls[place]
-            target = self._step(call, place)
+        """Run all instructions; raise Unsupported if loops jump back too often."""
+        position = 0
+        jumps_back = 0
+        while position < len(self._calls):
+            following = self._step(self._calls[position], position)
             if self._ran is not None:
-                self._ran(place)
-            if target <= place:
-                jumps += 1
-                if jumps > self._max_jumps:
+                self._ran(position)
+            if following <= position:
+                jumps_back += 1
+                if jumps_back > self._max_jumps:
                     text = (
                         f"method {self.plan.name!r} ran {self._max_jumps} rounds of its"
                         " loops without an end"
                     )
                     hint = "raise max_iterations of load or delegraph run"
                     raise Unsupported("unsupported", text, hint=hint)
-            place = target
+            position = following
 
-    def _step(self, call: Call, place: int) -> int:
+    def _step(self, call: Call, position: int) -> int:
         """Run one instruction; return the position of the next."""
         if isinstance(call, KernelCall):
-            self._call_kernel(call, place)
+            self._call_kernel(call, position)
         elif isinstance(call, DelegateCall):
-            self._call_delegate(call, self._outputs_of[place])
+            self._call_delegate(call, self._outputs_of[position])
         elif isinstance(call, MoveCall):
             self._values[call.move_to] = self._values[call.move_from]
         elif isinstance(call, JumpFalseCall) and not self._is_true(
             self._values[call.condition]
         ):
             return call.destination
-        return place + 1
+        # a free call, or a jump that is not taken, does nothing
+        return position + 1
 
     def _is_true(self, value: Any) -> bool:
+        """Return the truth of a jump's condition: a bool, or a tensor of bools."""
         if isinstance(value, HostTensor):
             return bool(value.read().all())
         if not isinstance(value, bool):
@@ -220,12 +229,16 @@ class HostMethod:
             )
         return value
 
-    def _call_kernel(self, call: KernelCall, place: int) -> None:
+    def _call_kernel(self, call: KernelCall, position: int) -> None:
+        """Run a kernel, which writes tensors itself; store a number that it returns.
+
+        Raises InputError if sizes of this call explain an error, else FormatError.
+        """
         args = [self._argument(index) for index in call.args]
-        if place in self._late:
+        if position in self._late:
             check_late_arguments(
                 args,
-                self._late[place],
+                self._late[position],
                 f"{self.plan.operators[call.op_index]} in method {self.plan.name!r}",
             )
         try:
@@ -256,26 +269,34 @@ class HostMethod:
         found = []
         for name, index in zip(self._names, self.plan.inputs, strict=True):
             value = self._values[index]
-            if not isinstance(value, HostTensor) or value.now is None:
+            if not isinstance(value, HostTensor) or value.content is None:
                 continue
             if value.table.dynamism != Dynamism.STATIC:
                 found.append(f"input {name} of sizes {list(value.read().shape)}")
         return ", ".join(found)
 
     def _argument(self, index: int) -> Any:
-        listed = self._lists[index]
-        if listed is None:
+        """Return the value at ``index``, with its elements if it is a list."""
+        elements = self._lists[index]
+        if elements is None:
             return self._value_or_none(index)
-        if isinstance(listed, tuple):
-            return [self._value_or_none(i) for i in listed]
-        return listed
+        if isinstance(elements, tuple):
+            # positions of values, which may change between calls
+            return [self._value_or_none(i) for i in elements]
+        return elements
 
     def _value_or_none(self, index: int) -> Any:
+        """Return the value at ``index``; None for an optional argument without one."""
         if index == NOTHING or isinstance(self._values[index], Null):
             return None
         return self._values[index]
 
     def _call_delegate(self, call: DelegateCall, outputs: int) -> None:
+        """Run a delegate, and store its results.
+
+        The last ``outputs`` arguments of the call are its results. Raises FormatError
+        for another number of results, and for results of another type.
+        """
         args = [self._argument(index) for index in call.args]
         count = len(args) - outputs
         inputs = [a.read() if isinstance(a, HostTensor) else a for a in args[:count]]
@@ -328,6 +349,10 @@ def check_memory(plan: ExecutionPlan, allowed: int) -> None:
 
 
 def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[Any]:
+    """Return the planned memories of a method, by number; Unsupported if there are none.
+
+    Memories are numbered from 1; number 0 is empty.
+    """
     try:
         memories = []
         for k, size in enumerate((0, *plan.memory_sizes[1:])):

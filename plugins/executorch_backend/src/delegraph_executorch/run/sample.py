@@ -18,12 +18,13 @@ _LARGEST = 1 << 28
 def sample_inputs(
     program: Program, seed: int, method: str | None = None
 ) -> list[np.ndarray[Any, Any]]:
-    """Return one array for each input of ``method``, by default ``forward``.
+    """Return one random array for each input of ``method``, by default ``forward``.
 
-    Floats are standard normal, integers 0 or 1. If no method has this name, the inputs
-    are those of the first method: the call reports the error. Raises Unsupported for
-    types that numpy lacks, and for inputs that take too much memory.
+    Floats are standard normal, integers 0 or 1. For an unknown method, return inputs of
+    the first one; the later call of the method reports the error. Raises Unsupported
+    for types that numpy lacks, and for inputs that take too much memory.
     """
+    # reversed, because names may repeat in a damaged file: the first plan counts
     plans = {plan.name: plan for plan in reversed(program.plans)}
     plan = plans.get(method or "forward", program.plans[0])
     values = [plan.values[index].value for index in plan.inputs]
@@ -35,11 +36,12 @@ def sample_inputs(
         )
         hint = "call it with inputs of your own: --input FILE.npy"
         raise Unsupported("unsupported", text, hint=hint)
-    source = np.random.default_rng(seed)
-    return [_array(value, source) for value in values]
+    generator = np.random.default_rng(seed)
+    return [_random_array(value, generator) for value in values]
 
 
-def _array(value: Any, source: np.random.Generator) -> np.ndarray[Any, Any]:
+def _random_array(value: Any, generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return an array for one input. A constant input keeps the value in the file."""
     if isinstance(value, (Int, Bool, Double, String)):
         return np.array(value.value)
     if not isinstance(value, Tensor):
@@ -48,11 +50,11 @@ def _array(value: Any, source: np.random.Generator) -> np.ndarray[Any, Any]:
         )
     name = TORCH_NAMES[ScalarType(value.scalar_type)]
     if name == "bool":
-        return source.integers(0, 2, value.sizes).astype(bool)
+        return generator.integers(0, 2, value.sizes).astype(bool)
     if not name.startswith(("float", "bfloat", "complex")):
-        return source.integers(0, 2, value.sizes).astype(name)
+        return generator.integers(0, 2, value.sizes).astype(name)
     if name not in ("float16", "float32", "float64"):
         raise Unsupported(
             "unsupported", f"an input is {name}; numpy has no arrays of this type"
         )
-    return np.asarray(source.standard_normal(value.sizes)).astype(name)
+    return np.asarray(generator.standard_normal(value.sizes)).astype(name)

@@ -14,13 +14,14 @@ class SharedMemory:
     def __init__(self, size: int) -> None:
         self.bytes: Any = reserve(size).numpy()
         self.lock = threading.RLock()
-        self._started: set[tuple[int, int]] = set()
+        self._claimed: set[tuple[int, int]] = set()
 
-    def starts(self, offset: int, size: int) -> bool:
-        """Return whether these bytes get their first content now.
+    def claim_first_write(self, offset: int, size: int) -> bool:
+        """Return True for the first call with these bytes, and False later.
 
-        Other methods find the content that the first one left there.
+        The first method that is loaded initializes the bytes. Other methods must keep
+        the content that it left there.
         """
-        before = len(self._started)
-        self._started.add((offset, size))
-        return len(self._started) > before
+        is_first = (offset, size) not in self._claimed
+        self._claimed.add((offset, size))
+        return is_first

@@ -16,14 +16,19 @@ from ..serialize.check import nbytes
 
 @dataclass(eq=False)
 class HostTensor:
-    """A tensor: its record in the file, its memory if any, and its value."""
+    """A tensor: its record in the file, its memory if any, and its current content.
+
+    ``content`` is a view of ``memory``, or a tensor of the caller or of the file. It is
+    None before the tensor is written.
+    """
 
     table: Tensor
     memory: torch.Tensor | None = None
-    now: torch.Tensor | None = None
+    content: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
+        """The element type in the file."""
         return dtype_of(self.table)
 
     def read(self) -> torch.Tensor:
@@ -31,7 +36,7 @@ class HostTensor:
 
         Raises FormatError if nothing was written yet, InputError for a caller's buffer.
         """
-        if self.now is None:
+        if self.content is None:
             if self.table.allocation is None and self.table.extra is not None:
                 name = self.table.extra.fully_qualified_name
                 text = (
@@ -44,7 +49,7 @@ class HostTensor:
                 "format-invalid",
                 "damaged .pte file: a tensor is read before it is written",
             )
-        return self.now
+        return self.content
 
     def write(self, value: torch.Tensor) -> None:
         """Store a content in the tensor's memory.
@@ -52,17 +57,20 @@ class HostTensor:
         Raises FormatError if it does not fit.
         """
         self.expect(value, "damaged .pte file: a tensor is computed")
-        if self.now is None or self.now.shape != value.shape:
+        if self.content is None or self.content.shape != value.shape:
             if self.memory is None:
                 # An output for the caller has no planned memory.
                 self.memory = reserve(nbytes(self.table))
-            self.now = arrange(
+            self.content = arrange(
                 self.memory, self.dtype, value.shape, self.table.dim_order
             )
-        self.now.copy_(value)
+        self.content.copy_(value)
 
     def expect(self, value: torch.Tensor, action: str) -> None:
-        """Raise FormatError unless a content has the type and the sizes of the file."""
+        """Raise FormatError unless a content has the type and the sizes of the file.
+
+        ``action`` begins the text of the error.
+        """
         if value.dtype != self.dtype or not self.fits(value.shape):
             text = (
                 f"{action} as {value.dtype} of sizes {list(value.shape)}; the file"
