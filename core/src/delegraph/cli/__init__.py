@@ -150,7 +150,7 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
 
 
 def _flags(words: Sequence[str]) -> Sequence[str]:
-    """The words before ``--``; those after it are no flags."""
+    """Return the words before ``--``; those after it are no flags."""
     return words[: words.index("--")] if "--" in words else words
 
 
@@ -262,7 +262,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for the command with which ``words`` begin. Raises the errors
+    """Return the parser for the command with which ``words`` begin. Raises the errors
     of ``find_command``.
 
     If ``words`` are empty or begin with a flag, the parser only has the names and

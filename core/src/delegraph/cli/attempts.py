@@ -19,8 +19,8 @@ class Attempt(LoweringResult):
     reports: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """The fields of the JSON form ``delegraph.lower/1``, which a failed command
-        adds to ``delegraph.error/1``.
+        """Return the fields of the JSON form ``delegraph.lower/1``, which a failed
+        command adds to ``delegraph.error/1``.
         """
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
@@ -34,7 +34,9 @@ class Attempt(LoweringResult):
         return {**outcome, "output": written, "reports": self.reports}
 
     def text(self) -> str:
-        """The text that is printed: its report, and the names of the files written."""
+        """Return the text that is printed: its report, and the names of the files
+        written.
+        """
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
         lines += (
             [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]

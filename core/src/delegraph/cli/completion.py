@@ -86,8 +86,8 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fits(candidate: str, prefix: str) -> bool:
-    """Whether to offer ``candidate`` for the typed ``prefix``. Texts with control
-    characters are never offered.
+    """Return whether to offer ``candidate`` for the typed ``prefix``. Texts with
+    control characters are never offered.
     """
     return candidate.startswith(prefix) and candidate.isprintable()
 
@@ -115,7 +115,7 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """The files whose suffix is that of a declared format."""
+    """Return the files whose suffix is that of a declared format."""
     declared = (
         spec for plugin in default_registry().plugins() for spec in plugin.declarations
     )

@@ -87,7 +87,7 @@ def _why_unavailable(info: BackendInfo) -> str:
 def _table_of_backends(
     infos: list[BackendInfo], unlisted: list[PluginRecord], verbose: bool
 ) -> str:
-    """The text of ``delegraph backends``.
+    """Return the text of ``delegraph backends``.
 
     ``unlisted``: plugins that cannot be used and whose backends are not known, so that
     they have no row in ``infos``.
@@ -115,7 +115,7 @@ def _table_of_backends(
 
 
 def _describe_backend(info: BackendInfo) -> str:
-    """The lines about one backend in ``delegraph backends --verbose``."""
+    """Return the lines about one backend in ``delegraph backends --verbose``."""
     facts = [
         ["from", f"{info.distribution} {info.version}".strip()],
         ["location", info.location],
@@ -143,7 +143,7 @@ def _describe_backend(info: BackendInfo) -> str:
 
 
 def _describe_option(option: OptionSpec) -> list[str]:
-    """The cells for an option: name, type, default, choices and help."""
+    """Return the cells for an option: name, type, default, choices and help."""
     default = "no default" if option.default is None else f"default {option.default!r}"
     choices = (
         [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []

@@ -168,15 +168,15 @@ _QUANTIZING = "delegraph_quantize.command"
 
 
 def _is_given(value: Any) -> bool:
-    """Whether the user gave the argument whose parsed value is ``value``; 0 counts as
-    given.
+    """Return whether the user gave the argument whose parsed value is ``value``; 0
+    counts as given.
     """
     # not ``value not in (None, False, [])``, because 0 == False
     return value is not False and value not in (None, [])
 
 
 def _outcome(result: Attempt) -> Outcome:
-    """The outcome of the command. Raises Failed if ``result`` has an error."""
+    """Return the outcome of the command. Raises Failed if ``result`` has an error."""
     if result.error is not None:
         explains_itself = (
             isinstance(result.error, NotFullyDelegated)
@@ -339,7 +339,7 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
 
 
 def _accuracy_command(args: argparse.Namespace) -> str:
-    """The command that compares every operator of the same lowering with eager."""
+    """Return the command that compares every operator of the same lowering with eager."""
     parts = ["delegraph", "accuracy", *args.model]
     for backend in args.backend:
         parts += ["--backend", backend]
@@ -404,8 +404,8 @@ _share.__name__ = "share from 0 to 1"  # argparse shows this name in errors
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
-    """The backends of ``--backend``; without that flag, the default among those that
-    suit the other flags.
+    """Return the backends of ``--backend``; without that flag, the default among those
+    that suit the other flags.
 
     The list is empty for ``--host-only``. Raises UsageError for both flags, and the
     errors of ``default_backends``.
@@ -421,8 +421,8 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     output = FileFormat(args.output, registry) if args.output else None
 
     def suits(info: BackendInfo) -> bool:
-        """Whether the backend's programs can be saved as --output, and it can quantize
-        if --quantize is given.
+        """Return whether the backend's programs can be saved as --output, and it can
+        quantize if --quantize is given.
         """
         can_save = output is None or output.why_not([info.backend_id]) is None
         return can_save and (info.has_quantizer or not args.quantize)

@@ -32,7 +32,8 @@ def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_compiler(args: argparse.Namespace) -> Any:
-    """The compiler whose flags the user gave, for ``delegraph.lower(compiler=...)``.
+    """Return the compiler whose flags the user gave, for
+    ``delegraph.lower(compiler=...)``.
 
     None if no flag of a compiler is given. Raises UsageError for flags of several, and
     what the compiler raises for a wrong value.
@@ -93,7 +94,7 @@ def _add_flag(
 
 
 def _place(spec: CompilerSpec, flag: FlagSpec) -> str:
-    """The attribute of the parsed arguments that has the value of a flag."""
+    """Return the attribute of the parsed arguments that has the value of a flag."""
     return f"{spec.name}/{flag.name}"
 
 
@@ -102,7 +103,7 @@ def _split(text: str) -> list[str]:
 
 
 def _conflict(flag: FlagSpec, text: str) -> PluginConflict:
-    """The error for a flag that several would have."""
+    """Return the error for a flag that several would have."""
     hint = "set DELEGRAPH_DISABLE_PLUGINS to one of the distributions"
     return PluginConflict(
         "plugin-conflict", f"{text} the flag --{flag.name}", hint=hint

@@ -58,7 +58,8 @@ def read_inputs(
 
 
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
-    """The file's ``array``, called ``key``, as a tensor for an input of ``dtype``.
+    """Return the file's ``array``, called ``key``, as a tensor for an input of
+    ``dtype``.
 
     It keeps its own type, which the call checks later; only for bfloat16 inputs it is
     converted. Raises InputError for a type that torch lacks.

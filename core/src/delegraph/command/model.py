@@ -119,8 +119,8 @@ def from_elsewhere(
 
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
-    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text``
-    is to be read as a file.
+    """Return the declaration of the scheme in ``scheme:name``, and the name; None if
+    ``text`` is to be read as a file.
 
     A text without a colon, or with a ``.`` or ``/`` before the first one, is that of a
     file, and so is the name of a file that exists. Raises UsageError if no plugin
@@ -133,8 +133,8 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """The model that a model file's function ``returned``, in one of these forms;
-    ``text`` names the model in errors.
+    """Return the model that a model file's function ``returned``, in one of these
+    forms; ``text`` names the model in errors.
 
     A module with its example inputs, or an ExportedProgram, is the method ``forward``.
     A dict has ``model`` for the method ``forward`` alone, or ``methods`` for several by
@@ -238,8 +238,8 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
 
 
 def _describe(value: Any) -> str:
-    """The kind of a value in words, for errors: ``a tuple of 3 (Net, Tensor, dict)``,
-    ``None``, ``an int``.
+    """Return the kind of a value in words, for errors: ``a tuple of 3 (Net, Tensor,
+    dict)``, ``None``, ``an int``.
     """
     if isinstance(value, (tuple, list)):
         return (
@@ -255,7 +255,7 @@ def _describe(value: Any) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a MODEL, without loading it; None for ``scheme:name``. Raises
+    """Return the file of a MODEL, without loading it; None for ``scheme:name``. Raises
     UsageError if it does not exist.
     """
     return None if _by_scheme(text) is not None else _path_and_function(text)[0]
@@ -283,8 +283,8 @@ _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 
 def _load_exported(path: Path) -> Any:
-    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load
-    it.
+    """Return the ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot
+    load it.
 
     If torch does not know the operators of a quantized program, the module that
     registers them is imported, and the file is loaded once more.
@@ -320,8 +320,8 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
     errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        """A filter of the logger: keep the exception of a message, and do not show the
-        message.
+        """Return a filter of the logger: keep the exception of a message, and do not
+        show the message.
         """
         # ``exc_info``: (type, exception, traceback), or None
         errors.extend(
@@ -366,8 +366,8 @@ def _run_file(path: Path) -> ModuleType:
 def _find_function(
     module: ModuleType, path: Path, name: str | None
 ) -> Callable[[], Any]:
-    """The function ``name`` of a model file. Raises UsageError if the file has no such
-    function.
+    """Return the function ``name`` of a model file. Raises UsageError if the file has
+    no such function.
 
     If ``name`` is None: the function ``model``, else the one with the file's name, else
     the only public one that can be called without arguments.
@@ -402,7 +402,7 @@ def _find_function(
 
 
 def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
-    """Whether each parameter of a function is variadic or has a default."""
+    """Return whether each parameter of a function is variadic or has a default."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(p.default is not p.empty or p.kind in variable for p in parameters)

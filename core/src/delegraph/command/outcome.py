@@ -65,7 +65,7 @@ def defect(error: BaseException) -> DelegraphError:
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
-    """The fields of the JSON form ``delegraph.error/1``."""
+    """Return the fields of the JSON form ``delegraph.error/1``."""
     source = None if error.source is None else str(error.source)
     fields = {
         "code": error.code,
@@ -160,8 +160,8 @@ def _is_package(path: Path) -> bool:
 
 
 def _file_identity(path: Path) -> object:
-    """A key that is equal for all paths to the same file, including symbolic and hard
-    links to it.
+    """Return a key that is equal for all paths to the same file, including symbolic and
+    hard links to it.
     """
     try:
         status = os.stat(path)

@@ -91,7 +91,7 @@ def clear_line() -> None:
 
 
 def is_watched() -> bool:
-    """Whether stderr is a terminal."""
+    """Return whether stderr is a terminal."""
     stream = _messages or sys.stderr
     return stream is not None and not stream.closed and stream.isatty()
 

@@ -42,7 +42,7 @@ class Owners(Protocol):
     """Finds the plugin that declares a class. A registry is one."""
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class; None if none does."""
+        """Return the plugin that declares the class; None if none does."""
 
 
 _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
@@ -132,8 +132,8 @@ class AtWork:
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function with the signature of ``function`` that calls it inside of this
-        block.
+        """Return a function with the signature of ``function`` that calls it inside of
+        this block.
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -143,8 +143,8 @@ class AtWork:
         return call
 
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
-        """The PluginFailed that replaces ``error``. ``node``: the call that the error
-        is about; None if not known.
+        """Return the PluginFailed that replaces ``error``. ``node``: the call that the
+        error is about; None if not known.
         """
         at = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{at}"
@@ -161,8 +161,8 @@ class AtWork:
 
 
 def _is_from_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised the error, for example one that
-    ends the process.
+    """Return whether a signal handler of the program raised the error, for example one
+    that ends the process.
     """
     handlers = {
         getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()
@@ -171,7 +171,7 @@ def _is_from_signal_handler(error: BaseException) -> bool:
 
 
 def _node_argument(error: BaseException) -> Any:
-    """The call node that ``error`` is about; None if not known.
+    """Return the call node that ``error`` is about; None if not known.
 
     The traceback lists the functions that were running. A plugin usually passes the
     node that it works on from function to function, so this returns the node of the

@@ -127,7 +127,9 @@ def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequenc
 
 
 def _shown(value: Any) -> str:
-    """The ``repr`` of a value, cut after 60 characters, and the name of its type."""
+    """Return the ``repr`` of a value, cut after 60 characters, and the name of its
+    type.
+    """
     return f"{value!r:.60} ({type(value).__name__})"
 
 

@@ -81,7 +81,8 @@ class Provider(NamedTuple):
 
 
 def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
-    """The distribution of this project that declares ``name``; None if none does.
+    """Return the distribution of this project that declares ``name``; None if none
+    does.
 
     ``kind``: the class of the declaration, or "runtimes" for runtimes that execute
     whole files, or "flags" for flags of compilers. Backends are found by their name and
@@ -93,7 +94,7 @@ def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
 
 
 def names_of_backends() -> dict[str, Provider]:
-    """The backends of this project by name, whether they are installed or not."""
+    """Return the backends of this project by name, whether they are installed or not."""
     return {
         name: Provider(distribution, described.get("install", distribution))
         for distribution, described in _our_distributions().items()
@@ -121,7 +122,7 @@ def _providers() -> dict[tuple[str, str], Provider]:
 
 @cache
 def _our_distributions() -> dict[str, dict[str, Any]]:
-    """The content of our_distributions.json: by distribution, what it declares."""
+    """Return the content of our_distributions.json: by distribution, what it declares."""
     text = Path(__file__).with_name("our_distributions.json").read_text("utf-8")
     content: dict[str, dict[str, Any]] = json.loads(text)
     return content

@@ -120,7 +120,7 @@ def _entry_points(distribution: Distribution) -> list[EntryPoint]:
 
 
 def _damaged(error: Exception, record: PluginRecord) -> Fault:
-    """The fault of a distribution whose entry points cannot be read."""
+    """Return the fault of a distribution whose entry points cannot be read."""
     return Fault(
         Status.BROKEN,
         "its installation is damaged: entry_points.txt cannot be read:"
@@ -130,7 +130,9 @@ def _damaged(error: Exception, record: PluginRecord) -> Fault:
 
 
 def _second_copy(name: str, version: str, distribution: Distribution) -> Fault:
-    """The warning for a second installed copy of a distribution, which is not used."""
+    """Return the warning for a second installed copy of a distribution, which is not
+    used.
+    """
     return Fault(
         Status.OK,
         f"a second copy at {distribution.locate_file('')} ({version}) is not used: the"

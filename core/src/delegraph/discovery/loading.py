@@ -55,8 +55,8 @@ def installed_path() -> list[str]:
 
 
 def _working_directory() -> str:
-    """The working directory; "" if it was deleted, since nothing can be loaded from it
-    then.
+    """Return the working directory; "" if it was deleted, since nothing can be loaded
+    from it then.
     """
     try:
         return os.getcwd()
@@ -65,8 +65,8 @@ def _working_directory() -> str:
 
 
 def find(module: str) -> ModuleSpec | None:
-    """The import spec of ``module``, which is not searched in the working directory;
-    None if not found.
+    """Return the import spec of ``module``, which is not searched in the working
+    directory; None if not found.
 
     Imports nothing, not even parent packages.
     """
@@ -81,8 +81,8 @@ def find(module: str) -> ModuleSpec | None:
 
 
 def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
-    """The spec of a top-level module, from the first finder on ``sys.meta_path`` that
-    has it; None if none has.
+    """Return the spec of a top-level module, from the first finder on ``sys.meta_path``
+    that has it; None if none has.
 
     Only the finder of files uses ``path``. Others (built-in modules, some editable
     installs) have tables of their own.
@@ -95,13 +95,13 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Those of ``modules`` that are not installed. Imports nothing."""
+    """Return those of ``modules`` that are not installed. Imports nothing."""
     return [module for module in modules if not _is_there(module)]
 
 
 def _is_there(module: str) -> bool:
-    """Whether ``module`` can be imported. ``sys.modules`` has None for a module whose
-    import is forbidden.
+    """Return whether ``module`` can be imported. ``sys.modules`` has None for a module
+    whose import is forbidden.
     """
     if module in sys.modules:
         return sys.modules[module] is not None
@@ -134,8 +134,8 @@ def import_installed(module: str) -> Any:
 
 
 def _location(spec: ModuleSpec) -> str | None:
-    """The package's folder or the module's file, as an absolute path; None if it has
-    neither.
+    """Return the package's folder or the module's file, as an absolute path; None if it
+    has neither.
     """
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))

@@ -56,8 +56,8 @@ def from_text(
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """The backends named in texts of the form ``BACKEND.OPTION=VALUE``, each once, in
-    order.
+    """Return the backends named in texts of the form ``BACKEND.OPTION=VALUE``, each
+    once, in order.
     """
     names = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, names)))
@@ -92,7 +92,7 @@ def split_assignments(
 
 
 def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
-    """The option called ``name``. Raises OptionError if ``known`` has none."""
+    """Return the option called ``name``. Raises OptionError if ``known`` has none."""
     if name not in known:
         accepted = f"it takes {', '.join(known)}" if known else "it takes none"
         raise OptionError(

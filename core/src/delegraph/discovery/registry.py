@@ -142,19 +142,19 @@ class Registry:
         _warn(found)
 
     def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
-        """The installed plugins that this registry loads. Imports nothing."""
+        """Return the installed plugins that this registry loads. Imports nothing."""
         found = find_plugins() if self._discovers else ()
         return [(entry, record) for entry, record in found if entry is not None]
 
     def _plugins(self) -> list[PluginRecord]:
-        """All records, without conflicts between plugins."""
+        """Return all records, without conflicts between plugins."""
         self.read()
         return list(self._records)
 
     # --- lists
 
     def backends(self) -> list[BackendInfo]:
-        """All declared backends, usable or not, sorted by name."""
+        """Return all declared backends, usable or not, sorted by name."""
         entries = self._entries()
         infos = [self._info(entry, entries) for entry in entries]
         return sorted(infos, key=lambda info: (info.name, info.distribution))
@@ -174,8 +174,8 @@ class Registry:
         return records
 
     def declared(self, kind: type[D]) -> list[Declared[D]]:
-        """All declarations of a kind by plugins, each with the plugin's record, sorted
-        by name.
+        """Return all declarations of a kind by plugins, each with the plugin's record,
+        sorted by name.
         """
         return sorted(
             self._of_kind(kind), key=lambda pair: (pair[0].key, pair[1].distribution)
@@ -189,7 +189,7 @@ class Registry:
                     yield spec, record
 
     def _entries(self) -> list[BackendEntry]:
-        """All declared backends, without those that a preferred one hides."""
+        """Return all declared backends, without those that a preferred one hides."""
         entries = [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
         taken = {name for entry in self._preferred for name in entry.names}
         return [
@@ -201,7 +201,7 @@ class Registry:
     def _info(
         self, entry: BackendEntry, entries: Sequence[BackendEntry]
     ) -> BackendInfo:
-        """The row of ``backends()`` for a backend; ``entries``: all of them."""
+        """Return the row of ``backends()`` for a backend; ``entries``: all of them."""
         formats = [
             spec.suffix
             for spec, record in self.declared(FormatSpec)
@@ -221,22 +221,22 @@ class Registry:
     # --- backends by name
 
     def spec(self, name: str) -> BackendSpec:
-        """The declaration of the backend ``name``. Raises BackendNotFound or
+        """Return the declaration of the backend ``name``. Raises BackendNotFound or
         PluginConflict.
         """
         return self.entry(name).spec
 
     def installed(self, name: str) -> InstalledBackend:
-        """The backend ``name``: its imported class with its declaration. Raises the errors
-        of ``get_backend``.
+        """Return the backend ``name``: its imported class with its declaration. Raises
+        the errors of ``get_backend``.
         """
         entry = self._usable(name)
         kind: type[BackendDetails] = self._resolve(entry.spec, entry.record)
         return InstalledBackend(entry.spec, entry.record, kind)
 
     def get_backend(self, name: str) -> type[BackendDetails]:
-        """The class of the backend ``name``, imported. Another backend is never chosen
-        in its place.
+        """Return the class of the backend ``name``, imported. Another backend is never
+        chosen in its place.
 
         Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or
         PluginBroken.
@@ -304,7 +304,7 @@ class Registry:
         return entry, *candidates[0]
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
-        """The class that runs blobs of the backend ``name`` on this host.
+        """Return the class that runs blobs of the backend ``name`` on this host.
 
         Raises NoRuntime if none is declared or a module that it needs is missing, and
         the errors of ``get_backend``.
@@ -344,7 +344,7 @@ class Registry:
         return "" if declared is None else declared[0].native
 
     def get_quantizer(self, name: str) -> Any:
-        """The quantizer class of the backend ``name``.
+        """Return the quantizer class of the backend ``name``.
 
         Raises OptionError if none is declared, PluginUnavailable if a module that it
         needs is missing, and the errors of ``get_backend``.
@@ -365,8 +365,8 @@ class Registry:
         return self._resolve(*declared)
 
     def usable_backends(self) -> list[BackendInfo]:
-        """The backends that can be used, by name. Raises BackendNotFound, with the
-        reasons, if there are none.
+        """Return the backends that can be used, by name. Raises BackendNotFound, with
+        the reasons, if there are none.
         """
         declared = self.backends()
         usable = [info for info in declared if info.usable]
@@ -467,8 +467,8 @@ class Registry:
         return entry
 
     def _of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
-        """The declarations of a kind for a backend: those of its own distribution or,
-        if it has none, those of others.
+        """Return the declarations of a kind for a backend: those of its own
+        distribution or, if it has none, those of others.
 
         If another distribution has a backend of that name, its declarations are for its
         own one.
@@ -490,7 +490,7 @@ class Registry:
         ]
 
     def _only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
-        """The declaration of a kind of which a backend has at most one (runtime,
+        """Return the declaration of a kind of which a backend has at most one (runtime,
         quantizer); None if it has none. Raises PluginConflict for several.
         """
         declared = self._of_backend(kind, entry)
@@ -517,13 +517,13 @@ class Registry:
         return self._resolve(*self._get(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
-        """The declaration whose target ``get`` would import. Raises the same errors
-        except PluginBroken.
+        """Return the declaration whose target ``get`` would import. Raises the same
+        errors except PluginBroken.
         """
         return self._get(kind, asked)[0]
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
-        """The class of the file format that the suffix of ``path`` chooses.
+        """Return the class of the file format that the suffix of ``path`` chooses.
 
         Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
         """
@@ -531,7 +531,7 @@ class Registry:
         return kind
 
     def _get(self, kind: type[D], asked: str) -> Declared[D]:
-        """The declaration that ``get`` imports, with its plugin."""
+        """Return the declaration that ``get`` imports, with its plugin."""
         # a plugin's declaration of a name that delegraph has is found only as
         # distribution/name
         available = [(spec, _DELEGRAPH) for spec in OWN if isinstance(spec, kind)]
@@ -561,8 +561,8 @@ class Registry:
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that the runtime ``runtime`` executes; of several
-        suffixes the first by name. Raises NoRuntime if no plugin declares it.
+        """Return the suffix of the files that the runtime ``runtime`` executes; of
+        several suffixes the first by name. Raises NoRuntime if no plugin declares it.
         """
         specs = [spec for spec, _ in self.declared(FormatSpec)]
         for spec in specs:
@@ -580,7 +580,7 @@ class Registry:
         )
 
     def default_compiler(self, feature: str) -> Any:
-        """A new compiler of the kind that a plugin declares as the default
+        """Return a new compiler of the kind that a plugin declares as the default
         (``CompilerSpec``), without options.
 
         If no plugin of this registry does, one of ``default_registry()`` is taken.
@@ -607,8 +607,8 @@ class Registry:
     # --- objects and their owners
 
     def _resolve(self, spec: Declaration, record: PluginRecord) -> Any:
-        """The target of ``spec``, which the plugin ``record`` declares: imported at the
-        first call, checked and kept.
+        """Return the target of ``spec``, which the plugin ``record`` declares: imported
+        at the first call, checked and kept.
 
         Raises PluginBroken if it cannot be imported or is of the wrong kind.
         """
@@ -621,8 +621,8 @@ class Registry:
         return self._targets[key]
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class ``kind``, else the only one with a target
-        in its top-level package; None if there is neither.
+        """Return the plugin that declares the class ``kind``, else the only one with a
+        target in its top-level package; None if there is neither.
         """
         package = kind.__module__.partition(".")[0]
         target = f"{kind.__module__}:{kind.__qualname__}"
@@ -640,7 +640,7 @@ class Registry:
         return None
 
     def attributing(self, plugin: Any, doing: str) -> AtWork:
-        """A block that adds the plugin's name to errors: ``with
+        """Return a block that adds the plugin's name to errors: ``with
         registry.attributing(quantizer, "annotation"):``.
         """
         return AtWork(plugin, doing, registry=self)
@@ -698,7 +698,9 @@ class Registry:
         return registration
 
     def _read_object(self, plugin: Any, name: str) -> PluginRecord:
-        """The record of an object with hooks. Raises PluginBroken if it has none."""
+        """Return the record of an object with hooks. Raises PluginBroken if it has
+        none.
+        """
         record = PluginRecord(name, IN_PROCESS, "", repr(plugin))
         # a manager of its own: several objects may be registered without a name
         record = read_declarations(plugin_manager(), plugin, record)
@@ -731,8 +733,8 @@ class Registration(ExitStack):
 def _conflict_fault(
     entry: BackendEntry, entries: Sequence[BackendEntry]
 ) -> Fault | None:
-    """The fault of a backend whose name or id another of ``entries`` has, whether that
-    one can be used or not; None if both are free.
+    """Return the fault of a backend whose name or id another of ``entries`` has,
+    whether that one can be used or not; None if both are free.
     """
     for name in entry.names:
         same = [other for other in entries if name in other.names]
@@ -769,7 +771,7 @@ _default = Registry()
 
 
 def default_registry() -> Registry:
-    """The registry of this process, which ``delegraph.lower`` and others use by
+    """Return the registry of this process, which ``delegraph.lower`` and others use by
     default.
     """
     return _default

@@ -59,7 +59,7 @@ def put_back(who: Any) -> None:
 
 
 def _settings() -> Settings | None:
-    """The current settings; None if torch is not imported."""
+    """Return the current settings; None if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

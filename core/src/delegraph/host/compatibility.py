@@ -59,8 +59,8 @@ class ProgramCompatibility:
         return {"verdict": self.verdict, "delegates": rows}
 
     def __str__(self) -> str:
-        """A line with the worst verdict, then one for each delegate: where it is, what
-        compiled it, verdict, reason.
+        """Return a line with the worst verdict, then one for each delegate: where it
+        is, what compiled it, verdict, reason.
         """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
@@ -83,8 +83,8 @@ def compatibility_of(
     registry: Registry,
     device: str | None = None,
 ) -> Compatibility | None:
-    """The answer of the runtime of the blob's backend about ``header``; None if the
-    runtime gives none.
+    """Return the answer of the runtime of the blob's backend about ``header``; None if
+    the runtime gives none.
 
     If no runtime of the backend is installed, the answer is "cannot", with that reason.
     ``compile_specs``: those with which the blob was compiled. ``device``: the device in

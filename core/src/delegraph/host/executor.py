@@ -77,15 +77,15 @@ class Delegates:
         self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
 
     def fresh(self) -> Delegates:
-        """The delegates of another instance: those without state are shared, the others
-        will be loaded anew.
+        """Return the delegates of another instance: those without state are shared, the
+        others will be loaded anew.
         """
         another = Delegates(self.registry, self.on_missing)
         another._loaded = self._loaded
         return another
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """The delegate that runs the calls of ``module``."""
+        """Return the delegate that runs the calls of ``module``."""
         table = self._stateful if module.state else self._loaded
         return table.setdefault(module, LoadedDelegate(module, self))
 
@@ -190,8 +190,8 @@ class LoadedDelegate:
             return self._hook.copy(self._check(self._call(run, args)))
 
     def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """An input as the runtime takes it: with the ``layout`` that the backend saw,
-        unless it takes any strides.
+        """Return an input as the runtime takes it: with the ``layout`` that the backend
+        saw, unless it takes any strides.
         """
         return value if self._any_strides else arrange(value, layout)
 
@@ -224,7 +224,7 @@ class LoadedDelegate:
         return results
 
     def _input_written(self, position: int, value: torch.Tensor) -> ContractViolation:
-        """The error for a runtime that wrote to its input ``value``, at this
+        """Return the error for a runtime that wrote to its input ``value``, at this
         ``position``.
         """
         module = self._module
@@ -246,8 +246,8 @@ class LoadedDelegate:
         return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
-        """The function that runs the blob, loaded unless another thread has done so,
-        and kept in ``_run``.
+        """Return the function that runs the blob, loaded unless another thread has done
+        so, and kept in ``_run``.
 
         If the backend has no runtime, the function runs the original operators in eager
         PyTorch where ``on_missing`` is "eager" and they are known, as they are not for
@@ -316,7 +316,9 @@ class LoadedDelegate:
         raise self._wrong_results([_type_of(r) for r in results])
 
     def _wrong_results(self, returned: Any) -> ContractViolation:
-        """The error for results that are not as recorded; ``returned`` describes them."""
+        """Return the error for results that are not as recorded; ``returned`` describes
+        them.
+        """
         wanted = (
             "a tuple"
             if self._module.outputs is None
@@ -330,8 +332,8 @@ class LoadedDelegate:
 
 
 def _type_check(output: Argument) -> Callable[[Any], bool]:
-    """A function that tells whether a value at run time is what the calling convention
-    says of ``output``.
+    """Return a function that tells whether a value at run time is what the calling
+    convention says of ``output``.
 
     That is a tensor of the recorded dtype and shape, or anything but a tensor where a
     number is recorded.
@@ -520,7 +522,7 @@ class Executable:
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """A copy whose buffers have the present values of this one's.
+        """Return a copy whose buffers have the present values of this one's.
 
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
@@ -570,7 +572,9 @@ class Executable:
             return self._method.pack(self._finish(results, flat))
 
     def _prepare(self) -> Callable[..., Any]:
-        """The function that runs the program. The first call makes it, and the buffers."""
+        """Return the function that runs the program. The first call makes it, and the
+        buffers.
+        """
         with _BUILDING:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
@@ -583,11 +587,11 @@ class Executable:
             return self._run
 
     def _function(self) -> Callable[..., Any]:
-        """The program's code, bound to its delegates."""
+        """Return the program's code, bound to its delegates."""
         return GraphFunction(self._method.graph, self._bind)
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
-        """The function that runs calls of ``module``."""
+        """Return the function that runs calls of ``module``."""
         assert self._delegates is not None, (
             "a program with delegates is run without their runtimes"
         )
@@ -654,7 +658,7 @@ class SuspiciousExecutable(Executable):
     """A method whose delegates have their inputs compared before and after each call."""
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
-        """The delegate of ``module``, with its inputs compared at every call."""
+        """Return the delegate of ``module``, with its inputs compared at every call."""
         assert self._delegates is not None
         return self._delegates(module).suspected
 
@@ -681,7 +685,7 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
-    """A subgraph as a function in which delegates run their original operators."""
+    """Return a subgraph as a function in which delegates run their original operators."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphFunction(
         Graph(module, inputs, {}, {}),
@@ -752,8 +756,8 @@ class KeptInputs(NamedTuple):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as bytes, so that a NaN equals itself; without a copy if they are
-    contiguous.
+    """Return the elements as bytes, so that a NaN equals itself; without a copy if they
+    are contiguous.
     """
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1).view(torch.uint8)

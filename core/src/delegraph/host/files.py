@@ -57,7 +57,7 @@ class LoadedProgram:
         return list(self._methods)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method to call. Raises InputError if there is none of that name."""
+        """Return a method to call. Raises InputError if there is none of that name."""
         if name not in self._methods:
             hint = "choose one: loaded.method(name), on the command line --method NAME"
             raise InputError(
@@ -97,8 +97,8 @@ class LoadedProgram:
         )
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """Whether each delegate of the file can run on this host, or on ``device`` if
-        named, as its runtime judges.
+        """Return whether each delegate of the file can run on this host, or on
+        ``device`` if named, as its runtime judges.
 
         The delegates need not be loaded for this. Raises OptionError if files of the
         format do not say which delegates they hold.
@@ -157,12 +157,14 @@ class FileFormat:
         self.is_folder = spec.folder
 
     def defines(self, ability: str) -> bool:
-        """Whether the format defines the method ``ability`` of ``ProgramFormat``."""
+        """Return whether the format defines the method ``ability`` of
+        ``ProgramFormat``.
+        """
         return defines(self.kind, ability)
 
     def __getattr__(self, ability: str) -> Callable[..., Any]:
-        """The format's method ``ability``, such as ``file.serialize``; errors in it
-        name the plugin.
+        """Return the format's method ``ability``, such as ``file.serialize``; errors in
+        it name the plugin.
 
         Called for each attribute that this class does not have itself. Raises
         OptionError if the format does not define the method.
@@ -180,8 +182,8 @@ class FileFormat:
         return self._work("why_not").around(self.kind.why_not)(backend_ids)
 
     def _work(self, doing: str) -> AtWork:
-        """The context manager that attributes errors in ``doing`` to the format's
-        plugin.
+        """Return the context manager that attributes errors in ``doing`` to the
+        format's plugin.
         """
         return AtWork(self.kind, doing, str(self.path), registry=self.registry)
 
@@ -319,8 +321,8 @@ class FileFormat:
         return LoadedProgram(attributed, self)
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """Whether each delegate in the file can run here, or on ``device``, as its
-        runtime judges; nothing is loaded.
+        """Return whether each delegate in the file can run here, or on ``device``, as
+        its runtime judges; nothing is loaded.
 
         Raises OptionError if files of the format do not say which delegates they hold.
         """
@@ -334,8 +336,8 @@ class FileFormat:
     def _bounds(
         self, runtime: str | None, limits: Mapping[str, int | None]
     ) -> dict[str, int]:
-        """The limits of ``load`` that the user gave: ``limits`` without those that are
-        None.
+        """Return the limits of ``load`` that the user gave: ``limits`` without those
+        that are None.
 
         Raises OptionError for a limit that is no natural number, or that the format's
         ``read`` has no parameter for. A ``runtime`` that executes the whole file has no

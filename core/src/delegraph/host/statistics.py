@@ -36,7 +36,7 @@ class NonFinite(NamedTuple):
     negative_inf: int = 0
 
     def __str__(self) -> str:
-        """The counts that are not 0: ``3 NaN, 1 -inf``."""
+        """Return the counts that are not 0: ``3 NaN, 1 -inf``."""
         counts = {"NaN": self.nan, "inf": self.inf, "-inf": self.negative_inf}
         return (
             ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)

@@ -57,8 +57,8 @@ class Verification:
         )
 
     def within(self, tolerance: float | None) -> Self:
-        """The same figures, judged by ``tolerance``; None judges each output by the
-        tolerance of its type.
+        """Return the same figures, judged by ``tolerance``; None judges each output by
+        the tolerance of its type.
         """
         return replace(self, tolerance=tolerance)
 
@@ -88,8 +88,8 @@ class Verification:
         return any(o.has_only_non_finite for o in self.outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values; infinite figures, which JSON lacks, become
-        None.
+        """Return a dictionary of plain values; infinite figures, which JSON lacks,
+        become None.
         """
         rows = [
             {**o.to_json(), "agrees": o.agrees(self.tolerance)} for o in self.outputs
@@ -101,7 +101,9 @@ class Verification:
         }
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether every output is within ``tolerance``; None takes ``self.tolerance``."""
+        """Return whether every output is within ``tolerance``; None takes
+        ``self.tolerance``.
+        """
         accepted = self.tolerance if tolerance is None else tolerance
         return all(o.agrees(accepted) for o in self.outputs)
 
@@ -123,7 +125,8 @@ class Verification:
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
-    """The worst figures in ``column``, which has those of one output in several runs.
+    """Return the worst figures in ``column``, which has those of one output in several
+    runs.
 
     If the worst run has no remark, the result has the first remark of another run.
     """

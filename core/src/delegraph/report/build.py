@@ -64,7 +64,7 @@ def build_rows(
 def _delegate_row(
     info: DelegateInfo, backend: str, notation: Notation, several_targets: bool
 ) -> DelegateRow:
-    """The row of one delegate.
+    """Return the row of one delegate.
 
     ``several_targets``: the backend compiled delegates for different targets; only then
     ``facts`` keeps "target".

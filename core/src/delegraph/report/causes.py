@@ -53,8 +53,8 @@ class _Member(NamedTuple):
 def find_causes(
     method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation
 ) -> list[Cause]:
-    """The causes that keep the operators in ``left`` on the host, for one backend after
-    the other.
+    """Return the causes that keep the operators in ``left`` on the host, for one
+    backend after the other.
 
     ``origin``: has the backends' reasons. ``notation``: writes these with the user's
     names. The causes of a backend are in this order: first those that follow from no
@@ -110,7 +110,7 @@ class _Roots:
         )
 
     def _root(self, reason: Reason) -> _Root:
-        """The root of the cause that ``reason`` has.
+        """Return the root of the cause that ``reason`` has.
 
         A reason may say which operand it is about, and the backend may have refused
         that operand for the same cause. This follows the reasons from operand to
@@ -137,7 +137,7 @@ class _Roots:
         return root
 
     def _reason_against_operand(self, reason: Reason) -> str | None:
-        """The reason for which the backend refused the operand ``reason.of``.
+        """Return the reason for which the backend refused the operand ``reason.of``.
 
         None if ``reason`` names no operand, or if the operand was not refused.
         """
@@ -156,7 +156,7 @@ class _Roots:
 
 
 def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
-    """The root of a cause whose first reason is ``reason``.
+    """Return the root of a cause whose first reason is ``reason``.
 
     ``follows_from_another``: the operand ``reason.of`` is refused, too, for another
     cause.
@@ -179,8 +179,8 @@ def _with_best_hint(
     left: Sequence[LeftOperator],
     origin: ReportOrigin,
 ) -> tuple[str, int | None]:
-    """The reason with the hint that frees the most operators (``Reason.instead``), and
-    how many; None if not known.
+    """Return the reason with the hint that frees the most operators
+    (``Reason.instead``), and how many; None if not known.
     """
     best = reason
     most = _count_freed(method, backend, reason, left, origin)
@@ -202,7 +202,7 @@ def _cause(
     frees: int | None,
     notation: Notation,
 ) -> Cause:
-    """The row of the cause that all members of ``group`` share.
+    """Return the row of the cause that all members of ``group`` share.
 
     ``reason``: that of the root, with the hint to give. ``frees``: how many operators
     the backend would take without this cause; None if not known. ``notation``: writes

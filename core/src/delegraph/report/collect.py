@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def host_calls(nodes: Iterable[Node]) -> list[Node]:
-    """The calls among ``nodes`` that compute on the host.
+    """Return the calls among ``nodes`` that compute on the host.
 
     Calls of delegates, the unpacking of their results and casts at their borders are
     left out.
@@ -52,7 +52,7 @@ class LeftOperator(NamedTuple):
 
 
 def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
-    """The operators among ``nodes`` that are left to the host.
+    """Return the operators among ``nodes`` that are left to the host.
 
     An operator that the host decomposes is listed once, because backends were asked
     about it as a whole. Calls that only check something (``find_checks``) are left out,
@@ -76,7 +76,7 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
 
 
 def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of several mappings from names to amounts, name by name."""
+    """Return the sum of several mappings from names to amounts, name by name."""
     total: dict[str, float] = {}
     for amounts in figures:
         for name, amount in amounts.items():
@@ -116,7 +116,7 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
-    """The refusals of one backend's partitioner as a table of reasons."""
+    """Return the refusals of one backend's partitioner as a table of reasons."""
     return {
         (backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason
         for r in refusals
@@ -164,8 +164,8 @@ def refused_by(
 
 
 def full_reason(refusal: RefusedOperator) -> str:
-    """The reason, followed by the operator that was decomposed to the refused one, if
-    there is one.
+    """Return the reason, followed by the operator that was decomposed to the refused
+    one, if there is one.
     """
     return (
         f"{refusal.reason} (part of {refusal.part_of})"

@@ -38,7 +38,7 @@ class Fact:
     value: Callable[[Any], Any] | None = None
 
     def of(self, row: Any) -> Any:
-        """The value of this fact for ``row``."""
+        """Return the value of this fact for ``row``."""
         return getattr(row, self.name) if self.value is None else self.value(row)
 
 
@@ -52,8 +52,8 @@ class Told:
 
     @classmethod
     def readable(cls) -> list[Fact]:
-        """The facts that have ``short`` or ``entries``, in the order in which text and
-        pages show them.
+        """Return the facts that have ``short`` or ``entries``, in the order in which
+        text and pages show them.
         """
         # those marked as ``first`` come first (False sorts before True); the others
         # keep their order
@@ -63,8 +63,8 @@ class Told:
         )
 
     def in_short(self) -> str:
-        """The short forms (``Fact.short``) of the facts that have one, in one line;
-        empty texts are left out.
+        """Return the short forms (``Fact.short``) of the facts that have one, in one
+        line; empty texts are left out.
         """
         return ", ".join(
             filter(
@@ -85,8 +85,8 @@ class Told:
                 yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
-        """All facts by name, as plain JSON values. The keys are stable within one
-        ``schema`` of a report.
+        """Return all facts by name, as plain JSON values. The keys are stable within
+        one ``schema`` of a report.
         """
         return {fact.name: fact.plain(fact.of(self)) for fact in self.FACTS}
 
@@ -129,8 +129,8 @@ def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def list_counts(operators: Mapping[str, int]) -> list[str]:
-    """A text such as ``2 x aten.add.Tensor`` for each operator, the most frequent
-    first.
+    """Return a text such as ``2 x aten.add.Tensor`` for each operator, the most
+    frequent first.
     """
     return [f"{n} x {op}" for op, n in most_frequent(operators)]
 
@@ -141,8 +141,8 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_size(count: int) -> str:
-    """A number of bytes as text, in the largest of byte, kB, MB and GB that does not
-    exceed it: ``6.0 kB``.
+    """Return a number of bytes as text, in the largest of byte, kB, MB and GB that does
+    not exceed it: ``6.0 kB``.
     """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
@@ -151,15 +151,15 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time as text: ``1.20 s``, or milliseconds if it is below one second: ``12.0
-    ms``.
+    """Return a time as text: ``1.20 s``, or milliseconds if it is below one second:
+    ``12.0 ms``.
     """
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def list_amounts(amounts: Mapping[str, float]) -> list[str]:
-    """A text such as ``cycles 1,200`` for each amount; floats are rounded to four
-    significant digits.
+    """Return a text such as ``cycles 1,200`` for each amount; floats are rounded to
+    four significant digits.
     """
     return [
         f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}"
@@ -168,5 +168,5 @@ def list_amounts(amounts: Mapping[str, float]) -> list[str]:
 
 
 def list_seconds(seconds: Mapping[str, float]) -> list[str]:
-    """A text such as ``export 1.20 s`` for each phase."""
+    """Return a text such as ``export 1.20 s`` for each phase."""
     return [f"{phase} {format_seconds(s)}" for phase, s in seconds.items()]

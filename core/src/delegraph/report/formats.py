@@ -55,7 +55,7 @@ class ReportFormat:
 
     @staticmethod
     def render(result: LoweringResult) -> str | bytes:
-        """The content of the file for ``result``."""
+        """Return the content of the file for ``result``."""
         raise NotImplementedError
 
     @classmethod
@@ -75,8 +75,8 @@ class TextReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
-        """The report, what was verified, and where the time goes. Not called for a
-        lowering that failed.
+        """Return the report, what was verified, and where the time goes. Not called for
+        a lowering that failed.
         """
         assert result.report is not None
         lines = [
@@ -110,8 +110,8 @@ class JsonReport(ReportFormat):
 
 
 def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
-    """A text for the verification of each method; it begins with the method's name if
-    there are several.
+    """Return a text for the verification of each method; it begins with the method's
+    name if there are several.
     """
     several = len(verifications) > 1
     return [
@@ -123,7 +123,7 @@ def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
 def verification_content(
     verifications: Mapping[str, Verification],
 ) -> dict[str, Any] | None:
-    """The JSON object of the only verification, or method -> object if there are
+    """Return the JSON object of the only verification, or method -> object if there are
     several; None if there are none.
     """
     if len(verifications) > 1:

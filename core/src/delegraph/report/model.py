@@ -48,7 +48,7 @@ verbose.
 
 
 def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
-    """The refusals for JSON; "cause" is the index of a refusal's cause in
+    """Return the refusals for JSON; "cause" is the index of a refusal's cause in
     ``report.causes``.
     """
     return [
@@ -219,8 +219,8 @@ class Report(Told):
         )
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """The report as an HTML page with pictures, as ``save("report.html")`` writes
-        it. Needs ``delegraph-analysis``.
+        """Return the report as an HTML page with pictures, as ``save("report.html")``
+        writes it. Needs ``delegraph-analysis``.
 
         Raises PluginUnavailable, with the pip command as hint, if that is not
         installed.
@@ -231,8 +231,8 @@ class Report(Told):
         return page
 
     def to_text(self, verbose: bool = False) -> str:
-        """The report as ``print`` shows it. ``verbose`` adds operators, inputs, outputs
-        and time of each delegate.
+        """Return the report as ``print`` shows it. ``verbose`` adds operators, inputs,
+        outputs and time of each delegate.
 
         Characters that do not print, such as those that move a terminal's cursor, are
         replaced by escapes.

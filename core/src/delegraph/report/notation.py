@@ -45,8 +45,8 @@ class Notation:
         self._written: dict[Any, str] = {}
 
     def size(self, size: Any) -> str:
-        """A size (an int or symbolic) as text, with users' names in place of torch's
-        symbols.
+        """Return a size (an int or symbolic) as text, with users' names in place of
+        torch's symbols.
         """
         if not isinstance(size, _SYMBOLIC):
             return str(size)
@@ -56,11 +56,13 @@ class Notation:
         return self._written[expression]
 
     def expression(self, expression: Any) -> str:
-        """A sympy expression as text, with users' names in place of torch's symbols."""
+        """Return a sympy expression as text, with users' names in place of torch's
+        symbols.
+        """
         return str(expression.xreplace(self._symbols))
 
     def text(self, text: str) -> str:
-        """A backend's text, with users' names in place of torch's.
+        """Return a backend's text, with users' names in place of torch's.
 
         Symbols of sizes are replaced unless a value of the program has the same name.
         An input of a loop body gets the name of the value that the loop starts with.
@@ -124,8 +126,8 @@ class Notation:
 
 
 def _name_in_program(value: Node) -> str:
-    """The name that ``value`` has in the user's program, even if a delegate computes it
-    in the lowered one.
+    """Return the name that ``value`` has in the user's program, even if a delegate
+    computes it in the lowered one.
     """
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value

@@ -53,7 +53,7 @@ None if that is not known.
 
 
 def _count_operators(counts: Mapping[str, int]) -> str:
-    """The total of the counts, as ``3 operators``."""
+    """Return the total of the counts, as ``3 operators``."""
     return pluralize(sum(counts.values()), "operator")
 
 
@@ -195,7 +195,7 @@ class LineFigures(Told):
     )
 
     def __str__(self) -> str:
-        """The amounts, and the lines: the first with its code, the others as
+        """Return the amounts, and the lines: the first with its code, the others as
         ``file:line``.
         """
         places = [str(source) for source in self.sources[:1]] + [
@@ -310,8 +310,8 @@ class Cause(Told):
         return remarks
 
     def __str__(self) -> str:
-        """The operators and the reason, then lines for the place, the remarks, and the
-        counts if there are several.
+        """Return the operators and the reason, then lines for the place, the remarks,
+        and the counts if there are several.
         """
         counts = most_frequent(self.operators)
         if len(counts) == 1:
@@ -439,16 +439,16 @@ class ReportOrigin:
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:
-        """The ``Notation`` of a method's program: the first that was made, since it
-        keeps what it has computed.
+        """Return the ``Notation`` of a method's program: the first that was made, since
+        it keeps what it has computed.
         """
         return self._notations.setdefault(
             method, Notation(self.programs[method].graph.nodes)
         )
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
-        """A copied report shares the origin: nothing changes it, and a copy of the
-        programs would take much memory.
+        """Return a copied report shares the origin: nothing changes it, and a copy of
+        the programs would take much memory.
         """
         return self
 

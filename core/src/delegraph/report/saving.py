@@ -15,8 +15,8 @@ from .formats import LoweringResult
 
 
 def declared_for(path: Path) -> str:
-    """The name by which the registry finds the format of ``path``: the file's name, or
-    ``.txt`` if it has no suffix.
+    """Return the name by which the registry finds the format of ``path``: the file's
+    name, or ``.txt`` if it has no suffix.
     """
     return path.name if path.suffix else ".txt"
 
