@@ -66,6 +66,41 @@ def test_an_int8_network_is_one_node_for_a_snapdragon():
     assert lowered.verify(*batches[0]).relative_error < 0.05
 
 
+class Tokens(nn.Module):
+    """Linear layers of three dimensions, around a nonlinear operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 24)
+        self.second = nn.Linear(24, 12)
+
+    def forward(self, tokens):
+        return self.second(torch.relu(self.first(tokens)))
+
+
+@needs_qnn
+def test_quantized_linear_layers_of_tokens_are_whole_for_a_snapdragon():
+    torch.manual_seed(0)
+    batches = [(torch.randn(2, 5, 12),) for _ in range(3)]
+    program = delegraph.quantize(Tokens().eval(), batches, backend="onnx")
+    options = {"onnx": {"ep": "qnn", "soc": "SM8750"}}
+    lowered = delegraph.lower(program, backends=["onnx"], options=options)
+    assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
+    assert lowered.verify(*batches[0]).relative_error < 0.03
+
+
+def test_activations_of_16_bits_equal_the_quantized_program():
+    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 3, 16, 16),) for _ in range(3)]
+    quantizer = TOSAQuantizer(Precision(torch.int16))
+    program = delegraph.quantize(Net().eval(), batches, quantizer=quantizer)
+    lowered = delegraph.lower(program, backends=["onnx"])
+    assert lowered.host_operators == 0
+    assert lowered.verify(*batches[0]).relative_error < 1e-3
+
+
 @needs_qnn
 def test_operators_that_a_provider_leaves_are_in_the_report():
     class WithErf(nn.Module):

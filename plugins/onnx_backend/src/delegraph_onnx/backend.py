@@ -36,10 +36,9 @@ class OnnxBackend(BackendDetails):
     ) -> PreprocessResult:
         """Return the model and its weights. Raises Unsupported with the reason."""
         settings = read_settings(compile_specs)
-        draft = Draft(edge_program)
         if settings.ep == "cpu":
-            return _for_cpu(draft, settings)
-        return _for_provider(draft, settings)
+            return _for_cpu(Draft(edge_program), settings)
+        return _for_provider(Draft(edge_program, for_npu=True), settings)
 
 
 def _for_cpu(draft: Draft, settings: Settings) -> PreprocessResult:

@@ -32,10 +32,13 @@ from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from .corrections import RULES
+from .quantized_linear import use_gemm
 from .type_promotion import insert_casts
 
 OPSET = 20
 """The version of ONNX's operators in all models; ``torch.onnx.export`` has the same."""
+OPSET_OF_16_BITS = 21
+"""The version in models that quantize to 16 bits. Other operators are the same."""
 LARGEST_FOLDED = 16384
 """The most elements of a result that is computed at compile time."""
 
@@ -47,8 +50,11 @@ class Draft(NumberedCalls):
     begin with the numbers of their calls, as in ``n3/Gemm/7``.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
-        """Convert ``program``. Raises Unsupported with the reason, at the call."""
+    def __init__(self, program: ExportedProgram, for_npu: bool = False) -> None:
+        """Convert ``program``. Raises Unsupported with the reason, at the call.
+
+        ``for_npu``: write quantized linear layers as NPUs take them.
+        """
         super().__init__()
         self.signature = Signature.of(program)
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
@@ -57,7 +63,12 @@ class Draft(NumberedCalls):
             _name_border(self.model)
             self.model = _simplify(self.model)
         _bound_clips(self.model)
+        if for_npu:
+            use_gemm(self.model)
+            common.RemoveUnusedNodesPass()(self.model)
         _unshare_quantization(self.model)
+        if _quantizes_to_16_bits(self.model):
+            self.model.graph.opset_imports[""] = OPSET_OF_16_BITS
         _separate_outputs(self.model.graph)
         _name_nodes(self.model)
         _drop_comments(self.model)
@@ -263,6 +274,16 @@ def _unshare_quantization(model: ir.Model) -> None:
                 initializers[name] = copy
                 node.replace_input_with(place, copy)
             seen.add(value)
+
+
+def _quantizes_to_16_bits(model: ir.Model) -> bool:
+    """Whether an operator quantizes to int16 or dequantizes it."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            zero = node.inputs[2] if len(node.inputs) > 2 else None
+            if zero is not None and zero.dtype is ir.DataType.INT16:
+                return True
+    return False
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
