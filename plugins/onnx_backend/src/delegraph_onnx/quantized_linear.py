@@ -22,8 +22,12 @@ class _Layer(NamedTuple):
     of_weight: ir.Node
     of_bias: ir.Node
     add: ir.Node
+    activation: ir.Node | None
+    """Relu or Clip of the sum; None if there is none."""
     result: ir.Node
     """QuantizeLinear of the result."""
+    columns: int
+    """The size of the last dimension of the input."""
     sizes: list[int]
     """The shape of the result; -1: known at run time."""
 
@@ -45,10 +49,14 @@ def _layer_at(add: ir.Node) -> _Layer | None:
         return None
     of_input = _maker(product.inputs[0], "DequantizeLinear")
     turned = _maker(product.inputs[1], "Transpose")
-    readers = list(add.outputs[0].consumers())
-    is_only_quantized = len(readers) == 1 and readers[0].op_type == "QuantizeLinear"
-    is_only_added = len(list(product.outputs[0].consumers())) == 1
-    if of_input is None or turned is None or not is_only_quantized or not is_only_added:
+    reader = _only_reader(add)
+    activation = None
+    if reader is not None and reader.op_type in ("Relu", "Clip"):
+        activation = reader
+        reader = _only_reader(activation)
+    if reader is None or reader.op_type != "QuantizeLinear":
+        return None
+    if of_input is None or turned is None or _only_reader(product) is None:
         return None
     of_weight = _maker(turned.inputs[0], "DequantizeLinear")
     weight = None if of_weight is None else of_weight.inputs[0]
@@ -58,10 +66,17 @@ def _layer_at(add: ir.Node) -> _Layer | None:
         return None
     if weight.const_value is None or bias.dtype is not ir.DataType.INT32:
         return None
+    _, columns = weight.const_value.shape.numpy()
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if sizes.count(-1) > 1:
         return None
-    return _Layer(of_input, of_weight, of_bias, add, readers[0], sizes)
+    return _Layer(of_input, of_weight, of_bias, add, activation, reader, columns, sizes)
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """Return the node that reads the result of ``node``; None if there are several."""
+    readers = list(node.outputs[0].consumers())
+    return readers[0] if len(readers) == 1 else None
 
 
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
@@ -81,15 +96,16 @@ class _Replacement:
         """Write Reshape, Gemm and Reshape in place of MatMul and Add."""
         layer = self._layer
         source = layer.of_input
-        columns = _known(layer.of_weight.inputs[0]).shape
-        assert columns is not None
-        rows = self._reshaped(source.outputs[0], [-1, int(columns[1])])
+        rows = self._reshaped(source.outputs[0], [-1, layer.columns])
         rows = self._quantized(rows, source.inputs)
         gemm = self._add(
             "Gemm",
             [rows, layer.of_weight.outputs[0], layer.of_bias.outputs[0]],
             transB=1,
         )
+        if layer.activation is not None:
+            bounds = layer.activation.inputs[1:]
+            gemm = self._add(layer.activation.op_type, [gemm, *bounds])
         result = self._quantized(gemm, layer.result.inputs)
         whole = self._reshaped(result, layer.sizes)
         layer.result.replace_input_with(0, whole)
@@ -115,9 +131,3 @@ class _Replacement:
         node = ir.Node("", op_type, inputs, listed, name=self._layer.add.name)
         self._graph.insert_before(self._layer.result, node)
         return node.outputs[0]
-
-
-def _known(value: ir.Value | None) -> ir.Value:
-    """Return an operand that is not left out."""
-    assert value is not None
-    return value
