@@ -29,7 +29,7 @@ _BY_SHAPE = overloads(
 
 
 def constant_calls(program: ExportedProgram) -> set[Node]:
-    """Calls that depend on constants alone.
+    """Return the calls that depend on constants alone.
 
     They are pure, give the same result every time, and their results and operands have
     at most ``LARGEST`` bytes.

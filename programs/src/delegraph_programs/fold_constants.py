@@ -90,8 +90,10 @@ def fold_constants(
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
-    """Constant -> its bytes; 0 for constants that share memory, which a file stores
-    only once.
+    """Return constant -> its bytes.
+
+    Constants that share memory count 0: a file stores that memory once, and other
+    constants may need it.
     """
     tensors = {
         n: constant_tensor(program, s)
@@ -106,8 +108,8 @@ def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """The ``ends`` whose values take at most as many bytes as the nodes that become
-    unneeded with them.
+    """Return the ``ends`` whose values take at most as many bytes as the nodes that
+    become unneeded with them.
 
     ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants.
     Ends that share a call or a constant are weighed together first, because the shared
@@ -127,7 +129,8 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
             ):
                 chosen.update(candidates)
                 removed |= freed
-    room = sum(sizes.values()) // SHARE  # bytes for small values that free nothing
+    # how many bytes small values that free nothing may take in all
+    room = sum(sizes.values()) // SHARE
     # the smallest first; only values smaller than the constants that they are computed
     # from
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
@@ -140,17 +143,20 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
 
 
 def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
-    """``ends`` in groups: two ends that need the same node are in one group, also by
-    way of a third end.
+    """Return ``ends`` in groups.
+
+    Two ends that need the same node are in one group. So are two ends that are each in
+    a group with a third one.
     """
-    # union-find over the ends and all nodes that they need
+    # union-find over the ends and all nodes that they need: a node and its parent are in
+    # one group, and a root is its own parent
     parent: dict[Node, Node] = {}
     for end in ends:
         parent.setdefault(end, end)
         for node in ancestors(end):
-            parent[find_root(parent, parent.setdefault(node, node))] = find_root(
-                parent, end
-            )
+            parent.setdefault(node, node)
+            root = find_root(parent, node)
+            parent[root] = find_root(parent, end)
     groups: dict[Node, list[Node]] = {}
     for end in ends:
         groups.setdefault(find_root(parent, end), []).append(end)
@@ -158,8 +164,9 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
 
 
 def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
-    """The nodes that nothing needs any more once ``ends`` are replaced by constants;
-    without those in ``removed``.
+    """Return the nodes that nothing needs once ``ends`` are replaced by constants.
+
+    Nodes in ``removed`` are left out.
 
     ``removed``: nodes that go away already, for other ends. They count as users that
     need nothing.
@@ -173,14 +180,13 @@ def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
 
 
 def _bytes(node: Node) -> int:
-    """The bytes of the tensor that a call returns."""
+    """Return the bytes of the tensor that a call returns."""
     val = node.meta["val"]
     return int(val.numel() * val.element_size())
 
 
 def _used_outside(node: Node, replaced: Collection[Node]) -> bool:
-    """Whether a call returns a tensor that is used by something else than the calls
-    that are ``replaced``.
+    """Return whether a call returns a tensor that others than ``replaced`` calls use.
 
     A copy of a constant never counts: its value would only be another copy.
     """
@@ -210,8 +216,9 @@ def _replace(node: Node, constant: Node) -> None:
 
 
 def _erase_unused(program: ExportedProgram, on_constants: Collection[Node]) -> int:
-    """Erase calls without users. Returns how many operators among the calls
-    ``on_constants`` were erased.
+    """Erase calls without users.
+
+    Returns how many operators among the calls ``on_constants`` were erased.
     """
     erased = 0
     for node in reversed(program.graph.nodes):

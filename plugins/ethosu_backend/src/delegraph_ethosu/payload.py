@@ -54,11 +54,12 @@ def _block(name: str, content: bytes, tag: str | None, store: NamedDataStore) ->
         store.add_named_data(key, content, alignment=_ALIGNMENT, external_tag=tag)
         content = key.encode()
     header = _HEADER.pack(name.encode(), len(content), tag is not None)
-    return header + content + bytes(_padded(len(content)) - len(content))
+    padding = bytes(_padded_size(len(content)) - len(content))
+    return header + content + padding
 
 
-def _padded(length: int) -> int:
-    """Return the size of a content of ``length`` bytes with padding."""
+def _padded_size(length: int) -> int:
+    """Return ``length`` rounded up to a multiple of the alignment."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -101,12 +102,12 @@ def blocks(payload: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
         is_first = position == 0
         position += _HEADER.size
         name = raw.rstrip(b"\0").decode("ascii", "replace")
-        if position + _padded(length) > len(payload):
+        if position + _padded_size(length) > len(payload):
             raise _invalid()
         if is_first and name != _FIRST:
             raise _invalid()
         yield name, bytes(payload[position : position + length])
-        position += _padded(length)
+        position += _padded_size(length)
 
 
 def _invalid() -> FormatError:

@@ -88,11 +88,11 @@ def run_vela(file: Blob, flags: Sequence[str], seconds: int) -> Compiled:
                 "unsupported",
                 f"Vela took more than {seconds} seconds, the option seconds",
             ) from error
-        _check(done)
-        return _read(folder / "out", done.stdout)
+        _raise_if_refused(done)
+        return _read_results(folder / "out", done.stdout)
 
 
-def _check(done: subprocess.CompletedProcess[str]) -> None:
+def _raise_if_refused(done: subprocess.CompletedProcess[str]) -> None:
     """Raise an error for a failed run, or for operators that Vela left to a processor."""
     output = done.stderr.strip() or done.stdout.strip() or "nothing"
     last = output.splitlines()[-1]
@@ -122,7 +122,7 @@ def _check(done: subprocess.CompletedProcess[str]) -> None:
         )
 
 
-def _read(folder: Path, printed: str) -> Compiled:
+def _read_results(folder: Path, printed: str) -> Compiled:
     """Read the files of a run."""
     files = sorted(folder.glob("main_vela*.npz"))
     if len(files) != 1:

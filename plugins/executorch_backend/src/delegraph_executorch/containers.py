@@ -37,6 +37,10 @@ def encode_structure(spec: pytree.TreeSpec) -> str:
 
 
 def _encode(spec: pytree.TreeSpec) -> Any:
+    """Return a structure in the form of JSON.
+
+    The context of a spec has the keys of a dictionary, or the class of a named tuple.
+    """
     if spec.is_leaf():
         return _LEAF
     children = [_encode(child) for child in spec.children()]
@@ -46,6 +50,7 @@ def _encode(spec: pytree.TreeSpec) -> Any:
         return {"named": [spec.context.__name__, pairs]}
     if spec.type is tuple:
         return {"tuple": children}
+    # that of a defaultdict also has the function for missing keys, before the keys
     keys = spec.context[1] if spec.type is defaultdict else spec.context
     if spec.type in _DICTS and all(isinstance(k, _KEYS) for k in keys):
         return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
@@ -90,16 +95,17 @@ def check_fixed_inputs(
 
     Raises InputError if a call has another value for one of them.
     """
-    listed = _stated(plan.container, "fixed")
+    # the text may come from a damaged file
+    content = _fact_about_inputs(plan.container, "fixed")
     positions: list[int] = []
-    if isinstance(listed, list):
+    if isinstance(content, list):
         count = len(plan.inputs)
-        positions = [k for k in listed if type(k) is int and 0 <= k < count]
+        positions = [k for k in content if type(k) is int and 0 <= k < count]
     if len(flat) != len(plan.inputs):
         return positions
     for k in positions:
         wanted = getattr(plan.values[plan.inputs[k]].value, "value", None)
-        if not _is_same(flat[k], wanted):
+        if not _is_constant(flat[k], wanted):
             raise InputError(
                 "input-invalid",
                 f"input {names[k]} was exported as {wanted!r}; it is {flat[k]!r:.80}",
@@ -120,7 +126,7 @@ def check_input_ranges(
             expect_indices(flat[k], low, high, lambda: names, k)
 
 
-def _is_same(given: Any, wanted: Any) -> bool:
+def _is_constant(given: Any, wanted: Any) -> bool:
     """Return whether a number or text is the constant of a program; arrays never are."""
     return isinstance(given, (int, float, str, type(None))) and is_fixed(wanted, given)
 
@@ -133,12 +139,13 @@ def input_names(plan: ExecutionPlan) -> list[str]:
 
 def argument_names(container: ContainerMetadata | None) -> list[str]:
     """Return the names of a method's positional arguments; empty if the file has none."""
-    listed = _stated(container, "names")
-    known = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
-    return [printable(name[:500]) for name in listed] if known else []
+    names = _fact_about_inputs(container, "names")
+    is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return [printable(name[:500]) for name in names] if is_valid else []
 
 
-def _stated(container: ContainerMetadata | None, key: str) -> Any:
+def _fact_about_inputs(container: ContainerMetadata | None, key: str) -> Any:
+    """Return an entry of the text of inputs; None for a missing or damaged one."""
     try:
         content = json.loads(container.inputs) if container is not None else None
     except (ValueError, RecursionError):
@@ -176,6 +183,7 @@ def encode_outputs(
 
 
 def _once(texts: Sequence[str]) -> list[str] | str:
+    """Return a single text if all are equal, else the list."""
     return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else list(texts)
 
 
@@ -212,7 +220,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     return namedtuple(name, fields)
 
 
-def _as_written(value: Any) -> Any:
+def _in_containers_of_file(value: Any) -> Any:
     """Return a value in the containers that it has after writing and reading."""
     leaves, spec = pytree.tree_flatten(value)
     return pytree.tree_unflatten(leaves, pytree.tree_structure(_decode(_encode(spec))))
@@ -233,6 +241,7 @@ def structure_of(
 
 
 def _is_of_a_call(spec: pytree.TreeSpec) -> bool:
+    """Return whether a structure is a pair of a tuple and a dict: args and kwargs."""
     return (
         spec.type is tuple
         and spec.num_children == 2
@@ -257,8 +266,10 @@ def flatten_call(
     plain = not kwargs and len(flat) == len(args) and all(map(operator.is_, flat, args))
     if spec is None or (plain and len(flat) == spec.num_leaves):
         return flat
-    named = {name: _as_written(value) for name, value in kwargs.items()}
-    return flat_arguments(spec, [_as_written(value) for value in args], named, names)
+    named = {name: _in_containers_of_file(value) for name, value in kwargs.items()}
+    return flat_arguments(
+        spec, [_in_containers_of_file(value) for value in args], named, names
+    )
 
 
 def unflatten_result(spec: pytree.TreeSpec | None, outputs: list[Any]) -> Any:

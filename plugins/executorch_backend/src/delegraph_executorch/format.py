@@ -105,9 +105,11 @@ class PteFormat(ProgramFormat):
     def profile(
         path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """Return the methods like ``read``; ``see`` gets each step after it ran.
+        """Return the methods of a file; in their calls, ``see`` gets each step.
 
-        Steps have the lines of the debug file ``model.debug.json``, if there is one.
+        A step describes an instruction that just ran. The caller measures the time
+        between steps. Steps have the user's lines if the debug file
+        ``model.debug.json`` is there.
         """
         from .run.program import HostProgram
         from .run.steps import StepsOfFile
@@ -118,7 +120,7 @@ class PteFormat(ProgramFormat):
             file,
             _data_of(path),
             load_delegate,
-            ran=lambda plan, at: see(steps.step(plan.name, at)),
+            ran=lambda plan, position: see(steps.step(plan.name, position)),
         )
         return {name: program.method(name) for name in program.methods}
 
@@ -192,10 +194,12 @@ def _data_of(path: Path) -> list[Any]:
 
 
 def _data_paths(path: Path) -> list[Path]:
+    """Return the data files of ``model.pte``: ``model.NAME.ptd`` in its folder."""
     return sorted(path.parent.glob(f"{_escape(path.stem)}.*.ptd"))
 
 
 def _escape(name: str) -> str:
+    """Return a pattern of ``glob`` that matches just ``name``."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
@@ -208,6 +212,10 @@ _THEIR_NAMES = {
 
 
 def _emit_options(options: Mapping[str, Any]) -> EmitOptions:
+    """Return the options of ``save``; OptionError for unknown or duplicate ones.
+
+    Names of ExecuTorch's configuration are accepted as well.
+    """
     from .emit import EmitOptions
 
     for theirs, ours in _THEIR_NAMES.items():
@@ -225,6 +233,7 @@ def _emit_options(options: Mapping[str, Any]) -> EmitOptions:
 
 
 def _checked(path: Path) -> ProgramFile:
+    """Return the content of a file; FormatError if it is damaged."""
     file = read_program(open_bytes(path))
     check_program(file)
     return file

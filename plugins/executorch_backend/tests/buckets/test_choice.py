@@ -219,8 +219,8 @@ def test_models_that_write_state_are_refused(registry, model, written):
 
 def test_wrong_buckets(registry):
     for given, text in (
-        ([], "buckets is a list of example inputs"),
-        (torch.randn(2, 4), "buckets is a list of example inputs"),
+        ([], "buckets must be a list of example inputs"),
+        (torch.randn(2, 4), "buckets must be a list of example inputs"),
         (sized(2, 2), "the same sizes"),
         (
             [torch.randn(2, 4), torch.randn(2, 4, 1)],
@@ -237,7 +237,7 @@ def test_wrong_buckets(registry):
     program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
     with pytest.raises(
         InputError,
-        match="exported from an nn.Module, one at a time; this is ExportedProgram",
+        match="lower_buckets needs an nn.Module, which it exports for each bucket; got ExportedProgram",
     ):
         lower_buckets(program, sized(2, 3), backends=[])
 

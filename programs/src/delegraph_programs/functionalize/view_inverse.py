@@ -132,7 +132,7 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     positions = torch.arange(val.numel()).reshape(tuple(val.shape))
     for view in views:
         target: Any = view.target
-        args, kwargs = torch.fx.map_arg((view.args[1:], view.kwargs), _stand_in)
+        args, kwargs = torch.fx.map_arg((view.args[1:], view.kwargs), _example_of)
         positions = target(positions, *args, **kwargs)
     return positions
 
@@ -153,7 +153,7 @@ def _goes_beyond(val: torch.Tensor, end: int) -> bool:
     return bool(last >= end)
 
 
-def _stand_in(node: Node) -> Any:
+def _example_of(node: Node) -> Any:
     """Return a meta tensor for an operand that a view reads only the size of.
 
     An example is ``expand_as``. Numbers are returned unchanged.

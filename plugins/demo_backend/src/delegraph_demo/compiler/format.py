@@ -73,18 +73,20 @@ def encode(code: Code) -> bytes:
     sections = (code.inputs, code.constants, code.instructions, code.outputs)
     counts = struct.pack(_COUNTS, *map(len, sections))
     parts = [MAGIC, struct.pack("<B", VERSION), counts]
-    parts += [_shape(shape) for shape in code.inputs]
-    parts += [constant.digest + _shape(constant.shape) for constant in code.constants]
-    parts += [_instruction(instruction) for instruction in code.instructions]
+    parts += [_encode_shape(shape) for shape in code.inputs]
+    parts += [c.digest + _encode_shape(c.shape) for c in code.constants]
+    parts += [_encode_instruction(instruction) for instruction in code.instructions]
     parts.append(struct.pack(f"<{len(code.outputs)}I", *code.outputs))
     return b"".join(parts)
 
 
-def _shape(shape: Shape) -> bytes:
+def _encode_shape(shape: Shape) -> bytes:
+    """Return a shape in the form that the module describes."""
     return struct.pack(f"<B{len(shape)}I", len(shape), *shape)
 
 
-def _instruction(instruction: Instruction) -> bytes:
+def _encode_instruction(instruction: Instruction) -> bytes:
+    """Return an instruction in the form that the module describes."""
     operands = instruction.operands
     return struct.pack(
         f"<BB{len(operands)}I", instruction.operator.code, len(operands), *operands
@@ -133,6 +135,7 @@ class _Reader:
         self.position = 0
 
     def take(self, size: int) -> bytes:
+        """Read the next ``size`` bytes; FormatError if the blob ends before."""
         end = self.position + size
         if end > len(self.blob):
             raise damaged(
@@ -144,9 +147,11 @@ class _Reader:
         return taken
 
     def numbers(self, layout: str) -> tuple[int, ...]:
+        """Read the next numbers; ``layout`` is a format of ``struct``."""
         return struct.unpack(layout, self.take(struct.calcsize(layout)))
 
     def header(self) -> None:
+        """Read magic and version; FormatError for another one."""
         if self.take(len(MAGIC)) != MAGIC:
             raise damaged(f"it does not begin with {MAGIC!r}")
         (version,) = self.numbers("<B")
@@ -161,6 +166,7 @@ class _Reader:
             )
 
     def shape(self) -> Shape:
+        """Read a shape; FormatError if no value may have it."""
         (rank,) = self.numbers("<B")
         try:
             return fitting(self.numbers(f"<{rank}I"))
@@ -193,6 +199,10 @@ class _Reader:
         return Instruction(operator, operands)
 
     def output(self, first: int, end: int) -> int:
+        """Read the number of an output, the result of an instruction.
+
+        These have the numbers from ``first`` to ``end``, without the end.
+        """
         (number,) = self.numbers("<I")
         if not first <= number < end:
             raise damaged(f"it returns value {number}, which no instruction computes")

@@ -115,7 +115,7 @@ class LoadedCode:
             operator = instruction.operator
             operands = [values[operand] for operand in instruction.operands]
             result = operator.compute(*operands)
-            values.append(self._in_range(result, f"a result of {operator.target}"))
+            values.append(self._check_range(result, f"a result of {operator.target}"))
             spent[position] = {"seconds": time.perf_counter() - start}
         return tuple(values[output] for output in self.code.outputs), spent
 
@@ -130,11 +130,12 @@ class LoadedCode:
         inputs: list[torch.Tensor] = []
         for arg, shape in zip(args, self.code.inputs, strict=True):
             position = len(inputs)
-            tensor = _input(position, arg, shape)
-            inputs.append(self._in_range(tensor, f"input {position}"))
+            tensor = _checked_input(position, arg, shape)
+            inputs.append(self._check_range(tensor, f"input {position}"))
         return inputs
 
-    def _in_range(self, value: torch.Tensor, name: str) -> torch.Tensor:
+    def _check_range(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        """Return ``value``; raise ValueOutOfRange if an element exceeds ``max_value``."""
         if self.max_value is None or not value.numel():
             return value
         largest = float(value.abs().max())
@@ -148,9 +149,10 @@ class LoadedCode:
         return value
 
 
-def _input(
+def _checked_input(
     position: int, arg: torch.Tensor | int | float | bool, shape: Shape
 ) -> torch.Tensor:
+    """Return an argument; InputError unless it is float32 on the CPU of this shape."""
     given = repr(arg)
     if isinstance(arg, torch.Tensor):
         is_float32_on_cpu = arg.dtype is torch.float32 and arg.device.type == "cpu"

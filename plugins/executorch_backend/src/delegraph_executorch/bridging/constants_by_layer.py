@@ -59,7 +59,7 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
             if ".dequantize" in _name(operand):
                 _separate_dequantize(node, operand, constants)
             elif constants.has(operand) and not constants.claim(operand):
-                node.replace_input_with(operand, constants.copy_of(operand))
+                node.replace_input_with(operand, constants.add_copy(operand))
     constants.finish()
     return edge
 
@@ -73,7 +73,7 @@ def _separate_dequantize(layer: Node, dequantize: Node, constants: _Constants) -
     with graph.inserting_before(layer):
         twin = graph.node_copy(dequantize)
     twin.meta = dict(dequantize.meta)
-    twin.replace_input_with(integers, constants.copy_of(integers))
+    twin.replace_input_with(integers, constants.add_copy(integers))
     layer.replace_input_with(dequantize, twin)
     if not dequantize.users:
         graph.erase_node(dequantize)
@@ -119,7 +119,7 @@ class _Constants:
         return tensor
 
     def claim(self, node: Node) -> bool:
-        """Claim a constant for a layer; return whether it was free.
+        """Claim the name of a constant for a layer; return False if another layer did.
 
         Passes name new constants after its target, without the dots.
         """
@@ -128,12 +128,12 @@ class _Constants:
         self._claimed.add(name)
         return is_free
 
-    def copy_of(self, node: Node) -> Node:
-        """Return a placeholder for the same tensor with a new name."""
+    def add_copy(self, node: Node) -> Node:
+        """Add a placeholder for the same tensor with a new name, and return it."""
         return self.add(node, self.tensor(node))
 
     def add(self, like: Node, tensor: torch.Tensor) -> Node:
-        """Return a placeholder for ``tensor``, of the same kind as the constant ``like``."""
+        """Add a constant of the same kind as ``like``, and return its placeholder."""
         spec = self._spec_of[like.name]
         name = next(self._new_names)
         with like.graph.inserting_before(like):
@@ -152,11 +152,12 @@ class _Constants:
         return node
 
     def finish(self) -> None:
-        """Set a signature of the program that includes the new constants."""
+        """Give the program a signature that includes the new constants."""
         outputs = self._edge.graph_signature.output_specs
         self._edge._graph_signature = ExportGraphSignature(self._specs, outputs)
 
     def _free_names(self) -> Iterator[str]:
+        """Yield names that neither a constant nor a node has."""
         taken = {str(spec.target) for spec in self._specs}
         taken |= {node.name for node in self._edge.graph.nodes}
         for number in itertools.count(1):

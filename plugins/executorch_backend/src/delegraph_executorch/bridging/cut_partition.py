@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, Node
 
-from .edge import calls_of, finished, pieces_of
+from .edge import calls_of, finish_program, pieces_of
 
 WHOLE = "local:delegraph_executorch_whole"
 """Key of a tagged call's meta: the ``Converted`` program that contains it."""
@@ -94,7 +94,7 @@ class Converted:
             env[self._pieces[v.name][-1]] if isinstance(v, Node) else v
             for v in output_values(program)
         ]
-        part = finished(graph, inputs, output_specs, results, self.edge)
+        part = finish_program(graph, inputs, output_specs, results, self.edge)
         part._verifiers = self.edge._verifiers
         return part
 
@@ -141,6 +141,7 @@ class Converted:
 
 
 def _has_same_type(one: Node, other: Node) -> bool:
+    """Return whether both nodes are tensors of the same dtype and shape."""
     a = one.meta.get("val")
     b = other.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):

@@ -99,7 +99,7 @@ def calls_of(program: ExportedProgram) -> list[Node]:
     return [n for n in program.graph.nodes if n.op == "call_function"]
 
 
-def finished(
+def finish_program(
     graph: Graph,
     inputs: Sequence[InputSpec],
     outputs: Sequence[OutputSpec],
@@ -209,6 +209,7 @@ class _Copy:
         self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
 
     def program(self) -> ExportedProgram:
+        """Return the copy as a program, with contiguous tensors."""
         values = [
             self.env[v] if isinstance(v, Node) else v
             for v in output_values(self.original)
@@ -216,7 +217,9 @@ class _Copy:
         written = {OutputKind.PARAMETER_MUTATION: OutputKind.BUFFER_MUTATION}
         specs = self.original.graph_signature.output_specs
         outputs = [replace(s, kind=written.get(s.kind, s.kind)) for s in specs]
-        program = finished(self.graph, self.inputs, outputs, values, self.original)
+        program = finish_program(
+            self.graph, self.inputs, outputs, values, self.original
+        )
         for tensors in (program.state_dict, program.constants):
             tensors.update(
                 {name: _contiguous(tensor) for name, tensor in tensors.items()}
@@ -224,6 +227,7 @@ class _Copy:
         return program
 
     def _copy(self, node: Node) -> Node:
+        """Append a copy of a node that records its origin, and return it."""
         new = copy_node(self.graph, node, self.env.__getitem__)
         if isinstance(node.target, OpOverload):
             new.args = _with_float_operands(node.target, new)
@@ -237,6 +241,10 @@ class _Copy:
         return new
 
     def _stand_in(self, node: Node) -> Node:
+        """Append a stand-in for a result of a hidden call, and return it.
+
+        Before that, ``env`` has the input with the type of the result.
+        """
         inputs = producer_of(node).all_input_nodes
         copies = [self.env[i] for i in inputs if i in self.env]
         after = [i for i in copies if isinstance(i.meta.get("val"), torch.Tensor)]
@@ -266,6 +274,7 @@ def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
 
 
 def _is_opaque(node: Node) -> bool:
+    """Return whether a call has no form in edge dialect, so that a stand-in is needed."""
     target: Any = node.target
     if not isinstance(target, OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)

@@ -78,6 +78,7 @@ class BridgedPartitioner(Partitioner):
         return repr([*versions, sorted(self.spec.items()), origins])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the calls that the other partitioner takes; refuse the others with reasons."""
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         constants = constant_placeholders(exported_program)
         reasons: dict[Node, str] = {}
@@ -107,7 +108,7 @@ class BridgedPartitioner(Partitioner):
                 continue
             pieces = pieces_of(result.tagged_exported_program)
             tags = _tags_of(calls, pieces)
-            further = self._refused_after(calls, tags, pieces)
+            further = self._refused_by_tags(calls, tags, pieces)
             further = {n: why for n, why in further.items() if n not in reasons}
             if not further:
                 break
@@ -116,7 +117,7 @@ class BridgedPartitioner(Partitioner):
         tagged = [n for n in calls if tags[n] is not None]
         for node in tagged:
             node.meta["delegation_tag"] = tags[node]
-            _keep_marks(node, pieces.get(node.name, ()), keys.get(node.name, ()))
+            _store_marks(node, pieces.get(node.name, ()), keys.get(node.name, ()))
         edge = result.tagged_exported_program
         remember_conversion(exported_program, edge, tagged)
         tag_constant_data(exported_program)
@@ -136,13 +137,13 @@ class BridgedPartitioner(Partitioner):
         ]
         return PartitionResult(exported_program, specs, refusals=refusals)
 
-    def _refused_after(
+    def _refused_by_tags(
         self,
         calls: Sequence[Node],
         tags: Mapping[Node, Any],
         pieces: Mapping[str, Sequence[Node]],
     ) -> dict[Node, str]:
-        """Return the calls that must be refused after all, with reasons."""
+        """Return the calls that must be refused because of their tags, with reasons."""
         name = type(self.theirs).__name__
         found: dict[Node, str] = {}
         for node in calls:
@@ -205,6 +206,7 @@ class BridgedPartitioner(Partitioner):
         return changed
 
     def _delegation(self, tag: str, spec: Any) -> DelegationSpec:
+        """Return the delegation of a partition; ContractViolation for another backend."""
         if spec.backend_id != self.backend_id:
             text = (
                 f"{type(self.theirs).__name__} assigned the partition {tag} to the"
@@ -254,6 +256,7 @@ class BridgedPartitioner(Partitioner):
         return f"{name} does not take it with {', '.join(types)}"
 
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
+        """Return whether the other partitioner tagged a buffer that the program writes."""
         names = {n.name for n in written_values(own)}
         return any(
             "delegation_tag" in n.meta
@@ -277,6 +280,8 @@ class _Attempts:
         """
         if not self._left:
             return ()
+        # Bisect: all works with the first ``good`` calls, and fails with the first
+        # ``bad`` ones. The last of these causes the failure.
         good = 0
         bad = len(calls)
         while bad - good > 1 and self._left:
@@ -357,7 +362,7 @@ def _tags(pieces: Sequence[Node]) -> set[Any]:
     return {piece.meta.get("delegation_tag") for piece in pieces}
 
 
-def _keep_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -> None:
+def _store_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -> None:
     """Keep the other partitioner's entries in the meta of a call's pieces.
 
     XNNPACK's partitioner marks quantized calls there. ``keys`` are the keys from before.
@@ -371,11 +376,13 @@ def _keep_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) ->
 
 
 def _why_failed(error: Exception) -> str:
+    """Return the reason of a refusal: the class and the first line of an error."""
     reason = f"ExecuTorch fails on it: {type(error).__name__}"
     text = str(error).strip().partition("\n")[0]
     return f"{reason}: {text}" if text else reason
 
 
 def _aliases(op: OpOverload) -> bool:
+    """Return whether an operator writes an argument or returns a view."""
     schema = op._schema
     return schema.is_mutable or any(r.alias_info is not None for r in schema.returns)

@@ -29,7 +29,7 @@ _NODES = (
     " reciprocalsquareroot log gelu tanh exp sin copy cos"
 ).split()
 """Kinds of nodes, by their number in XNNPACK's graphs."""
-_PUT_IN = 65535
+_ADDED = 65535
 """The debug handle of a node that ExecuTorch added."""
 _MOVES = ("statictranspose", "copy")
 _IDS = {
@@ -86,13 +86,17 @@ def last_run(dump: bytes) -> list[Event]:
     Raises FormatError for a damaged dump.
     """
     found: list[Event] = []
-    # The runtime writes the size in front of the dump.
+    # The runtime may write the size (4 bytes) in front of the dump. In a flatbuffer, the
+    # identifier ED00 is at byte 4.
     dump = dump[4:] if dump[8:12] == b"ED00" else dump
     for run in root(dump, "ED00", "ETDump").each_table(1, "run_data"):
         if run.string(0, "name") != "Execute":
             continue
+        # the last "Execute" counts
         found = []
         for each in run.each_table(3, "events"):
+            # fields of a profile event: 4 is a name for operators of a delegate, 6 and 7
+            # are start and end in nanoseconds
             event = each.table(0, "profile_event")
             name = "" if event is None else event.string(4, "delegate_debug_id_str")
             if event is not None and name:
@@ -107,6 +111,8 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
     An added transposition has the handle of the node that it serves; None if it serves
     several. Raises FormatError for a damaged graph.
     """
+    # In front of the graph there may be a header, XH00. It has the graph's offset at
+    # byte 10.
     start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
     graph = root(blob[start:], "XN01", "XNNPACK graph")
     kinds = list[str]()
@@ -114,6 +120,7 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
     computed_in: dict[int, str] = {}
     """Number of a value -> the position of its node."""
     for place, node in enumerate(graph.each_table(1, "xnodes")):
+        # field 0 is the kind of the union in field 1
         number = node.scalar(0, "B")
         handle = node.scalar(2, "I")
         fields = node.table(1, "node")
@@ -124,13 +131,13 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
             for value in _values(fields, operands)
             if value in computed_in
         ]
-        was_put_in = handle == _PUT_IN
+        is_added = handle == _ADDED
         kernels.append(
             Kernel(
                 str(place),
-                () if was_put_in else (handle,),
+                () if is_added else (handle,),
                 reads,
-                was_put_in and kind in _MOVES,
+                is_added and kind in _MOVES,
             )
         )
         kinds.append(_kind(kind))
@@ -150,6 +157,7 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
 
 
 def _values(table: Table | None, fields: Sequence[int]) -> list[int]:
+    """Return the numbers of the values in these fields of a node."""
     return [] if table is None else [table.scalar(field, "I") for field in fields]
 
 
@@ -178,5 +186,9 @@ def spent(
 
 
 def _kind(name: str) -> str:
+    """Return the kind of an operator in lower case, without details after it.
+
+    ``Convolution (NHWC, F32) IGEMM #1`` becomes ``convolution``, and then ``product``.
+    """
     word = re.sub(r"[^a-z0-9]", "", name.partition("(")[0].partition("#")[0].lower())
     return _KIND.get(word, word)

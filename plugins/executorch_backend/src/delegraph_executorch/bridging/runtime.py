@@ -93,9 +93,10 @@ class BridgedRuntime(BackendRuntime):
             raise FormatError("format-invalid", text) from e
 
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
-            # A method does not own its program, which owns the blob.
+            # A method does not own its program, which owns the blob. This reference
+            # keeps the program alive as long as the function.
             keep = program
-            inputs = [_plain(a) for a in args]
+            inputs = [_as_plain_tensor(a) for a in args]
             try:
                 # The next call overwrites the results. The caller copies them, since the
                 # runtime is not thread_safe.
@@ -114,6 +115,7 @@ class BridgedRuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> bytes:
+        """Return a ``.pte`` file with the blob as its only delegate."""
         convention = convention_of(cls.backend_id, processed_bytes, named_data)
         return one_delegate_program(
             cls.backend_id, processed_bytes, compile_specs, named_data, convention
@@ -121,6 +123,7 @@ class BridgedRuntime(BackendRuntime):
 
     @classmethod
     def _refused(cls, error: RuntimeError) -> InputError:
+        """Return the error for inputs that the runtime refuses."""
         return InputError(
             "input-invalid", f"{cls.backend_id} refuses these inputs: {error}"
         )
@@ -140,7 +143,7 @@ class XnnpackBridgedRuntime(BridgedRuntime):
 
         The times come from ExecuTorch's ETDump.
         """
-        # Unlike the loader with ETDump, ``load`` explains errors.
+        # Only for its errors: the loader with ETDump does not explain them.
         cls.load(processed_bytes, compile_specs, named_data)
         with quietly():
             from executorch.extension.pybindings import portable_lib
@@ -167,7 +170,7 @@ class XnnpackBridgedRuntime(BridgedRuntime):
             borders = {}
             for place, arg in enumerate(args):
                 start = perf_counter()
-                given.append(_plain(arg))
+                given.append(_as_plain_tensor(arg))
                 borders[Border("input", place)] = {"seconds": perf_counter() - start}
             try:
                 results = program.run_method(
@@ -182,7 +185,7 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         return call
 
 
-def _plain(given: torch.Tensor | float) -> torch.Tensor | float:
+def _as_plain_tensor(given: torch.Tensor | float) -> torch.Tensor | float:
     """Return an input for ExecuTorch's runtime: no Parameter, and in C order."""
     if not isinstance(given, torch.Tensor):
         return given
@@ -203,6 +206,7 @@ def one_delegate_program(
     end = 0
     for output in convention.outputs:
         values.append(_tensor(output, AllocationDetails.at(1, end)))
+        # padded to a multiple of the alignment
         end += _nbytes(output) + -_nbytes(output) % ALIGNMENT
     given = tuple(range(len(convention.inputs)))
     returned = tuple(range(len(given), len(values)))
@@ -234,10 +238,12 @@ def one_delegate_program(
 
 
 def _input(value: Value) -> Tensor | Int:
+    """Return the entry of an input in the file: a tensor without memory, or a number."""
     return Int(0) if value.dtype is None else _tensor(value, None)
 
 
 def _tensor(value: Value, allocation: AllocationDetails | None) -> Tensor:
+    """Return the entry of a tensor; NoRuntime if the value is a number."""
     if value.dtype is None:
         raise NoRuntime(
             "no-runtime",
@@ -254,5 +260,6 @@ def _tensor(value: Value, allocation: AllocationDetails | None) -> Tensor:
 
 
 def _nbytes(value: Value) -> int:
+    """Return the bytes of a tensor, of its largest size."""
     dtype: torch.dtype = getattr(torch, value.dtype or "bool")
     return math.prod(value.sizes) * dtype.itemsize

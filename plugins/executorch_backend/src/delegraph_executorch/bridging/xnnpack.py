@@ -45,10 +45,12 @@ _WEIGHTS_AT = {
         (1, 2),
     ),
 }
-"""Positions of the constants that XNNPACK's runtime packs and frees on loading."""
+"""Operator -> positions of constants that XNNPACK's runtime packs and frees on loading.
+"""
 
 
 def _why_no_dimensions(node: Node) -> str | None:
+    """Return why XNNPACK cannot compute a scalar with a number as operand, or None."""
     # XNNPACK stores a number among the operands as a constant with one dimension.
     val = node.meta.get("val")
     is_scalar = isinstance(val, torch.Tensor) and val.dim() == 0
@@ -61,6 +63,7 @@ def _why_no_dimensions(node: Node) -> str | None:
 
 
 def _why_packed_weight(node: Node, constants: Collection[Node]) -> str | None:
+    """Return why a call cannot read a constant that another call packs, or None."""
     # The call would read freed memory, also with ExecuTorch's own lowering.
     for value in node.all_input_nodes:
         if value not in constants or value in _weights(node):
@@ -84,6 +87,7 @@ _ACTIVATION_AT = {"addmm": 1}
 
 
 def _why_dequantized_for_floats(node: Node, constants: Collection[Node]) -> str | None:
+    """Return why a weight cannot be dequantized for a product of floats, or None."""
     # XNNPACK's compiler drops a weight's scales if the other operand is a float.
     if _qualified_name(node) not in _DEQUANTIZES or node.args[0] not in constants:
         return None
@@ -131,6 +135,7 @@ def _weights(node: Node) -> list[Any]:
 
 
 def _why_prelu_of_no_image(node: Node) -> str | None:
+    """Return why a prelu of another rank than 4 is refused, or None."""
     # The partitioner ignores the rank, and the compiler then fails.
     if node.target is aten.prelu.default and node.meta["val"].dim() != 4:
         return "XNNPACK computes prelu for images [N, C, H, W] only"
@@ -138,6 +143,7 @@ def _why_prelu_of_no_image(node: Node) -> str | None:
 
 
 def _why_approximate_gelu(node: Node) -> str | None:
+    """Return why an approximate gelu is refused, or None."""
     if node.target is not aten.gelu.default:
         return None
     approximate = _argument(node, "approximate")
@@ -147,6 +153,7 @@ def _why_approximate_gelu(node: Node) -> str | None:
 
 
 def _why_scaled_product(node: Node) -> str | None:
+    """Return why an addmm with factors is refused, or None."""
     if node.target is not aten.addmm.default:
         return None
     if all(_argument(node, name) in (None, 1) for name in ("beta", "alpha")):
@@ -155,6 +162,7 @@ def _why_scaled_product(node: Node) -> str | None:
 
 
 def _why_resized_by_scale(node: Node) -> str | None:
+    """Return why a resize by a scale factor is refused, or None."""
     # XNNPACK gets the sizes only. Eager PyTorch uses the given scale factor, unless
     # corners are aligned.
     resizes = (aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default)
@@ -181,6 +189,7 @@ def _why_resized_by_scale(node: Node) -> str | None:
 
 
 def _why_clamped_by_nan(node: Node) -> str | None:
+    """Return why a clamp by NaN is refused, or None."""
     if node.target is not aten.clamp.default:
         return None
     for name in ("min", "max"):
@@ -191,6 +200,7 @@ def _why_clamped_by_nan(node: Node) -> str | None:
 
 
 def _why_converted(node: Node) -> str | None:
+    """Return why a cast to another type is refused, or None."""
     # The partitioner takes the call for a copy, which the compiler drops.
     if node.target not in _CONVERSIONS:
         return None
@@ -206,6 +216,7 @@ _ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
 
 
 def _why_quantized_float_convolution(node: Node) -> str | None:
+    """Return why the result of a float convolution cannot be quantized, or None."""
     # The compiler turns a convolution along one axis into one of images, and assumes
     # that it is quantized as its result is.
     if _name(node) != "quantize_per_tensor":
@@ -254,6 +265,7 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
 
 
 def _partitioner(**options: Any) -> TheirPartitioner:
+    """Return ExecuTorch's partitioner with corrected configurations."""
     partitioner = TheirPartitioner(**options)
     correct(partitioner.target_partitioner_configs.items())
     return partitioner

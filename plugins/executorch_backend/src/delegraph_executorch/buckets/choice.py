@@ -96,7 +96,7 @@ class BucketChoice:
             self._cut(shapes, call) for shapes in zip(*shapes_by_bucket, strict=True)
         ]
         padded = [
-            _padded(leaf, like, self.padding)
+            _pad_to(leaf, like, self.padding)
             for leaf, like in zip(call.leaves, bucket.leaves, strict=True)
         ]
         args, kwargs = Call(padded, call.spec).arguments()
@@ -114,8 +114,8 @@ class BucketChoice:
                 return name
         bucket = next(iter(self._calls.values()))
         if bucket.spec != call.spec:
-            given = _passed(call)
-            wanted = _passed(bucket)
+            given = _arguments_text(call)
+            wanted = _arguments_text(bucket)
             text = f"the call has {given}; the buckets have {wanted}"
             if given == wanted:
                 text = f"{text}, nested in another way"
@@ -167,7 +167,7 @@ class BucketChoice:
         rows = [
             Row(
                 name,
-                [_described(leaf) for leaf in call.leaves],
+                [_leaf_to_json(leaf) for leaf in call.leaves],
                 [list(shape) for shape in self._results[name]],
             )
             for name, call in self._calls.items()
@@ -180,7 +180,7 @@ class BucketChoice:
         try:
             spec = pytree.tree_structure(_decode(table.structure))
             calls = {
-                row.method: Call([_stand_in(leaf) for leaf in row.inputs], spec)
+                row.method: Call([_leaf_from_json(leaf) for leaf in row.inputs], spec)
                 for row in table.rows
             }
             if any(len(call.leaves) != spec.num_leaves for call in calls.values()):
@@ -207,9 +207,11 @@ class BucketChoice:
 
 
 def _encode(spec: pytree.TreeSpec) -> Any:
+    """Return a structure in the form of JSON; None for other containers than these."""
     if spec.is_leaf():
         return LEAF
     children = [_encode(child) for child in spec.children()]
+    # the context of a dictionary's spec is the list of its keys
     keyed = spec.type is dict and all(isinstance(key, str) for key in spec.context)
     # Program files keep named tuples and dictionaries as they are.
     is_record = spec.type is namedtuple or issubclass(spec.type, dict)
@@ -233,7 +235,8 @@ def _decode(structure: Any) -> Any:
     return {"tuple": tuple, "list": list}[kind](map(_decode, content))
 
 
-def _described(leaf: Any) -> dict[str, Any]:
+def _leaf_to_json(leaf: Any) -> dict[str, Any]:
+    """Return an input for the table of a file: type and shape, or a value."""
     if isinstance(leaf, torch.Tensor):
         return {
             "dtype": str(leaf.dtype).removeprefix("torch."),
@@ -242,7 +245,7 @@ def _described(leaf: Any) -> dict[str, Any]:
     return {"value": leaf}
 
 
-def _stand_in(described: Mapping[str, Any]) -> Any:
+def _leaf_from_json(described: Mapping[str, Any]) -> Any:
     """Return a meta tensor of this type and shape, or the value."""
     if "value" in described:
         return described["value"]
@@ -316,7 +319,7 @@ def _ambiguous_axis(axis: int, sizes: Sequence[int], matches: bool) -> InputErro
     return InputError("input-invalid", text, hint=hint)
 
 
-def _passed(call: Call) -> str:
+def _arguments_text(call: Call) -> str:
     """Describe how many inputs are positional, and which are by name."""
     args, kwargs = call.arguments()
     by_name = [f"{', '.join(kwargs)} by name"] if kwargs else []
@@ -332,7 +335,7 @@ def call_text(call: Call) -> str:
     return f"({', '.join(shown)})"
 
 
-def _padded(leaf: Any, like: Any, padding: Any) -> Any:
+def _pad_to(leaf: Any, like: Any, padding: Any) -> Any:
     """Return ``leaf`` in the corner of a tensor of the bucket's size."""
     if not isinstance(leaf, torch.Tensor) or leaf.shape == like.shape:
         return leaf

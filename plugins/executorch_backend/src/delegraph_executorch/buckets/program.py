@@ -188,11 +188,15 @@ def lower_buckets(
         raise InputError("input-invalid", text)
     check_padding(padding)
     calls = bucket_calls(buckets)
-    arguments = {name: call.arguments() for name, call in calls.items()}
+    example_inputs = {}
+    example_kwargs = {}
+    for name, call in calls.items():
+        example_inputs[name], example_kwargs[name] = call.arguments()
+    # one method for each bucket, all of the same model
     program = delegraph.lower(
         dict.fromkeys(calls, model),
-        {name: args for name, (args, _) in arguments.items()},
-        example_kwargs={name: kwargs for name, (_, kwargs) in arguments.items()},
+        example_inputs,
+        example_kwargs=example_kwargs,
         **options,
     )
     return BucketedProgram(program, model, calls, padding)
@@ -206,10 +210,9 @@ def choose_by_size(
     Raises InputError if the methods write buffers or inputs.
     """
     _check_no_writes(program)
-    taken = {name: _as_taken(program, name, call) for name, call in calls.items()}
-    return BucketChoice(
-        taken, {name: _result_shapes(program, name) for name in calls}, padding
-    )
+    inputs = {name: _method_inputs(program, name, call) for name, call in calls.items()}
+    results = {name: _result_shapes(program, name) for name in calls}
+    return BucketChoice(inputs, results, padding)
 
 
 def check_padding(padding: Any) -> None:
@@ -236,13 +239,15 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
         raise InputError("input-invalid", text)
     named = buckets if isinstance(buckets, Mapping) else dict(enumerate(buckets))
     calls = {str(name): _call_of(bucket) for name, bucket in named.items()}
+    # also raises InputError for buckets that differ in more than sizes
     axes = bucket_axes(calls)
     if isinstance(buckets, Mapping):
         return calls
     sizes_of_calls = [call.sizes(axes) for call in calls.values()]
-    # Axes with the same sizes in all buckets appear once in the names.
-    distinct = dict.fromkeys(zip(*sizes_of_calls, strict=True))
-    sizes_in_names = zip(*distinct, strict=True)
+    # If two axes have the same sizes in every bucket, the names have one of them. So
+    # transpose from calls to axes, drop equal axes, and transpose back.
+    distinct_axes = dict.fromkeys(zip(*sizes_of_calls, strict=True))
+    sizes_in_names = zip(*distinct_axes, strict=True)
     return {
         f"forward_{'x'.join(map(str, sizes))}": call
         for sizes, call in zip(sizes_in_names, calls.values(), strict=True)
@@ -250,6 +255,7 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
 
 
 def _call_of(bucket: Bucket) -> Call:
+    """Return the arguments of a bucket; InputError for an object of another type."""
     if isinstance(bucket, Mapping):
         return Call.of((), bucket)
     if not isinstance(bucket, (torch.Tensor, tuple, list)):
@@ -260,7 +266,7 @@ def _call_of(bucket: Bucket) -> Call:
     return Call.of((bucket,) if isinstance(bucket, torch.Tensor) else bucket, {})
 
 
-def _as_taken(program: LoweredProgram, method: str, call: Call) -> Call:
+def _method_inputs(program: LoweredProgram, method: str, call: Call) -> Call:
     """Return a bucket's inputs in the order of the method, with its types and shapes.
 
     Export orders keyword arguments as forward's parameters. A transform may have
@@ -289,6 +295,7 @@ def _result_shapes(program: LoweredProgram, method: str) -> list[tuple[int, ...]
 
 
 def _check_no_writes(program: LoweredProgram) -> None:
+    """Raise InputError if a method writes buffers or inputs."""
     written: set[str] = set()
     for delegate in program.delegates:
         written |= set(delegate.module.state)

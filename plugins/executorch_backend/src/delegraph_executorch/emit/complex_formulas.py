@@ -110,10 +110,9 @@ def by_parts(target: Any) -> Formula:
     """Apply an operator that only moves elements to the real and the imaginary parts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [is_complex(value) for value in args]
+        # an argument that is not complex is passed to both calls
         pairs = [
-            _parts(v) if found else (v, v)
-            for v, found in zip(args, tensors, strict=True)
+            _parts(value) if is_complex(value) else (value, value) for value in args
         ]
         real = target(*(pair[0] for pair in pairs), **kwargs)
         imaginary = target(*(pair[1] for pair in pairs), **kwargs)
@@ -125,15 +124,18 @@ def by_parts(target: Any) -> Formula:
 
 
 def view_as_complex(self: Tensor) -> Tensor:
+    """Join the pairs in the last dimension of a real tensor."""
     return complex_from(self.select(-1, 0), self.select(-1, 1))
 
 
 def complex_of(real: Tensor, imag: Tensor) -> Tensor:
+    """Join real and imaginary parts, which are broadcast to one shape."""
     shape = _broadcast_shapes(real.shape, imag.shape)
     return complex_from(real.expand(shape), imag.expand(shape))
 
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    """Return the complex numbers of these lengths and angles."""
     return complex_of(abs * angle.cos(), abs * angle.sin())
 
 
@@ -171,6 +173,7 @@ def full_like(
 
 
 def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
+    """Pad the real and the imaginary parts with those of ``value``."""
     real, imaginary = _parts(self)
     fill = _parts(value)
     return complex_from(
@@ -180,6 +183,7 @@ def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
 
 
 def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
+    """Choose real and imaginary parts by ``condition``."""
     like = self if self.is_complex() else other
     real, imaginary = _parts(_as_complex(self, like))
     other_real, other_imaginary = _parts(_as_complex(other, like))
@@ -202,15 +206,17 @@ def mean(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    along = range(self.dim()) if not dim else dim
+    """Return the sum divided by the number of elements."""
+    axes = range(self.dim()) if not dim else dim
     count = 1
-    for axis in along:
+    for axis in axes:
         count *= self.shape[axis]
     total = self.sum(dim, keepdim=keepdim, dtype=dtype)
     return total / count
 
 
 def equal(self: Tensor, other: Any) -> Tensor:
+    """Compare real and imaginary parts."""
     like = self if self.is_complex() else other
     left, right = (_parts(_as_complex(value, like)) for value in (self, other))
     same: Tensor = (left[0] == right[0]) & (left[1] == right[1])
@@ -218,6 +224,7 @@ def equal(self: Tensor, other: Any) -> Tensor:
 
 
 def angle(self: Tensor) -> Tensor:
+    """Return the angle of complex numbers."""
     real, imaginary = _parts(self)
     return torch.atan2(imaginary, real)
 
@@ -236,9 +243,10 @@ def two_sided_fft(
     half: Tensor = aten._fft_r2c.default(self, [axis], normalization, True)
     if size < 3:
         return half
+    # element size - k is the conjugate of element k
     mirrored = torch.arange((size - 1) // 2, 0, -1)
-    rest = aten._conj_physical.default(half.index_select(axis, mirrored))
-    return torch.cat([half, rest], axis)
+    second_half = aten._conj_physical.default(half.index_select(axis, mirrored))
+    return torch.cat([half, second_half], axis)
 
 
 MAKE_COMPLEX = frozenset(

@@ -44,6 +44,7 @@ def emit_cond(emitter: GraphEmitter, node: Node) -> Result:
 def _emit_branch(
     emitter: GraphEmitter, branch: Any, inputs: Sequence[Item], results: Sequence[Item]
 ) -> None:
+    """Emit a branch that writes to ``results``."""
     nested = emitter.subgraph(branch, inputs)
     nested.targets = _direct_targets(nested.results, results)
     nested.emit()
@@ -134,8 +135,8 @@ def emit_map(emitter: GraphEmitter, node: Node) -> Result:
     results = emitter.new_results(node)
     inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
-    def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
-        nested = emitter.subgraph(function, [*taken, *inputs])
+    def emit_round(row: Sequence[Item]) -> Sequence[Item]:
+        nested = emitter.subgraph(function, [*row, *inputs])
         nested.emit()
         return [nested.item(r) for r in nested.results]
 
@@ -154,8 +155,8 @@ def emit_scan(emitter: GraphEmitter, node: Node) -> Result:
     _assign(emitter, [emitter.item(i) for i in initial], carried)  # type: ignore[union-attr]
     inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
-    def emit_round(taken: Sequence[Item]) -> Sequence[Item]:
-        nested = emitter.subgraph(function, [*carried, *taken, *inputs])
+    def emit_round(row: Sequence[Item]) -> Sequence[Item]:
+        nested = emitter.subgraph(function, [*carried, *row, *inputs])
         nested.emit()
         values = [nested.item(r) for r in nested.results]
         outputs = [
@@ -188,7 +189,8 @@ def _emit_rows(
 ) -> None:
     """Emit a loop over the rows of tensors, which appends each row's results.
 
-    Without rows, the call for the first row fails at run time, as it does in eager
+    ``emit_round`` emits the computation of a row, and returns its results. The first
+    tensor has as many rows as the others. Without rows, the call for the first row fails at run time, as it does in eager
     PyTorch.
     """
 
@@ -196,8 +198,9 @@ def _emit_rows(
         positions = [emitter.position(value) for value in values]
         emitter.assembler.kernel(name, overload, positions)
 
-    grown = [r for r in results if isinstance(r, TensorValue)]
-    for result in grown:
+    stacked = [r for r in results if isinstance(r, TensorValue)]
+    for result in stacked:
+        # the kernel et_copy_index resizes its result in each round
         result.varies = True
     sources = [emitter.tensor(r) for r in rows]
     index = scalar_value(int)
@@ -205,12 +208,13 @@ def _emit_rows(
     done = scalar_value(bool)
     emitter.assembler.move(emitter.position(0), index)
     call("aten::sym_size", "int", sources[0], 0, count)
-    emitter.assembler.keep_from_here(grown)
+    emitter.assembler.keep_from_here(stacked)
     start = emitter.assembler.here
-    taken = [_row_of(source) for source in sources]
-    for source, row in zip(sources, taken, strict=True):
-        call("aten::select_copy", "int_out", source, 0, index, row, row)
-    for value, result in zip(emit_round(taken), grown, strict=True):
+    row = [_new_row_of(source) for source in sources]
+    for source, part in zip(sources, row, strict=True):
+        # (tensor, axis, index, out, result): the last two are the same value
+        call("aten::select_copy", "int_out", source, 0, index, part, part)
+    for value, result in zip(emit_round(row), stacked, strict=True):
         call(f"{PRIM}::et_copy_index", "tensor", result, value, index)
     call(f"{PRIM}::add", "Scalar", index, 1, index)
     call(f"{PRIM}::eq", "Scalar", index, count, done)
@@ -218,7 +222,8 @@ def _emit_rows(
     emitter.assembler.loops.append((start, emitter.assembler.here - 1))
 
 
-def _row_of(tensor: TensorValue) -> TensorValue:
+def _new_row_of(tensor: TensorValue) -> TensorValue:
+    """Return a new value for a row of a tensor."""
     return planned_tensor(tensor.dtype, tensor.sizes[1:], tensor.varies)
 
 

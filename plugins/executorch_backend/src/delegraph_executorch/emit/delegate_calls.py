@@ -32,19 +32,20 @@ def emit_delegate(emitter: GraphEmitter, node: Node) -> Result:
     place = _place_of(delegate.compile_specs)
     if place is None:
         results = emitter.new_results(node)
-        _call(emitter, index, [emitter.item(a) for a in node.args[1:]], results)
+        _append_call(emitter, index, [emitter.item(a) for a in node.args[1:]], results)
         return list(results)
     if not emitter.context.plans_devices:
-        return _emit_tagged(emitter, node, index, place)
+        return _emit_without_copies(emitter, node, index, place)
     inputs = [_on_device(emitter, node, argument, place) for argument in node.args[1:]]
-    made = [_made_on_device(v, emitter, node, place) for v in node.meta["val"]]
-    _call(emitter, index, inputs, made)
-    return [_on_host(emitter, node, k, item, place) for k, item in enumerate(made)]
+    results = [_new_on_device(v, emitter, node, place) for v in node.meta["val"]]
+    _append_call(emitter, index, inputs, results)
+    return [_on_host(emitter, node, k, item, place) for k, item in enumerate(results)]
 
 
-def _call(
+def _append_call(
     emitter: GraphEmitter, index: int, inputs: Sequence[Item], results: Sequence[Item]
 ) -> None:
+    """Append a call of the delegate ``index``; its results are its last arguments."""
     emitter.assembler.delegate(
         index, [emitter.position(i) for i in (*inputs, *results)]
     )
@@ -68,7 +69,9 @@ def _place_of(specs: Sequence[CompileSpec]) -> Place | None:
     return Place(known[kind], int(number or "0"))
 
 
-def _emit_tagged(emitter: GraphEmitter, node: Node, index: int, place: Place) -> Result:
+def _emit_without_copies(
+    emitter: GraphEmitter, node: Node, index: int, place: Place
+) -> Result:
     """Call a delegate with tensors in host memory that the file assigns to the device.
 
     Runtimes without copies expect this.
@@ -78,12 +81,12 @@ def _emit_tagged(emitter: GraphEmitter, node: Node, index: int, place: Place) ->
     for item in (*items, *results):
         if isinstance(item, TensorValue):
             item.place = place
-    _call(emitter, index, items, results)
+    _append_call(emitter, index, items, results)
     return list(results)
 
 
 def _on_device(emitter: GraphEmitter, node: Node, argument: Any, place: Place) -> Item:
-    """Return an input of a delegate in its device's memory."""
+    """Return an input of a delegate in its device's memory, after a copy if needed."""
     item = emitter.item(argument)
     if not isinstance(item, TensorValue):
         return item
@@ -101,20 +104,30 @@ def _on_device(emitter: GraphEmitter, node: Node, argument: Any, place: Place) -
         item.storage.place = item.place = place
         return item
     copy = _planned_on(place, item)
-    position = emitter.position(copy)
-    emitter.assembler.kernel(
-        _TO_DEVICE, "out", [emitter.position(item), position, position]
-    )
+    _append_copy(emitter, _TO_DEVICE, item, copy)
     return copy
 
 
+def _append_copy(
+    emitter: GraphEmitter, kernel: str, source: TensorValue, target: TensorValue
+) -> None:
+    """Append a call of a copying kernel.
+
+    ExecuTorch passes the target twice: as the argument ``out``, and as the result.
+    """
+    out = emitter.position(target)
+    emitter.assembler.kernel(kernel, "out", [emitter.position(source), out, out])
+
+
 def _planned_on(place: Place, like: TensorValue) -> TensorValue:
+    """Return a new tensor in memory of a device, of the type and sizes of ``like``."""
     made = planned_tensor(like.dtype, like.sizes, like.varies)
     made.storage.place = made.place = place
     return made
 
 
-def _made_on_device(val: Any, emitter: GraphEmitter, node: Node, place: Place) -> Item:
+def _new_on_device(val: Any, emitter: GraphEmitter, node: Node, place: Place) -> Item:
+    """Return a new value for a result; a tensor is in memory of the device."""
     made = emitter.new_value(val, node)
     if isinstance(made, TensorValue):
         made.storage.place = made.place = place
@@ -125,7 +138,10 @@ def _made_on_device(val: Any, emitter: GraphEmitter, node: Node, place: Place) -
 def _on_host(
     emitter: GraphEmitter, node: Node, k: int, made: Item, place: Place
 ) -> Item:
-    """Return a result of a delegate in the memory where its users expect it."""
+    """Return a result of a delegate in the memory where its users expect it.
+
+    ``k`` is the number of the result. A result for the host is copied.
+    """
     if not isinstance(made, TensorValue) or not _is_for_the_host(
         emitter, node, k, place
     ):
@@ -135,10 +151,7 @@ def _on_host(
     if not isinstance(target, TensorValue):
         copy = emitter.new_value(node.meta["val"][k], node)
     assert isinstance(copy, TensorValue)
-    position = emitter.position(copy)
-    emitter.assembler.kernel(
-        _TO_HOST, "out", [emitter.position(made), position, position]
-    )
+    _append_copy(emitter, _TO_HOST, made, copy)
     emitter.origins[copy, place] = made
     return copy
 
@@ -162,6 +175,7 @@ def _is_for_the_host(emitter: GraphEmitter, node: Node, k: int, place: Place) ->
 
 
 def _computes_on(emitter: GraphEmitter, user: Node, place: Place) -> bool:
+    """Return whether a node is the call of a delegate that runs on this device."""
     if user.target is not CALL_DELEGATE:
         return False
     attribute = user.args[0]

@@ -93,7 +93,7 @@ class GraphEmitter:
 
     def emit(self) -> None:
         """Append the instructions of all nodes that the output needs."""
-        unneeded = self._unneeded()
+        unneeded = self._nodes_for_folded_calls()
         for node in self.module.graph.nodes:
             if node.op in ("placeholder", "output") or node in unneeded:
                 continue
@@ -120,6 +120,7 @@ class GraphEmitter:
         return found
 
     def _emit_node(self, node: Node) -> Result:
+        """Append the instructions of a node, and return its values."""
         if node.op == "get_attr":
             return self._attribute(node)
         if node.target is operator.getitem:
@@ -148,7 +149,10 @@ class GraphEmitter:
             return folded
 
     def _fold(self, node: Node) -> Result | None:
-        """Compute a call of constants; return None if an argument is no constant."""
+        """Compute a call of constants, and remember the result as folded.
+
+        Return None if an argument is no constant.
+        """
         found = ConstantValues(self._constant, largest=None).results(node)
         if found is None or not _is_as_recorded(found, node.meta["val"]):
             return None
@@ -167,7 +171,7 @@ class GraphEmitter:
             item.constant if isinstance(item, TensorValue) and not item.file else None
         )
 
-    def _unneeded(self) -> set[Node]:
+    def _nodes_for_folded_calls(self) -> set[Node]:
         """Return the calls that only folded calls use.
 
         They are pure, since folded calls are.
@@ -184,12 +188,14 @@ class GraphEmitter:
         return unneeded.difference(self.folded)
 
     def _attribute(self, node: Node) -> Result:
+        """Return the value of a ``get_attr`` node; None for a subgraph or delegate."""
         attribute = getattr(self.module, str(node.target))
         return (
             constant_tensor(attribute) if isinstance(attribute, torch.Tensor) else None
         )
 
     def _element(self, node: Node) -> Result:
+        """Return the value of a ``getitem`` node."""
         source, index = node.args
         assert isinstance(source, Node) and isinstance(index, int)
         several = self.of[source]
@@ -222,6 +228,7 @@ class GraphEmitter:
         return made
 
     def _check_dense(self, val: torch.Tensor, node: Node) -> None:
+        """Raise Unsupported for a tensor of another layout, such as a sparse one."""
         if val.layout is not torch.strided:
             text = (
                 f"{node.name} has the layout {val.layout}; a program file holds dense"
@@ -260,6 +267,7 @@ def _is_as_recorded(found: Any, val: Any) -> bool:
 
 
 def as_list(value: Any) -> list[Any]:
+    """Return the elements of a list or tuple; another value is the only element."""
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 

@@ -124,6 +124,7 @@ class ProgramFacts:
 
 
 def _method_lines(method: MethodFacts) -> list[str]:
+    """Return the figures of a method, one on a line."""
     memories = ", ".join(
         f"{size} bytes in memory {k}" for k, size in enumerate(method.memories, 1)
     )
@@ -150,20 +151,21 @@ def _method_lines(method: MethodFacts) -> list[str]:
 
 
 def _count(number: int, noun: str) -> str:
+    """Return a number with a noun in singular or plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
     """Return the figures of a file of ``size`` bytes that passed ``check_program``."""
     program = file.program
-    methods = tuple(_method(file, plan) for plan in program.plans)
+    methods = tuple(_facts_of_method(file, plan) for plan in program.plans)
     constants = program.constant_segment
     constant_bytes = 0
     if constants is not None and len(constants.offsets) > 1:
         constant_bytes = len(file.segments[constants.segment_index])
     external: set[str] = set()
     for plan in program.plans:
-        external |= {_named(name) for name in _external(plan)}
+        external |= {_printable_name(name) for name in _external_names(plan)}
     backends: set[str] = set()
     kernels: set[str] = set()
     for method in methods:
@@ -174,7 +176,7 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
         structure_bytes=size - bytes_covered(program.segments),
         constant_bytes=constant_bytes,
         named_data={
-            _named(n.key): len(file.segments[n.segment_index])
+            _printable_name(n.key): len(file.segments[n.segment_index])
             for n in program.named_data
         },
         external_tensors=tuple(sorted(external)),
@@ -204,27 +206,28 @@ def bytes_covered(segments: Sequence[DataSegment]) -> int:
     return total
 
 
-def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
+def _facts_of_method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
+    """Return the figures of a method."""
     calls: list[Call | None] = []
     for chain in plan.chains:
         calls += [instruction.call for instruction in chain.instructions]
     operators = Counter(c.op_index for c in calls if isinstance(c, KernelCall))
     kernels: Counter[str] = Counter()
     for index, count in operators.items():
-        kernels[_named(str(plan.operators[index]))] += count
+        kernels[_printable_name(str(plan.operators[index]))] += count
     called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
-    made_by = [_named(text) for text in producers(plan.container)]
+    made_by = [_printable_name(text) for text in producers(plan.container)]
     reported = delegate_facts(plan.container)
     delegates = []
     for k, delegate in enumerate(plan.delegates):
         specs = {
-            _named(spec.key): _value_of_spec(spec.value)
+            _printable_name(spec.key): _value_of_spec(spec.value)
             for spec in delegate.compile_specs
         }
         delegates.append(
             DelegateFacts(
-                backend=_named(delegate.id),
+                backend=_printable_name(delegate.id),
                 bytes=len(blob_of(file, delegate)),
                 compile_specs=specs,
                 calls=called[k],
@@ -233,9 +236,9 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
             )
         )
     return MethodFacts(
-        name=_named(plan.name),
-        inputs=_described(plan, plan.inputs),
-        outputs=_described(plan, plan.outputs),
+        name=_printable_name(plan.name),
+        inputs=_describe_values(plan, plan.inputs),
+        outputs=_describe_values(plan, plan.outputs),
         instructions=len(calls),
         kernels=dict(sorted(kernels.items())),
         delegates=tuple(delegates),
@@ -260,12 +263,13 @@ def _value_of_spec(value: bytes) -> str:
     return shorten(text) if text.isprintable() else _count(len(value), "byte")
 
 
-def _named(shown: str) -> str:
+def _printable_name(shown: str) -> str:
     """Return a name of the file, shortened and printable."""
     return shorten(shown, LONGEST)
 
 
-def _described(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:
+def _describe_values(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:
+    """Return the types and sizes of values as texts."""
     values = [plan.values[p].value for p in positions]
     return tuple(
         describe_tensor(v) if isinstance(v, Tensor) else type(v).__name__.lower()
@@ -277,7 +281,8 @@ def _tensors(plan: ExecutionPlan) -> list[Tensor]:
     return [e.value for e in plan.values if isinstance(e.value, Tensor)]
 
 
-def _external(plan: ExecutionPlan) -> list[str]:
+def _external_names(plan: ExecutionPlan) -> list[str]:
+    """Return the names of tensors in data files."""
     extras = [t.extra for t in _tensors(plan) if t.extra is not None]
     return [e.fully_qualified_name for e in extras if e.location]
 

@@ -96,6 +96,7 @@ class Accepted:
         return self._why_not_chosen(getattr(value, "value", None))
 
     def _wanted(self) -> str:
+        """Return the accepted kinds as text."""
         return " or ".join(kind.__name__ for kind in self.kinds)
 
     def why_not_now(self, value: Any) -> str:
@@ -108,6 +109,7 @@ class Accepted:
         return self._why_not_chosen(value)
 
     def _why_not_chosen(self, value: Any) -> str:
+        """Return why a value is none of ``choices``; "" if it is, or if any will do."""
         if self.choices is None or value is None or isinstance(value, Null):
             return ""
         if value in self.choices:
@@ -182,6 +184,7 @@ def signature(name: str) -> tuple[Accepted, ...] | None:
 
 
 def _accepted(argument: Any) -> Accepted:
+    """Return the values that an argument of a PyTorch schema may have."""
     name = str(argument.real_type)
     is_optional = name.startswith("Optional[")
     if is_optional:
@@ -198,6 +201,7 @@ def check_arguments(file: ProgramFile) -> None:
     a vendor's runtime, which checks their arguments.
     """
     for plan in file.program.plans:
+        # the iterator checks each call before it yields
         for _ in late_arguments(plan):
             pass
 
@@ -214,6 +218,12 @@ def late_arguments(
 
 
 class _Arguments:
+    """Checks the arguments of a method's calls.
+
+    ``varying``: positions of values that are only known at run time: numbers that an
+    instruction or the caller sets, and lists with such numbers.
+    """
+
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
         self.values = [entry.value for entry in plan.values]
@@ -236,6 +246,7 @@ class _Arguments:
                 self.varying.add(k)
 
     def late(self) -> Iterator[tuple[int, LateArguments]]:
+        """Check all instructions; yield calls with arguments known only at run time."""
         for index in self.plan.outputs:
             if not isinstance(self.values[index], (Tensor, *_SIMPLE)):
                 kind = type(self.values[index]).__name__
@@ -244,7 +255,7 @@ class _Arguments:
                     f"method {self.plan.name!r} returns a {kind}, neither a tensor nor"
                     " a number",
                 )
-        placeless = self._placeless()
+        placeless = self._tensors_without_memory()
         for position, call in enumerate(self.calls):
             if isinstance(call, (KernelCall, DelegateCall)) and (
                 not placeless.isdisjoint(call.args)
@@ -252,17 +263,17 @@ class _Arguments:
                 why = "has a tensor without memory as an argument"
                 raise self._fault(position, why)
             if isinstance(call, KernelCall):
-                late = self._kernel(position, call)
+                late = self._check_kernel(position, call)
                 if late:
                     yield position, late
             elif isinstance(call, JumpFalseCall):
-                self._jump(position, call)
+                self._check_jump(position, call)
             elif isinstance(call, MoveCall):
-                self._move(position, call)
+                self._check_move(position, call)
             elif isinstance(call, FreeCall):
-                self._free(position, call)
+                self._check_free(position, call)
 
-    def _placeless(self) -> set[int]:
+    def _tensors_without_memory(self) -> set[int]:
         """Return the tensors with elements, but without data or memory.
 
         Inputs, outputs and moved tensors get their memory at run time.
@@ -278,7 +289,8 @@ class _Arguments:
                 found.add(k)
         return found
 
-    def _kernel(self, position: int, call: KernelCall) -> LateArguments:
+    def _check_kernel(self, position: int, call: KernelCall) -> LateArguments:
+        """Check the arguments of a kernel; return those that are known at run time."""
         accepted = self.signatures[call.op_index]
         if accepted is None:
             return ()
@@ -298,7 +310,8 @@ class _Arguments:
                 raise self._fault(position, f"has as argument {number} {why}")
         return tuple(late)
 
-    def _jump(self, position: int, call: JumpFalseCall) -> None:
+    def _check_jump(self, position: int, call: JumpFalseCall) -> None:
+        """Raise FormatError if the condition is neither a bool nor a tensor of bools."""
         condition = self.values[call.condition]
         of_bools = (
             isinstance(condition, Tensor)
@@ -308,7 +321,8 @@ class _Arguments:
             kind = type(condition).__name__
             raise self._fault(position, f"has the condition {kind} instead of a bool")
 
-    def _move(self, position: int, call: MoveCall) -> None:
+    def _check_move(self, position: int, call: MoveCall) -> None:
+        """Raise FormatError unless a tensor replaces a tensor, or a number a number."""
         source = self.values[call.move_from]
         target = self.values[call.move_to]
         for kinds in ((Tensor,), _SIMPLE):
@@ -319,7 +333,7 @@ class _Arguments:
             f"moves a {type(source).__name__} to a {type(target).__name__}",
         )
 
-    def _free(self, position: int, call: FreeCall) -> None:
+    def _check_free(self, position: int, call: FreeCall) -> None:
         """Check that a free call frees memory that the runtime allocated.
 
         ExecuTorch crashes for other tensors.
@@ -331,6 +345,7 @@ class _Arguments:
             raise self._fault(position, "frees a tensor with planned memory or data")
 
     def _fault(self, position: int, why: str) -> FormatError:
+        """Return the error for an instruction; ``why`` begins with a verb."""
         call = self.calls[position]
         name = (
             f" ({self.plan.operators[call.op_index]})"

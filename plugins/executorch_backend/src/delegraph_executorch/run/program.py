@@ -77,7 +77,7 @@ class HostProgram:
         A file of another tool does not describe their structure; its methods take and
         return flat lists.
         """
-        container = self._known(name).container
+        container = self._plan_of(name).container
         takes = structure_of(container, "inputs")
         returns = structure_of(container, "outputs")
         names = argument_names(container)
@@ -93,7 +93,7 @@ class HostProgram:
 
         Raises InputError if the inputs do not fit.
         """
-        plan = self._known(name)
+        plan = self._plan_of(name)
         if name not in self._loaded:
             split = split_calls_of(self.file, plan)
             stored = stored_blobs(self.file, plan)
@@ -118,7 +118,8 @@ class HostProgram:
         self._shared = self._shared or SharedMemory(plan.memory_sizes[MEMORY])
         return self._shared
 
-    def _known(self, name: str) -> ExecutionPlan:
+    def _plan_of(self, name: str) -> ExecutionPlan:
+        """Return the plan of a method; InputError for an unknown name."""
         if name not in self._plans:
             raise InputError(
                 "input-invalid", f"there is no method {name!r}; methods: {self.methods}"
@@ -133,6 +134,10 @@ class HostProgram:
         split: Mapping[int, int],
         stored: StoredBlob,
     ) -> Runner:
+        """Load the delegate with this number in ``plan``.
+
+        ``split`` maps the position of a delegate call to its number of outputs.
+        """
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
         # Blobs of ExecuTorch's backends need a calling convention, which the first call
@@ -149,6 +154,7 @@ class HostProgram:
         )
 
     def _named_data(self) -> Mapping[str, Any]:
+        """Return the named data of the data files and of the program file."""
         return {
             **{key: content for key, (content, _) in self._data.external.items()},
             **named_segments(self.file),

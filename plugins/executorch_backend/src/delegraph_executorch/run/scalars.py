@@ -32,17 +32,18 @@ def _wrap(value: Number) -> Number:
 
 
 def _wrapping(function: Callable[..., Number]) -> Callable[..., Number]:
+    """Return a function whose integer results wrap around at 64 bits, as in C."""
     return lambda *operands: _wrap(function(*operands))
 
 
-def _whole(function: Callable[[Number], int]) -> Callable[[Number], int]:
+def _rounding(function: Callable[[Number], int]) -> Callable[[Number], int]:
     """Return a function from floats to integers that raises beyond 64 bits."""
 
     def compute(value: Number) -> int:
-        whole = function(value)
-        if not -(1 << 63) <= whole < 1 << 63:
+        integer = function(value)
+        if not -(1 << 63) <= integer < 1 << 63:
             raise OverflowError(f"{value} does not fit into an integer of 64 bits")
-        return whole
+        return integer
 
     return compute
 
@@ -66,6 +67,7 @@ def _comparing(
 
 
 def _true_divide(a: Number, b: Number) -> float:
+    """Return the quotient as a float; dividing by zero gives infinity or NaN."""
     if b:
         return float(a) / float(b)
     if not a or math.isnan(a):
@@ -74,12 +76,14 @@ def _true_divide(a: Number, b: Number) -> float:
 
 
 def _floor_divide(a: Number, b: Number) -> Number:
+    """Return the quotient rounded down; floats divided by zero give infinity."""
     if isinstance(a, int) and isinstance(b, int):
         return _bounded_quotient(a, b, a // b if b else 0)
     return float(a) // float(b) if b else math.copysign(math.inf, a)
 
 
 def _divide_toward_zero(a: int, b: int) -> int:
+    """Return the quotient of integers rounded toward zero."""
     quotient = abs(a) // abs(b) if b else 0
     if (a < 0) != (b < 0):
         quotient = -quotient
@@ -92,6 +96,7 @@ def _remainder(a: int, b: int) -> int:
 
 
 def _bounded_quotient(a: int, b: int, quotient: int) -> int:
+    """Return ``quotient``; ArithmeticError if b is 0 or the quotient needs 65 bits."""
     if not b:
         raise ZeroDivisionError(f"cannot divide the integer {a} by zero")
     if quotient == 1 << 63:
@@ -121,11 +126,11 @@ _KERNELS: dict[str, tuple[tuple[tuple[type, ...], ...], Callable[..., Any]]] = {
     "le.Scalar": ((ANY, ANY), _comparing(operator.le)),
     "gt.Scalar": ((ANY, ANY), _comparing(operator.gt)),
     "ge.Scalar": ((ANY, ANY), _comparing(operator.ge)),
-    "ceil.Scalar": ((FLOAT,), _whole(math.ceil)),
-    "round.Scalar": ((FLOAT,), _whole(round)),
-    "trunc.Scalar": ((FLOAT,), _whole(math.trunc)),
+    "ceil.Scalar": ((FLOAT,), _rounding(math.ceil)),
+    "round.Scalar": ((FLOAT,), _rounding(round)),
+    "trunc.Scalar": ((FLOAT,), _rounding(math.trunc)),
     "sym_float.Scalar": ((ANY,), float),
-    "sym_int.Scalar": ((ANY,), _whole(int)),
+    "sym_int.Scalar": ((ANY,), _rounding(int)),
     "sym_max.Scalar": ((INTEGER, INTEGER), max),
     "sym_min.Scalar": ((INTEGER, INTEGER), min),
     "sym_not.Scalar": ((TRUTH,), operator.not_),

@@ -151,6 +151,7 @@ def _lay_out(given: Any, described: Any) -> Any:
 
 
 def _translate_errors(path: Path, work: Callable[[], Any]) -> Any:
+    """Return the result of ``work``; turn the runtime's errors into delegraph's."""
     try:
         return work()
     except (RuntimeError, KeyError) as e:
