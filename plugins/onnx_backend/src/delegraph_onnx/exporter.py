@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,8 @@ def _own_bodies(module: GraphModule) -> None:
 @cache
 def registry() -> ONNXRegistry:
     """Return the rules of torch.onnx, by operator. Reading them takes a second."""
+    # the rules of quantized operators are left out unless these are defined before
+    import_module("torch.ao.quantization.fx._decomposed")
     with _quiet():
         rules = ONNXRegistry.from_torchlib(opset_version=OPSET)
     for operator, rule in RULES.items():
