@@ -41,19 +41,15 @@ def trunc(values: Values, node: Any, loc: Any) -> Any:
 
 
 def log1p(values: Values, node: Any, loc: Any) -> Any:
-    """log(1 + x), exact where 1 + x has lost digits of x (Kahan's formula)."""
+    """log(1 + x), exact where 1 + x has lost digits of x."""
+    # Core AI simplifies (1 + x) - 1, so Kahan's formula does not help
     x = get_operand(values, node, 0)
-    one = _like(1, x)
-    shifted = op.broadcasting_add(x, one)
-    step = op.broadcasting_sub(shifted, one)
-    # where nothing is added, and where the sum is infinite, the quotient is NaN
-    is_plain = op.broadcasting_or(
-        op.broadcasting_equal(step, _like(0, x)),
-        op.broadcasting_equal(shifted, _like(float("inf"), x)),
-    )
-    divisor = op.broadcasting_where(is_plain, one, step)
-    scaled = op.broadcasting_mul(op.log(shifted), op.broadcasting_divide(x, divisor))
-    return op.broadcasting_where(is_plain, x, scaled)
+    two = _like(2, x)
+    ratio = op.broadcasting_divide(x, op.broadcasting_add(x, two))
+    near = op.broadcasting_mul(op.atanh(ratio), two)
+    far = op.log(op.broadcasting_add(x, _like(1, x)))
+    is_small = op.broadcasting_greater(_like(0.5, x), op.abs_(x))
+    return op.broadcasting_where(is_small, near, far)
 
 
 def expm1(values: Values, node: Any, loc: Any) -> Any:
