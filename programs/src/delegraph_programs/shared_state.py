@@ -20,9 +20,9 @@ from .functionalize.aliases import storages
 
 
 def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """Mark the placeholders of tensors that one method writes and another one uses;
-    yields a note for each tensor.
+    """Mark the placeholders of tensors that one method writes and another one uses.
 
+    Yields a note for each tensor, and marks when the iteration ends.
     The host keeps such a tensor in all of these methods, so that a file can have it in
     one place for all. Methods use the same tensor, or equal ones of one name. In this
     process each method has its own copy.
@@ -71,7 +71,11 @@ class _Use(NamedTuple):
     is_written: bool
 
     def is_same(self, other: _Use) -> bool:
-        """Whether both are one tensor, share memory, or have the same name and content."""
+        """Return whether both are one tensor.
+
+        That holds if they share memory. It also holds for two methods if names and
+        contents are equal.
+        """
         if self.node is other.node or not set(storages(self.tensor)).isdisjoint(
             storages(other.tensor)
         ):

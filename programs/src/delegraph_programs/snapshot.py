@@ -45,8 +45,9 @@ class Snapshot:
         }
 
     def is_rewritten(self) -> bool:
-        """Whether the program's graph, literal arguments included, or its table of
-        tensors has changed.
+        """Return whether the graph, or the table of tensors, has changed.
+
+        Literal arguments belong to the graph. Writes to tensors do not count.
         """
         now = _tensors(self._program)
         same_tensors = now.keys() == self._tensors.keys() and all(
@@ -55,9 +56,9 @@ class Snapshot:
         return not same_tensors or _Nodes(self._program.graph) != self._graph
 
     def put_values_back(self) -> Node | None:
-        """Restore the recorded value of each node. Returns the first node whose type
-        was changed, or None.
+        """Restore the recorded value of each node; return the first changed node.
 
+        A node is changed if the type of its value differs; None if there is none.
         A new value of the same type is no change: torch's passes may compute values
         again when they only look at a graph.
         """
@@ -71,8 +72,9 @@ class Snapshot:
         return changed
 
     def edited_subgraphs(self) -> list[str]:
-        """Names of the subgraphs that have changed. Other programs may contain the same
-        subgraphs.
+        """Return the names of the subgraphs that have changed.
+
+        Other programs may contain the same subgraphs.
         """
         return [
             name
@@ -81,7 +83,7 @@ class Snapshot:
         ]
 
     def written_tensors(self) -> list[str]:
-        """Names of the tensors in the snapshot that have been written since."""
+        """Return the names of the tensors that were written since the snapshot."""
         return [
             name
             for name, t in self._tensors.items()
@@ -90,8 +92,9 @@ class Snapshot:
 
 
 def _type_of(val: Any) -> Any:
-    """The type of a recorded value, for comparisons. Symbolic sizes count as equal,
-    because their names change.
+    """Return the type of a recorded value, for comparisons.
+
+    Symbolic sizes count as equal, because their names change.
     """
     if isinstance(val, (list, tuple)):
         return [_type_of(v) for v in val]
@@ -103,7 +106,7 @@ def _type_of(val: Any) -> Any:
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """The parameters, buffers and constants of a program, by name."""
+    """Return the parameters, buffers and constants of a program, by name."""
     items = [*program.state_dict.items(), *program.constants.items()]
     return {name: t for name, t in items if isinstance(t, torch.Tensor)}
 
@@ -118,20 +121,19 @@ class _Nodes:
         its arguments.
         """
         nodes = list(graph.nodes)
-        fetches = [
-            (n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"
-        ]
         # the attributes by identity: another object under the same name is a change
-        self.calls = (
-            nodes,
-            [(n.op, n.target) for n in nodes],
-            [id(getattr(*fetch, None)) for fetch in fetches],
-        )
+        fetched = [
+            id(getattr(n.graph.owning_module, str(n.target), None))
+            for n in nodes
+            if n.op == "get_attr"
+        ]
+        self.calls = (nodes, [(n.op, n.target) for n in nodes], fetched)
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
-        """Whether two graphs, or one graph at two times, have the same nodes with the
-        same targets and arguments.
+        """Return whether nodes, targets and arguments are the same.
+
+        They belong to two graphs, or to one graph at two times.
         """
         if not isinstance(other, _Nodes) or self.calls != other.calls:
             return False

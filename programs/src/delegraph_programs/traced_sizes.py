@@ -33,7 +33,7 @@ _HINT = (
 
 
 def squeeze_breaks_rank(node: Node, inside: bool) -> bool:
-    """Whether ``node`` is a squeeze that may drop a dimension that was recorded, and
+    """Return whether ``node`` is a squeeze that may drop a recorded dimension, and
     something relies on its rank.
 
     Element-wise operators do not rely on it, nor do outputs, unless the graph is a
@@ -42,7 +42,7 @@ def squeeze_breaks_rank(node: Node, inside: bool) -> bool:
     return (
         node.target in _SQUEEZES
         and bool(_droppable(node))
-        and _is_counted_on(node, inside)
+        and _is_rank_relied_on(node, inside)
     )
 
 
@@ -63,8 +63,9 @@ def check_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
 
 
 def _droppable(node: Node) -> list[int]:
-    """The dynamic dimensions that the squeeze ``node`` drops if their size is 1,
-    counted from 0.
+    """Return the dynamic dimensions that the squeeze ``node`` drops if their size is 1.
+
+    They are counted from 0.
     """
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
@@ -76,10 +77,10 @@ def _droppable(node: Node) -> list[int]:
     )
 
 
-def _is_counted_on(node: Node, inside: bool) -> bool:
-    """Whether a user of ``node``, direct or through element-wise operators, relies on
-    the rank of its value.
+def _is_rank_relied_on(node: Node, inside: bool) -> bool:
+    """Return whether a user of ``node`` relies on the rank of its value.
 
+    Users of element-wise operators on the value count as well.
     ``inside``: the graph is a branch or loop body, whose outputs must have the recorded
     rank.
     """
@@ -102,8 +103,7 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
 def failed_at(
     program: ExportedProgram, inputs: Sequence[Any], error: Exception
 ) -> InputError | None:
-    """An InputError that explains ``error``, if an input has a size for which torch did
-    not trace the program.
+    """Return an InputError that explains ``error`` by a size that torch did not trace.
 
     That is a size of 0 or 1 where the program takes different sizes. None if there is
     no such size, so that ``error`` has another cause. ``inputs``: those of the call

@@ -23,11 +23,11 @@ def from_timm(text: str) -> Model:
 
     Raises InputError for an unknown name, and for a file without weights of this model.
     """
-    timm = _imported("timm")
+    timm = _import_library("timm")
     name, file = _name_and_file(text, "timm", timm.list_models())
-    model = _built(lambda: timm.create_model(name), file)
+    model = _build_network(lambda: timm.create_model(name), file)
     settings: Any = getattr(model, "pretrained_cfg", None) or {}
-    return model, _images(settings.get("input_size") or (3, _SIZE, _SIZE))
+    return model, _random_image(settings.get("input_size") or (3, _SIZE, _SIZE))
 
 
 def from_torchvision(text: str) -> Model:
@@ -38,7 +38,7 @@ def from_torchvision(text: str) -> Model:
     name, for detectors, which take lists of images, and for a file without weights of
     this model.
     """
-    models = _imported("torchvision").models
+    models = _import_library("torchvision").models
     name, file = _name_and_file(text, "torchvision", models.list_models())
     module = models.get_model_builder(name).__module__
     kind = module.removeprefix("torchvision.models.").partition(".")[0]
@@ -53,10 +53,12 @@ def from_torchvision(text: str) -> Model:
         )
         raise InputError("input-invalid", text, hint=hint)
     options = _NO_WEIGHTS.get(kind, {})
-    model = _built(lambda: models.get_model(name, weights=None, **options), file)
-    size = _size(models.get_model_weights(name))
+    model = _build_network(
+        lambda: models.get_model(name, weights=None, **options), file
+    )
+    size = _image_size(models.get_model_weights(name))
     shape = (3, 16, size, size) if kind == "video" else (3, size, size)
-    images = _images(shape)
+    images = _random_image(shape)
     if kind == "optical_flow":
         images = images * 2
     return model, images
@@ -67,7 +69,7 @@ _NO_WEIGHTS: dict[str, dict[str, Any]] = {"segmentation": {"weights_backbone": N
 """
 
 
-def _imported(library: str) -> Any:
+def _import_library(library: str) -> Any:
     """Import timm or torchvision; raise PluginUnavailable if that fails.
 
     timm imports torchvision. A torchvision for another build of torch does not find the
@@ -91,13 +93,14 @@ def _imported(library: str) -> Any:
 
 
 def _version(distribution: str) -> str:
+    """Return the version of a distribution, or a text that it is missing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
-def _size(weights: Any) -> int:
+def _image_size(weights: Any) -> int:
     """Return height and width of the images that the model has weights for."""
     transforms = next(iter(weights)).transforms()
     size = getattr(transforms, "crop_size", None) or _SIZE
@@ -118,17 +121,17 @@ def _name_and_file(
     raise InputError("input-invalid", f"{library} has no model {name!r}", hint=hint)
 
 
-def _built(build: Callable[[], nn.Module], file: Path | None) -> nn.Module:
+def _build_network(build: Callable[[], nn.Module], file: Path | None) -> nn.Module:
     """Return the network in eval mode, with weights of ``file`` or fixed random ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().eval()
     if file is not None:
-        _load(model, file)
+        _load_weights(model, file)
     return model
 
 
-def _load(model: nn.Module, file: Path) -> None:
+def _load_weights(model: nn.Module, file: Path) -> None:
     """Load the weights of a model; raise InputError if the file has none of this model."""
     if not file.is_file():
         raise InputError(
@@ -154,5 +157,6 @@ def _load(model: nn.Module, file: Path) -> None:
         raise InputError("input-invalid", text) from error
 
 
-def _images(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
+def _random_image(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return example inputs: one image of this shape, the same in each call."""
     return (torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)),)
