@@ -187,8 +187,18 @@ def test_every_code_block_of_a_guide_is_tested(page):
     )
 
 
+SLOW = ("docs/language-models.md", "docs/tutorials/first-backend.md")
+"""Pages whose blocks take 20 s; fast tests of the plugins cover what they show."""
+
+
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+        for page in GUIDES
+    ],
+)
 def test_guide_blocks_run_and_print_the_output_shown(
     page, tmp_path, monkeypatch, refreshing
 ):

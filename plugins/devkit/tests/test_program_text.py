@@ -36,6 +36,7 @@ def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_p
     assert shows in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure("counter", "deterministic").script)

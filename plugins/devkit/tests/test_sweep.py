@@ -22,6 +22,7 @@ def test_a_crash_costs_one_program_and_is_named():
     )
 
 
+@pytest.mark.slow
 def test_equal_gates_try_equal_programs():
     def tried():
         return [

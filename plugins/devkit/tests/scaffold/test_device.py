@@ -33,6 +33,7 @@ def made(request, tmp_path, site):
     return tmp_path / "made", os.pathsep.join(map(str, path))
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_package_pass(made):
     run_its_test(made, "7 passed")
 
