@@ -82,7 +82,8 @@ def test_tosa_device_projects_combine_both_templates():
         ' "delegraph-tosa>=0.1,<0.2"]'
     }
     assert {*both} - {*device} == {
-        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2", "numpy"]'
+        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-engines>=0.1,<0.2",'
+        ' "delegraph-tosa>=0.1,<0.2", "numpy"]'
     }
 
 
