@@ -426,9 +426,32 @@ def test_products_of_int8_do_not_saturate():
     check_whole(convolution, x, error=0)
 
 
-def test_a_quantized_network_is_within_a_step_of_the_quantized_program():
+def check_quantized(model, *sizes, session=""):
+    """Check that a quantized model is whole, and within a step of its program."""
     torch.manual_seed(0)
-    model = nn.Sequential(
+    batches = [(torch.randn(sizes),) for _ in range(4)]
+    program = delegraph.quantize(model.eval(), batches, backend="onnx")
+    options = {"onnx": {"session": session}}
+    lowered = delegraph.lower(program, backends=["onnx"], options=options)
+    assert lowered.host_operators == 0, lowered.report
+    eager = program.module()
+    for batch in batches:
+        check_within_a_step(lowered(*batch), eager(*batch), program)
+    return lowered, program
+
+
+def check_within_a_step(result, expected, program):
+    [last] = (
+        n
+        for n in program.graph.nodes
+        if n.name == program.graph_signature.user_outputs[0]
+    )
+    step = last.args[1]
+    assert (result - expected).abs().max() <= 1.001 * step
+
+
+def convolutions():
+    return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),
         nn.Conv2d(16, 16, 3, padding=1),
@@ -436,17 +459,132 @@ def test_a_quantized_network_is_within_a_step_of_the_quantized_program():
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(16, 5),
-    ).eval()
-    batches = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
-    program = delegraph.quantize(model, batches, backend="onnx")
-    lowered = delegraph.lower(program, backends=["onnx"])
-    assert lowered.host_operators == 0
-    [last] = (
-        n
-        for n in program.graph.nodes
-        if n.name == program.graph_signature.user_outputs[0]
     )
-    step = last.args[1]
-    for batch in batches:
-        difference = (lowered(*batch) - program.module()(*batch)).abs().max()
-        assert difference <= 1.001 * step
+
+
+class Repeated(nn.Module):
+    """A layer that is called three times."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        for _ in range(3):
+            x = torch.tanh(self.layer(x)) * 2
+        return self.layer(x)
+
+
+class Recurrent(nn.Module):
+    """An LSTM, one step after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_input = nn.Linear(6, 32)
+        self.of_state = nn.Linear(8, 32)
+
+    def forward(self, steps):
+        state = torch.zeros(2, 8)
+        cell = torch.zeros(2, 8)
+        for step in steps.unbind(1):
+            gates = self.of_input(step) + self.of_state(state)
+            opened, kept, shown = torch.sigmoid(gates[:, :24]).chunk(3, -1)
+            cell = kept * cell + opened * torch.tanh(gates[:, 24:])
+            state = shown * torch.tanh(cell)
+        return state
+
+
+SESSIONS = [
+    "",
+    "session.x64quantprecision=0",
+    "session.x64quantprecision=1",
+    "session.x64quantprecision=0,graph_optimization_level=extended",
+    "graph_optimization_level=disable_all",
+]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_a_quantized_network_is_within_a_step_of_the_quantized_program(session):
+    check_quantized(convolutions(), 1, 3, 16, 16, session=session)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_calls_of_a_shared_quantized_layer_are_within_a_step(session):
+    torch.manual_seed(0)
+    check_quantized(Repeated(nn.Linear(16, 16)), 4, 16, session=session)
+    check_quantized(Repeated(nn.Linear(16, 16)), 2, 3, 16, session=session)
+    layer = nn.Conv2d(8, 8, 3, padding=1)
+    check_quantized(Repeated(layer), 1, 8, 6, 6, session=session)
+
+
+def test_a_quantized_recurrent_layer_is_within_a_step():
+    torch.manual_seed(0)
+    check_quantized(Recurrent(), 2, 4, 6)
+
+
+def test_a_saved_int8_network_is_within_a_step_in_a_plain_session(tmp_path):
+    import onnxruntime
+
+    torch.manual_seed(0)
+    lowered, program = check_quantized(convolutions(), 1, 3, 16, 16)
+    lowered.save(tmp_path / "network.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "network.onnx")
+    x = torch.randn(1, 3, 16, 16)
+    [result] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    check_within_a_step(torch.from_numpy(result), program.module()(x), program)
+
+
+QUANTIZED = torch.ops.quantized_decomposed
+INT8 = (-128, 127, torch.int8)
+
+
+def test_integers_at_the_border_of_a_delegate_stay_int8():
+    def function(x, integers):
+        y = QUANTIZED.quantize_per_tensor(x, 0.5, 3, *INT8)
+        z = QUANTIZED.dequantize_per_tensor(integers, 0.25, -7, *INT8)
+        return y, QUANTIZED.dequantize_per_tensor(y, 0.5, 3, *INT8) + z
+
+    integers = torch.tensor([-128, -1, 0, 127], dtype=torch.int8)
+    x = torch.tensor([-900.0, 0.0, 1.0, 900.0])
+    lowered = check_whole(function, x, integers, error=0)
+    assert lowered(x, integers)[0].dtype is torch.int8
+
+
+def test_a_bias_of_int8_keeps_its_zero_point():
+    weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
+    bias = torch.tensor([-128, 90], dtype=torch.int8)
+
+    def function(x):
+        x = QUANTIZED.quantize_per_tensor(x, 0.5, 0, *INT8)
+        x = QUANTIZED.dequantize_per_tensor(x, 0.5, 0, *INT8)
+        w = QUANTIZED.dequantize_per_tensor(weight, 0.01, 0, *INT8)
+        b = QUANTIZED.dequantize_per_tensor(bias, 0.1, -128, *INT8)
+        y = QUANTIZED.quantize_per_tensor(torch.addmm(b, x, w), 0.25, 3, *INT8)
+        return QUANTIZED.dequantize_per_tensor(y, 0.25, 3, *INT8)
+
+    check_whole(function, torch.tensor([[3.0, -4.5]]), error=0)
+
+
+@pytest.mark.parametrize("scale", [None, 0.01])
+def test_a_bias_beyond_32_bits_of_its_products_is_the_hosts(scale):
+    weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
+    bias = torch.tensor([40.0, -30.0])
+    ends = (-(2**31), 2**31 - 1, torch.int32)
+    if scale is not None:
+        bias = (bias / scale).int()
+
+    def function(x):
+        x = QUANTIZED.quantize_per_tensor(x.tanh(), 1e-6, 0, *INT8)
+        x = QUANTIZED.dequantize_per_tensor(x, 1e-6, 0, *INT8)
+        w = QUANTIZED.dequantize_per_tensor(weight, 1e-3, 0, *INT8)
+        b = bias
+        if scale is not None:
+            b = QUANTIZED.dequantize_per_tensor(bias, scale, 0, *ends)
+        y = nn.functional.linear(x, w, b)
+        y = QUANTIZED.quantize_per_tensor(y, 0.5, 0, *INT8)
+        return QUANTIZED.dequantize_per_tensor(y, 0.5, 0, *INT8)
+
+    x = torch.tensor([[1e-5, -1e-4]])
+    lowered = lower(function, x)
+    assert lowered.verify(x).relative_error == 0
+    assert "the bias does not fit 32 bits" in str(lowered.report)

@@ -33,8 +33,10 @@ from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from .corrections import RULES
+from .quantized_bias import TOO_LARGE, rescale_biases
 from .quantized_linear import use_gemm
 from .type_promotion import insert_casts
+from .unsigned import use_uint8
 
 OPSET = 20
 """The version of ONNX's operators in all models; ``torch.onnx.export`` has the same."""
@@ -54,7 +56,7 @@ class Draft(NumberedCalls):
     def __init__(self, program: ExportedProgram, for_npu: bool = False) -> None:
         """Convert ``program``. Raises Unsupported with the reason, at the call.
 
-        ``for_npu``: write quantized linear layers as NPUs take them.
+        ``for_npu``: write quantized layers as NPUs take them, in int8.
         """
         super().__init__()
         self.signature = Signature.of(program)
@@ -64,10 +66,15 @@ class Draft(NumberedCalls):
             _name_border(self.model)
             self.model = _simplify(self.model)
         _bound_clips(self.model)
+        too_large = rescale_biases(self.model)
+        if too_large is not None:
+            raise self.refused(TOO_LARGE, too_large)
         if for_npu:
             use_gemm(self.model)
-            common.RemoveUnusedNodesPass()(self.model)
-        _unshare_quantization(self.model)
+            _unshare_quantization(self.model)
+        else:
+            use_uint8(self.model)
+        common.RemoveUnusedNodesPass()(self.model)
         if _quantizes_to_16_bits(self.model):
             self.model.graph.opset_imports[""] = OPSET_OF_16_BITS
         _separate_outputs(self.model.graph)

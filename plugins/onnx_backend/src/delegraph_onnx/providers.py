@@ -23,8 +23,8 @@ CPU = "CPUExecutionProvider"
 PRECISION = "session.x64quantprecision"
 """A session option: products of int8 are exact also on x86 without VNNI.
 
-Elsewhere ONNX Runtime adds two of them in 16 bits there, which stop at the ends: int8
-MobileNetV2 was off by 0.29 of its largest result. It takes no longer.
+Elsewhere ONNX Runtime adds two of them in 16 bits there, which overflow. The plugin's
+own models for the CPU have uint8, see ``unsigned``; files of other tools may have int8.
 """
 _LEVELS = {
     "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from .quantized_bias import maker
+
 
 class _Layer(NamedTuple):
     """A quantized linear layer: the nodes that compute it."""
@@ -43,12 +45,12 @@ def use_gemm(model: ir.Model) -> None:
 
 def _layer_at(add: ir.Node) -> _Layer | None:
     """Return the quantized linear layer that ends with ``add``; None if it is none."""
-    product = _maker(add.inputs[0], "MatMul")
-    of_bias = _maker(add.inputs[1], "DequantizeLinear")
+    product = maker(add.inputs[0], "MatMul")
+    of_bias = maker(add.inputs[1], "DequantizeLinear")
     if product is None or of_bias is None:
         return None
-    of_input = _maker(product.inputs[0], "DequantizeLinear")
-    turned = _maker(product.inputs[1], "Transpose")
+    of_input = maker(product.inputs[0], "DequantizeLinear")
+    turned = maker(product.inputs[1], "Transpose")
     reader = _only_reader(add)
     activation = None
     if reader is not None and reader.op_type in ("Relu", "Clip"):
@@ -58,7 +60,7 @@ def _layer_at(add: ir.Node) -> _Layer | None:
         return None
     if of_input is None or turned is None or _only_reader(product) is None:
         return None
-    of_weight = _maker(turned.inputs[0], "DequantizeLinear")
+    of_weight = maker(turned.inputs[0], "DequantizeLinear")
     weight = None if of_weight is None else of_weight.inputs[0]
     bias = of_bias.inputs[0]
     shape = add.outputs[0].shape
@@ -77,12 +79,6 @@ def _only_reader(node: ir.Node) -> ir.Node | None:
     """Return the node that reads the result of ``node``; None if there are several."""
     readers = list(node.outputs[0].consumers())
     return readers[0] if len(readers) == 1 else None
-
-
-def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that computes ``value`` if it is an ``op_type``, else None."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type else None
 
 
 class _Replacement:
