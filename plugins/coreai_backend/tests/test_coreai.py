@@ -249,6 +249,132 @@ def test_truth_values_are_multiplied():
     assert lower(function, x).verify(x).relative_error < 1e-6
 
 
+def check_equal(function, *args):
+    """Compare with eager, NaN included, whichever side computes a call."""
+    lowered = lower(function, *args)
+    results = lowered(*args)
+    expected = function(*args)
+    if isinstance(expected, torch.Tensor):
+        results = (results,)
+        expected = (expected,)
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, equal_nan=True)
+    return lowered
+
+
+NARROW = {
+    torch.int8: [100, -100, 127, -128, 5],
+    torch.uint8: [200, 255, 0, 3, 128],
+    torch.int16: [30000, -30000, 32767, -32768, 5],
+    torch.int32: [2**31 - 1, -(2**31), 2**30, 2**24 + 1, 7],
+}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_integers_wrap_as_in_eager(dtype):
+    x = torch.tensor(NARROW[dtype], dtype=dtype)
+    check_equal(lambda x: (x * 100, x + x, x - 100, ~x, x % 7), x)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("to", [torch.int8, torch.uint8])
+def test_casts_drop_high_bits(dtype, to):
+    x = torch.tensor(NARROW[dtype], dtype=dtype)
+    check_equal(lambda x: (x.to(to), (x % 7).to(to)), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x**2,
+        lambda x: x[None] @ x[:, None],
+        lambda x: torch.addmm(x[:1, None], x[None], x[:, None]),
+    ],
+)
+def test_integer_products_that_overflow_do_not_end_the_process(function):
+    lowered = lower(function, torch.ones(4, dtype=torch.int32))
+    x = torch.tensor([70000, 2, 3, 2**30], dtype=torch.int32)
+    assert torch.equal(lowered(x), function(x))
+
+
+def test_comparisons_with_nan_are_false():
+    nan = float("nan")
+    x = torch.tensor([1.0, nan, -1.0, nan])
+    y = torch.tensor([nan, nan, -1.0, 0.0])
+    function = lambda x, y: (x <= y, x >= y, x <= 0.5, x >= 0.5)
+    assert check_equal(function, x, y).host_operators == 0
+
+
+def test_positions_of_extremes_are_those_of_nan():
+    nan = float("nan")
+    x = torch.tensor([[1.0, nan, float("inf"), nan], [3.0, 3.0, -1.0, -1.0]])
+    function = lambda x: (x.argmax(1), x.argmin(1), x.argmax(), *x.max(1), *x.min(1))
+    check_equal(function, x)
+
+
+def test_a_remainder_by_an_infinity_has_its_sign():
+    inf = float("inf")
+    x = torch.tensor([1.0, -1.0, 5.5, -5.5, 0.0])
+    check_equal(torch.remainder, x, torch.tensor([inf, inf, -2.0, -2.0, -inf]))
+
+
+@pytest.mark.parametrize("function", [torch.ops.aten.add, torch.ops.aten.sub])
+def test_alpha_scales_a_number(function):
+    x = torch.tensor([1, 2, 3], dtype=torch.int32)
+    check_equal(lambda x: function.Scalar(x, 3, 4), x)
+    wide = torch.tensor([1, 2, 3])
+    check_equal(lambda x: function.Scalar(x % 5, 3, 2**30), wide)
+
+
+def test_sums_into_a_table_may_exceed_32_bits():
+    ids = torch.zeros(1, 5, dtype=torch.int64)
+    values = torch.ones(1, 5, dtype=torch.int64)
+
+    def function(ids, values):
+        large = (values % 2) * (2**29)
+        places = (torch.tensor([0, 0, 0, 0, 0]),)
+        put = torch.index_put(large[0], places, large[0], accumulate=True)
+        return torch.scatter(large, 0, ids, large, reduce="add") + 1, put + 1
+
+    check_equal(function, ids, values)
+
+
+@pytest.mark.parametrize("size", [(8, 12), (3, 3), (7, 5), (2, 2)])
+def test_images_are_resized_to_the_nearest_elements(size):
+    resize = lambda x: nn.functional.interpolate(x, size=size, mode="nearest")
+    lowered = check_equal(resize, torch.randn(1, 2, 4, 4))
+    assert len(lowered.delegates) == (size == (8, 12))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_attention_to_no_keys_is_zero(kind):
+    queries = torch.randn(1, 2, 4, 8)
+    mask = torch.ones(4, 4).tril(-1).bool()
+    if kind is torch.float32:
+        mask = torch.zeros(4, 4).masked_fill(~mask, -float("inf"))
+    attend = nn.functional.scaled_dot_product_attention
+    check_equal(lambda q, m: attend(q, q, q, attn_mask=m), queries, mask)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1)])
+def test_no_axes_are_removed(shape):
+    check_equal(lambda x: torch.ops.aten.squeeze.dims(x.exp(), []), torch.randn(shape))
+
+
+def test_tensors_without_elements_stay_on_the_host():
+    pool = lambda x: nn.functional.adaptive_avg_pool1d(x, 5).exp()
+    lowered = check_equal(pool, torch.randn(0, 3, 3))
+    assert "has no elements" in str(lowered.report)
+
+
+def test_programs_with_norms_and_attention_have_equal_blobs():
+    attend = nn.functional.scaled_dot_product_attention
+    function = lambda x: attend(x, x, nn.functional.layer_norm(x, (8,)))
+    x = torch.randn(1, 2, 4, 8)
+    blobs = [bytes(lower(function, x).delegates[0].blob) for _ in "ab"]
+    assert blobs[0] == blobs[1]
+
+
 def test_max_pooling_gives_its_indices_to_the_host():
     pool = nn.MaxPool2d(2, return_indices=True)
     x = torch.randn(1, 2, 6, 6)

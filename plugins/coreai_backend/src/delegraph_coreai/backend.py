@@ -1,4 +1,4 @@
-"""A partition becomes the bytecode of a Core AI program."""
+"""Compile a partition to the bytecode of a Core AI program."""
 
 from __future__ import annotations
 

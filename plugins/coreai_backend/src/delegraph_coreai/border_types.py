@@ -21,7 +21,7 @@ MOVES = frozenset(
     "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand"
     " slice select clone alias detach".split()
 )
-"""Operators with one operand whose elements they keep."""
+"""Operators that keep the elements of their one operand."""
 _CASTS = ("to", "_to_copy", "type_as")
 _LOGIC = ("logical_and", "logical_or", "logical_xor", "logical_not")
 _COMPARISONS = ("eq", "ne")

@@ -1,12 +1,13 @@
 """Convert partitions to Core AI programs with Apple's converter, ``coreai_torch``.
 
-``TorchConverter.to_coreai`` prints, shows progress and does not name the call that it
-fails at. So ``_Converter`` calls the same steps itself. This module alone uses private
+``TorchConverter.to_coreai`` prints and shows progress. Its errors do not name the call.
+So ``_Converter`` calls the same steps itself. This module alone uses private
 names of coreai_torch.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
-from coreai.authoring import AIProgram, Module
+from coreai.authoring import AIProgram, Module, graph_builder
 from delegraph_engines import NumberedCalls, Signature
 from delegraph_programs import output_node, output_values, user_inputs
 from torch.export import ExportedProgram
@@ -69,7 +70,7 @@ class _Converter(TorchConverter):  # type: ignore[misc]
 
     def convert(self, program: ExportedProgram) -> AIProgram:
         """Return the Core AI program."""
-        with self.context, _exact_literals():
+        with self.context, _exact_literals(), _numbered_functions():
             module = Module.create()
             with (
                 module,
@@ -112,7 +113,7 @@ def has_four_bits(node: Node) -> bool:
 def _exact_literals() -> Iterator[None]:
     """Let the converter take a literal as float16 only if that is equal.
 
-    It rounds literals of calls without operands in floats, as of ``integers * 0.3``.
+    In ``integers * 0.3``, without operands in floats, it would round 0.3.
     """
     before = _utils._is_float_in_float16_range
     _utils._is_float_in_float16_range = _is_float16
@@ -120,6 +121,21 @@ def _exact_literals() -> Iterator[None]:
         yield
     finally:
         _utils._is_float_in_float16_range = before
+
+
+@contextmanager
+def _numbered_functions() -> Iterator[None]:
+    """Number the functions inside a program, so that equal programs have equal bytes.
+
+    The converter would end their names with random letters.
+    """
+    numbers = itertools.count()
+    before = graph_builder._randomize_fn_name
+    graph_builder._randomize_fn_name = lambda name: f"{name}_{next(numbers)}"
+    try:
+        yield
+    finally:
+        graph_builder._randomize_fn_name = before
 
 
 def _is_float16(number: float) -> bool:

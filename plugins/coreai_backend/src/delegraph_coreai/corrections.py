@@ -14,8 +14,13 @@ from coreai._compiler.dialects import coreai as op
 from coreai_torch._aten_to_core import (
     replace_adaptive_avg_pool2d,
     replace_binary_ops,
+    replace_sdpa,
 )
-from coreai_torch._utils import get_operand, get_output_element_type_from_node
+from coreai_torch._utils import (
+    get_operand,
+    get_output_element_type_from_node,
+    get_promoted_type,
+)
 
 Values = Mapping[str, Any]
 
@@ -71,11 +76,14 @@ def add(values: Values, node: Any, loc: Any) -> Any:
 
 
 def mul(values: Values, node: Any, loc: Any) -> Any:
-    """x * y, which is "and" of truth values."""
-    if getattr(node.meta["val"], "dtype", None) is not torch.bool:
-        return replace_binary_ops(values, node, loc)
-    x = get_operand(values, node, 0)
-    return op.broadcasting_and(x, get_operand(values, node, 1))
+    """x * y. Truth values are combined by "and", and integers keep their low bits."""
+    dtype = getattr(node.meta["val"], "dtype", None)
+    if dtype is torch.bool:
+        x = get_operand(values, node, 0)
+        return op.broadcasting_and(x, get_operand(values, node, 1))
+    if dtype is not None and not dtype.is_floating_point:
+        return op.broadcasting_mul(*_cast_operands(values, node))
+    return replace_binary_ops(values, node, loc)
 
 
 def sub(values: Values, node: Any, loc: Any) -> Any:
@@ -87,7 +95,102 @@ def sub(values: Values, node: Any, loc: Any) -> Any:
 def rsub(values: Values, node: Any, loc: Any) -> Any:
     """y - alpha * x."""
     x, y = _cast_operands(values, node)
-    return op.broadcasting_sub(y, _scaled(x, node, place=2))
+    return op.broadcasting_sub(y, _scaled(x, node))
+
+
+def remainder(values: Values, node: Any, loc: Any) -> Any:
+    """The remainder with the sign of the divisor, which may be infinite."""
+    x, y = _cast_operands(values, node)
+    rest = op.broadcasting_modulo(x, y)
+    zero = _like(0, rest)
+    is_rest_negative = op.broadcasting_greater(zero, rest)
+    is_divisor_negative = op.broadcasting_greater(zero, y)
+    has_other_sign = op.broadcasting_and(
+        op.broadcasting_not_equal(rest, zero),
+        op.broadcasting_not_equal(is_rest_negative, is_divisor_negative),
+    )
+    return op.broadcasting_where(has_other_sign, op.broadcasting_add(rest, y), rest)
+
+
+def less_or_equal(values: Values, node: Any, loc: Any) -> Any:
+    """x <= y, which is false for NaN."""
+    x, y = _promoted_operands(values, node)
+    return op.broadcasting_or(
+        op.broadcasting_greater(y, x), op.broadcasting_equal(x, y)
+    )
+
+
+def greater_or_equal(values: Values, node: Any, loc: Any) -> Any:
+    """x >= y, which is false for NaN."""
+    x, y = _promoted_operands(values, node)
+    return op.broadcasting_or(
+        op.broadcasting_greater(x, y), op.broadcasting_equal(x, y)
+    )
+
+
+def bitwise_not(values: Values, node: Any, loc: Any) -> Any:
+    """-1 - x, and 255 - x in uint8. The converter computes it in float32."""
+    x = get_operand(values, node, 0)
+    dtype = node.meta["val"].dtype
+    if dtype is torch.bool:
+        return op.not_(x)
+    return op.broadcasting_sub(_like(255 if dtype is torch.uint8 else -1, x), x)
+
+
+def squeeze(values: Values, node: Any, loc: Any) -> Any:
+    """``x`` without those of the axes that have one element."""
+    x = get_operand(values, node, 0)
+    sizes = x.type.shape
+    axes = [axis % len(sizes) for axis in node.args[1] if sizes]
+    removed = [axis for axis in axes if sizes[axis] == 1]
+    return op.shrink_dims(x, removed) if removed else x
+
+
+def argmax(values: Values, node: Any, loc: Any) -> Any:
+    """The position of the first NaN, or of the greatest element."""
+    x = get_operand(values, node, 0)
+    axis = node.args[1] if len(node.args) > 1 else None
+    keeps_axis = len(node.args) > 2 and node.args[2]
+    if axis is None:
+        x = op.reshape(x, [-1])
+        axis = 0
+    axis %= x.type.rank
+    found = _positions(x, axis)
+    return found if keeps_axis else op.shrink_dims(found, [axis])
+
+
+def max_of_axis(values: Values, node: Any, loc: Any) -> Any:
+    """The greatest elements along an axis, and their positions."""
+    x = get_operand(values, node, 0)
+    axis = node.args[1] % x.type.rank
+    results = [op.reduce_max(x, [axis]), _positions(x, axis)]
+    return _with_axis(results, node, axis)
+
+
+def min_of_axis(values: Values, node: Any, loc: Any) -> Any:
+    """The least elements along an axis, and their positions."""
+    x = get_operand(values, node, 0)
+    axis = node.args[1] % x.type.rank
+    results = [op.reduce_min(x, [axis]), _positions(_negate(x), axis)]
+    return _with_axis(results, node, axis)
+
+
+def attention(values: Values, node: Any, loc: Any) -> Any:
+    """Attention, whose result is 0 for queries that may see no key."""
+    result = replace_sdpa(values, node, loc)
+    mask = node.kwargs.get("attn_mask")
+    if len(node.args) > 3:
+        mask = node.args[3]
+    if mask is None:
+        return result
+    is_bool = mask.meta["val"].dtype is torch.bool
+    mask = values[mask.name]
+    if is_bool:
+        mask = op.cast(mask, result.type.element_type)
+    hidden = _like(0 if is_bool else float("-inf"), mask)
+    most = op.reduce_max(mask, [mask.type.rank - 1])
+    sees_a_key = op.broadcasting_greater(most, hidden)
+    return op.broadcasting_where(sees_a_key, result, _like(0, result))
 
 
 def unbind(values: Values, node: Any, loc: Any) -> Any:
@@ -171,12 +274,35 @@ def _cast_operands(values: Values, node: Any) -> tuple[Any, Any]:
     return x, y
 
 
-def _scaled(y: Any, node: Any, place: int = 9) -> Any:
-    """Return an operand times ``alpha``, which may be the argument at ``place``."""
+def _promoted_operands(values: Values, node: Any) -> tuple[Any, Any]:
+    """Return the operands in their common type."""
+    x = get_operand(values, node, 0)
+    y = get_operand(values, node, 1)
+    kind = get_promoted_type(x.type, y.type)
+    return op.cast(x, kind), op.cast(y, kind)
+
+
+def _scaled(y: Any, node: Any) -> Any:
+    """Return an operand times ``alpha``, the third argument."""
     alpha = node.kwargs.get("alpha", 1)
-    if len(node.args) > place:
-        alpha = node.args[place]
+    if len(node.args) > 2:
+        alpha = node.args[2]
     return y if alpha == 1 else op.broadcasting_mul(y, _like(alpha, y))
+
+
+def _positions(x: Any, axis: int) -> Any:
+    """Return the positions of the greatest elements. NaN is greater than all others."""
+    is_nan = op.cast(op.broadcasting_not_equal(x, x), x.type.element_type)
+    has_nan = op.broadcasting_greater(op.reduce_max(is_nan, [axis]), _like(0, x))
+    marked = op.broadcasting_where(has_nan, is_nan, x)
+    return op.cast(op.argmax(marked, axis), np.int32)
+
+
+def _with_axis(results: list[Any], node: Any, axis: int) -> list[Any]:
+    """Return results without their axis, unless the call keeps it."""
+    if len(node.args) > 2 and node.args[2]:
+        return results
+    return [op.shrink_dims(result, [axis]) for result in results]
 
 
 def _floor(x: Any) -> Any:
@@ -208,8 +334,22 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "aten::log1p.default": log1p,
     "aten::expm1.default": expm1,
     "aten::add.Tensor": add,
+    "aten::add.Scalar": add,
     "aten::sub.Tensor": sub,
+    "aten::sub.Scalar": sub,
     "aten::mul.Tensor": mul,
+    "aten::mul.Scalar": mul,
+    "aten::remainder.Tensor": remainder,
+    "aten::le.Tensor": less_or_equal,
+    "aten::le.Scalar": less_or_equal,
+    "aten::ge.Tensor": greater_or_equal,
+    "aten::ge.Scalar": greater_or_equal,
+    "aten::bitwise_not.default": bitwise_not,
+    "aten::squeeze.dims": squeeze,
+    "aten::argmax.default": argmax,
+    "aten::max.dim": max_of_axis,
+    "aten::min.dim": min_of_axis,
+    "aten::scaled_dot_product_attention.default": attention,
     "aten::rsub.Scalar": rsub,
     "aten::rsub.Tensor": rsub,
     "aten::unbind.int": unbind,

@@ -54,7 +54,7 @@ DTYPES = {
 """Core AI's names of types -> torch's."""
 _TYPE = re.compile(r"NDArray \((\w+)(?:, ([^)]*))?\)")
 _MOST = 1 << 28
-"""Elements of an input that is drawn: a few bytes of a file can ask for any number."""
+"""The most elements of a random input: a damaged file may declare any size."""
 
 
 class CoreAIInspection(Summary):
@@ -90,7 +90,7 @@ class CoreAIFormat(DelegateFormat):
     def write(
         cls, program: ProgramContents, path: Path, options: Mapping[str, Any]
     ) -> None:
-        """Write the folder; one that is there is replaced when the new one is whole."""
+        """Write the folder. An older one is replaced when the new one is complete."""
         if options:
             raise OptionError(
                 "option-invalid",
@@ -131,7 +131,7 @@ class CoreAIFormat(DelegateFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """Return the one blob of the folder, with what made it."""
+        """Return the one blob of the folder, with the name of its producer."""
         with _part(path, BYTECODE).open("rb") as file:
             beginning = file.read(BEGINNING)
         header = BlobHeader(
@@ -171,7 +171,7 @@ class CoreAIFormat(DelegateFormat):
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
         """Return random inputs: floats are standard normal, integers are 0 or 1.
 
-        A size that calls choose is 2.
+        Sizes that vary are 2.
         """
         generator = np.random.default_rng(seed)
         arrays = []
@@ -203,7 +203,7 @@ class CoreAIFormat(DelegateFormat):
 
 
 class _Contents(NamedTuple):
-    """The contents of a folder. ``function``: the name of the one that is called."""
+    """The contents of a folder. ``function``: the name of the function to call."""
 
     function: str
     bytecode: bytes
@@ -266,7 +266,7 @@ def _tensor(described: tuple[str, str]) -> TensorSummary:
     if match is None or match[1] not in DTYPES:
         raise FormatError(
             "format-invalid",
-            f"a Core AI model whose {name!r:.40} is {text:.60}; delegraph passes"
+            f"the Core AI model's {name!r:.40} has the type {text:.60}; delegraph passes"
             f" tensors of {', '.join(DTYPES.values())}",
         )
     sizes = [size.strip() for size in (match[2] or "").split("\u00d7") if size.strip()]

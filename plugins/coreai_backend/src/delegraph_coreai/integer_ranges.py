@@ -53,18 +53,18 @@ _MOVES = frozenset(
     "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand"
     " slice select unbind clone split split_with_sizes alias lift_fresh_copy detach"
     " gather index index_select embedding flip roll repeat tril triu amax amin max min"
-    " cumprod_ to _to_copy copy getitem unfold".split()
+    " to _to_copy getitem unfold".split()
 )
-"""Operators whose results have elements of their first operand and zeros."""
+"""Operators that return elements of their first operand, and zeros."""
 _FILLS = frozenset(
     "full_like zeros_like ones_like new_full new_zeros new_ones full zeros ones"
     " scalar_tensor fill".split()
 )
 _JOINS = frozenset(
-    "cat stack where masked_fill scatter slice_scatter select_scatter index_put"
+    "copy cat stack where masked_fill scatter slice_scatter select_scatter index_put"
     " constant_pad_nd".split()
 )
-"""Operators whose results have elements of all their operands and literals."""
+"""Operators that return elements of all their operands, and literals."""
 
 
 def ranges_of(program: ExportedProgram) -> Ranges:
@@ -123,7 +123,8 @@ class Ranges:
         if name in ("topk", "sort", "max", "min", "max_pool2d_with_indices"):
             if node.args[1] == 1:
                 return SIZES
-        if isinstance(first, Node) and not _is_float(first):
+        keeps_elements = name in _MOVES or name in ("topk", "sort")
+        if keeps_elements and isinstance(first, Node) and not _is_float(first):
             return self[first]
         return _range_of_type(node)
 
@@ -134,7 +135,10 @@ class Ranges:
         if name in ("ones_like", "new_ones", "ones"):
             return Range(1, 1)
         given = bound_arguments(node)
+        if given.get("accumulate") or given.get("reduce"):
+            return None
         sources = {
+            "copy": "src",
             "cat": "tensors",
             "stack": "tensors",
             "where": "self other",
@@ -182,7 +186,9 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[..., Range | None]:
 
     def rule(ranges: Ranges, node: Node) -> Range | None:
         left, right = _operands(ranges, node)
-        if left is None or right is None or node.kwargs.get("alpha", 1) != 1:
+        alpha = bound_arguments(node).get("alpha", 1) if node.args[2:] else 1
+        alpha = node.kwargs.get("alpha", alpha)
+        if left is None or right is None or alpha != 1:
             return None
         results = [combine(x, y) for x, y in product(left, right)]
         return Range(min(results), max(results))

@@ -1,8 +1,8 @@
 """Compile Core AI programs for this host, load them, and call them with arrays.
 
 Core AI's runtime is asynchronous: a call outside of an event loop ends the process. So
-each thread has a loop of its own, and a thread whose loop runs already, as in a
-notebook, borrows a second thread.
+each thread has an event loop. If the loop of a thread already runs, as in a notebook, a
+second thread makes the call.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Loaded:
 
 
 def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[DeclaredType]:
-    """Return the types of a model, each as the signature has it if it stands for it."""
+    """Return the types of a model, as the signature names them."""
     declared = list[DeclaredType]()
     for place, descriptor in enumerate(descriptors):
         dtype = descriptor.dtype
@@ -142,7 +142,7 @@ def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[Declare
 
 
 def _value_of(array: Array, dtype: str) -> NDArray:
-    """Return an argument, whose elements Core AI copies."""
+    """Return an argument of Core AI, which copies the elements."""
     if dtype == "bfloat16":
         array = array.view(ml_dtypes.bfloat16)
     elif dtype in NARROW:
@@ -153,7 +153,7 @@ def _value_of(array: Array, dtype: str) -> NDArray:
 
 
 def _array_of(value: NDArray, dtype: str) -> Array:
-    """Return a result with the bits of its type. It shares memory if that is so now."""
+    """Return a result with the bits of its type. It may share memory with ``value``."""
     array: Array = value.numpy()
     if dtype == "bfloat16":
         array = array.view(np.int16)

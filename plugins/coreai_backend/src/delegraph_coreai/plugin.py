@@ -1,4 +1,4 @@
-"""The light module: declares what this distribution offers, and imports little."""
+"""The light module: declares the parts of this distribution, and imports little."""
 
 from __future__ import annotations
 

@@ -47,6 +47,9 @@ _REDUCTIONS = frozenset(
     " sort linalg_vector_norm _softmax _log_softmax logsumexp count_nonzero".split()
 )
 _ARITHMETIC = frozenset({"add", "maximum", "minimum", "pow", "clamp", "cumsum"})
+_PRODUCTS = frozenset("pow mm bmm addmm baddbmm convolution".split())
+"""Operators whose integer results must not overflow: that ends the process."""
+_CASTS = frozenset({"to", "_to_copy", "type_as"})
 _INDEX_AT = {
     "embedding": 1,
     "gather": 2,
@@ -101,14 +104,18 @@ class _Check:
         if (why := why_subgraph(node, "Core AI's plugin")) is not None:
             return why
         if is_random(node):
-            return "it draws random numbers, which are the host's"
+            return "it draws random numbers; the host does that"
         for value in (*node.all_input_nodes, node):
             if (why := _why_no_value(value)) is not None:
                 return why
+            if _is_empty(value):
+                # Core AI's compiler ends the process for some of them
+                return f"{value.name} has no elements; the host computes such calls"
         if not has_rule(node):
             return NO_RULE
         return (
             self._why_no_integers(node)
+            or self._why_no_cast(node)
             or self._why_no_zero_points(node)
             or _why_computed_otherwise(node)
         )
@@ -120,7 +127,24 @@ class _Check:
         zero_points: Any = node.args[2]
         if self.ranges[zero_points] == (0, 0):
             return None
-        return "the plugin dequantizes channels whose zero points are 0"
+        return "the plugin dequantizes channels only if their zero points are 0"
+
+    def _why_no_cast(self, node: Node) -> str | None:
+        """Return a reason if integers do not fit the type that they are cast to."""
+        if operator_stem(node) not in _CASTS:
+            return None
+        source: Any = node.args[0]
+        types = [*integer_values(source), *integer_values(node)]
+        if len(types) < 2 or BORDER in source.meta:
+            return None
+        found = self.ranges[source]
+        info = torch.iinfo(types[1])
+        if info.min <= found.low and found.high <= info.max:
+            return None
+        return (
+            f"{source.name} may have elements from {found.low} to {found.high}; Core AI"
+            f" limits them to {types[1]}, and eager drops their high bits"
+        )
 
     def _why_no_integers(self, node: Node) -> str | None:
         """Return a reason if integers do not fit 32 bits."""
@@ -171,13 +195,17 @@ class _Checked(Support):
 
 
 def _why_computed_otherwise(node: Node) -> str | None:
-    """Return a reason if the converter makes something else of a call."""
+    """Return a reason if the converter computes a call differently."""
     if getattr(node.target, "namespace", "") != "aten":
         return None
     given = bound_arguments(node)
     name = str(node.target).split(".")[1]
     if name in _ARITHMETIC and node.meta["val"].dtype is torch.bool:
         return "Core AI's runtime has no arithmetic of truth values"
+    if name in _PRODUCTS and _is_integer(node):
+        return "Core AI's runtime ends the process if powers or sums overflow"
+    if name == "upsample_nearest2d" and not _is_enlarged_evenly(node, given):
+        return "Core AI takes other neighbors if sizes do not grow by an integer"
     if name in _REDUCTIONS and _rank(node.args[0]) == 0:
         return "Core AI's compiler ends the process for reductions of a scalar"
     if name.startswith("avg_pool"):
@@ -196,6 +224,23 @@ def _rank(value: Any) -> int:
     return val.dim() if isinstance(val, torch.Tensor) else -1
 
 
+def _is_integer(node: Node) -> bool:
+    """Whether the result of a call has integers."""
+    return any(True for _ in integer_values(node))
+
+
+def _is_enlarged_evenly(node: Node, given: Mapping[str, Any]) -> bool:
+    """Whether the sizes of an image grow by integers."""
+    if (factors := given["scale_factors"]) is not None:
+        return all(float(factor).is_integer() for factor in factors)
+    before = given["input"].meta["val"].shape[-2:]
+    after = node.meta["val"].shape[-2:]
+    return all(
+        isinstance(old, int) and isinstance(new, int) and new % old == 0
+        for old, new in zip(before, after, strict=True)
+    )
+
+
 def _uses_result(node: Node, position: int) -> bool:
     """Whether one of the results of a call is used."""
     return any(
@@ -205,7 +250,7 @@ def _uses_result(node: Node, position: int) -> bool:
 
 
 def _why_no_value(node: Node) -> str | None:
-    """Return a reason if Core AI has no value like one of those of ``node``."""
+    """Return a reason if Core AI cannot hold a value of ``node``."""
     for val in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(val, torch.Tensor):
             if val.dtype not in TYPES:
@@ -221,6 +266,14 @@ def _why_no_value(node: Node) -> str | None:
             kind = "None" if val is None else f"a {type(val).__name__}"
             return f"{node.name} is {kind}; delegates take tensors and sizes"
     return None
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a value is a tensor without elements."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return False
+    return any(isinstance(size, int) and size == 0 for size in val.shape)
 
 
 def _literals(node: Node) -> list[int]:
