@@ -148,7 +148,7 @@ ROWS = {
         r"2 plugins offer a backend 'npu': bad-one 0\.7 \(.+bad_one\.py\) and bad-two"
         r" 0\.8 \(.+bad_two\.py\)",
         "ask for 'bad-one/npu' or 'bad-two/npu', or set DELEGRAPH_DISABLE_PLUGINS to"
-        " one of them",
+        " one of the distributions",
         Status.CONFLICT,
         distributions=("bad-one", "bad-two"),
     ),
