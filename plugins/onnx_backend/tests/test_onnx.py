@@ -550,6 +550,17 @@ def test_integers_at_the_border_of_a_delegate_stay_int8():
     assert lowered(x, integers)[0].dtype is torch.int8
 
 
+def test_quantization_to_a_part_of_int8_is_the_hosts():
+    def function(x):
+        x = QUANTIZED.quantize_per_tensor(x, 0.1, 0, -8, 7, torch.int8)
+        return QUANTIZED.dequantize_per_tensor(x, 0.1, 0, -8, 7, torch.int8)
+
+    x = torch.tensor([3.0, -3.0, 0.2])
+    lowered = lower(function, x)
+    assert lowered.verify(x).relative_error == 0
+    assert "ignores the range -8 to 7" in str(lowered.report)
+
+
 def test_a_bias_of_int8_keeps_its_zero_point():
     weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
     bias = torch.tensor([-128, 90], dtype=torch.int8)

@@ -107,6 +107,8 @@ def why_not_ahead(node: Node) -> str | None:
 
 def _why_computed_otherwise(node: Node) -> str | None:
     """Return a reason if torch.onnx converts a call to something else."""
+    if "quantized_decomposed.quantize_per" in str(node.target):
+        return _why_narrow(node)
     if getattr(node.target, "namespace", "") != "aten":
         return None
     name = str(node.target).split(".")[1]
@@ -118,6 +120,17 @@ def _why_computed_otherwise(node: Node) -> str | None:
     if name == "pad" and given["mode"] == "circular" and _is_empty(given["self"]):
         return "ONNX Runtime does not pad a tensor without elements in circles"
     return None
+
+
+def _why_narrow(quantize: Node) -> str | None:
+    """Return a reason if a call quantizes to a part of the range of its type."""
+    given = bound_arguments(quantize)
+    ends = (given["quant_min"], given["quant_max"])
+    info = torch.iinfo(given["dtype"])
+    # symmetric ranges leave out the smallest integer, which is a step away
+    if ends in ((info.min, info.max), (-info.max, info.max)):
+        return None
+    return f"torch.onnx ignores the range {ends[0]} to {ends[1]} of the quantization"
 
 
 def _is_empty(node: Node) -> bool:
