@@ -305,6 +305,11 @@ def test_comparisons_with_nan_are_false():
     assert check_equal(function, x, y).host_operators == 0
 
 
+def test_truth_values_are_compared_on_the_host():
+    lowered = check_equal(torch.le, torch.tensor(True), torch.tensor(True))
+    assert "comparisons of truth values" in str(lowered.report)
+
+
 def test_positions_of_extremes_are_those_of_nan():
     nan = float("nan")
     x = torch.tensor([[1.0, nan, float("inf"), nan], [3.0, 3.0, -1.0, -1.0]])

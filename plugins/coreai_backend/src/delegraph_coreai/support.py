@@ -49,6 +49,7 @@ _REDUCTIONS = frozenset(
 _ARITHMETIC = frozenset({"add", "maximum", "minimum", "pow", "clamp", "cumsum"})
 _PRODUCTS = frozenset("pow mm bmm addmm baddbmm convolution".split())
 """Operators whose integer results must not overflow: that ends the process."""
+_ORDERS = frozenset({"lt", "le", "gt", "ge"})
 _CASTS = frozenset({"to", "_to_copy", "type_as"})
 _INDEX_AT = {
     "embedding": 1,
@@ -202,6 +203,8 @@ def _why_computed_otherwise(node: Node) -> str | None:
     name = str(node.target).split(".")[1]
     if name in _ARITHMETIC and node.meta["val"].dtype is torch.bool:
         return "Core AI's runtime has no arithmetic of truth values"
+    if name in _ORDERS and all(map(_is_bool, node.args[:2])):
+        return "Core AI's compiler does not store all comparisons of truth values"
     if name in _PRODUCTS and _is_integer(node):
         return "Core AI's runtime ends the process if powers or sums overflow"
     if name == "upsample_nearest2d" and not _is_enlarged_evenly(node, given):
@@ -222,6 +225,13 @@ def _rank(value: Any) -> int:
     """Return the number of axes of a tensor; -1 for other arguments."""
     val = value.meta.get("val") if isinstance(value, Node) else None
     return val.dim() if isinstance(val, torch.Tensor) else -1
+
+
+def _is_bool(value: Any) -> bool:
+    """Whether an operand is a tensor of truth values, or a truth value."""
+    if isinstance(value, Node):
+        return getattr(value.meta["val"], "dtype", None) is torch.bool
+    return isinstance(value, bool)
 
 
 def _is_integer(node: Node) -> bool:
