@@ -734,7 +734,11 @@ BAD_PROGRAMS = {
         "input-invalid",
         r"not the class Middle(.|\n)*make one of it",
     ),
-    "number_as_examples": (lambda: (Middle().eval(), 3), "input-invalid", "is a tuple"),
+    "number_as_examples": (
+        lambda: (Middle().eval(), 3),
+        "input-invalid",
+        "must be a tuple",
+    ),
     "not_exportable": (
         lambda: (Breaks().eval(), (torch.randn(3),)),
         "export-failed",

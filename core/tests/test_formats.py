@@ -559,7 +559,7 @@ def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_
     )
     with pytest.raises(
         errors.OptionError,
-        match=r"to_executorch makes a \.pte file, not net\.pt",
+        match=r"to_executorch writes \.pte files; the file name is net\.pt",
     ):
         made.save(tmp_path / "net.pt")
     methods, constants, delegates, host, options = KeepingFormat.seen

@@ -234,7 +234,7 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
         "Backend nosuch was not found",
     ),
     "no backend": (VARIED, ("--backend", ""), "--backend"),
-    "another output": (VARIED, ("-o", "model.tosa"), "-o takes a .pt2 file"),
+    "another output": (VARIED, ("-o", "model.tosa"), "-o must name a .pt2 file"),
     "a folder that is missing": (VARIED, ("-o", "nosuch/model.pt2"), "nosuch"),
 }
 

@@ -306,7 +306,7 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
         ),
         ({"plan_inputs": 1}, "plan_inputs must be True or False"),
         ({"alignment": 24}, "alignment must be a power of two, not 24"),
-        ({"external_constants": "../x"}, "name of a file"),
+        ({"external_constants": "../x"}, "file name"),
         ({"kernels": "missing.json"}, "missing.json cannot be read"),
     ],
 )

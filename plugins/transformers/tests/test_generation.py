@@ -256,7 +256,7 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
         ),
         (
             ["--prompt", "w1", "--tokenizer", "broken.json"],
-            "broken.json is no tokenizer.json",
+            "broken.json is not a valid tokenizer.json",
         ),
         (["--prompt", "w1"], "--prompt needs --tokenizer"),
     ],

@@ -135,7 +135,7 @@ class Branches(torch.nn.Module):
             torch.nn.ReLU(),
             ({0: torch.export.Dim("n", max=9)},),
             "TOSA-1.1+FP+shape",
-            "VGF files have fixed sizes",
+            "VGF files need fixed sizes",
         ),
     ],
 )

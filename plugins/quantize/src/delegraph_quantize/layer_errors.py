@@ -407,8 +407,8 @@ class _Recorder(Interpreter):
         for name in names:
             if name not in by_name:
                 text = (
-                    f"the quantized program has a layer {name}; the program in floats"
-                    " has none of that name"
+                    f"the quantized program has a layer {name}; the"
+                    " floating-point program has no layer of that name"
                 )
                 raise InputError(
                     "input-invalid", text, hint="pass the module that was quantized"
