@@ -664,7 +664,8 @@ class Registry:
         without options, ``partitioner`` may also be an instance. ``name``: by default
         the class's name in lower case. The result removes the backend again, at the end
         of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if the
-        name is taken, PluginBroken for an object of the wrong kind, or with arguments that it does not take.
+        name is taken, PluginBroken for an
+        object of the wrong kind, or with arguments that it does not take.
         """
         self.read()
         if isinstance(spec_or_class, (type, BackendSpec)):
@@ -777,9 +778,39 @@ def default_registry() -> Registry:
     return _default
 
 
-backends = _default.backends
-get_backend = _default.get_backend
-get_partitioner = _default.get_partitioner
-get_runtime = _default.runtime_for
-register = _default.register
-"""Methods of the registry of this process."""
+def backends() -> list[BackendInfo]:
+    """Return all backends that are installed or registered, sorted by name."""
+    return _default.backends()
+
+
+def get_backend(name: str) -> type[BackendDetails]:
+    """Return the class of the backend ``name``; see ``Registry.get_backend``."""
+    return _default.get_backend(name)
+
+
+def get_partitioner(name: str, /, **options: Any) -> Partitioner:
+    """Make the default partitioner of a backend; see ``Registry.get_partitioner``."""
+    return _default.get_partitioner(name, **options)
+
+
+def get_runtime(name: str) -> type[BackendRuntime]:
+    """Return the class that runs blobs of a backend; see ``Registry.runtime_for``."""
+    return _default.runtime_for(name)
+
+
+def register(
+    spec_or_class: Any,
+    *,
+    partitioner: Any = None,
+    runtime: Any = None,
+    name: str | None = None,
+    options: Sequence[OptionSpec] = (),
+) -> Registration:
+    """Add a backend to the registry of this process; see ``Registry.register``."""
+    return _default.register(
+        spec_or_class,
+        partitioner=partitioner,
+        runtime=runtime,
+        name=name,
+        options=options,
+    )
