@@ -76,7 +76,7 @@ def test_weights_beyond_the_limit_are_in_a_second_file(tmp_path, monkeypatch):
     np.testing.assert_allclose(own[0], model(*inputs)[0].detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(delegraph.load(path)(*inputs)[0], model(*inputs)[0])
     beside.unlink()
-    with pytest.raises(FormatError, match="not beside the model"):
+    with pytest.raises(FormatError, match="not in the folder of the model"):
         delegraph.load(path)(*inputs)
 
 
@@ -125,5 +125,5 @@ def test_external_data_in_another_folder_is_not_read(tmp_path, monkeypatch):
             if entry.key == "location":
                 entry.value = "../secret"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(FormatError, match="not beside the model"):
+    with pytest.raises(FormatError, match="not in the folder of the model"):
         delegraph.load(path)(*inputs)

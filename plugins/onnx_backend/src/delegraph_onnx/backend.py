@@ -1,4 +1,4 @@
-"""A partition becomes an ONNX model, whose large weights are named data."""
+"""Compile a partition to an ONNX model. Large weights are named data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OnnxBackend(BackendDetails):
 def _for_cpu(draft: Draft, settings: Settings) -> PreprocessResult:
     """Return a model for ONNX Runtime's CPU.
 
-    It is loaded once: ONNX Runtime may refuse a model whose parts it took.
+    It is loaded once: ONNX Runtime may refuse a model although it accepts each part.
     """
     store = NamedDataStore()
     weights = take_weights(draft.model, store)

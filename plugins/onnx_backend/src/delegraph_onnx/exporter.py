@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _failed_call(error: BaseException, numbers: dict[Node, int]) -> int:
-    """Return the number of the call whose conversion raised ``error``; 0 if unknown."""
+    """Return the number of the call that torch.onnx could not convert; 0 if unknown."""
     trace = error.__traceback__
     while trace is not None:
         node = trace.tb_frame.f_locals.get("node")

@@ -101,22 +101,22 @@ class OnnxFormat(DelegateFormat):
     def write(
         cls, program: ProgramContents, path: Path, options: Mapping[str, Any]
     ) -> None:
-        """Write the file. Beyond 2 GB, weights are in ``model.onnx.data`` beside it."""
+        """Write the file. Beyond 2 GB, weights are in ``model.onnx.data``, in the same folder."""
         model, weights = cls._model(program, options)
         size = sum(len(data) for data in weights.values())
         if size + model.ByteSize() <= LARGEST:
             super().write(program, path, options)
             return
-        beside = path.with_name(f"{path.name}.data")
+        data_file = path.with_name(f"{path.name}.data")
         parts = list[bytes]()
         offset = 0
         for initializer in model.graph.initializer:
             if initializer.name in weights:
                 data = weights[initializer.name]
-                _point_to(initializer, beside.name, offset, len(data))
+                _point_to(initializer, data_file.name, offset, len(data))
                 parts.append(data)
                 offset += len(data)
-        write_whole(beside, b"".join(parts))
+        write_whole(data_file, b"".join(parts))
         write_whole(path, model.SerializeToString(deterministic=True))
 
     @classmethod
@@ -166,7 +166,7 @@ class OnnxFormat(DelegateFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """Return the one blob that the file is, with what made it."""
+        """Return the blob of the file, and its producer."""
         (blob,) = super().blobs(path)
         producer = _producer(_load(path))
         return [blob._replace(header=replace(blob.header, producer=producer))]
@@ -235,7 +235,7 @@ class OnnxFormat(DelegateFormat):
         try:
             onnx.checker.check_model(str(path), full_check=True)
             checked = Verdict("onnx.checker", True, "")
-        except Exception as error:  # of several classes, by what is wrong
+        except Exception as error:  # the class depends on the fault
             checked = Verdict("onnx.checker", False, str(error).strip()[:500])
         return [checked, _judge_by_runtime(path)]
 
@@ -253,7 +253,7 @@ def _judge_by_runtime(path: Path) -> Verdict:
     try:
         options = make_options(check_settings({"ep": _provider(_load(path))}))
         ort.InferenceSession(str(path), options)
-    except Exception as error:  # of several classes, by what is wrong
+    except Exception as error:  # the class depends on the fault
         return Verdict("ONNX Runtime", False, reason_of(error))
     return Verdict("ONNX Runtime", True, "")
 
@@ -359,7 +359,7 @@ def _external(
 ) -> tuple[dict[str, list[Any]], dict[str, bytes]]:
     """Return rows for the fact "weights", and the bytes of external data by name.
 
-    Raises FormatError for a file in another folder: a model of somebody else must not
+    Raises FormatError for a file in another folder: a model of another person must not
     choose the files that are read.
     """
     rows = dict[str, list[Any]]()
@@ -368,18 +368,18 @@ def _external(
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         where = {entry.key: entry.value for entry in tensor.external_data}
-        beside = path.with_name(Path(where.get("location", "")).name)
-        if where.get("location") != beside.name or not beside.is_file():
+        data_file = path.with_name(Path(where.get("location", "")).name)
+        if where.get("location") != data_file.name or not data_file.is_file():
             raise FormatError(
                 "format-invalid",
                 f"the weight {tensor.name!r:.40} is in the file"
-                f" {where.get('location')!r:.80}, which is not beside the model",
+                f" {where.get('location')!r:.80}, which is not in the folder of the model",
             )
         dtype = _dtype(tensor.data_type)
         rows[tensor.name] = [tensor.name, dtype, list(tensor.dims)]
         try:
             offset = int(where.get("offset", 0))
-            with beside.open("rb") as file:
+            with data_file.open("rb") as file:
                 file.seek(offset)
                 data[tensor.name] = file.read(_size(tensor))
         except (ValueError, OSError) as error:

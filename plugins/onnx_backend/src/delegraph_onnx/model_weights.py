@@ -15,11 +15,11 @@ from .session import WEIGHT, ort_value
 SMALLEST = 4096
 """The fewest bytes of a constant that becomes named data: weights, few biases."""
 ELSEWHERE = "delegraph"
-"""The name of the file in which a model says that its weights are. There is none."""
+"""The file name that a model gives for its weights. No such file exists."""
 
 
 class Weight(NamedTuple):
-    """A weight beside a model."""
+    """A weight that is stored outside of its model."""
 
     name: str
     """The name of its initializer."""

@@ -1,4 +1,4 @@
-"""The light module: declares what this distribution offers, and imports little."""
+"""Declare the backend, the runtime and the format of this distribution."""
 
 from __future__ import annotations
 

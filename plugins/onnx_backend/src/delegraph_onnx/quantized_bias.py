@@ -35,7 +35,7 @@ class _Layer(NamedTuple):
 def rescale_biases(model: ir.Model) -> str | None:
     """Replace quantized biases that have another scale than their products.
 
-    Return the name of a node whose bias is too large for that; None if there is none.
+    Return the name of a node with a bias that is too large for that, or None.
     """
     biases = _Biases(model.graph.initializers)
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
@@ -53,7 +53,7 @@ def maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _layer_at(node: ir.Node, place: int) -> _Layer | None:
-    """Return the layer whose bias may be the input ``place``; None if it is none."""
+    """Return the layer that may have the input ``place`` as its bias, or None."""
     product: ir.Node | None = node
     if node.op_type == "Add":
         product = maker(node.inputs[1 - place], "MatMul")
@@ -126,7 +126,7 @@ class _Biases:
         return result
 
     def _constant(self, numbers: Numbers) -> ir.Value:
-        name = f"bias_{len(self._initializers)}"
+        name = f"bias/{len(self._initializers)}"  # torch has no such names
         tensor = ir.tensor(numbers, name=name)
         value = ir.Value(name=name, const_value=tensor)
         value.type = ir.TensorType(tensor.dtype)

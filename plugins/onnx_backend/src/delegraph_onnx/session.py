@@ -105,7 +105,7 @@ def reason_of(error: Exception) -> str:
 
 
 def read_weights(facts: Mapping[str, Any], data: NamedData) -> dict[str, OrtValue]:
-    """Return the weights that lie beside a model, by the names of initializers.
+    """Return the weights that are stored outside of a model, by the names of initializers.
 
     The fact "weights" is a mapping: name of the initializer -> key of the named data,
     dtype, sizes. Raises FormatError if it is none, or if data are missing.
@@ -121,7 +121,7 @@ def read_weights(facts: Mapping[str, Any], data: NamedData) -> dict[str, OrtValu
     except (AttributeError, TypeError, ValueError) as error:
         raise FormatError(
             "format-invalid",
-            f"a blob of OnnxBackend whose weights cannot be read: {error}",
+            f"the weights of a blob of OnnxBackend cannot be read: {error}",
         ) from error
     return weights
 

@@ -135,7 +135,7 @@ def _chip_options(options: Mapping[str, str]) -> dict[str, str]:
 def _provider_options(text: str) -> dict[str, str]:
     """Return options of a provider. Those that name files are refused.
 
-    A program can be a file that somebody else made: it must not choose the libraries
+    A program can be a file of another person. It must not choose the libraries
     that this machine loads, nor the files that it writes.
     """
     names = {pair.partition("=")[0].strip() for pair in text.split(",")}

@@ -71,7 +71,7 @@ class _Constants:
     def shifted(self, value: Any) -> ir.Value:
         """Return a constant of int8 as one of uint8, made once for all its readers."""
         if value not in self._shifted:
-            name = f"{value.name}_uint8"
+            name = f"{value.name}/uint8"  # torch has no such names
             numbers = value.const_value.numpy().view(np.uint8) ^ np.uint8(OFFSET)
             constant = ir.Value(name=name, const_value=ir.tensor(numbers, name=name))
             constant.type = ir.TensorType(ir.DataType.UINT8)
