@@ -196,7 +196,7 @@ def _run(words: Sequence[str]) -> Outcome:
         _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
     )
     with (
-        contextlib.redirect_stdout(sys.stderr),
+        terminal.streams_guarded(),
         _readable_warnings(),
         tracebacks,
         loading.exits_raise(),

@@ -8,12 +8,14 @@ import json
 import logging
 import math
 import os
+import re
 import stat
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +51,51 @@ class Failed(Exception):
 
 
 def defect(error: BaseException) -> DelegraphError:
-    """Return the DelegraphError for an exception that no command expects."""
-    if isinstance(error, ModuleNotFoundError):
+    """Return the DelegraphError for an exception that no command expects.
+
+    If a module is missing that delegraph requires, the error names the package to
+    install. Otherwise there is a defect.
+    """
+    requirement = (
+        _requirement_with_module(error.name or "")
+        if isinstance(error, ModuleNotFoundError)
+        else None
+    )
+    if requirement:
+        text = (
+            f"delegraph requires {requirement}, which is not installed in this"
+            f" environment ({sys.prefix})"
+        )
         return DelegraphError(
-            "requirement-missing",
-            f"the module {error.name} is not installed in this environment"
-            f" ({sys.prefix})",
-            hint="install delegraph again with pip, which installs its requirements",
+            "requirement-missing", text, hint=f"python -m pip install '{requirement}'"
         )
     hint = (
         "this is a defect of delegraph or of a plugin; run it again with --debug and"
         " report the output"
     )
     return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
+
+
+def _requirement_with_module(module: str) -> str | None:
+    """Return the requirement of delegraph, such as ``pluggy>=1.5``, that provides
+    ``module``; None if none does.
+
+    A requirement is found by its name, which is that of its module for each
+    distribution that delegraph requires.
+    """
+    try:
+        requirements = metadata.requires("delegraph") or []
+    except metadata.PackageNotFoundError:  # delegraph runs from its sources
+        return None
+    distribution = module.partition(".")[0].replace("_", "-").lower()
+    return next(
+        (
+            text
+            for text in requirements
+            if re.split(r"[^\w.-]", text)[0].lower() == distribution
+        ),
+        None,
+    )
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:

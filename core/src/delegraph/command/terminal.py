@@ -14,9 +14,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
-from ..errors import WriteError
+from ..errors import InputError, WriteError
 from ..io.escape import printable
 
 
@@ -41,6 +41,61 @@ def show(text: str, end: str = "\n") -> None:
                 "write-failed",
                 f"cannot write to the standard output: {e.strerror or e}",
             ) from e
+
+
+class GuardedStream:
+    """A standard stream that code of models and plugins cannot close; everything else
+    goes to ``stream``.
+
+    Without it, a model that closes ``sys.stdout`` would take the errors of the command
+    with it.
+    """
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream = stream
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream, attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def __enter__(self) -> GuardedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> NoReturn:
+        """Raise InputError: the command needs the stream."""
+        hint = "remove that call; print(..., file=FILE) writes elsewhere"
+        raise InputError(
+            "input-invalid",
+            f"the model closes {self._name}, to which the command writes",
+            hint=hint,
+        )
+
+    def detach(self) -> NoReturn:
+        """Raise InputError: without its buffer the stream is of no use."""
+        self.close()
+
+
+@contextlib.contextmanager
+def streams_guarded() -> Iterator[None]:
+    """A block in which ``sys.stdout`` and ``sys.stderr`` write to stderr, and cannot be
+    closed.
+    """
+    before = sys.stdout, sys.stderr
+    if sys.stderr is not None:
+        guarded: Any = [
+            GuardedStream(sys.stderr, name) for name in ("sys.stdout", "sys.stderr")
+        ]
+        sys.stdout, sys.stderr = guarded
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 @contextlib.contextmanager
