@@ -144,6 +144,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
     plugins = (
         "analysis",
+        "coreai",
         "demo",
         "devkit",
         "dynamo",
@@ -296,6 +297,7 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
         "ethosu": ["ethosu"],
         "openvino": ["openvino"],
         "onnx": ["onnx", "onnxscript", "onnxruntime"],
+        "coreai": ["coreai", "coreai_torch"],
     }
     bridged = {
         name: "ok" if all(map(find_spec, needs)) else "unavailable"

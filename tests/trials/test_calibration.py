@@ -200,7 +200,7 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
         ("--calibration", "data.txt"),
         "--calibration must name an .npz file; got 'data.txt'",
     ),
-    "no name": (VARIED, ("--calibration", ""), "--calibration takes an .npz file"),
+    "no name": (VARIED, ("--calibration", ""), "--calibration must name an .npz file"),
     "no archive": (b"nonsense", (), "is not an .npz file with numbers"),
     "an empty file": (b"", (), "is not an .npz file with numbers"),
     "no arrays": ({}, (), "all arrays need the same number of batches"),

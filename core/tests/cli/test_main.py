@@ -546,6 +546,6 @@ def test_a_requirement_that_was_uninstalled(command):
         and "requirement-missing" in said
     )
     assert re.search(
-        r"the module pluggy is not installed in this environment",
+        r"delegraph requires pluggy\S*, which is not installed in this environment",
         said,
     )
