@@ -122,25 +122,25 @@ class GraphFunction:
         """
         values = dict(zip(self._graph.parameters, inputs, strict=True))
         observer = self._observer
-        try:
-            for node, function, args, kwargs, layout, unused in self._steps:
+        for node, function, args, kwargs, layout, unused in self._steps:
+            try:
                 value = function(
                     *map_arg(args, values.__getitem__),
                     **(map_arg(kwargs, values.__getitem__) if kwargs else {}),
                 )
                 if layout is not None:
                     value = arrange(value, layout)
-                values[node] = value
-                if observer is not None:
-                    observer.see(node, value)
-                del value
-                for other in unused:
-                    values.pop(other, None)
-        except Exception as error:
-            if not isinstance(error, DelegraphError):
-                source = source_of(node)
-                error.add_note(f"in {node.target} at {source or 'an unknown line'}")
-            raise
+            except Exception as error:
+                if not isinstance(error, DelegraphError):
+                    source = source_of(node)
+                    error.add_note(f"in {node.target} at {source or 'an unknown line'}")
+                raise
+            values[node] = value
+            if observer is not None:
+                observer.see(node, value)
+            del value
+            for other in unused:
+                values.pop(other, None)
         return map_arg(self._output, values.__getitem__)
 
     def _fetch(self, node: Node) -> Any:
@@ -239,10 +239,10 @@ def _observed(
 
 
 def _narrows(node: Node) -> bool:
-    """Return whether ``node`` is a cast at a border of indices in int64 that the host
-    computed.
+    """Return whether ``node`` casts int64 indices, computed on the host, to int32 for a
+    delegate.
 
-    ``call_spec`` checks those that are inputs of the program.
+    ``call_arguments.Arguments`` checks indices that are inputs of the program.
     """
     if "boundary" not in node.meta or node.meta["val"].dtype is not torch.int32:
         return False

@@ -132,6 +132,9 @@ class CapabilityPartitioner(Partitioner):
         self.support: Support = (
             support if isinstance(support, Support) else Predicate(support)
         )
+        if isinstance(self.support, Predicate) and not callable(self.support.why_not):
+            text = f"{type(support).__name__} is neither a function nor a Support"
+            raise ContractViolation("contract-violation", text)
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
         self.additional_checks = tuple(additional_checks)
         self.limits = limits or Limits()
@@ -167,7 +170,7 @@ class _Search:
     ``refused``: node -> its reason, as known so far. ``final``: refused nodes that must
     not be decomposed either. ``constant``: accepted calls that compute constants. Each
     partition has its own copy of a constant that it uses. So such calls never tie two
-    partitions together, and are not grouped. ``unreadable``: placeholder of a
+    partitions together: those in use are left out of the groups. ``unreadable``: placeholder of a
     constant that cannot be stored -> the reason.
     """
 
@@ -179,6 +182,7 @@ class _Search:
         self.support = partitioner.support
         self.limits = partitioner.limits
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        self._positions = {node: k for k, node in enumerate(self.calls)}
         self.refused: dict[Node, str] = {}
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
@@ -203,8 +207,8 @@ class _Search:
         Refuses more calls until no group, no partition of the backend and no limit
         refuses any.
         """
-        # Cheap checks come first, and a refusal may change all other partitions. So the
-        # backend is asked when groups are settled, and sizes are checked at the end.
+        # A refusal may change all other partitions. So the backend is asked when groups
+        # are settled. Sizes come last, because a refusal for its size is final.
         while True:
             parts, kept_out = self._group()
             if kept_out:
@@ -213,7 +217,10 @@ class _Search:
             by_backend: dict[Node, str] = {}
             for part in parts:
                 nodes = _with_constants(part, self.constant)
-                by_backend.update(self.support.partition_why_not(nodes))
+                answer = self.support.partition_why_not(nodes)
+                if not isinstance(answer, Mapping):
+                    raise self._wrong(f"returned {answer!r} for a partition")
+                by_backend.update(answer)
             if by_backend:
                 self._refuse(by_backend)
                 continue
@@ -245,8 +252,7 @@ class _Search:
         if self.limits.largest is not None:
             largest = self.limits.largest
             parts = [piece for part in parts for piece in limit(part, largest)]
-        position = {node: k for k, node in enumerate(placed)}
-        return [flatten(part, position) for part in parts], {}
+        return [flatten(part, self._positions) for part in parts], {}
 
     def _why_not(self, node: Node) -> str | None:
         """Return the reason to refuse a call, or None if the backend takes it.
@@ -262,32 +268,33 @@ class _Search:
                 return "unpacks a value that the host makes"
             return self.refused.get(producer)
         for check in self.partitioner.additional_checks:
-            why = self._checked(node, check(node))
+            why = self._checked(node, check(node), "an additional check")
             if why is not None:  # an empty text is a refusal, too
                 self.final.add(node)
                 return why
-        why = self._checked(node, self.support.why_not(node))
-        return self._why_no_bytes(node) if why is None else why
+        why = self._checked(node, self.support.why_not(node), "the support check")
+        return self._why_wrapped(node) if why is None else why
 
-    def _checked(self, node: Node, why: Any) -> str | None:
-        """Return ``why``, the answer of a support check. Raises ContractViolation
-        unless it is a text or None.
+    def _checked(self, node: Node, why: Any, check: str) -> str | None:
+        """Return ``why``, the answer of ``check``. Raises ContractViolation unless it
+        is a text or None.
         """
         if why is None or isinstance(why, str):
             return why
         backend_id = self.partitioner.delegation_spec.backend_id
         text = (
-            f"the support check of {backend_id} returned {why!r} for"
+            f"{check} of {backend_id} returned {why!r} for"
             f" {operator_name(node)}; it must return the reason to refuse the call, or"
             " None if the backend takes it"
         )
         raise ContractViolation("contract-violation", text, node, source_of(node))
 
-    def _why_no_bytes(self, node: Node) -> str | None:
+    def _why_wrapped(self, node: Node) -> str | None:
         """Return the reason to refuse a call for a tensor that it reads or returns.
 
         Such a tensor is a constant that cannot be stored, or a subclass that wraps
-        other tensors. The refusal is recorded as final. Returns None without one.
+        other tensors. The refusal is recorded as final. Returns None if the call has no
+        such tensor.
         """
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
@@ -297,8 +304,8 @@ class _Search:
             if value in self.unreadable or wraps:
                 self.final.add(node)
                 kind = type(val).__name__
-                default = f"{value.name} is a {kind}, and delegates pass plain tensors"
-                return self.unreadable.get(value, default)
+                wrapper = f"{value.name} is a {kind}, and delegates pass plain tensors"
+                return self.unreadable.get(value, wrapper)
         return None
 
     def _is_constant(self, node: Node) -> bool:
@@ -319,7 +326,11 @@ class _Search:
 
         If a node unpacks a result, the call that makes the result is refused as well.
         ``final``: the refused nodes must not be decomposed either.
+        Raises ContractViolation for a node that is no accepted call: without progress,
+        the search would not end.
         """
+        for node, why in reasons.items():
+            self._expect_refusal(node, why)
         waiting = list(reasons.items())
         seen: set[Node] = set()
         while waiting:
@@ -335,6 +346,22 @@ class _Search:
         self.constant -= seen
         if final:
             self.final |= seen
+
+    def _expect_refusal(self, node: Any, why: Any) -> None:
+        """Raise ContractViolation unless ``why`` refuses an accepted call."""
+        is_accepted = node in self._positions and node not in self.refused
+        if is_accepted and isinstance(why, str):
+            return
+        raise self._wrong(f"refused {node} with {why!r}")
+
+    def _wrong(self, answer: str) -> ContractViolation:
+        """Return the error for a wrong answer about a partition."""
+        backend_id = self.partitioner.delegation_spec.backend_id
+        text = (
+            f"the support of {backend_id} {answer}; it must map calls of the partition"
+            " to reasons, which are texts"
+        )
+        return ContractViolation("contract-violation", text)
 
     def _unplaced_constants(self) -> set[Node]:
         """Return the constant calls that accepted calls use, with the calls that unpack
@@ -422,15 +449,15 @@ def _write_tags(
 
     ``parts``: the calls of each partition. ``constant``: calls and placeholders that
     are constants; each partition gets a copy of those that it uses. A tag is the name
-    of a partition. The tag of a constant may be a tuple. It has the partition that
-    lists the constant in ``parts``, if one does; None if the host computes it too
-    (``also_on_host``); and each partition that gets a copy.
+    of a partition. The tag of a constant that is in no list of ``parts`` may be a
+    tuple: None if the host computes it too (``also_on_host``), and each partition that
+    gets a copy.
     """
     tags: dict[Node, list[str | None]] = {node: [None] for node in also_on_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
-            tags.setdefault(node, []).insert(0, name)
+            tags[node] = [name]
         # ``_with_constants`` puts the constants that a part uses in front of the part:
         # take these alone
         for node in _with_constants(part, constant)[: -len(part)]:

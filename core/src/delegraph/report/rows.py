@@ -447,8 +447,8 @@ class ReportOrigin:
         )
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
-        """Return a copied report shares the origin: nothing changes it, and a copy of
-        the programs would take much memory.
+        """Return this origin itself. Nothing changes it, and a copy of the programs
+        would take much memory.
         """
         return self
 

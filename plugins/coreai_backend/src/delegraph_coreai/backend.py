@@ -26,11 +26,11 @@ class CoreAIBackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """Return the program. Raises Unsupported with the reason."""
+        """Return the sealed bytecode. Raises Unsupported with the reason."""
         draft = Draft(edge_program)
         bytecode = bytecode_of(draft.program)
         try:
-            load_function(bytecode)
+            load_function(bytecode)  # only checks: some programs fail when loaded
         except FormatError as error:
             raise draft.refused(error.message) from error
         with tempfile.TemporaryDirectory() as folder:

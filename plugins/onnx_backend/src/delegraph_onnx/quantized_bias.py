@@ -87,12 +87,12 @@ class _Biases:
         dequantize = maker(bias, "DequantizeLinear")
         floats = _number(bias) if dequantize is None else _dequantized(dequantize)
         if floats is None or floats.ndim != 1:
-            return True
+            return True  # no bias of a layer
         product = _scale_of_products(layer, floats.size)
         if product is None:
             return True
         integers = np.rint(floats / product)
-        if np.abs(integers).max(initial=0) > LARGEST:
+        if not (np.abs(integers) <= LARGEST).all():
             return False
         if dequantize is None or _has_scale(dequantize, product):
             return True
@@ -138,7 +138,7 @@ class _Biases:
 def _dequantized(node: ir.Node) -> Numbers | None:
     """Return the floats of a constant that ``node`` dequantizes; None if it is none."""
     integers, scale, zero_point = map(_number, [*node.inputs, None][:3])
-    if integers is None or scale is None:
+    if integers is None or scale is None or integers.ndim > 1:
         return None
     offset = 0 if zero_point is None else zero_point.astype(np.float64)
     return (integers - offset) * scale
