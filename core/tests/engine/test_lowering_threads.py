@@ -204,7 +204,7 @@ class Broken(ThreadPoolExecutor):
     ("made", "text"),
     [
         (Elsewhere, "cannot be sent to another"),
-        (Nowhere, "it is a Nowhere"),
+        (Nowhere, "the executor is a Nowhere"),
         (Broken, "no worker"),
     ],
 )
