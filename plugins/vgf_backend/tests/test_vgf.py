@@ -280,7 +280,7 @@ def test_missing_vulkan_features_are_named(monkeypatch, version, error, told):
 
     monkeypatch.setattr(vulkan, "loader_version", lambda: version)
     monkeypatch.setattr(vulkan.scenario_runner, "ScenarioBuilder", Builder)
-    line = vulkan.tried()
+    line = vulkan.try_device()
     assert told in line and (error or "") in line and "\n" not in line
 
 
