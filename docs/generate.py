@@ -30,7 +30,7 @@ ERRORS = """# Errors
 
 Generated from `delegraph.errors` by docs/generate.py.
 
-delegraph raises subclasses of `delegraph.errors.DelegraphError`. Each error has a stable `code`. If they are known, it
+delegraph raises subclasses of `delegraph.errors.DelegraphError`. Each error has a stable `code`. If known, it
 also has a `node`, the `source` line of your program, and a `hint`. The command line prints these on stderr and exits with
 1, or with 2 for wrong usage. `--json` prints the error as an object on stdout; `--debug` adds the traceback.
 """
@@ -87,8 +87,8 @@ UNEXPECTED = """## Unexpected results
 
 - **Everything stays on the host.** The report gives the reason for each operator. Frequent reasons are dynamic shapes, and
   types that the target does not have, such as float64.
-- **The reason points at a line of torch.** The operator comes from a module of torch that no module of yours wraps, such
-  as a layer of a `Sequential`.
+- **The reason names a line of torch.** No code of yours calls the module of the operator directly. It is, for example,
+  a layer of a `Sequential`.
 - **The lowered program differs far beyond rounding.** Lower with `backends=[]`. If that differs too, the export made the
   difference.
 """

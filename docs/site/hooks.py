@@ -233,10 +233,10 @@ def made() -> Site:
         },
         {
             "Project": [
-                {"What 0.1 promises": "project/promise.md"},
+                {"Stability": "project/promise.md"},
                 {"Compatibility": "project/compatibility.md"},
                 {"Changelog": "project/changelog.md"},
-                {"Figures": "project/results.md"},
+                {"Measurements": "project/results.md"},
                 {"Contributing": "project/contributing.md"},
                 {"Testing": "project/testing.md"},
                 {"Style": "project/style.md"},

@@ -117,10 +117,10 @@ class OptionSpec:
 
 @dataclass(frozen=True)
 class FlagSpec(OptionSpec):
-    """An option of a compiler, which ``delegraph lower`` has as ``--name``.
+    """An option of a compiler: the flag ``--name`` of ``delegraph lower``.
 
-    ``metavar``: what ``--help`` shows for the value. ``bare``: the value of the flag if
-    it is given without one; None: it needs a value.
+    ``metavar``: the name of the value in ``--help``. ``bare``: the value if the user
+    writes the flag alone; None if the flag needs a value.
     """
 
     metavar: str = ""
@@ -337,8 +337,9 @@ class BackendSpec(Declaration):
 class RemoteBackendSpec(BackendSpec):
     """A backend that is installed in another environment.
 
-    ``target`` is a class that passes calls on. It has ``installed()``, which returns a
-    JSON value that describes the installed code, for the keys of caches.
+    ``target`` is a class that forwards calls to that environment. Its method
+    ``installed()`` returns a JSON value that describes the installed code, for the keys
+    of caches.
 
     ``origin``: (distribution, version) that have the backend; reports and files name
     it. ``location``: the environment, and the setting that names it; listings and
@@ -373,10 +374,9 @@ class RuntimeSpec(OfBackend):
     ``delegraph.runtime.BackendRuntime``.
 
     ``native``: the kind of native code that a blob is, such as ``"machine code"``, or
-    ``"a program for X's compiler"``. Declare it if whoever forges a blob may run code
-    or read foreign memory. ``load(allow_native=False)`` refuses files with such blobs,
-    and ``delegraph run`` names them. "" means that the runtime checks all that a blob
-    holds.
+    ``"a program for X's compiler"``. Declare it if a forged blob could run code or read
+    memory outside the blob. ``load(allow_native=False)`` refuses files with such blobs,
+    and ``delegraph run`` names them. "" means that the runtime checks the whole blob.
     """
 
     noun = "runtime"
@@ -413,8 +413,8 @@ class FormatSpec(BySuffix):
     ``delegraph.formats.ProgramFormat``.
 
     ``runtimes``: names of the runtimes that the format's ``load_in`` accepts.
-    ``folder``: a file of the format is a folder, as packages of macOS are; ``write``
-    makes it.
+    ``folder=True``: files of the format are folders, like packages of macOS; ``write``
+    makes them.
     """
 
     noun = "file format"
@@ -504,13 +504,13 @@ class CommandSpec(Declaration):
 
 @dataclass(frozen=True)
 class CompilerSpec(Declaration):
-    """A compiler for ``delegraph.lower(compiler=...)``; ``target`` is a class as
-    ``delegraph.compiler.Compiler`` is.
+    """A compiler for ``delegraph.lower(compiler=...)``; ``target`` is a class with the
+    interface of ``delegraph.compiler.Compiler``.
 
-    It is called with the ``options`` that the user gave as flags, as keyword arguments
-    in which ``_`` replaces ``-``. ``default``: without a compiler, ``lower`` calls it
-    for backends that declare to be isolated, and if the environment variable
-    ``DELEGRAPH_CACHE`` is set.
+    delegraph calls the class with the ``options`` that the user gave as flags, as
+    keyword arguments in which ``_`` replaces ``-``. ``default=True``: if the user
+    passes no compiler, ``lower`` uses this one for isolated backends, and if the
+    environment variable ``DELEGRAPH_CACHE`` is set.
     """
 
     noun = "compiler"

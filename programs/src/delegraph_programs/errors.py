@@ -12,9 +12,9 @@ __all__ = ["DelegraphError", "InputError", "Unsupported"]
 
 
 class DelegraphError(Exception):
-    """Base class of all errors. ``code`` is stable: "input-invalid", "unsupported" or
-    "forked-at-work" in this package.
+    """Base class of all errors, with a stable ``code``.
 
+    The codes of this package are "input-invalid", "unsupported" and "forked-at-work".
     ``node``: the graph node that the error is about. ``source``: the line of the user's
     program. ``hint``: the way out. ``raised_by``: the plugin that raised the error and
     its task; None if delegraph raised it. A field is None if it is not known.
