@@ -102,10 +102,11 @@ def why_not(operator: Operator) -> str | None:
     for body in operator.attribute_values().values():
         if not isinstance(body, Graph):
             continue
-        for inner in body.operators:
-            why = why_not(inner)
-            if why is not None:
-                return why
+        # once a graph: walks along the calls would double with each level of a file
+        for graph in body.reachable():
+            for inner in graph.operators:
+                if type(inner) not in kernels:
+                    return f"the host runtime does not compute {inner.name}"
     return None
 
 
