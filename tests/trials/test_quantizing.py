@@ -283,7 +283,7 @@ def values(result):
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wrapper", [OneCell, Steps, WithoutState, Vector])
 @pytest.mark.parametrize("kind", CELLS)
 def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):

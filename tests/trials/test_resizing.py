@@ -160,11 +160,12 @@ FIRST = [kind for kind in KINDS if kind.rank < 3 or kind.mode != "nearest-exact"
 
 
 def is_slow(way, kind):
-    """Whether ExecuTorch needs half a minute to lower the row to XNNPACK.
+    """Whether ExecuTorch needs 5 to 30 seconds to lower the row to XNNPACK.
 
     The core rewrites the factors, so the other ways test the same rule.
     """
-    return way.backends == ["xnnpack"] and kind.mode in ("bicubic", "trilinear")
+    slow_modes = ("linear", "bicubic", "trilinear")
+    return way.backends == ["xnnpack"] and kind.mode in slow_modes
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_large_images_step_by_the_factor(layout, channels, tmp_path):
         check(way, Resize(kind, (1.004, 1.01, 2.004)), x, tmp_path)
 
 
-@pytest.mark.parametrize("channels", [1, 8])
+@pytest.mark.parametrize("channels", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["nearest", "trilinear"])
 def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
     kind = Kind(mode, 3)
@@ -295,7 +296,11 @@ DYNAMIC = (
 )
 
 
-@pytest.mark.parametrize("factors", [[1.1, 2.05], [0.5, 1.5, 2.0]], ids=str)
+@pytest.mark.parametrize(
+    "factors",
+    [[1.1, 2.05], pytest.param([0.5, 1.5, 2.0], marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", DYNAMIC, ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp_path):

@@ -40,12 +40,7 @@ def test_each_result_equals_eager_is_refused_or_is_listed(backend):
 
 @pytest.mark.parametrize("backend", ["host", "tosa"])
 def test_a_few_operators_have_the_differences_of_the_list(backend):
-    operators = [
-        "sign",
-        "floor_divide",
-        "bitwise_left_shift",
-        "nn.functional.max_pool2d",
-    ]
+    operators = ["sign", "bitwise_left_shift"]
     results = list(special_values.sweep(backend, operators))
     different = {result.key for result in results if result.kind == "different"}
     assert results

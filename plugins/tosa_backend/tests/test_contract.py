@@ -8,6 +8,10 @@ class TestTosa(BackendContract):
     backend = "tosa"
     gate = 4
 
+    @pytest.mark.slow  # a minute; test_runtime.py has a test with threads
+    def test_runtime_thread_safety(self):
+        super().test_runtime_thread_safety()
+
 
 @pytest.mark.slow
 class TestTosaInteger(BackendContract):

@@ -227,7 +227,7 @@ def test_tokens(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "backends", "runtimes"),
     [
-        ("t5", [], [None]),
+        pytest.param("t5", [], [None], marks=pytest.mark.slow),
         *(
             pytest.param(n, b, [None, "executorch"], marks=pytest.mark.slow)
             for n in MORE
