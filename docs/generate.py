@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import fields
 from pathlib import Path
 
 import delegraph_devkit
@@ -232,7 +231,7 @@ def reference_page() -> str:
         plugin.OptionSpec,
         plugin.FlagSpec,
     ]:
-        names = ", ".join(field.name for field in fields(kind))
+        names = ", ".join(inspect.signature(kind).parameters)
         lines += ["", f"### {kind.__name__}", "", f"`{kind.__name__}({names})`", ""]
         lines += [(inspect.getdoc(kind) or "").replace("``", "`")]
     lines += [

@@ -187,8 +187,8 @@ def test_the_runtime_of_a_backend_is_found_by_its_names():
     assert delegraph.get_runtime("tosa") is delegraph.get_runtime("TOSABackend")
     with (
         delegraph.register(OwnBackend, name="own"),
-        pytest.raises(delegraph.NoRuntime, match="'own'"),
+        pytest.raises(delegraph.errors.NoRuntime, match="'own'"),
     ):
         delegraph.get_runtime("own")
-    with pytest.raises(delegraph.BackendNotFound):
+    with pytest.raises(delegraph.errors.BackendNotFound):
         delegraph.get_runtime("nobodys")

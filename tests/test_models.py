@@ -211,6 +211,6 @@ def test_weights_that_change_before_saving_are_noticed(tmp_path):
     program = delegraph.lower(module, (torch.randn(2, 4),), backends=["tosa"])
     with torch.no_grad():
         module.weight.add_(1)
-    with pytest.raises(delegraph.ContractViolation, match="weight"):
+    with pytest.raises(delegraph.errors.ContractViolation, match="weight"):
         program.save(tmp_path / "m.tosa")
     assert os.listdir(tmp_path) == []

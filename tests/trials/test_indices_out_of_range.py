@@ -183,6 +183,48 @@ def test_indices_that_the_host_computes_are_checked(name):
             lowered(TABLE, indices)
 
 
+class KeptIndex(nn.Module):
+    """The index is a buffer, to which each call adds ``step``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i: Tensor
+        self.register_buffer("i", torch.tensor([1, 0]))
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        rows = x.index_select(0, self.i)
+        self.i.add_(step)
+        return rows
+
+
+def test_indices_in_a_buffer_of_the_host_are_checked():
+    lowered = delegraph.lower(
+        KeptIndex().eval(), (TABLE, torch.tensor(0)), backends=["tosa"]
+    )
+    assert "aten.index_select.default" in lowered.report.delegates[0].operators
+    torch.testing.assert_close(lowered(TABLE, torch.tensor(2**32)), TABLE[[1, 0]])
+    with pytest.raises(InputError, match=rf"has an element {2**32 + 1}"):
+        lowered(TABLE, torch.tensor(0))
+
+
+def test_indices_that_are_inputs_of_a_branch_are_checked():
+    def select(x: Tensor, i: Tensor) -> Tensor:
+        return torch.cond(
+            x.sum() > 0,
+            lambda x, i: x.index_select(0, i) * 2,
+            lambda x, i: x.index_select(0, i),
+            (x, i),
+        )
+
+    program = Program(select)
+    lowered = delegraph.lower(program, (TABLE, torch.tensor([0, 1])), backends=["tosa"])
+    assert lowered.delegates
+    right = torch.tensor([1, 0])
+    torch.testing.assert_close(lowered(TABLE, right), program(TABLE, right))
+    with pytest.raises(InputError, match=rf"has an element {2**32 + 1}"):
+        lowered(TABLE, torch.tensor([1, 2**32 + 1]))
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_promised_range_is_checked(name):
     program = Program(PROGRAMS[name].function)

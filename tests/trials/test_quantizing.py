@@ -210,7 +210,7 @@ def test_errors_in_observers_name_the_quantizer():
 def test_a_batch_that_no_program_takes_is_named():
     model = nn.Linear(2, 2).eval()
     batches = [(torch.ones(1, 2),), (torch.ones(1, 3),)]
-    with pytest.raises(delegraph.InputError, match="calibration batch 1"):
+    with pytest.raises(delegraph.errors.InputError, match="calibration batch 1"):
         quantize(model, batches, backend="tosa", dynamic_shapes=None)
 
 

@@ -10,7 +10,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.utils.prune
-from delegraph import InputError
+from delegraph.errors import InputError
 from torch import nn
 
 pytest.importorskip("delegraph_dynamo")

@@ -6,31 +6,10 @@ name that needs them.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    BackendNotFound,
-    ContractViolation,
-    DelegraphError,
-    DelegraphWarning,
-    FormatError,
-    FormatNotFound,
-    InputError,
-    InternalError,
-    NamedDataError,
-    NamedDataTypeError,
-    NoRuntime,
-    NotFullyDelegated,
-    OptionError,
-    PluginBroken,
-    PluginConflict,
-    PluginIncompatible,
-    PluginUnavailable,
-    UnknownMethod,
-    Unsupported,
-    WriteError,
-)
+from .discovery.loading import lazy_names
+from .errors import DelegraphError, DelegraphWarning
 
 if TYPE_CHECKING:
     from .api import Choices, export, load, lower
@@ -51,32 +30,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "BackendNotFound",
     "Choices",
-    "ContractViolation",
     "DelegraphError",
     "DelegraphWarning",
-    "FormatError",
-    "FormatNotFound",
-    "InputError",
-    "InternalError",
     "LoweredProgram",
-    "NamedDataError",
-    "NamedDataTypeError",
-    "NoRuntime",
-    "NotFullyDelegated",
-    "OptionError",
-    "PluginBroken",
-    "PluginConflict",
-    "PluginIncompatible",
-    "PluginUnavailable",
     "Refusal",
     "Registry",
     "Report",
-    "UnknownMethod",
-    "Unsupported",
     "Verification",
-    "WriteError",
     "__version__",
     "backends",
     "default_registry",
@@ -89,19 +50,6 @@ __all__ = [
     "register",
 ]
 
-_NAMES = {
-    "api": "Choices export load lower",
-    "discovery.registry": (
-        "Registry backends default_registry get_backend get_partitioner get_runtime"
-        " register"
-    ),
-    "host.verify": "Verification",
-    "lowered_program": "LoweredProgram",
-    "partitioner": "Refusal",
-    "report.model": "Report",
-}
-"""Module -> its public names. A module is imported when one of its names is first used.
-"""
 _ELSEWHERE = {
     "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
@@ -114,11 +62,23 @@ _ELSEWHERE = {
 """Names of delegraph that other distributions of this project have -> their targets
 there.
 """
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-# hidden from type checkers, which would otherwise accept any name
-if not TYPE_CHECKING:
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
+    _import = lazy_names(
+        __name__,
+        {
+            ".api": "Choices export load lower",
+            ".discovery.registry": (
+                "Registry backends default_registry get_backend get_partitioner"
+                " get_runtime register"
+            ),
+            ".host.verify": "Verification",
+            ".lowered_program": "LoweredProgram",
+            ".partitioner": "Refusal",
+            ".report.model": "Report",
+        },
+    )
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used, and keep it. Raises
@@ -128,9 +88,7 @@ if not TYPE_CHECKING:
             from .discovery.first_party import provided
 
             return provided(_ELSEWHERE[name], f"delegraph.{name}")
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        value = _import(name)
         globals()[name] = value
         return value
 

@@ -84,8 +84,8 @@ def lower(
     registry: Registry | None = None,
     compiler: Compiler | None = None,
 ) -> LoweredProgram:
-    """Lower a model for backends. The result's ``report`` says which backend got which
-    operators, and why not more.
+    """Lower a model for backends. The result's ``report`` lists the operators of each
+    backend, and the reasons for the operators on the host.
 
     ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single
     tensor); an ExportedProgram; a mapping from method names to either, with mappings by
@@ -93,7 +93,7 @@ def lower(
     object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. None: the
     backends for which ``options`` are given, else the only usable one or the default;
-    the report says which. ``options``: {backend name: {option: value}}. ``transforms``:
+    the report names it. ``options``: {backend name: {option: value}}. ``transforms``:
     functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left
     to the host. ``compiler``: compiles the partitions, such as
@@ -328,8 +328,8 @@ def _named_partitioners(
     """(name, partitioner) of each backend; the name of a Partitioner that the user
     passes is that of its class.
 
-    Raises OptionError for options of a name that is not in ``backends``, and what
-    ``Registry.get_partitioner`` does.
+    Raises OptionError for options of a name that is not in ``backends``, and the errors
+    of ``Registry.get_partitioner``.
     """
     for name in options:
         if name not in backends:

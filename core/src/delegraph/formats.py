@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.export import ExportedProgram
 
+    from .delegates.delegates import DelegateInfo
     from .runtime import Delegate, Spent
 
 __all__ = [
     "Blob",
     "ConstantSummary",
-    "DelegateContents",
     "DelegateFormat",
     "DelegateSummary",
     "FileTimer",
@@ -60,72 +60,6 @@ _NAME = 60
 # --- arguments of formats -------------------------------------------------------------
 
 
-class DelegateContents(Protocol):
-    """One delegate of a program: where it is called, and everything that its runtime
-    needs to load it.
-    """
-
-    @property
-    def method(self) -> str:
-        """The name of the method that calls it."""
-
-    @property
-    def name(self) -> str:
-        """The attribute of the method's graph module that has the delegate; dotted if
-        it is in a subgraph.
-        """
-
-    @property
-    def backend_id(self) -> str:
-        """The name of the backend's class."""
-
-    @property
-    def producer(self) -> str:
-        """Distribution and version of the backend that compiled it, such as ``acme-npu
-        1.0``; "" if not known.
-        """
-
-    @property
-    def blob(self) -> bytes | Blob:
-        """The compiled bytes. A large blob is a Blob: write it with ``write_to``, or
-        convert it with ``join``.
-        """
-
-    @property
-    def compile_specs(self) -> Sequence[CompileSpec]:
-        """The settings of the backend and its runtime, in order, duplicates included."""
-
-    @property
-    def named_data(self) -> NamedDataStoreOutput | None:
-        """The named data of this delegate; None if it has none."""
-
-    @property
-    def inputs(self) -> Sequence[Any]:
-        """The delegate's inputs, in order. Each has a ``name``, a ``dtype`` and a
-        ``shape`` (None for a number).
-        """
-
-    @property
-    def outputs(self) -> Sequence[Any]:
-        """The delegate's outputs, in order, described like ``inputs``."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The result of ``BackendDetails.fingerprint`` when the blob was compiled; ""
-        if not known.
-        """
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """Facts that the backend reported about the delegate, by name, such as
-        ``target``.
-        """
-
-    @property
-    def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
-        """Delegate debug identifier -> debug handles of the nodes that it stands for."""
-
-
 class ProgramContents(Protocol):
     """A lowered program, as formats get it: a ``LoweredProgram`` or an
     ``EdgeProgramManager``.
@@ -140,7 +74,7 @@ class ProgramContents(Protocol):
         """Name -> value, for methods that only return a constant."""
 
     @property
-    def delegates(self) -> Sequence[DelegateContents]:
+    def delegates(self) -> Sequence[DelegateInfo]:
         """The delegates of all methods, including those in branches and loop bodies."""
 
     @property
@@ -153,14 +87,14 @@ class ProgramContents(Protocol):
     def host_operators(self) -> int:
         """The number of operators that no delegate computes, in all methods."""
 
-    def whole_delegate(self) -> DelegateContents:
+    def whole_delegate(self) -> DelegateInfo:
         """The program's one delegate, with the inputs and outputs of its method: all of
         them, in order.
 
         For a program of one method that one delegate computes. The delegate is compiled
         again if its own inputs and outputs differ, as those of ``delegates`` may.
-        Raises InputError for what a file of one delegate cannot have, such as buffers
-        that the host writes.
+        Raises InputError if a file of one delegate cannot have the program, for example
+        because the host writes buffers.
         """
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
@@ -168,8 +102,8 @@ class ProgramContents(Protocol):
         ``CALL_DELEGATE`` node for each delegate.
 
         Calls on the host are the operators of the user's model, such as
-        ``aten.layer_norm``. The ``call_spec`` of the program says how callers pass
-        arguments and get results.
+        ``aten.layer_norm``. The ``call_spec`` of the program has the structure of
+        arguments and results.
         """
 
     def core_program(
@@ -203,9 +137,7 @@ class LoadDelegate(Protocol):
 
 
 class StoredBlob(NamedTuple):
-    """A delegate in a file: what its runtime needs to decide whether it can run it
-    (``BackendRuntime.compatible``).
-    """
+    """A delegate in a file: the facts for ``BackendRuntime.compatible``."""
 
     method: str
     header: BlobHeader
@@ -213,10 +145,10 @@ class StoredBlob(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What an instruction was made from: ``operators`` by name, and ``lines`` of the
-    user's program as text.
+    """The origin of an instruction: ``operators`` by name, and ``lines`` of the user's
+    program as text.
 
-    Either is empty if the file does not say it.
+    Each is empty if it is not known.
     """
 
     operators: tuple[str, ...] = ()
@@ -224,11 +156,10 @@ class Origin(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An instruction of a program in a file that has been executed: its name, and what
-    it was made from.
+    """An executed instruction of a program in a file: its name and its origin.
 
-    ``inside``: of a call of a delegate what its operators were made from, by delegate
-    debug identifier as text; None of other instructions.
+    ``inside``: for a call of a delegate, the origin of its operators by delegate debug
+    identifier as text; None for other instructions.
     """
 
     name: str
@@ -243,7 +174,7 @@ class FileTimer(Protocol):
         """A call of a delegate took ``seconds`` in its runtime; comes before its
         ``see``.
 
-        ``read()`` returns what its operators took of them, and may take a while itself.
+        ``read()`` returns the times of its operators, and may take a while itself.
         """
 
     def see(self, step: Step) -> None:
@@ -261,7 +192,7 @@ class TensorSummary:
 
     ``name``: "" if the file has none. ``dtype``: torch's name of the type, if torch has
     it. ``shape``: None for a number; a size of None is not known. ``bounded``: the
-    sizes are upper limits. ``scale`` and ``zero_point``: an integer stands for
+    sizes are upper limits. ``scale`` and ``zero_point``: an integer means
     ``(integer - zero_point) * scale``; None if the file does not have them. ``within``:
     the lowest and the highest integer that calls may give, where the program was
     lowered for such; None for all of the type.
@@ -315,8 +246,8 @@ class ConstantSummary:
 
 @dataclass(frozen=True)
 class DelegateSummary:
-    """A delegate of a file. ``producer``: what compiled it, "" if not known. ``bytes``:
-    size of its blob.
+    """A delegate of a file. ``producer``: the backend that compiled it, "" if not known.
+    ``bytes``: size of its blob.
     """
 
     backend: str
@@ -342,10 +273,10 @@ class Summary:
     """A whole file.
 
     ``kind``: a name for such files, such as "TOSA program". ``version``: of the format.
-    ``needs``: what a device or runtime must have, such as {"profiles": ["FP"]}.
+    ``needs``: requirements on a device or runtime, such as {"profiles": ["FP"]}.
     ``constants`` and ``constant_bytes``: number and total size of the constants.
-    ``largest``: the LARGEST largest of them, largest first. ``producer``: what wrote
-    the file, "" if not known.
+    ``largest``: the LARGEST largest of them, largest first. ``producer``: the
+    program that wrote the file, "" if not known.
     """
 
     kind: str
@@ -382,7 +313,7 @@ class Verdict(NamedTuple):
 
 
 class QuantizationParameters(NamedTuple):
-    """The quantization of a tensor: an integer stands for the real number ``(integer -
+    """The quantization of a tensor: an integer means the real number ``(integer -
     zero_point) * scale``.
     """
 
@@ -432,9 +363,9 @@ class ProgramFormat:
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
         """Name -> content of all files of a program. The name ``""`` is the file
-        itself; others are written beside it.
+        itself; others are written into its folder.
 
-        For example, ``weights.ptd`` becomes ``model.weights.ptd`` beside ``model.pte``.
+        For example, ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
         Only a format of several files overrides this; its ``serialize`` raises an error
         for a program that needs more than one.
         """
@@ -444,7 +375,7 @@ class ProgramFormat:
     def write(
         cls, program: ProgramContents, path: Path, options: Mapping[str, Any]
     ) -> None:
-        """Write ``path`` and the files beside it, each completely or not at all.
+        """Write ``path`` and further files, each completely or not at all.
 
         Only a format that does more than write ``files`` overrides this; it must write
         each file by ``write_whole``.
@@ -458,7 +389,7 @@ class ProgramFormat:
         """Name -> function for each method of the program in a file, called like the
         method that was saved.
 
-        A format whose files demand memory or loops also takes ``max_memory: int``
+        If its files demand memory or loops, a format also takes ``max_memory: int``
         (bytes) and ``max_iterations: int``, both with defaults; ``delegraph.load`` and
         ``delegraph run`` pass the user's limits.
         """
@@ -471,8 +402,8 @@ class ProgramFormat:
         """As ``read``, but a call passes each instruction to ``see`` as soon as it has
         been executed.
 
-        Optional: without it ``delegraph profile FILE`` calls what ``read`` returns, and
-        only delegates are timed.
+        Optional: without it ``delegraph profile FILE`` calls the functions of ``read``,
+        and only delegates are timed.
         """
         raise NotImplementedError
 
@@ -500,7 +431,7 @@ class ProgramFormat:
         """As ``read``, but ``runtime`` executes the whole program; it is one of the
         ``runtimes`` of the FormatSpec.
 
-        Raises NoRuntime, with a hint what to install, if the runtime is missing.
+        Raises NoRuntime, with the command that installs it, if the runtime is missing.
         """
         raise NotImplementedError
 
@@ -590,12 +521,12 @@ def defines(kind: type[ProgramFormat], ability: str) -> bool:
 
 
 class DelegateFormat(ProgramFormat):
-    """Base class of formats whose file is the blob of one delegate, for programs that a
+    """Base class of formats with the blob of one delegate as file, for programs that a
     single delegate computes.
 
     A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime
-    gets the blob without compile specs, so the blob must contain all that it needs. A
-    subclass whose ``serialize`` puts named data into the file sets ``holds_named_data =
+    gets the blob without compile specs, so the blob must contain all that it needs. If
+    its ``serialize`` puts named data into the file, a subclass sets ``holds_named_data =
     True``; otherwise a delegate with named data raises InputError.
     """
 
@@ -626,13 +557,13 @@ class DelegateFormat(ProgramFormat):
         return cls.delegate(program).blob
 
     @classmethod
-    def delegate(cls, program: ProgramContents) -> DelegateContents:
+    def delegate(cls, program: ProgramContents) -> DelegateInfo:
         """The delegate that the file holds: the program's only one, with the inputs and
         outputs of its method.
 
         Raises InputError if the program has anything else: host operators, other
         delegates, other methods, another backend's delegate, or named data (see
-        ``holds_named_data``); and for what ``whole_delegate`` refuses.
+        ``holds_named_data``); and the errors of ``whole_delegate``.
         """
         # a file of one delegate cannot compute sizes either, which ``host_operators``
         # leaves out

@@ -31,7 +31,6 @@ from .host.executor import (
     Executable,
     OnMissingRuntime,
     SuspiciousExecutable,
-    WatchedExecutable,
     uncompiled,
 )
 from .host.files import FileFormat
@@ -277,7 +276,7 @@ class LoweredProgram(MethodPrograms):
             raise self._no_values_of(runtime)
         name = self._chosen(method)
         seed = torch.get_rng_state()
-        # before the lowered program, whose errors then are its own
+        # first, so that errors of the model itself are not errors of its lowering
         with call_of_model(name):
             expected = self.run_eager(args, kwargs, method=name)
         # the program may write to them
@@ -360,9 +359,7 @@ class LoweredProgram(MethodPrograms):
         """
         name = self._chosen(method)
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
-        return WatchedExecutable(
-            self._methods[name], observer, hooks(observer, self.delegates)
-        )
+        return self._methods[name].observed(observer, hooks(observer, self.delegates))
 
     def profile(
         self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any

@@ -29,7 +29,7 @@ equal.
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The element type and the sizes of a named tensor, whose bytes are in C order."""
+    """The element type and the sizes of a named tensor. Its bytes are in C order."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -70,8 +70,7 @@ class NamedDataStore:
 
     A key is unique over the program file and all external files. It may be added again
     with equal data for the same file; its alignment then becomes the least common
-    multiple of both. If data cannot be stored, the store raises NamedDataError and does
-    not change.
+    multiple of both.
     """
 
     def __init__(self) -> None:
@@ -89,7 +88,7 @@ class NamedDataStore:
     ) -> None:
         """Add ``data`` under ``key``.
 
-        ``data``: bytes, a Blob, or a tensor, whose elements are stored in C order. A
+        ``data``: bytes, a Blob, or a tensor. Elements are stored in C order. A
         tensor or Blob is stored by reference and must not change until it is written.
         ``alignment``: in bytes; None means 1. ``external_tag``: name of the external
         file; None: the program file. ``tensor_layout``: layout of ``data``; a tensor
@@ -121,32 +120,16 @@ class NamedDataStore:
         return self._output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add all data of ``other``. If a part of it cannot be stored, raise
-        NamedDataError and add nothing.
+        """Add all data of ``other``. Raises NamedDataError for data that cannot be
+        stored.
         """
         check_output(other)
-        merged = self._copy()  # so that an error changes nothing here
         for tag, entries in other.files():
             for key, entry in entries.items():
                 data = other.buffers[entry.buffer_index]
-                merged.add_named_data(
+                self.add_named_data(
                     key, data, entry.alignment, tag, entry.tensor_layout
                 )
-        self._alike = merged._alike
-        # in place: callers may have this object already
-        vars(self._output).update(vars(merged._output))
-
-    def _copy(self) -> NamedDataStore:
-        """Return a store with the same buffers, which changes independently."""
-        copy = NamedDataStore()
-        copy._alike = {place: list(indices) for place, indices in self._alike.items()}
-        external = self._output.external_data
-        copy._output = NamedDataStoreOutput(
-            list(self._output.buffers),
-            dict(self._output.pte_data),
-            {tag: dict(entries) for tag, entries in external.items()},
-        )
-        return copy
 
     def _check_same_entry(
         self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None

@@ -38,8 +38,7 @@ __all__ = [
 PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
-"""The name that stands for the distribution of plugins that were registered in this
-process.
+"""The name in place of a distribution, for plugins that were registered in this process.
 """
 API_VERSION = 1
 """The version of this contract. ``BackendSpec.api`` is the version for which a plugin
@@ -127,37 +126,45 @@ class FlagSpec(OptionSpec):
     bare: Any = None
 
 
-class Declaration:
+class _WithTarget:
+    """Each kind of declaration has this field at a position of its own."""
+
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration(_WithTarget):
     """Base class of all declarations. A declaration has a name, and an object that is
     imported when it is used.
 
-    Each kind of declaration is a subclass, whose class variables are all that discovery
-    knows about the kind. ``noun``: how texts call such an object. ``base``: the class
-    that it must be a subclass of; "" for any. ``rule``: a further rule for it, which
-    errors quote. ``alone``: it is useful without a backend. ``without``: what the user
-    can still do if a required module is missing.
+    Each kind of declaration is a subclass. Its class variables are all that discovery
+    knows about the kind. ``noun``: the name of such an object in texts. ``key_field``:
+    the field that has its name. ``base``: the class that it must be a subclass of; ""
+    for any. ``rule``: a further rule for it, which errors quote. ``alone``: it is
+    useful without a backend. ``without``: the use that remains if a required module is
+    missing.
 
     ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that
     must be importable for it. ``install_hint``: how to install these.
     """
 
     noun: ClassVar[str]
+    key_field: ClassVar[str] = "name"
     base: ClassVar[str] = ""
     rule: ClassVar[str] = ""
     alone: ClassVar[bool] = False
     without: ClassVar[str] = ""
 
-    target: str
     requires: tuple[str, ...] = ()
     install_hint: str = ""
 
     def __post_init__(self) -> None:
         """Check the fields, and convert lists to tuples.
 
-        Raises ValueError or TypeError, whose traceback shows the author the wrong
+        Raises ValueError or TypeError. The traceback shows the author the wrong
         declaration.
         """
-        for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
+        for field in fields(self):
             if field.name in _FORMS:
                 pattern, meaning = _FORMS[field.name]
                 value = getattr(self, field.name)
@@ -175,7 +182,7 @@ class Declaration:
         """The name for look-up. A plugin must not make two declarations of one kind
         with the same key.
         """
-        raise NotImplementedError
+        return str(getattr(self, self.key_field))
 
     @property
     def title(self) -> str:
@@ -201,15 +208,11 @@ class OfBackend(Declaration):
     Their key is its name.
     """
 
-    backend: str
-
-    @property
-    def key(self) -> str:
-        return self.backend
+    key_field = "backend"
 
     @property
     def title(self) -> str:
-        return f"{self.noun} of {self.backend!r}"
+        return f"{self.noun} of {self.key!r}"
 
 
 class BySuffix(Declaration):
@@ -217,12 +220,12 @@ class BySuffix(Declaration):
     suffix, in any case.
     """
 
-    suffix: str
+    key_field = "suffix"
     alone = True
 
     @property
     def key(self) -> str:
-        return self.suffix.lower()
+        return super().key.lower()
 
     @property
     def title(self) -> str:
@@ -298,8 +301,6 @@ class BackendSpec(Declaration):
     backend_id: str
     api: int
     summary: str = ""
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
     options: tuple[OptionSpec, ...] = ()
     default: bool = False
     traits: BackendTraits = BackendTraits()
@@ -311,10 +312,6 @@ class BackendSpec(Declaration):
             raise TypeError(
                 f"BackendSpec {self.name!r}: api is an int, not {self.api!r}"
             )
-
-    @property
-    def key(self) -> str:
-        return self.name
 
     def why_not(self, found: Any) -> str | None:
         """Why ``found``, the imported class, is not the declared backend: it has
@@ -385,7 +382,6 @@ class RuntimeSpec(OfBackend):
 
     backend: str
     target: str
-    requires: tuple[str, ...] = ()
     native: str = ""
 
 
@@ -399,12 +395,10 @@ class QuantizerSpec(OfBackend):
 
     noun = "quantizer"
     rule = "a quantizer is a class, or something else that can be called"
-    without = "it compiles what is quantized already"
+    without = "it compiles models that are quantized already"
 
     backend: str
     target: str
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -423,8 +417,6 @@ class FormatSpec(BySuffix):
     suffix: str
     target: str
     summary: str = ""
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
     runtimes: tuple[str, ...] = ()
     folder: bool = False
 
@@ -441,8 +433,6 @@ class ReportSpec(BySuffix):
     suffix: str
     target: str
     summary: str = ""
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -451,13 +441,13 @@ class ModelSpec(Declaration):
     certain types in ``lower``.
 
     ``target`` is a function. It is called with the text after the colon, or with an
-    object whose class, or a base class of it, is one of ``types``
-    (``"package.module:Class"``). It returns the same as the function of a model file: a
+    instance of one of the classes ``types`` (``"package.module:Class"``). It returns the same as the function of a model file: a
     module or ExportedProgram with its example inputs, or a dictionary of such pairs by
     method.
     """
 
     noun = "model scheme"
+    key_field = "scheme"
     rule = "it is a function of the text behind the scheme"
     alone = True
 
@@ -465,12 +455,6 @@ class ModelSpec(Declaration):
     target: str
     types: tuple[str, ...] = ()
     summary: str = ""
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.scheme
 
 
 @dataclass(frozen=True)
@@ -482,18 +466,12 @@ class CommandSpec(Declaration):
     """
 
     noun = "command"
-    rule = "a command has what delegraph.command.Command has"
+    rule = "a command has the methods of delegraph.command.Command"
     alone = True
 
     name: str
     target: str
     summary: str = ""
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.name
 
     def why_not(self, found: Any) -> str | None:
         absent = [
@@ -521,12 +499,6 @@ class CompilerSpec(Declaration):
     target: str
     options: tuple[FlagSpec, ...] = ()
     default: bool = False
-    requires: tuple[str, ...] = ()
-    install_hint: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.name
 
 
 _FORMS = {

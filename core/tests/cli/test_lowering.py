@@ -155,7 +155,7 @@ def test_what_a_model_file_may_return(more, capsys):
         ("nothing", "returned None;"),
         ("alone", "returned a Net;"),
         ("three", "returned a tuple of 3 (Net, tuple, NoneType);"),
-        ("misspelt", "the dict has 'arguments'; what it may have is model, args"),
+        ("misspelt", "the dict has 'arguments'; its keys can be model, args"),
         ("tensor", "example inputs are a tuple, not a Tensor"),
     ],
 )

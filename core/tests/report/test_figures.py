@@ -2,7 +2,6 @@
 line of the program.
 """
 
-import pickle
 import runpy
 from typing import ClassVar
 
@@ -165,7 +164,6 @@ def test_branches_and_copies():
     assert sum(row.figures["cycles"] for row in program.report.figures) == sum(
         row.figures.get("cycles", 0) for row in program.report.delegates
     )
-    assert pickle.loads(pickle.dumps(program.report)) == program.report
 
 
 def test_without_figures_nothing_is_said(monkeypatch):

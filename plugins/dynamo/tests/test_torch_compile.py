@@ -217,7 +217,7 @@ def test_graphs_refuse_another_number_of_inputs():
     called, graphs = compiled(Classifier().eval(), backends=[])
     with torch.no_grad():
         called(torch.randn(1, 3, 8, 8))
-        with pytest.raises(delegraph.InputError, match="inputs, 1 were given"):
+        with pytest.raises(delegraph.errors.InputError, match="inputs, 1 were given"):
             graphs[0](torch.randn(1, 3, 8, 8))
 
 
@@ -306,7 +306,7 @@ def test_autocast_computes_in_its_type(backends):
 def test_gradients_are_an_error_of_ours():
     called, _ = compiled(Classifier())
     with pytest.raises(
-        delegraph.InputError,
+        delegraph.errors.InputError,
         match=(
             r"computes no gradients.*\n  at .*\n  hint: call the model inside"
             r" torch\.no_grad"
@@ -323,7 +323,7 @@ def test_gradients_are_an_error_that_names_the_line():
 
     called, _ = compiled(function, [])
     with pytest.raises(
-        delegraph.InputError,
+        delegraph.errors.InputError,
         match=r"test_torch_compile.py:\d+, in function: return x \* 3",
     ):
         called(torch.ones(2, requires_grad=True))
@@ -397,7 +397,7 @@ def test_wrong_settings_are_errors_of_ours(settings, said):
 
 def test_require_full_lists_the_operators_on_the_host():
     called, _ = compiled(lambda x: torch.special.bessel_j0(x) + 1, require_full=True)
-    with pytest.raises(delegraph.NotFullyDelegated, match="special_bessel_j0"):
+    with pytest.raises(delegraph.errors.NotFullyDelegated, match="special_bessel_j0"):
         called(torch.ones(2))
 
 

@@ -108,7 +108,7 @@ def test_files_with_other_weights_are_refused(timm, tmp_path):
         ("broken.pth", "does not contain"),
         ("no.pth", "does not exist"),
     ):
-        with pytest.raises(delegraph.InputError, match=said):
+        with pytest.raises(delegraph.errors.InputError, match=said):
             forward(f"timm:small_net@{tmp_path / file}")
 
 
@@ -119,7 +119,7 @@ def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "load", load)
     (tmp_path / "empty.pth").write_bytes(b"")
     with pytest.raises(
-        delegraph.InputError,
+        delegraph.errors.InputError,
         match=r"empty.pth' does not contain weights of this model: EOFError",
     ):
         forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
@@ -130,9 +130,9 @@ def test_unknown_names_suggest_similar_ones(timm, torchvision):
         r"timm has no model 'smal_net'\n  raised by reading of models of from_timm"
         r" [^?]*hint: did you mean small_net"
     )
-    with pytest.raises(delegraph.InputError, match=said):
+    with pytest.raises(delegraph.errors.InputError, match=said):
         forward("timm:smal_net")
-    with pytest.raises(delegraph.InputError, match=r"torchvision has 5 models"):
+    with pytest.raises(delegraph.errors.InputError, match=r"torchvision has 5 models"):
         forward("torchvision:zzz")
 
 
@@ -149,14 +149,15 @@ def test_inputs_of_the_kinds_of_torchvision(torchvision):
     assert torchvision.asked == [{"weights": None}] * 3 + [
         {"weights": None, "weights_backbone": None}
     ]
-    with pytest.raises(delegraph.InputError, match="takes a list of images"):
+    with pytest.raises(delegraph.errors.InputError, match="takes a list of images"):
         forward("torchvision:boxes")
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
 def test_missing_libraries_are_named_with_an_install_command():
     with pytest.raises(
-        delegraph.PluginUnavailable, match=r'pip install "delegraph-vision\[timm\]"'
+        delegraph.errors.PluginUnavailable,
+        match=r'pip install "delegraph-vision\[timm\]"',
     ):
         forward("timm:small_net")
 

@@ -95,6 +95,12 @@ def _cached_name(op: OpOverload) -> str:
     return str(op)
 
 
+def handle_of(node: Node) -> int:
+    """Return the debug handle of a node; 0 if it has none."""
+    handle: int = node.meta.get("debug_handle", 0)
+    return handle
+
+
 def is_operator(node: Node) -> bool:
     """Return whether reports count a call as an operator.
 

@@ -298,6 +298,22 @@ def output_values(program: ExportedProgram) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def outputs(program: ExportedProgram) -> list[tuple[OutputSpec, Any]]:
+    """Return the specs and values of all outputs, in order.
+
+    New values of buffers and inputs come first.
+    """
+    specs = program.graph_signature.output_specs
+    return list(zip(specs, output_values(program), strict=True))
+
+
+def results(program: ExportedProgram) -> list[Any]:
+    """Return the outputs of the user's program, without new values of buffers and
+    inputs.
+    """
+    return [value for spec, value in outputs(program) if spec.kind not in MUTATIONS]
+
+
 def argument_of(value: Any) -> ArgumentSpec:
     """Return the argument spec for a node or a Python constant.
 
@@ -381,6 +397,20 @@ def build_program(
     if check:
         validate(program)
     return program
+
+
+def rebuild(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` with a signature for its changed graph."""
+    signature = program.graph_signature
+    outputs = name_outputs(signature.output_specs, output_values(program))
+    return build_program(
+        program.graph_module,
+        program.graph,
+        signature.input_specs,
+        outputs,
+        program,
+        root_call(program),
+    )
 
 
 def forget_guards(program: ExportedProgram) -> None:

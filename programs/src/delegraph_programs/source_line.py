@@ -76,6 +76,11 @@ def source_of(node: Any) -> Source | None:
     return replace(source, module=_module_of(node, not source.is_users))
 
 
+def first_source(nodes: Iterable[Any]) -> Source | None:
+    """Return the first known line of the user's program among those of ``nodes``."""
+    return next(filter(None, map(source_of, nodes)), None)
+
+
 def line_of(node: Any) -> Source | None:
     """Return ``source_of(node)``, equal for all modules that run the same line of the
     user's.

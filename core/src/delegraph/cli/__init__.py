@@ -108,8 +108,8 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
     temporary files are removed.
 
     Signals that are ignored (nohup) or have a handler of the program are left alone.
-    ``ends_process``: the process exits after the block. It then ignores the signals
-    whose handlers were replaced, so that a late one does not interrupt its exit.
+    ``ends_process``: the process exits after the block. It then ignores these signals,
+    so that a late one does not interrupt its exit.
     Otherwise the handlers are restored.
     """
     candidates = [

@@ -115,7 +115,7 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """Return the files whose suffix is that of a declared format."""
+    """Return the files with the suffix of a declared format."""
     declared = (
         spec for plugin in default_registry().plugins() for spec in plugin.declarations
     )

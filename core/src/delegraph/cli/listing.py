@@ -34,8 +34,8 @@ class Backends:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """List the backends, and the plugins whose backends are not known because they
-        cannot be used.
+        """List the backends, and the plugins that cannot be used and have no known
+        backends.
         """
         with warnings.catch_warnings():
             # the list has the faults
@@ -89,8 +89,8 @@ def _table_of_backends(
 ) -> str:
     """Return the text of ``delegraph backends``.
 
-    ``unlisted``: plugins that cannot be used and whose backends are not known, so that
-    they have no row in ``infos``.
+    ``unlisted``: plugins that cannot be used. Their backends are not known, so they
+    have no row in ``infos``.
     """
     if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
@@ -126,7 +126,7 @@ def _describe_backend(info: BackendInfo) -> str:
         ["partitioners", ", ".join(info.partitioners) or "none"],
         ["runtime", "on this host" if info.has_runtime else "none on this host"],
         ["formats", ", ".join(info.formats) or "none"],
-        *([["problem", info.error], ["what to do", info.hint]] if info.error else []),
+        *([["problem", info.error], ["remedy", info.hint]] if info.error else []),
         ["options", "" if info.spec.options else "none"],
     ]
     options = table([_describe_option(o) for o in info.spec.options]).splitlines()

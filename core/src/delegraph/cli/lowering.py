@@ -8,6 +8,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,13 @@ from ..discovery.records import BackendInfo
 from ..discovery.registry import DefaultBackends, Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
-from ..report.saving import expect_report_formats, write_report
-from .attempts import Attempt
+from ..report.formats import (
+    LoweringResult,
+    TextReport,
+    expect_report_formats,
+    verification_content,
+    write_report,
+)
 
 
 class Lower:
@@ -167,9 +173,47 @@ class Lower:
 _QUANTIZING = "delegraph_quantize.command"
 
 
+@dataclass
+class Attempt(LoweringResult):
+    """The results so far.
+
+    ``bytes``: size of the saved program ``output``. ``reports``: paths of the reports.
+    """
+
+    bytes: int = 0
+    reports: list[str] = field(default_factory=list)
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields of the JSON form ``delegraph.lower/1``, which a failed
+        command adds to ``delegraph.error/1``.
+        """
+        report = None if self.report is None else self.report.to_json()
+        gates = {name: error is None for name, error in self.gates.items()}
+        verification = verification_content(self.verifications)
+        written = (
+            None
+            if self.output is None
+            else {"path": str(self.output), "bytes": self.bytes}
+        )
+        outcome = {"report": report, "verification": verification, "gates": gates}
+        return {**outcome, "output": written, "reports": self.reports}
+
+    def text(self) -> str:
+        """Return the text that is printed: its report, and the names of the files
+        written.
+        """
+        lines = [] if self.report is None else [TextReport.render(self).rstrip()]
+        lines += (
+            [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
+        )
+        # a single report is at the path that the user gave
+        lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
+        return "\n".join(lines)
+
+
 def _is_given(value: Any) -> bool:
-    """Return whether the user gave the argument whose parsed value is ``value``; 0
-    counts as given.
+    """Return whether the user gave the argument with the parsed ``value``; 0 counts as
+    given.
     """
     # not ``value not in (None, False, [])``, because 0 == False
     return value is not False and value not in (None, [])
@@ -253,8 +297,8 @@ def _lower(
 def _check(
     result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace
 ) -> None:
-    """Compare with eager if ``args`` ask for it, then check what the flags in
-    ``_GATES`` demand of the result.
+    """Compare with eager if ``args`` ask for it, then check the demands of the flags
+    in ``_GATES``.
 
     Stores the comparisons and the verdict of each gate in ``result``. Raises the error
     of the first gate that failed, but only after all are checked, so that the report

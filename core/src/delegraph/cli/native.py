@@ -46,7 +46,7 @@ def stdout_kept() -> Iterator[None]:
         sys.stdout = before
         import ctypes  # imported late: commands that fail early save the milliseconds
 
-        # Windows has no name for "what this process has loaded", but one library of C
+        # Windows cannot name the libraries of this process; it has one library of C
         ctypes.CDLL(None if os.name == "posix" else "ucrtbase").fflush(None)
         os.dup2(original, 1)
         os.close(original)

@@ -7,16 +7,16 @@ module.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..discovery.loading import lazy_names
 
 if TYPE_CHECKING:
     from ..discovery.first_party import provided
     from ..io.escape import table
-    from .arrays import read_array
     from .compilers import add_compiler_flags, chosen_compiler
     from .contract import Command, parse_options
-    from .inputs import read_inputs
+    from .inputs import read_array, read_inputs
     from .model import check_model, read_model
     from .outcome import (
         Outcome,
@@ -52,29 +52,20 @@ __all__ = [
     "tell",
 ]
 
-_NAMES = {
-    "..discovery.first_party": "provided",
-    "..io.escape": "table",
-    ".arrays": "read_array",
-    ".compilers": "add_compiler_flags chosen_compiler",
-    ".contract": "Command parse_options",
-    ".inputs": "read_inputs",
-    ".model": "check_model read_model",
-    ".outcome": (
-        "Outcome as_json expect_file expect_places natural_number output_path progress"
-        " show"
-    ),
-    ".terminal": "tell",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import each name when it is first used: the CLI uses ``terminal`` to report
-        that pluggy is missing.
-        """
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOME[name], __name__), name)
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "..discovery.first_party": "provided",
+            "..io.escape": "table",
+            ".compilers": "add_compiler_flags chosen_compiler",
+            ".contract": "Command parse_options",
+            ".inputs": "read_array read_inputs",
+            ".model": "check_model read_model",
+            ".outcome": (
+                "Outcome as_json expect_file expect_places natural_number output_path"
+                " progress show"
+            ),
+            ".terminal": "tell",
+        },
+    )

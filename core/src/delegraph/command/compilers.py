@@ -32,11 +32,11 @@ def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_compiler(args: argparse.Namespace) -> Any:
-    """Return the compiler whose flags the user gave, for
+    """Return the compiler that the user's flags choose, for
     ``delegraph.lower(compiler=...)``.
 
     None if no flag of a compiler is given. Raises UsageError for flags of several, and
-    what the compiler raises for a wrong value.
+    the errors of the compiler for a wrong value.
     """
     chosen: list[tuple[str, dict[str, Any]]] = []  # full name, options
     for spec, record in default_registry().declared(CompilerSpec):

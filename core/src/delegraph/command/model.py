@@ -61,20 +61,20 @@ class GivenModel:
         """Add a method with its arguments of ``delegraph.lower``; ``kwargs`` are its
         example keyword arguments.
         """
-        self.programs[method], self.inputs[method] = program, inputs
-        self.kwargs[method], self.dynamic_shapes[method] = (
-            dict(kwargs or {}),
-            dynamic_shapes,
-        )
+        self.programs[method] = program
+        self.inputs[method] = inputs
+        self.kwargs[method] = dict(kwargs or {})
+        self.dynamic_shapes[method] = dynamic_shapes
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``delegraph.lower`` and ``delegraph.compare``."""
-        of_methods = {
+        return {
+            "program": self.programs,
             "example_inputs": self.inputs,
             "example_kwargs": self.kwargs,
             "dynamic_shapes": self.dynamic_shapes,
+            "transforms": self.transforms,
         }
-        return {"program": self.programs, **of_methods, "transforms": self.transforms}
 
 
 def read_model(text: str) -> GivenModel:
@@ -133,89 +133,77 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """Return the model that a model file's function ``returned``, in one of these
-    forms; ``text`` names the model in errors.
+    """Return the model that the function of a model file ``returned``.
 
     A module with its example inputs, or an ExportedProgram, is the method ``forward``.
     A dict has ``model`` for the method ``forward`` alone, or ``methods`` for several by
-    name, and ``transforms`` for all of them. Raises InputError for any other form.
+    name, and ``transforms`` for all of them. ``text`` names the model in errors. Raises
+    InputError for any other form.
     """
-    model = GivenModel()
-    if isinstance(returned, Mapping):
-        _expect_keys(text, returned, _KEYS)
-        transforms = returned.get("transforms", ())
-        if not isinstance(transforms, (tuple, list)):
-            raise InputError(
-                "input-invalid",
-                f"{text}: transforms is a list, not {_describe(transforms)}",
-            )
-        model.transforms = tuple(transforms)
-        methods = returned.get("methods", {"forward": returned})
-        if not isinstance(methods, Mapping) or (
-            "methods" in returned and "model" in returned
-        ):
-            form = (
-                "either 'model' or 'methods', which maps names to dicts or to what one"
-                " method alone would return"
-            )
-            raise InputError(
-                "input-invalid",
-                f"{text}: the dict has {form}; it is {_describe(returned)}",
-            )
-    else:
-        methods = {"forward": returned}
-    for method, described in methods.items():
-        _add_method(model, text, str(method), described)
+    described = _as_dict(returned, text)
+    _expect_keys(text, described, _KEYS)
+    transforms = described.get("transforms", ())
+    if not isinstance(transforms, (tuple, list)):
+        raise _wrong(f"{text}: transforms is a list, not {_describe(transforms)}")
+    model = GivenModel(transforms=tuple(transforms))
+    if "methods" not in described:
+        _add_method(model, text, "forward", described)
+        return model
+    methods = described["methods"]
+    if not isinstance(methods, Mapping) or "model" in described:
+        form = (
+            "either 'model', or 'methods', which maps each name to the form of one"
+            " method"
+        )
+        raise _wrong(f"{text}: the dict has {form}; it is {_describe(described)}")
+    for name, method in methods.items():
+        fields = _as_dict(method, text)
+        _expect_keys(text, fields, _KEYS[:4])
+        _add_method(model, text, str(name), fields)
     return model
 
 
-def _add_method(model: GivenModel, text: str, method: str, described: Any) -> None:
-    """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict
-    with module and example inputs.
+def _as_dict(described: Any, text: str) -> Mapping[str, Any]:
+    """Return a method, or a whole model, in the form of a dict.
 
-    A dict may also have an ExportedProgram in place of the module; if it has no "args",
-    those of the program are taken. Raises InputError for any other form; ``text`` names
-    the model in errors.
+    A tuple becomes a dict with ``model``, ``args`` and maybe ``kwargs``. An
+    ExportedProgram becomes the ``model``. Raises InputError for any other form.
     """
     from torch.export import ExportedProgram
 
+    if isinstance(described, Mapping):
+        return described
     if isinstance(described, ExportedProgram):
-        _add_program(model, method, described)
+        return {"model": described}
+    is_tuple = isinstance(described, tuple) and len(described) in (2, 3)
+    if not is_tuple or (len(described) == 3 and not isinstance(described[2], Mapping)):
+        raise _wrong(
+            f"{text} returned {_describe(described)}; a model file has {_FORM}"
+        )
+    return dict(zip(_KEYS, described, strict=False))
+
+
+def _add_method(
+    model: GivenModel, text: str, method: str, fields: Mapping[str, Any]
+) -> None:
+    """Add a method, which ``fields`` describe, to ``model``.
+
+    An ExportedProgram without ``args`` has its own example inputs. Raises InputError if
+    ``fields`` lack a model, and for example inputs of another type.
+    """
+    from torch.export import ExportedProgram
+
+    if "model" not in fields:
+        raise _wrong(f"{text} returned {_describe(fields)}, which has no 'model'")
+    program = fields["model"]
+    args = fields.get("args", ())
+    if isinstance(program, ExportedProgram) and not args:
+        _add_program(model, method, program)
         return
-    # becomes (module, example inputs, and maybe keyword inputs and dynamic shapes)
-    parts = described
-    if isinstance(parts, Mapping):
-        # the dict that describes ``forward`` may be the whole one that the model file
-        # returned, with all keys
-        _expect_keys(text, parts, _KEYS if method == "forward" else _KEYS[:4])
-        if "model" not in parts:
-            raise InputError(
-                "input-invalid",
-                f"{text} returned {_describe(parts)}, which has no 'model'",
-            )
-        parts = (
-            parts["model"],
-            parts.get("args", ()),
-            parts.get("kwargs"),
-            parts.get("dynamic_shapes"),
-        )
-        if isinstance(parts[0], ExportedProgram) and not parts[1]:
-            _add_program(model, method, parts[0])
-            return
-    elif not (
-        isinstance(parts, tuple)
-        and (len(parts) == 2 or (len(parts) == 3 and isinstance(parts[2], Mapping)))
-    ):
-        raise InputError(
-            "input-invalid",
-            f"{text} returned {_describe(parts)}; a model file has {_FORM}",
-        )
-    if not isinstance(parts[1], (tuple, list)):
-        raise InputError(
-            "input-invalid",
-            f"{text}: example inputs are a tuple, not {_describe(parts[1])}",
-        )
-    model.add(method, parts[0], tuple(parts[1]), *parts[2:])
+    if not isinstance(args, (tuple, list)):
+        raise _wrong(f"{text}: example inputs are a tuple, not {_describe(args)}")
+    shapes = fields.get("dynamic_shapes")
+    model.add(method, program, tuple(args), fields.get("kwargs"), shapes)
 
 
 def _add_program(model: GivenModel, method: str, program: Any) -> None:
@@ -231,10 +219,13 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
     unknown = [key for key in given if key not in known]
     if unknown:
         names = ", ".join(map(repr, unknown))
-        raise InputError(
-            "input-invalid",
-            f"{text}: the dict has {names}; what it may have is {', '.join(known)}",
+        raise _wrong(
+            f"{text}: the dict has {names}; its keys can be {', '.join(known)}"
         )
+
+
+def _wrong(text: str) -> InputError:
+    return InputError("input-invalid", text)
 
 
 def _describe(value: Any) -> str:
@@ -320,15 +311,10 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
     errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        """Return a filter of the logger: keep the exception of a message, and do not
-        show the message.
-        """
-        # ``exc_info``: (type, exception, traceback), or None
-        errors.extend(
-            _in_short(e)
-            for e in (record.exc_info or ())[1:2]
-            if isinstance(e, BaseException)
-        )
+        """The filter: keep the exception of a message, and do not show the message."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            errors.append(_in_short(error))
         return False
 
     logger = logging.getLogger(name)
@@ -383,11 +369,8 @@ def _find_function(
         for n, f in functions.items()
         if not n.startswith("_") and _can_be_called_without_arguments(f)
     ]
-    if name is not None:
-        candidates = [name]
-    else:
-        candidates = ["model", path.stem, *(fitting if len(fitting) == 1 else [])]
-    for candidate in candidates:
+    only = fitting if len(fitting) == 1 else []
+    for candidate in [name] if name else ["model", path.stem, *only]:
         if candidate in functions:
             return functions[candidate]
     known = f"it has {', '.join(fitting)}" if fitting else "it has none"
@@ -403,9 +386,11 @@ def _find_function(
 
 def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
     """Return whether each parameter of a function is variadic or has a default."""
-    parameters = inspect.signature(function).parameters.values()
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(p.default is not p.empty or p.kind in variable for p in parameters)
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
@@ -420,20 +405,17 @@ def _guard(run: Callable[[], Any], path: Path) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a script that exits returns no model
-        frames = [
-            f
-            for f in traceback.extract_tb(e.__traceback__)
-            if Path(f.filename).resolve() == path.resolve()
-        ]
-        last = frames[-1] if frames else None
-        line = last and Source(
-            last.filename, last.lineno or 0, last.name, last.line or ""
-        )
+        line = None
+        for frame in traceback.extract_tb(e.__traceback__):
+            if Path(frame.filename).resolve() == path.resolve():
+                number = frame.lineno or 0
+                line = Source(frame.filename, number, frame.name, frame.line or "")
+        text = _in_short(e)
+        hint = None
         # such as that of a standard stream that the file closes
         if isinstance(e, InputError):
-            raise InputError(
-                "input-invalid", f"{path} failed: {e.message}", source=line, hint=e.hint
-            ) from e
+            text = e.message
+            hint = e.hint
         raise InputError(
-            "input-invalid", f"{path} failed: {_in_short(e)}", source=line
+            "input-invalid", f"{path} failed: {text}", source=line, hint=hint
         ) from e

@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 def expect_file(path: Path) -> None:
     """Raise UsageError unless ``path`` is a regular file that can be read.
 
-    For a format whose files are folders, it may be a folder.
+    It may be a folder if files of its format are folders.
     """
     if _is_package(path):
         return

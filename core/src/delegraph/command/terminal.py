@@ -3,9 +3,9 @@ this module.
 
 Much of that text comes from elsewhere: from files, plugins and exceptions. So control
 characters, characters that change the direction of writing, and characters that the
-terminal's encoding lacks are replaced by escapes. What models and plugins print
-themselves is not changed: their code could write to the terminal anyway, and progress
-bars need control characters.
+terminal's encoding lacks are replaced by escapes. Prints of models and plugins are not
+changed: their code could write to the terminal anyway, and progress bars need control
+characters.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..io.escape import printable
 def show(text: str, end: str = "\n") -> None:
     """Write a result to stdout. Raises WriteError if it cannot be written.
 
-    A pipe whose reader has stopped, as ``head`` does, is no error: the rest of the
-    result is dropped.
+    If the reader of a pipe has stopped, as ``head`` does, that is no error: the rest of
+    the result is dropped.
     """
     if sys.stdout is None or sys.stdout.closed:
         raise WriteError(
@@ -100,8 +100,8 @@ def streams_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def messages_kept() -> Iterator[None]:
-    """A block whose messages reach stderr also if code in it replaces ``sys.stderr``,
-    or closes its descriptor.
+    """A block with messages that reach stderr even if code in it replaces
+    ``sys.stderr``, or closes its descriptor.
     """
     global _messages, _descriptor
     before = _messages, _descriptor

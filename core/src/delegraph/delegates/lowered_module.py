@@ -84,7 +84,7 @@ class LoweredBackendModule(torch.nn.Module):
     crosses the border of a delegate.
 
     A call of the module takes the inputs one by one and returns a tuple. If the module
-    stands for a whole program, an entry point may set ``whole``. The module is then
+    is a whole program, an entry point may set ``whole``. The module is then
     called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
     arguments and results in the program's structure. A copy of the module shares the
     blob and all tensors except those of its state.

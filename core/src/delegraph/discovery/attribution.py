@@ -9,8 +9,8 @@ times (about a microsecond each), also by several threads at once::
         results = delegate(*args)
 
 Only the plugin's own call belongs inside: an error of delegraph raised there would be
-attributed to the plugin. Checks of what the plugin returned come after the block, or
-raise a ContractViolation whose message names the plugin.
+attributed to the plugin. Checks of the plugin's result come after the block, or raise a
+ContractViolation with the name of the plugin.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import FunctionType, SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from delegraph_programs import source_of
+from delegraph_programs.source_line import first_source
 
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
@@ -53,8 +54,8 @@ class AtWork:
     """A context manager around a call of a plugin: it adds the plugin's name to errors
     that are raised inside.
 
-    ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: what
-    the plugin is called for, such as "preprocess". ``where``: the partition, if there
+    ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: the
+    plugin's task, such as "preprocess". ``where``: the partition, if there
     is one. ``nodes``: the operators that the call is about; an error shows the first
     known line of the user's program among them. ``registry``: finds the plugin's
     distribution; if None, the registry of the enclosing ``attributing`` block does.
@@ -95,8 +96,8 @@ class AtWork:
     def _kind(self) -> Any:
         """The plugin's class or function; for a wrapper, that of the object inside.
 
-        A class whose objects wrap others has ``wraps = "NAME"``, the attribute with the
-        object inside. A subclass of it is no wrapper: its errors are its own.
+        A class of wrappers has ``wraps = "NAME"``, the attribute with the object
+        inside. A subclass of it is no wrapper: its errors are its own.
         """
         plugin = self.plugin
         while "wraps" in vars(type(plugin)):
@@ -148,14 +149,12 @@ class AtWork:
         """
         at = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{at}"
-        lines = map(source_of, self.nodes if node is None else [node])
+        source = first_source(self.nodes if node is None else [node])
         hint = (
             f"if the text does not say what to do, tell the authors of {self.owner};"
             " --debug shows the traceback"
         )
-        failed = PluginFailed(
-            "plugin-failed", text, node, next(filter(None, lines), None), hint
-        )
+        failed = PluginFailed("plugin-failed", text, node, source, hint)
         failed.raised_by = self.text
         return failed
 

@@ -333,8 +333,8 @@ def _check_kind(declaration: Declaration, value: Any) -> None:
 
 
 def _target(value: Any, objects: dict[str, Any]) -> str:
-    """Return the target that stands for ``value``: itself if it is a str, else a new
-    key of ``objects``, which keeps it.
+    """Return the target of ``value``: itself if it is a str, else a new key of
+    ``objects``, which keeps it.
     """
     if isinstance(value, str):
         return value

@@ -1,5 +1,5 @@
-"""Explains errors of plugins and wrong names: which line failed, what to do, and which
-name was probably meant.
+"""Explains errors of plugins and wrong names: the line that failed, advice, and the
+name that was probably meant.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .records import DENY, PluginRecord
 
 
 class PluginDefect(Exception):
-    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` says what its
-    authors must change.
+    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` is the change
+    that its authors must make.
     """
 
     def __init__(self, message: str, remedy: str) -> None:
@@ -25,12 +25,12 @@ class PluginDefect(Exception):
 
 _LONGEST = 1000
 _SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
-"""Exceptions of delegraph itself, whose text needs no name of a class."""
+"""Exceptions of delegraph itself. Their texts are clear without the class's name."""
 _NOT_SHOWN = {*sys.stdlib_module_names, "delegraph", "delegraph_programs"} - {
     "__main__"
 }
-"""Packages whose lines are not shown for a plugin's error. The plugin's call of them is
-more useful.
+"""Packages with lines that are not shown for a plugin's error. The plugin's call of
+them is more useful.
 """
 
 

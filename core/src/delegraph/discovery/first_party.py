@@ -29,7 +29,7 @@ COMMANDS = (
     CommandSpec(
         "lower",
         "delegraph.cli.lowering:Lower",
-        "lower a model and write what a backend makes of it",
+        "lower a model and save the program",
     ),
     CommandSpec(
         "completion",
@@ -63,7 +63,7 @@ _GROUPS: Mapping[type[Declaration], str] = {
 
 
 class Provider(NamedTuple):
-    """A distribution of this project. ``install``: what pip installs, such as
+    """A distribution of this project. ``install``: the requirement for pip, such as
     ``delegraph-iree[engine]``.
     """
 
@@ -122,24 +122,24 @@ def _providers() -> dict[tuple[str, str], Provider]:
 
 @cache
 def _our_distributions() -> dict[str, dict[str, Any]]:
-    """Return the content of our_distributions.json: by distribution, what it declares."""
+    """Return our_distributions.json: distribution -> its declarations."""
     text = Path(__file__).with_name("our_distributions.json").read_text("utf-8")
     content: dict[str, dict[str, Any]] = json.loads(text)
     return content
 
 
-def provided(target: str, what: str) -> Any:
+def provided(target: str, feature: str) -> Any:
     """Import and return ``target``, an object of another first-party distribution.
 
     Raises PluginUnavailable, with the pip command as hint, if that distribution is not
-    installed. ``what``: the feature that needs it, which begins the error's text.
+    installed. ``feature``: the feature that needs it, for the error.
     """
     # a first-party distribution is called as its package: delegraph-analysis has
     # delegraph_analysis
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):
         distribution = package.replace("_", "-")
-        text = f"{what} comes with {distribution}, which is not installed"
+        text = f"{feature} comes with {distribution}, which is not installed"
         raise PluginUnavailable(
             "plugin-unavailable", text, hint=f"pip install {distribution}"
         )

@@ -120,7 +120,7 @@ def _entry_points(distribution: Distribution) -> list[EntryPoint]:
 
 
 def _damaged(error: Exception, record: PluginRecord) -> Fault:
-    """Return the fault of a distribution whose entry points cannot be read."""
+    """Return the fault of a distribution with unreadable entry points."""
     return Fault(
         Status.BROKEN,
         "its installation is damaged: entry_points.txt cannot be read:"

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, NoReturn
 
@@ -100,8 +100,8 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 def _is_there(module: str) -> bool:
-    """Return whether ``module`` can be imported. ``sys.modules`` has None for a module
-    whose import is forbidden.
+    """Return whether ``module`` can be imported. ``sys.modules`` has None for a
+    forbidden module.
     """
     if module in sys.modules:
         return sys.modules[module] is not None
@@ -222,3 +222,24 @@ def load(target: str, installed: bool = True) -> Any:
             raise TargetMissing(text)
         value = getattr(value, part)
     return value
+
+
+# --- public names of packages ---------------------------------------------------------
+
+
+def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the function ``__getattr__`` of a package.
+
+    ``names``: module, relative to the package -> its public names, with spaces between
+    them. For another name, the function raises AttributeError.
+    """
+    homes = {
+        name: module for module, listed in names.items() for name in listed.split()
+    }
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name], package), name)
+
+    return get

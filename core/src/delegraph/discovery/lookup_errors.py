@@ -57,7 +57,7 @@ def unusable(record: PluginRecord, fault: Fault, subject: str = "") -> Delegraph
 def needs_modules(
     title: str, absent: Sequence[str], install_hint: str
 ) -> PluginUnavailable:
-    """Return the error for a declaration whose required modules are not installed."""
+    """Return the error for a declaration that needs modules which are not installed."""
     names = ", ".join(absent)
     return PluginUnavailable(
         "plugin-unavailable",
@@ -124,8 +124,8 @@ def not_declared(
     """Return the error for a command, format, report, model or compiler ``asked`` that
     no usable plugin declares.
 
-    If a distribution of this project has it, the error says why that distribution
-    cannot be used, or how to install it. Otherwise the error suggests the closest name
+    If a distribution of this project has it, the error has the fault of that
+    distribution, or the command that installs it. Otherwise the error suggests the closest name
     in ``known``.
     """
     is_file = issubclass(kind, BySuffix)
@@ -157,8 +157,8 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
 
     If it is the class of a backend that is declared with another id, that declaration
     is the fault. If a plugin that cannot be used has that name, or its distribution
-    does, the error says why. If a distribution of this project has such a backend, the
-    error says how to install it. Otherwise the error suggests the closest name.
+    does, the error has its fault. If a distribution of this project has such a backend,
+    the error has the command that installs it. Otherwise it suggests the closest name.
     """
     entries = [BackendEntry(s, r) for r in records for s in r.backends]
     for entry in entries:

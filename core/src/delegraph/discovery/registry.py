@@ -160,8 +160,8 @@ class Registry:
         return sorted(infos, key=lambda info: (info.name, info.distribution))
 
     def plugins(self) -> list[PluginRecord]:
-        """One record for each installed or registered plugin, usable or not. A plugin
-        with a backend whose name another one has, too, has that fault.
+        """Return one record for each installed or registered plugin, usable or not. If
+        two backends have the same name, their plugins have that fault.
         """
         entries = self._entries()
         records = []
@@ -512,12 +512,12 @@ class Registry:
         ``kind``: the declaration's class. ``asked``: its name, ``distribution/name``,
         or a file's name, of which the suffix counts. Raises PluginConflict,
         PluginUnavailable or PluginBroken; if no plugin declares it, FormatNotFound or
-        UsageError, whose hint names a distribution to install.
+        UsageError, with a distribution to install as hint.
         """
         return self._resolve(*self._get(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
-        """Return the declaration whose target ``get`` would import. Raises the same
+        """Return the declaration of the target that ``get`` imports. Raises the same
         errors except PluginBroken.
         """
         return self._get(kind, asked)[0]
@@ -734,8 +734,8 @@ class Registration(ExitStack):
 def _conflict_fault(
     entry: BackendEntry, entries: Sequence[BackendEntry]
 ) -> Fault | None:
-    """Return the fault of a backend whose name or id another of ``entries`` has,
-    whether that one can be used or not; None if both are free.
+    """Return the fault of a backend if another of ``entries``, usable or not, has the
+    same name or id; None otherwise.
     """
     for name in entry.names:
         same = [other for other in entries if name in other.names]

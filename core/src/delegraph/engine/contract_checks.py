@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from delegraph_programs import all_nodes, output_values, user_inputs
-from delegraph_programs.exported_program import MUTATIONS
+from delegraph_programs.exported_program import MUTATIONS, results
 from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -204,8 +204,11 @@ def _check_convention(
         for n in program.graph.nodes
         if n.op == "placeholder" and n.name in inputs
     ]
-    outputs = [_type_of(value) for value in _results(fresh)]
-    values = _results(program)
+    outputs = [_type_of(value) for value in results(fresh)]
+    # the backend may have left another number of outputs
+    specs = program.graph_signature.output_specs
+    pairs = zip(specs, output_values(program), strict=False)
+    values = [value for spec, value in pairs if spec.kind not in MUTATIONS]
     # a backend's own nodes may have no recorded type: then the old type counts, or "?"
     # if there was no such output
     outputs_now = [
@@ -227,16 +230,6 @@ def _check_convention(
             )
             text += f", and {present} in the program that it left"
             raise ContractViolation("contract-violation", text, hint=hint)
-
-
-def _results(program: ExportedProgram) -> list[Any]:
-    """Return the values that a program returns, without new values of buffers and
-    inputs.
-    """
-    specs = zip(
-        program.graph_signature.output_specs, output_values(program), strict=False
-    )
-    return [value for spec, value in specs if spec.kind not in MUTATIONS]
 
 
 def _type_of(value: Any) -> str | None:

@@ -4,8 +4,8 @@ An operator that a backend keeps stays whole. Every other call that has a decomp
 is traced by itself, with fake tensors. The decomposition replaces it, and the backend
 is asked about the new calls. If no backend takes any part, the call stays whole, and
 the host calls it as eager PyTorch does. Program files that need core ATen ask for it
-afterwards (``finish``). The program is never retraced as a whole. If a backend refuses
-nothing, nothing is done.
+afterwards (``in_core_aten``). The program is never retraced as a whole. If a backend
+refuses nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -13,25 +13,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from delegraph_programs import (
     TRACING,
-    build_program,
+    all_nodes,
     copy_program,
-    name_outputs,
+    decompose_calls,
+    exported_program,
     operator_name,
-    output_values,
-    root_call,
     to_core,
 )
-from delegraph_programs.call_names import LEFT
+from delegraph_programs.call_names import LEFT, handle_of
 from delegraph_programs.decompose.decomposition_tables import beyond_core
 from delegraph_programs.decompose.inline import Inlining
 from delegraph_programs.decompose.trace import LINEAR, Decomposition, Tracer
 from delegraph_programs.operator_schema import is_view
-from delegraph_programs.subgraphs import rewrite_subgraphs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -62,12 +59,12 @@ class Decomposer:
         self.tracer = Tracer()
         self._session = session
         self._may_fail = may_fail
-        # keys of calls whose decomposition was of no use
+        # keys of calls that were decomposed without use
         self._useless: set[Any] = set()
 
     @property
     def notes(self) -> list[str]:
-        """Return notes about calls whose decompositions could not be traced."""
+        """Return notes about decompositions that could not be traced."""
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(
@@ -133,31 +130,6 @@ class Decomposer:
                 return answer
             program = rebuild(program)
 
-    def finish(
-        self, program: ExportedProgram, keep: Collection[Any] = ()
-    ) -> ExportedProgram:
-        """Return ``program`` with the host's calls in core ATen, subgraphs included.
-
-        Operators in ``keep`` stay whole.
-        """
-        rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
-        self.tracer.begin(program)
-        nodes = [
-            n for n in _calls(program) if n.target not in keep and to_core(n.target)
-        ]
-        for node in nodes:
-            # the report counts the user's call, not the calls that replace it here
-            node.meta[LEFT] = (
-                node.meta.get("debug_handle", 0),
-                node.name,
-                operator_name(node),
-            )
-        reducer = _Reducer(
-            self.tracer, lambda node: node.target in keep, frozenset(keep)
-        )
-        changed = [n for n in nodes if reducer.decompose(n)]
-        return rebuild(program) if changed else program
-
     def _decompose_for_tags(
         self,
         program: ExportedProgram,
@@ -207,8 +179,7 @@ class Decomposer:
             reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
             # a list: all of them, not just the first
             return any([reducer.decompose(n, composites) for n in unwanted])
-        work = AtWork(partitioner, "support check")
-        keeps = self._guarded(work.around(_KeepsByAsking(support)))
+        keeps = self._guarded(partitioner, _KeepsByAsking(support))
         attempts = _Attempts(
             self.tracer, lambda node: keeps(node) or kept_later(node), self._useless
         )
@@ -246,31 +217,38 @@ class Decomposer:
 
         The partitioner wants to be asked about these operators.
         """
-        work = AtWork(partitioner, "support check")
         support = support_of(partitioner)
+        work = AtWork(partitioner, "support check")
         if support is None:
             with work:
                 operators, wanted = partitioner.ops_to_not_decompose(program)
-            listed = partial(_is_listed, frozenset(operators), wanted)
-            return self._guarded(work.around(listed)), set(operators)
+            listed = frozenset(operators)
+
+            def is_listed(node: Node) -> bool:
+                """Return whether the call is kept; ``wanted`` None keeps all calls."""
+                return node.target in listed and (wanted is None or wanted(node))
+
+            return self._guarded(partitioner, is_listed), listed
         with work:
             support.begin(program)
-        keeps = self._guarded(work.around(_KeepsByAsking(support)))
+        keeps = self._guarded(partitioner, _KeepsByAsking(support))
         # the contract of ``Support``: every call, in graph order
         for node in _calls(program):
             keeps(node)
         return keeps, LINEAR
 
-    def _guarded(self, keeps: Keeps) -> Keeps:
-        """Return ``keeps``; if partitioners may fail, it keeps no call about which it
-        raises an exception.
+    def _guarded(self, partitioner: Partitioner, keeps: Keeps) -> Keeps:
+        """Return ``keeps``, a function of ``partitioner``, with errors that name it.
+
+        If partitioners may fail, it keeps no call about which it raises an exception.
         """
+        attributed = AtWork(partitioner, "support check").around(keeps)
         if not self._may_fail:
-            return keeps
+            return attributed
 
         def kept(node: Node) -> bool:
             try:
-                return keeps(node)
+                return attributed(node)
             except PluginFailed as failure:
                 if not may_be_refusal(failure):
                     raise
@@ -289,7 +267,14 @@ def in_core_aten(
     cannot decompose for its arguments stays whole, too.
     """
     with TRACING:
-        return Decomposer().finish(copy_program(program), keep)
+        program = copy_program(program)
+        for node in all_nodes(program.graph_module):
+            if node.op != "call_function" or node.target in keep:
+                continue
+            if to_core(node.target):
+                # the report counts the user's call, not the calls that replace it here
+                node.meta[LEFT] = (handle_of(node), node.name, operator_name(node))
+        return decompose_calls(program, lambda node: node.target in keep, keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
@@ -306,30 +291,9 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 
     The tags of the last answer are removed.
     """
-    graph = program.graph
-    signature = program.graph_signature
-    for node in graph.nodes:
+    for node in program.graph.nodes:
         node.meta.pop("delegation_tag", None)
-    outputs = name_outputs(signature.output_specs, output_values(program))
-    return build_program(
-        program.graph_module,
-        graph,
-        signature.input_specs,
-        outputs,
-        program,
-        root_call(program),
-    )
-
-
-def _is_listed(
-    operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node
-) -> bool:
-    """Return whether ``ops_to_not_decompose`` keeps the call ``node`` whole.
-
-    ``operators`` and ``wanted`` are its results. ``wanted`` None keeps all calls of
-    ``operators``.
-    """
-    return node.target in operators and (wanted is None or wanted(node))
+    return exported_program.rebuild(program)
 
 
 def support_of(partitioner: Partitioner) -> Support | None:
@@ -404,7 +368,7 @@ class _Attempts:
 
     A core ATen operator is decomposed only if the backend takes all parts. Parts left
     to the host gain nothing, since the host runs the whole operator just as well.
-    ``useless``: keys of calls whose decomposition was of no use.
+    ``useless``: keys of calls that were decomposed without use.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:

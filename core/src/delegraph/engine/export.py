@@ -273,7 +273,7 @@ _LIBRARIES = tuple(
 def _user_line(error: BaseException) -> SourceLine | None:
     """Return the innermost line of the user's program that torch was tracing, or None."""
     # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph
-    # are left out, and those of code that torch generates, whose file is "<string>".
+    # are left out, and those of code that torch generates (file "<string>").
     frames = [
         *traceback.extract_tb(error.__traceback__),
         *getattr(error, "real_stack", ()),

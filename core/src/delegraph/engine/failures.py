@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -35,11 +35,12 @@ def may_be_refusal(error: BaseException) -> bool:
     is_own = getattr(errors, type(error).__name__, None) is type(error)
     if is_own and not isinstance(error, PluginFailed):
         return False
-    causes = list(_causes(error))
-    return all(
-        isinstance(cause, Exception) and not isinstance(cause, MemoryError)
-        for cause in causes
-    )
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception) or isinstance(cause, MemoryError):
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return True
 
 
 def text_of(failure: DelegraphError) -> str:
@@ -118,13 +119,3 @@ def _refusal(error: Exception) -> Reason:
     if not may_be_refusal(error):
         raise error
     return reason_of(error)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, and those that led to it."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__

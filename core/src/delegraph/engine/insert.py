@@ -14,11 +14,11 @@ from delegraph_programs import (
     copy_node,
     name_outputs,
     output_node,
-    output_values,
     placeholders,
     root_call,
 )
 from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.exported_program import outputs as program_outputs
 from delegraph_programs.subgraphs import put_back
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec
@@ -171,13 +171,7 @@ class _HostProgram:
         left_out = stored_by_delegates(program, self.state)  # positions of outputs
         specs = []
         values = []
-        for k, (spec, value) in enumerate(
-            zip(
-                program.graph_signature.output_specs,
-                output_values(program),
-                strict=True,
-            )
-        ):
+        for k, (spec, value) in enumerate(program_outputs(program)):
             if k not in left_out:
                 specs.append(spec)
                 values.append(self.env[value] if isinstance(value, Node) else value)

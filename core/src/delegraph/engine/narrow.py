@@ -2,9 +2,9 @@
 stays delegated.
 
 A compiler that raises an exception seldom names the operator that caused it. So the
-calls of the partition are put into an order, and the longest beginning that compiles is
-found by halving. The call after it goes to the next backend or to the host. The same is
-done with the calls after that.
+longest beginning of the partition that compiles is found by halving, in graph order.
+The call after it goes to the next backend or to the host. The same is done with the
+calls after that.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from delegraph_programs.node_sets import find_root, reachable
+from delegraph_programs.node_sets import reachable
 from torch.fx import Node
 
-from ..partitioner import PartitionResult
+from ..partitioner import PartitionResult, levels
 from .extract import begin_work
 from .partition import Partition, Tags, Work
 from .plan import connected_partitions
-from .schedule import draws, sort_by_needs
+from .schedule import draws
 
 MOST_COMPILATIONS = 8
 """Most attempts to compile parts of one partition."""
 _FOR_THE_REST = 2
 """Attempts that halving leaves for the calls that follow the beginning."""
-
-Unit = Sequence[Node]
-"""Calls that are compiled together, in graph order."""
 
 
 @dataclass
@@ -55,7 +52,7 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
     if not work.not_compiled.has_failed or not _can_be_split(work.partition):
         return Narrowed(work, refused=[work])
     search = _Search(work, compile_part)
-    search.run(_Units(work.partition).in_order())
+    search.run()
     return Narrowed(work, search.kept, search.refused)
 
 
@@ -83,10 +80,13 @@ class _Search:
         self._compile_part = compile_part
         self._left = MOST_COMPILATIONS
         self._reason = work.not_compiled
-        self._constant = constant_calls(work.partition)
+        self._constant = _constant_calls(work.partition)
 
-    def run(self, units: Sequence[Unit]) -> None:
-        """Fill ``kept`` and ``refused`` with ``units``, which fail together."""
+    def run(self) -> None:
+        """Fill ``kept`` and ``refused`` with the calls of the partition."""
+        nodes = self._work.partition.nodes
+        # a call that unpacks results is not separated from the call that makes them
+        units = levels.units(n for n in nodes if n not in self._constant)
         if not units:
             self.refused.append(self._work)
         while units:
@@ -113,14 +113,14 @@ class _Search:
             if units and self._keep(units):
                 return
 
-    def _keep(self, units: Sequence[Unit]) -> bool:
+    def _keep(self, units: Sequence[levels.Unit]) -> bool:
         """Return whether ``units`` compile; their work is then in ``kept``."""
         compiled = self._attempt(units)
         if compiled is not None:
             self.kept.append(compiled)
         return compiled is not None
 
-    def _attempt(self, units: Sequence[Unit]) -> Work | None:
+    def _attempt(self, units: Sequence[levels.Unit]) -> Work | None:
         """Return the compiled work on a part with ``units``.
 
         Returns None if it does not compile, or if no attempt is left.
@@ -135,7 +135,7 @@ class _Search:
             return None
         return work
 
-    def _part(self, units: Sequence[Unit]) -> Partition:
+    def _part(self, units: Sequence[levels.Unit]) -> Partition:
         """Return a partition of ``units``, with copies of constant calls that they need."""
         whole = self._work.partition
         program = self._work.plan.program
@@ -154,7 +154,7 @@ class _Search:
         result = PartitionResult(program, {tag: whole.spec}, whole.boundary_types)
         return connected_partitions(program, result, tags)[tag]
 
-    def _refuse(self, units: Sequence[Unit]) -> None:
+    def _refuse(self, units: Sequence[levels.Unit]) -> None:
         """Add ``units`` to ``refused``, with the reason of the last failed attempt."""
         refused = {node for unit in units for node in unit}
         nodes = [node for node in self._work.partition.nodes if node in refused]
@@ -164,60 +164,7 @@ class _Search:
         )
 
 
-class _Units:
-    """The calls of a partition, except those on constants, in groups that are not
-    separated.
-
-    A call that unpacks results is not separated from the call that makes them.
-    Compilers match quantize and dequantize with the call between them. So a quantize
-    stays with the call before it, and a dequantize with its first user. If the scale is
-    computed at run time, all of these calls stay together.
-    """
-
-    def __init__(self, partition: Partition) -> None:
-        constant = constant_calls(partition)
-        self._calls = [node for node in partition.nodes if node not in constant]
-        self._root = {node: node for node in self._calls}
-        for node in self._calls:
-            name = getattr(node.target, "__name__", "")
-            first_user = [user for user in self._calls if user in node.users][:1]
-            value = node.all_input_nodes[:1]
-            scales = [n for n in node.all_input_nodes[1:] if n in self._root]
-            if name.startswith("dequantize"):
-                self._join(node, first_user)
-            elif name.startswith("quantize") and scales:
-                self._join(node, [*scales, *first_user])
-            elif name.startswith("quantize") or name == "getitem":
-                self._join(node, value)
-
-    def in_order(self) -> list[Unit]:
-        """Return the groups, each after those that it needs.
-
-        Where there is a choice, they are in graph order.
-        """
-        position = {node: k for k, node in enumerate(self._calls)}
-        groups: dict[int, list[Node]] = {}
-        group_of: dict[Node, int] = {}
-        first_of: dict[Node, int] = {}
-        for node in self._calls:
-            first = first_of.setdefault(find_root(self._root, node), position[node])
-            groups.setdefault(first, []).append(node)
-            group_of[node] = first
-        needs: dict[int, set[int]] = {first: set() for first in groups}
-        for node in self._calls:
-            own = group_of[node]
-            operands = [n for n in node.all_input_nodes if n in group_of]
-            needs[own].update(group_of[n] for n in operands if group_of[n] != own)
-        return [groups[first] for first in sort_by_needs(needs)]
-
-    def _join(self, node: Node, others: Sequence[Node]) -> None:
-        """Put ``node`` into one group with those of ``others`` that are calls here."""
-        for other in others:
-            if other in self._root:
-                self._root[find_root(self._root, node)] = find_root(self._root, other)
-
-
-def constant_calls(partition: Partition) -> set[Node]:
+def _constant_calls(partition: Partition) -> set[Node]:
     """Return the calls of a partition that compute constants.
 
     All of their operands are constants, and they draw no random numbers.

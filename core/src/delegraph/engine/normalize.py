@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from delegraph_programs import normalize, output_values, user_inputs
-from delegraph_programs.exported_program import forget_guards, why_not_valid
+from delegraph_programs import normalize, user_inputs
+from delegraph_programs.exported_program import forget_guards, results, why_not_valid
 from delegraph_programs.known_scalars import fold_scalars
 from delegraph_programs.shared_state import mark_shared_state
 from delegraph_programs.training_mode import training_note
 from delegraph_programs.type_aliases import Transform
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..delegates.lowered_module import Argument
@@ -91,13 +90,7 @@ def _transformed(
 def _border(program: ExportedProgram) -> dict[str, str]:
     """Return ``input x`` or ``output 0`` -> its type as text, for tensors."""
     nodes = {f"input {node.name}": node for node in user_inputs(program)}
-    specs = program.graph_signature.output_specs
-    outputs = [
-        value
-        for spec, value in zip(specs, output_values(program), strict=True)
-        if spec.kind is OutputKind.USER_OUTPUT
-    ]
-    for position, value in enumerate(outputs):
+    for position, value in enumerate(results(program)):
         if isinstance(value, Node):
             nodes[f"output {position}"] = value
     return {

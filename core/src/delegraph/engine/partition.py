@@ -62,7 +62,7 @@ Unit = Partition | Node
 class Plan:
     """The partitions of one program, and the calls that stay on the host.
 
-    ``tags``: node -> partitions that compute it; None stands for the host. A constant
+    ``tags``: node -> partitions that compute it; None is the host. A constant
     may have several tags, and None as well. ``provider``: delegated node -> the
     partition that returns its value. ``snapshot``: the program as the partitioner got
     it. ``units``: partitions and nodes of the host, in the order in which they run.

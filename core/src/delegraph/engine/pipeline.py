@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,10 +26,10 @@ from ..discovery.registry import Registry, default_registry
 from ..partitioner import Partitioner
 from ..report.collect import reasons_of
 from ..report.model import Report
-from ..report.rows import GivenBack, Reasons, ReportOrigin, Rows
+from ..report.rows import GivenBack, Reasons, ReportOrigin, Rows, SupportCheck
 from .compile import Serial
 from .compile_partitions import PartitionCompiler, expect_known_backends
-from .decompose import Decomposer, rebuild
+from .decompose import Decomposer, in_core_aten, rebuild
 from .export import Source, export_method
 from .extract import begin_work
 from .insert import insert_delegates
@@ -40,7 +39,7 @@ from .planner import Planner, compute_constants
 from .refused import given_back_row
 from .schedule import random_notes
 from .session import Session
-from .what_if import SupportCheck, repeatable_check, still_refused
+from .what_if import repeatable_check
 
 STEPS = (
     "export",
@@ -70,9 +69,7 @@ class Settings(NamedTuple):
 
     ``session``: calls partitioners and compiles partitions. ``turns``: one for each
     backend, in order of preference. ``transforms``: the user's, by method.
-    ``decomposes``: decompose operators that no backend keeps. ``core_aten``: bring the
-    calls of the host into core ATen, apart from these operators; None: leave them.
-    ``has_report``: fold constants, and leave partitions that a compiler refuses to the
+    ``decomposes``: decompose operators that no backend keeps. ``has_report``: fold constants, and leave partitions that a compiler refuses to the
     next backend or the host; without a report, such a refusal is an error. ``whole``:
     the one partition of a method is called with all inputs of its program.
     """
@@ -82,7 +79,6 @@ class Settings(NamedTuple):
     turns: Sequence[Turn]
     transforms: Mapping[str, Sequence[Transform]] = MappingProxyType({})
     decomposes: bool = True
-    core_aten: Collection[object] | None = None
     has_report: bool = False
     whole: bool = False
 
@@ -189,9 +185,6 @@ def lower_exported(
     with journal.step("finish"):
         if findings.given_back and settings.has_report:
             _compute_left_constants(programs, journal)
-        if settings.core_aten is not None:
-            for method, program in programs.items():
-                programs[method] = decomposer.finish(program, settings.core_aten)
         journal.notes += decomposer.notes
         journal.notes += settings.session.notes
         journal.notes += random_notes(programs, findings.delegates)
@@ -256,13 +249,13 @@ def _report(
     settings: Settings,
     journal: Journal,
 ) -> Report:
-    """Return the report, whose rows are built when they are first read."""
+    """Return the report. Its rows are built when they are first read."""
     origin = ReportOrigin(
         programs,
         findings.delegates,
         findings.reasons,
         [turn.name for turn in settings.turns],
-        partial(still_refused, findings.checks),
+        findings.checks,
         findings.given_back,
     )
     # the names are read now, because a backend may be taken out of the registry before
@@ -315,7 +308,9 @@ def lower_programs(
             [Turn(f"choice {k + 1}", turn) for k, turn in enumerate(turns)],
             transforms,
             decomposes=core_aten is not None,
-            core_aten=core_aten,
             whole=whole,
         )
-        return lower_exported(programs, settings, Journal()).programs
+        lowered = lower_exported(programs, settings, Journal()).programs
+    if core_aten is None:
+        return lowered
+    return {m: in_core_aten(program, core_aten) for m, program in lowered.items()}

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from delegraph_programs import (
     constant_placeholders,
     is_operator,
-    output_values,
     written_values,
 )
-from delegraph_programs.exported_program import SHARED_STATE
+from delegraph_programs.exported_program import SHARED_STATE, outputs
 from delegraph_programs.snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -327,9 +326,7 @@ def _connect(
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
     """Return node -> its first position among the results of the program."""
     positions: dict[Node, int] = {}
-    for k, (spec, value) in enumerate(
-        zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    ):
+    for k, (spec, value) in enumerate(outputs(program)):
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
             positions.setdefault(value, k)
     return positions

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from delegraph_programs import Source, is_operator, source_of
+from delegraph_programs import Source, is_operator
 from delegraph_programs.call_names import count_operators
+from delegraph_programs.source_line import first_source
 from torch.fx import Node
 
 from ..partitioner.contract import Reason, Refusal
@@ -135,9 +136,8 @@ def given_back_row(backend: str, work: Work) -> GivenBack:
     """Return the report's row about a partition that ``backend`` refused."""
     assert work.not_compiled is not None
     nodes = work.partition.nodes
-    lines = map(source_of, work.partition.nodes)
     source = work.not_compiled.error.source
-    shown = source if isinstance(source, Source) else next(filter(None, lines), None)
+    shown = source if isinstance(source, Source) else first_source(nodes)
     reason = work.not_compiled.reason
     return GivenBack(
         work.method, backend, work.partition.tag, count_operators(nodes), reason, shown

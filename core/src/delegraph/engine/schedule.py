@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from delegraph_programs import all_nodes, is_random
+from delegraph_programs.call_names import handle_of
 from delegraph_programs.subgraphs import subgraphs_of
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -130,9 +131,7 @@ def random_notes(
             )
     for method, program in programs.items():
         # debug handles grow in the order of eager's calls
-        handles = [
-            n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)
-        ]
+        handles = [handle_of(n) for n in program.graph.nodes if draws(n)]
         if handles != sorted(handles):
             yield (
                 f"{method} draws random numbers in another order than eager: a seed"

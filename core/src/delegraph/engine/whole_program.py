@@ -9,7 +9,7 @@ differ, its delegate is compiled again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from delegraph_programs import (
     constant_tensor,
     copy_node,
     flat_call,
-    output_values,
     placeholder_of,
     placeholders,
     user_inputs,
@@ -31,6 +30,8 @@ from delegraph_programs.exported_program import (
     CONSTANT_KINDS,
     MUTATIONS,
     STATE_WRITES,
+    outputs,
+    results,
 )
 from delegraph_programs.subgraphs import next_handles
 from torch.export import ExportedProgram
@@ -105,10 +106,8 @@ def _border_of(program: ExportedProgram) -> _Border:
             raise _cannot(f"the host computes {node.name} for the delegate")
         if specs[node].target in written:
             raise _kept_by_host(str(specs[node].target))
-    outputs: list[int | Node] = []
-    for position, (spec, value) in enumerate(
-        zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    ):
+    origins: list[int | Node] = []
+    for position, (spec, value) in enumerate(outputs(program)):
         if spec.kind in STATE_WRITES:
             raise _kept_by_host(str(spec.target))
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
@@ -116,8 +115,8 @@ def _border_of(program: ExportedProgram) -> _Border:
                 f"it writes to its input {spec.target}, which a file of one delegate"
                 " cannot do"
             )
-        outputs.append(_origin_of(value, call, position))
-    return _Border(inputs, passed, outputs)
+        origins.append(_origin_of(value, call, position))
+    return _Border(inputs, passed, origins)
 
 
 def _origin_of(value: Any, call: Node, position: int) -> int | Node:
@@ -275,20 +274,16 @@ class _Build:
         """Return the new values of the delegate's own buffers, then the results of the
         method.
         """
-        part_specs = self.part.graph_signature.output_specs
-        pairs = list(zip(part_specs, output_values(self.part), strict=True))
         values: list[Node] = []
-        for spec, value in pairs:
+        for spec, value in outputs(self.part):
             if spec.kind in MUTATIONS:
                 values.append(self.env[value])
                 self.outputs.append(
                     OutputSpec(spec.kind, argument_of(values[-1]), spec.target)
                 )
-        results = [
-            self.env[value] for spec, value in pairs if spec.kind not in MUTATIONS
-        ]
+        own_results = [self.env[value] for value in results(self.part)]
         for origin in self.border.outputs:
-            new = self._result(origin, results, values)
+            new = self._result(origin, own_results, values)
             values.append(new)
             self.outputs.append(
                 OutputSpec(OutputKind.USER_OUTPUT, argument_of(new), None)
@@ -296,14 +291,15 @@ class _Build:
         self.graph.output(tuple(values))
 
     def _result(
-        self, origin: int | Node, results: Sequence[Node], taken: Collection[Node]
+        self, origin: int | Node, own: Sequence[Node], taken: Collection[Node]
     ) -> Node:
         """Return the node of one result.
 
-        Each result must be a value of its own, so it may be a clone.
+        Each result must be a value of its own, so it may be a clone. ``own``: the
+        delegate's outputs. ``taken``: nodes that are results already.
         """
         if isinstance(origin, int):
-            value = results[origin]
+            value = own[origin]
             return self._clone(value) if value in taken else value
         return self._clone(
             self._crossing(
@@ -363,18 +359,12 @@ def _compiled(
         )
         raise _cannot(text, result.hint or _HINT) from result.error
     names = user_inputs(program)
-    outputs = zip(
-        program.graph_signature.output_specs, output_values(program), strict=True
-    )
-    values = [value for spec, value in outputs if spec.kind not in MUTATIONS]
     whole = LoweredBackendModule(
         module.backend_id,
         program,
         module.compile_specs,
         [Argument.of(node.name, node.meta["val"]) for node in names],
-        [Argument.of(node.name, node.meta["val"]) for node in values],
+        [Argument.of(node.name, node.meta["val"]) for node in results(program)],
     )
     whole.attach(result, backend.producer, delegate.fingerprint)
-    return DelegateInfo(
-        delegate.method, delegate.name, whole, delegate.nodes, delegate.seconds
-    )
+    return replace(delegate, module=whole, compiled="")

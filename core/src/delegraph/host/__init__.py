@@ -6,8 +6,9 @@ the modules are not.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..discovery.loading import lazy_names
 
 if TYPE_CHECKING:
     from .compatibility import ProgramCompatibility
@@ -32,23 +33,15 @@ __all__ = [
     "run_in_eager",
 ]
 
-_NAMES = {
-    "compatibility": "ProgramCompatibility",
-    "executor": "run_in_eager",
-    "files": "FileFormat LoadedProgram",
-    "graph_function": "eager_target is_observable",
-    "statistics": "TOLERANCES OutputStatistics compare finite",
-    "verify": "Verification call_of_model",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used. Raises AttributeError for any
-        other name.
-        """
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            ".compatibility": "ProgramCompatibility",
+            ".executor": "run_in_eager",
+            ".files": "FileFormat LoadedProgram",
+            ".graph_function": "eager_target is_observable",
+            ".statistics": "TOLERANCES OutputStatistics compare finite",
+            ".verify": "Verification call_of_model",
+        },
+    )

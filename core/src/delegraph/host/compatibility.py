@@ -60,7 +60,7 @@ class ProgramCompatibility:
 
     def __str__(self) -> str:
         """Return a line with the worst verdict, then one for each delegate: where it
-        is, what compiled it, verdict, reason.
+        is, its producer, verdict, reason.
         """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
@@ -118,9 +118,7 @@ def compatibility_of(
 def expect_compatible(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry
 ) -> None:
-    """Raise FormatError, with the runtime's reason, if the runtime says that the blob
-    cannot run.
-    """
+    """Raise FormatError, with the runtime's reason, if the runtime cannot run the blob."""
     answer = compatibility_of(header, compile_specs, registry)
     if answer is not None and answer.verdict == "cannot":
         hint = "lower the model again here, or run the file where it was made for"

@@ -31,6 +31,7 @@ from delegraph_programs.required_strides import (
     same_strides,
 )
 from delegraph_programs.shared_memory import expect_written_apart
+from delegraph_programs.source_line import first_source
 from delegraph_programs.traced_sizes import failed_at
 from delegraph_programs.tracing_lock import ForkSafeLock
 from torch.export import ExportedProgram
@@ -45,7 +46,7 @@ from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible
-from .graph_function import Graph, GraphFunction
+from .graph_function import BoundDelegate, Graph, GraphFunction
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -56,64 +57,6 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
     WeakKeyDictionary()
 )
 """Runtime that is not thread-safe -> the lock that is held while it loads or runs."""
-
-
-class Delegates:
-    """The delegates of one instance of a program, each loaded at most once.
-
-    Delegates that keep state are loaded again for each instance (``fresh``).
-    ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
-    original operators ("eager").
-    """
-
-    def __init__(
-        self, registry: Registry, on_missing: OnMissingRuntime = "error"
-    ) -> None:
-        self.registry = registry
-        self.on_missing = on_missing
-        # without state: all instances share this table
-        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
-        # of this instance alone
-        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
-
-    def fresh(self) -> Delegates:
-        """Return the delegates of another instance: those without state are shared, the
-        others will be loaded anew.
-        """
-        another = Delegates(self.registry, self.on_missing)
-        another._loaded = self._loaded
-        return another
-
-    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """Return the delegate that runs the calls of ``module``."""
-        table = self._stateful if module.state else self._loaded
-        return table.setdefault(module, LoadedDelegate(module, self))
-
-
-@dataclass(frozen=True, eq=False)
-class StoredDelegate:
-    """A delegate that was read from a file: what its runtime needs, without the program
-    of its partition.
-
-    ``data``: named data. ``where``: where the delegate is, for errors.
-    """
-
-    backend_id: str
-    processed_bytes: bytes
-    compile_specs: list[CompileSpec]
-    data: Mapping[str, bytes]
-    where: str
-    header: BlobHeader
-    outputs: None = None
-
-    @property
-    def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Where the delegate is, and its nodes (none), for errors of its runtime."""
-        return self.where, ()
-
-    def named_data(self) -> Mapping[str, bytes]:
-        """Named data by key."""
-        return self.data
 
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -141,6 +84,70 @@ class DelegateHook:
 
 
 _PLAIN = DelegateHook()
+
+
+class Delegates:
+    """The delegates of one instance of a program, each loaded at most once.
+
+    Delegates that keep state are loaded again for each instance (``fresh``).
+    ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
+    original operators ("eager"). ``hook_of``: returns the hook of a delegate, which
+    passes values or times inside of it to an observer.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        on_missing: OnMissingRuntime = "error",
+        hook_of: Callable[[LoweredBackendModule], DelegateHook] = lambda module: _PLAIN,
+    ) -> None:
+        self.registry = registry
+        self.on_missing = on_missing
+        self._hook_of = hook_of
+        # without state: all instances share this table
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        # of this instance alone
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
+
+    def fresh(self) -> Delegates:
+        """Return the delegates of another instance: those without state are shared, the
+        others are loaded again.
+        """
+        another = Delegates(self.registry, self.on_missing, self._hook_of)
+        another._loaded = self._loaded
+        return another
+
+    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """Return the delegate that runs the calls of ``module``."""
+        table = self._stateful if module.state else self._loaded
+        # ``setdefault``: of two threads, both get the delegate of the first
+        loaded = LoadedDelegate(module, self, self._hook_of(module))
+        return table.setdefault(module, loaded)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDelegate:
+    """A delegate that was read from a file, without the program of its partition.
+
+    ``data``: named data. ``where``: where the delegate is, for errors.
+    """
+
+    backend_id: str
+    processed_bytes: bytes
+    compile_specs: list[CompileSpec]
+    data: Mapping[str, bytes]
+    where: str
+    header: BlobHeader
+    outputs: None = None
+
+    @property
+    def place(self) -> tuple[str, tuple[Node, ...]]:
+        """Where the delegate is, and its nodes (none), for errors of its runtime."""
+        return self.where, ()
+
+    def named_data(self) -> Mapping[str, bytes]:
+        """Named data by key."""
+        return self.data
 
 
 class LoadedDelegate:
@@ -242,8 +249,9 @@ class LoadedDelegate:
         hint = (
             "for its authors: compute into tensors of your own, inputs are the caller's"
         )
-        source = next(filter(None, map(source_of, nodes)), None)
-        return ContractViolation("contract-violation", text, source=source, hint=hint)
+        return ContractViolation(
+            "contract-violation", text, source=first_source(nodes), hint=hint
+        )
 
     def _load(self) -> Delegate:
         """Return the function that runs the blob, loaded unless another thread has done
@@ -332,8 +340,7 @@ class LoadedDelegate:
 
 
 def _type_check(output: Argument) -> Callable[[Any], bool]:
-    """Return a function that tells whether a value at run time is what the calling
-    convention says of ``output``.
+    """Return a function that checks whether a value at run time is a valid ``output``.
 
     That is a tensor of the recorded dtype and shape, or anything but a tensor where a
     number is recorded.
@@ -498,14 +505,18 @@ class Executable:
     """
 
     def __init__(
-        self, program: ExportedProgram | Method, delegates: Delegates | None = None
+        self,
+        program: ExportedProgram | Method,
+        delegates: Delegates | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """``delegates``: those of another instance, or new ones; None for a program
-        that calls no delegate.
+        that calls no delegate. ``observer``: gets each node and its value.
         """
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
         self._delegates = delegates.fresh() if delegates is not None else None
+        self._observer = observer
         # threads take turns only if a call leaves something behind for the next
         turn = (
             ForkSafeLock("calling the same program")
@@ -518,11 +529,11 @@ class Executable:
         self._run: Callable[..., Any] | None = None
 
     def instance(self) -> Executable:
-        """Another instance of the method, whose buffers have their initial values."""
+        """Return another instance of the method, with buffers in their initial state."""
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """Return a copy whose buffers have the present values of this one's.
+        """Return a copy; its buffers have the present values of this one's.
 
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
@@ -548,7 +559,7 @@ class Executable:
 
         Raises InputError if arguments do not fit. If an operator fails and an input has
         a size for which torch did not trace the program, the error becomes an
-        InputError that says so (``failed_at``); other errors pass.
+        InputError about that size (``failed_at``); other errors pass.
         """
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
@@ -559,7 +570,7 @@ class Executable:
                 _check_strides(node, flat[position], reader)
             try:
                 results = run(*self._state.values(), *flat)
-            # what operators raise for sizes that do not fit
+            # errors of operators for sizes that do not fit
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
                 wrong_size = (
                     None
@@ -583,15 +594,31 @@ class Executable:
                     self._state.setdefault(
                         name, value if layout is None else arrange(value, layout)
                     )
-                self._run = self._function()
+                self._run = GraphFunction(
+                    self._method.graph, self._bind, self._observer
+                )
             return self._run
 
-    def _function(self) -> Callable[..., Any]:
-        """Return the program's code, bound to its delegates."""
-        return GraphFunction(self._method.graph, self._bind)
+    def observed(
+        self,
+        observer: Observer,
+        hook_of: Callable[[LoweredBackendModule], DelegateHook],
+    ) -> Executable:
+        """Return the method in its initial state, which passes each node and its value
+        to ``observer``. For ``hook_of`` see ``Delegates``.
+        """
+        assert self._delegates is not None
+        registry = self._delegates.registry
+        delegates = Delegates(registry, self._delegates.on_missing, hook_of)
+        return Executable(self._method, delegates, observer)
 
-    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+    def _bind(self, module: LoweredBackendModule) -> BoundDelegate:
         """Return the function that runs calls of ``module``."""
+        delegate = self._loaded(module)
+        return BoundDelegate(delegate, delegate.arrange)
+
+    def _loaded(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """Return the delegate of ``module``."""
         assert self._delegates is not None, (
             "a program with delegates is run without their runtimes"
         )
@@ -617,56 +644,19 @@ class Executable:
         ]
 
 
-class WatchedExecutable(Executable):
-    """A method in its initial state that passes each node and its value to
-    ``observer``.
-    """
-
-    def __init__(
-        self,
-        executable: Executable,
-        observer: Observer,
-        hook_of: Callable[[LoweredBackendModule], DelegateHook],
-    ) -> None:
-        """``hook_of``: returns the hook of a delegate, which passes values or times
-        inside of it to ``observer``.
-        """
-        super().__init__(executable._method, executable._delegates)
-        self._observer = observer
-        self._hook_of = hook_of
-
-    def _function(self) -> Callable[..., Any]:
-        run = GraphFunction(self._method.graph, self._bind, self._observer)
-
-        def watched(*values: Any) -> Any:
-            """One call, from ``begin`` to ``end``."""
-            self._observer.begin(
-                dict(zip(self._method.parameters, values, strict=True))
-            )
-            results = run(*values)
-            self._observer.end()
-            return results
-
-        return watched
-
-    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
-        assert self._delegates is not None
-        return LoadedDelegate(module, self._delegates, self._hook_of(module))
-
-
 class SuspiciousExecutable(Executable):
-    """A method whose delegates have their inputs compared before and after each call."""
+    """A method that compares the inputs of delegates before and after each call."""
 
-    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+    def _bind(self, module: LoweredBackendModule) -> BoundDelegate:
         """Return the delegate of ``module``, with its inputs compared at every call."""
-        assert self._delegates is not None
-        return self._delegates(module).suspected
+        delegate = self._loaded(module)
+        return BoundDelegate(delegate.suspected, delegate.arrange)
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
     """Raise InputError if ``value`` lacks the strides recorded for the input ``node``.
 
-    ``reader``: the operator whose result depends on these strides, for the error.
+    ``reader``: the operator that depends on these strides, for the error.
     """
     layout = Layout.of(node.meta["val"])
     # None: no layout was recorded for the input, and any strides will do
@@ -689,7 +679,7 @@ def run_in_eager(module: GraphModule) -> Callable[..., Any]:
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphFunction(
         Graph(module, inputs, {}, {}),
-        lambda delegate: Executable(delegate.original_module),
+        lambda delegate: BoundDelegate(Executable(delegate.original_module)),
     )
 
 
@@ -712,47 +702,40 @@ def versions(inputs: Sequence[Any]) -> list[int]:
 
 
 class KeptInputs(NamedTuple):
-    """The inputs of a call, and copies from before the call (None for an input that is
-    not watched).
+    """The inputs of a call, and copies from before the call.
+
+    ``copies``: position of an input -> its copy. Sparse and meta tensors, and those of
+    other classes, have none, because they have no plain memory.
     """
 
     inputs: Sequence[Any]
-    before: list[torch.Tensor | None]
+    copies: Mapping[int, torch.Tensor]
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> KeptInputs:
-        """Copy the tensors among ``inputs``, except those without plain memory: sparse,
-        meta, and of other classes.
-        """
-        watched = (
-            type(v) in _KINDS and v.layout is torch.strided and v.device.type != "meta"
-            for v in inputs
-        )
+        """Copy the tensors among ``inputs``."""
         return cls(
             inputs,
-            [
-                v.detach().clone() if w else None
-                for v, w in zip(inputs, watched, strict=True)
-            ],
+            {
+                position: value.detach().clone()
+                for position, value in enumerate(inputs)
+                if type(value) in _KINDS
+                and value.layout is torch.strided
+                and value.device.type != "meta"
+            },
         )
 
     def put_back(self) -> list[int]:
         """Restore the inputs that were written; returns their positions."""
-        inputs = enumerate(zip(self.inputs, self.before, strict=True))
-        watched = [
-            (position, value, before)
-            for position, (value, before) in inputs
-            if before is not None
-        ]
-        written = [
-            entry
-            for entry in watched
-            if not torch.equal(_bytes(entry[1]), _bytes(entry[2]))
-        ]
         # all are compared first: two inputs may share memory
-        for _, value, before in written:
-            _fill(value, before)
-        return [position for position, _, _ in written]
+        written = [
+            position
+            for position, copy in self.copies.items()
+            if not torch.equal(_bytes(self.inputs[position]), _bytes(copy))
+        ]
+        for position in written:
+            _fill(self.inputs[position], self.copies[position])
+        return written
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

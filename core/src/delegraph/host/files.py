@@ -146,8 +146,8 @@ class FileFormat:
     """
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
-        """Raises InputError if ``path`` cannot name a file, and what
-        ``Registry.get_format`` does.
+        """Raises InputError if ``path`` cannot name a file, and the errors of
+        ``Registry.get_format``.
         """
         self.path = as_path(path)
         self.registry = registry
@@ -192,7 +192,7 @@ class FileFormat:
     ) -> dict[str, bytes | Blob]:
         """File name -> contents, for all files of a program.
 
-        The name of the program's own file is ``""``; the others are written beside it.
+        The name of the program's own file is ``""``; its folder gets the others, too.
         ``options``: those of ``save``. Raises ContractViolation if the format returns
         something else than bytes and Blobs.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from delegraph_programs import operator_name, source_of
+from delegraph_programs import source_of
 from delegraph_programs.call_arguments import outside
 from delegraph_programs.call_names import INDEXED
 from delegraph_programs.exported_program import CALL_DELEGATE
@@ -29,7 +29,20 @@ OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
 seen; others vectorize them.
 """
 Function = Callable[..., Any]
-BindDelegate = Callable[[LoweredBackendModule], Function]
+
+
+class BoundDelegate(NamedTuple):
+    """A delegate as a function.
+
+    ``arrange``: returns an input in the layout that the backend saw, or as it is if the
+    runtime takes any strides.
+    """
+
+    run: Function
+    arrange: Callable[[torch.Tensor, Layout], torch.Tensor] = arrange
+
+
+BindDelegate = Callable[[LoweredBackendModule], BoundDelegate]
 
 
 def eager_target(node: Node) -> Any:
@@ -122,6 +135,9 @@ class GraphFunction:
         """
         values = dict(zip(self._graph.parameters, inputs, strict=True))
         observer = self._observer
+        is_whole = not self._graph.is_subgraph
+        if observer is not None and is_whole:
+            observer.begin(dict(values))
         for node, function, args, kwargs, layout, unused in self._steps:
             try:
                 value = function(
@@ -141,11 +157,13 @@ class GraphFunction:
             del value
             for other in unused:
                 values.pop(other, None)
+        if observer is not None and is_whole:
+            observer.end()
         return map_arg(self._output, values.__getitem__)
 
     def _fetch(self, node: Node) -> Any:
-        """Return the object that a ``get_attr`` node fetches; for a delegate or a
-        subgraph, the function that runs it.
+        """Return the object that a ``get_attr`` node fetches; for a subgraph, the
+        function that runs it; for a delegate, a ``BoundDelegate``.
         """
         value: Any = self._graph.module
         # the target is a path of attributes, such as ``body.lowered_0``
@@ -197,23 +215,21 @@ def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
     return uses
 
 
-def _arranging(run: Function, inputs: Sequence[Any]) -> Function:
-    """Return ``run``, the function of a delegate, with inputs in the layouts that its
-    backend saw.
+def _arranging(delegate: BoundDelegate, inputs: Sequence[Any]) -> Function:
+    """Return the function of a delegate, with inputs in the layouts that its backend
+    saw.
     """
     layouts = [
         Layout.of(node.meta.get("val")) if isinstance(node, Node) else None
         for node in inputs
     ]
-    # a runtime may take inputs of any strides
-    arrange_input = getattr(run, "arrange", arrange)
 
     def call(*values: Any) -> Any:
         arranged = (
-            value if layout is None else arrange_input(value, layout)
+            value if layout is None else delegate.arrange(value, layout)
             for value, layout in zip(values, layouts, strict=True)
         )
-        return run(*arranged)
+        return delegate.run(*arranged)
 
     return call
 
@@ -239,17 +255,14 @@ def _observed(
 
 
 def _narrows(node: Node) -> bool:
-    """Return whether ``node`` casts int64 indices, computed on the host, to int32 for a
-    delegate.
+    """Return whether ``node`` casts int64 indices of the host to int32 for a delegate.
 
-    ``call_arguments.Arguments`` checks indices that are inputs of the program.
+    Without a check, an index that is out of range could become a valid one.
     """
     if "boundary" not in node.meta or node.meta["val"].dtype is not torch.int32:
         return False
     operand = node.all_input_nodes[0]
-    if operand.op != "call_function" or INDEXED not in operand.meta:
-        return False
-    return operand.meta["val"].dtype is torch.int64
+    return INDEXED in operand.meta and operand.meta["val"].dtype is torch.int64
 
 
 def _checking_indices(target: Function, node: Node) -> Function:
@@ -264,9 +277,8 @@ def _checking_indices(target: Function, node: Node) -> Function:
         found = outside(value, low, high)
         if found is not None:
             text = (
-                f"an index is out of range: {operand.name}, a result of"
-                f" {operator_name(operand)}, has an element {found}; {low} to {high}"
-                " are in range"
+                f"an index is out of range: {operand.name} has an element {found};"
+                f" {low} to {high} are in range"
             )
             raise InputError("input-invalid", text, operand, source_of(operand))
         return target(value, *args, **kwargs)

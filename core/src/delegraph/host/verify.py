@@ -19,8 +19,8 @@ from .statistics import OutputStatistics, compare, finite
 
 @contextmanager
 def call_of_model(method: str) -> Iterator[None]:
-    """What PyTorch raises inside, where the model's own operators run, becomes an
-    InputError: nobody else's fault.
+    """A block that runs the model's own operators: an error of PyTorch becomes an
+    InputError, because delegraph and plugins have no part in it.
     """
     try:
         yield

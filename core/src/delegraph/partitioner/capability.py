@@ -6,10 +6,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from delegraph_programs import (
     constant_placeholders,
     constant_tensor,
+    is_random,
     operator_name,
     placeholders,
     source_of,
@@ -70,7 +70,7 @@ class Predicate:
         self._constant: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """Begin with a new program, whose constant placeholders are constant."""
+        """Begin with a new program. Its constant placeholders are constant."""
         self._constant = constant_placeholders(exported_program)
 
     def is_constant(self, node: Node) -> bool:
@@ -79,10 +79,8 @@ class Predicate:
         It does if all of its operands are constants and it draws no random numbers.
         Calls come in graph order. Remembers a constant call for its users.
         """
-        tags = getattr(node.target, "tags", ())
-        is_random = torch.Tag.nondeterministic_seeded in tags
-        is_constant = not is_random and all(
-            i in self._constant for i in node.all_input_nodes
+        is_constant = not is_random(node) and self._constant.issuperset(
+            node.all_input_nodes
         )
         if is_constant:
             self._constant.add(node)
@@ -154,13 +152,14 @@ class CapabilityPartitioner(Partitioner):
         """
         search = _Search(self, exported_program)
         parts = search.parts()
-        also_on_host = search.copied()  # known once the search for partitions has ended
+        # known once the search for partitions has ended
+        for_host = search.constants_for_host()
         constant = search.constant | constant_placeholders(exported_program)
         backend_id = self.delegation_spec.backend_id
-        tags = _write_tags(parts, constant, also_on_host, backend_id)
+        tags = _write_tags(parts, constant, for_host, backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
         return PartitionResult(
-            exported_program, specs, refusals=search.refusals(also_on_host)
+            exported_program, specs, refusals=search.refusals(for_host)
         )
 
 
@@ -216,7 +215,7 @@ class _Search:
                 continue
             by_backend: dict[Node, str] = {}
             for part in parts:
-                nodes = _with_constants(part, self.constant)
+                nodes = [*_constants_of(part, self.constant), *part]
                 answer = self.support.partition_why_not(nodes)
                 if not isinstance(answer, Mapping):
                     raise self._wrong(f"returned {answer!r} for a partition")
@@ -376,28 +375,28 @@ class _Search:
         }
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
-    def copied(self) -> set[Node]:
-        """Return the constant calls in partitions that the host needs as well.
+    def constants_for_host(self) -> set[Node]:
+        """Return the constant calls in partitions that the host computes as well.
 
         The host needs one if a refused call, the output, or another such call uses it.
         """
         unplaced = self._unplaced_constants()
-        copied: set[Node] = set()
+        needed: set[Node] = set()
         for node in reversed(self.calls):  # users come first
             if node in unplaced and any(
-                u in copied or u in self.refused or u.op == "output" for u in node.users
+                u in needed or u in self.refused or u.op == "output" for u in node.users
             ):
-                copied.add(node)
-        return copied
+                needed.add(node)
+        return needed
 
-    def refusals(self, copied: Iterable[Node]) -> list[Refusal]:
+    def refusals(self, constants_for_host: Iterable[Node]) -> list[Refusal]:
         """Return the refusals in graph order.
 
-        They leave out delegates, and calls that only unpack results. ``copied``:
-        constant calls that the host computes as well; they are listed, too.
+        They leave out delegates, and calls that only unpack results. Constant calls
+        that the host computes as well are listed, too.
         """
-        why_copied = "the host needs this constant too and computes it itself"
-        reasons = dict.fromkeys(copied, why_copied) | self.refused
+        why = "the host needs this constant too and computes it itself"
+        reasons = dict.fromkeys(constants_for_host, why) | self.refused
         nodes = [
             n
             for n in self.calls
@@ -414,11 +413,8 @@ class _Search:
         return {} if why is None else dict.fromkeys(part, why)
 
 
-def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
-    """Return ``part``, after the calls in ``constant`` that it needs.
-
-    Each of these calls comes before its users.
-    """
+def _constants_of(part: Sequence[Node], constant: set[Node]) -> list[Node]:
+    """Return the nodes in ``constant`` that ``part`` needs, each before its users."""
     members = set(part)
     computed: dict[Node, None] = {}
     # Depth first without recursion. A node is visited twice: first its operands are put
@@ -435,13 +431,13 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
         else:
             stack.append((node, True))
             stack += [(i, False) for i in node.all_input_nodes]
-    return [*computed, *part]
+    return list(computed)
 
 
 def _write_tags(
     parts: Sequence[Sequence[Node]],
     constant: set[Node],
-    also_on_host: Iterable[Node],
+    for_host: Iterable[Node],
     backend_id: str,
 ) -> list[str]:
     """Write ``meta["delegation_tag"]`` of every node in a partition, and return the
@@ -450,17 +446,15 @@ def _write_tags(
     ``parts``: the calls of each partition. ``constant``: calls and placeholders that
     are constants; each partition gets a copy of those that it uses. A tag is the name
     of a partition. The tag of a constant that is in no list of ``parts`` may be a
-    tuple: None if the host computes it too (``also_on_host``), and each partition that
+    tuple: None if the host computes it too (``for_host``), and each partition that
     gets a copy.
     """
-    tags: dict[Node, list[str | None]] = {node: [None] for node in also_on_host}
+    tags: dict[Node, list[str | None]] = {node: [None] for node in for_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
             tags[node] = [name]
-        # ``_with_constants`` puts the constants that a part uses in front of the part:
-        # take these alone
-        for node in _with_constants(part, constant)[: -len(part)]:
+        for node in _constants_of(part, constant):
             tags.setdefault(node, []).append(name)
     for node in tags:
         producer = node  # a ``getitem`` gets the tags of the call that it unpacks

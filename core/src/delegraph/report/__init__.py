@@ -7,8 +7,9 @@ in a format of its own. A distribution declares such a format by
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..discovery.loading import lazy_names
 
 if TYPE_CHECKING:
     from .collect import NOT_TAGGED, host_calls, left_operators, refused_by
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
         most_frequent,
         pluralize,
     )
-    from .formats import LoweringResult, ReportFormat, verification_content
+    from .formats import (
+        LoweringResult,
+        ReportFormat,
+        expect_report_formats,
+        verification_content,
+        write_report,
+    )
     from .model import SCHEMA, Report
     from .notation import Notation
     from .rows import Cause, DelegateRow, MethodRow
-    from .saving import expect_report_formats, write_report
 
 __all__ = [
     "NOT_TAGGED",
@@ -50,24 +56,20 @@ __all__ = [
     "write_report",
 ]
 
-_NAMES = {
-    "collect": "NOT_TAGGED host_calls left_operators refused_by",
-    "facts": ("Fact format_seconds format_size list_counts most_frequent pluralize"),
-    "formats": "LoweringResult ReportFormat verification_content",
-    "model": "SCHEMA Report",
-    "notation": "Notation",
-    "rows": "Cause DelegateRow MethodRow",
-    "saving": "expect_report_formats write_report",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used. Raises AttributeError for any
-        other name.
-        """
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            ".collect": "NOT_TAGGED host_calls left_operators refused_by",
+            ".facts": (
+                "Fact format_seconds format_size list_counts most_frequent pluralize"
+            ),
+            ".formats": (
+                "LoweringResult ReportFormat expect_report_formats"
+                " verification_content write_report"
+            ),
+            ".model": "SCHEMA Report",
+            ".notation": "Notation",
+            ".rows": "Cause DelegateRow MethodRow",
+        },
+    )

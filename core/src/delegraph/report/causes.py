@@ -1,8 +1,8 @@
 """Groups refusals by cause: the reason that came first, and the refusals that follow
 from it.
 
-An operand whose dtype TOSA lacks, for example, keeps all operators that depend on it on
-the host: one cause, many refusals.
+If TOSA lacks the dtype of an operand, for example, all operators that depend on it stay
+on the host: one cause, many refusals.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from delegraph_programs import operator_name, source_of
-from delegraph_programs.call_names import unpacked
+from delegraph_programs import operator_name
+from delegraph_programs.call_names import handle_of, unpacked
+from delegraph_programs.source_line import first_source
 from torch.fx import Node
 
+from ..discovery.loading import load, missing
 from ..partitioner.contract import Reason
 from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
 from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 
-ASKED = 5
-"""The most causes of a method and backend for which the report computes what the
-backend would take without the cause.
+PREDICTED = 5
+"""The most causes of a method and backend with a prediction, which delegraph-analysis
+makes.
 
-Each of these computations partitions the method again.
+Each prediction partitions the method again.
 """
 
 
@@ -61,6 +63,10 @@ def find_causes(
     other cause, and of two such causes first that with more operators.
     """
     causes: list[Cause] = []
+    # returns the reason with the best hint, and how many operators that frees
+    predict = None
+    if origin.checks and not missing(["delegraph_analysis"]):
+        predict = load("delegraph_analysis.what_if:predict")
     for backend in origin.backends:
         roots = _Roots(backend, origin.reasons.get(method, {}))
         groups: dict[tuple[str, ...], list[_Member]] = {}
@@ -70,13 +76,13 @@ def find_causes(
         ordered = sorted(
             groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group))
         )
+        check = origin.checks.get((method, backend))
         for k, group in enumerate(ordered):
-            # computing this takes long, so it is left out for all causes but the first
-            # few
             reason = group[0].root.reason
             frees = None
-            if k < ASKED:
-                reason, frees = _with_best_hint(method, backend, reason, left, origin)
+            if k < PREDICTED and check is not None and predict is not None:
+                nodes = [operator.node for operator in left]
+                reason, frees = predict(*check, reason, nodes)
             causes.append(_cause(method, backend, group, reason, frees, notation))
     return causes
 
@@ -149,14 +155,14 @@ class _Roots:
         return self.reasons.get(
             (
                 self.backend,
-                producer.meta.get("debug_handle", 0),
+                handle_of(producer),
                 operator_name(producer),
             )
         )
 
 
 def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
-    """Return the root of a cause whose first reason is ``reason``.
+    """Return the root of a cause with ``reason`` as its first reason.
 
     ``follows_from_another``: the operand ``reason.of`` is refused, too, for another
     cause.
@@ -170,28 +176,6 @@ def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     return _Root(
         (reason.cause, name), reason, behind=name if follows_from_another else ""
     )
-
-
-def _with_best_hint(
-    method: str,
-    backend: str,
-    reason: str,
-    left: Sequence[LeftOperator],
-    origin: ReportOrigin,
-) -> tuple[str, int | None]:
-    """Return the reason with the hint that frees the most operators
-    (``Reason.instead``), and how many; None if not known.
-    """
-    best = reason
-    most = _count_freed(method, backend, reason, left, origin)
-    other = getattr(reason, "instead", None)
-    while other is not None and most != len(left):
-        frees = _count_freed(method, backend, other, left, origin)
-        if frees is not None and (most is None or frees > most):
-            best = other
-            most = frees
-        other = other.instead
-    return best, most
 
 
 def _cause(
@@ -210,43 +194,11 @@ def _cause(
     """
     root = group[0].root  # all members have equal root keys
     hint = reason.hint if isinstance(reason, Reason) else ""
-    handles = tuple(
-        member.operator.node.meta.get("debug_handle", 0) for member in group
-    )
+    handles = tuple(handle_of(member.operator.node) for member in group)
     text = notation.text(root.reason)
     rows = _rows(method, backend, group, notation)
     return Cause(
         method, backend, text, notation.text(hint), root.behind, rows, frees, handles
-    )
-
-
-def _count_freed(
-    method: str,
-    backend: str,
-    reason: str,
-    left: Sequence[LeftOperator],
-    origin: ReportOrigin,
-) -> int | None:
-    """How many of the operators in ``left`` the backend would take if ``reason`` did
-    not hold; None if not known.
-
-    It is known only for a reason that an operand of another type or fixed sizes would
-    remove (``Reason.unless``): the backend is asked again as if the operand were so.
-    """
-    if (
-        origin.what_if is None
-        or not isinstance(reason, Reason)
-        or reason.unless is None
-    ):
-        return None
-    # debug handles of the calls that it would still refuse
-    refused = origin.what_if(method, backend, reason)
-    return (
-        None
-        if refused is None
-        else sum(
-            entry.node.meta.get("debug_handle", 0) not in refused for entry in left
-        )
     )
 
 
@@ -269,7 +221,7 @@ def _rows(
             backend,
             notation.text(why),
             len(nodes),
-            next(filter(None, map(source_of, nodes)), None),
+            first_source(nodes),
         )
         for (op, why), nodes in calls_of.items()
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph_programs import Source, find_checks, is_operator, line_of, operator_name
-from delegraph_programs.call_names import LEFT, unpacked
+from delegraph_programs.call_names import LEFT, handle_of, unpacked
 from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
@@ -90,7 +90,7 @@ def figures_by_line(
     """Lines of the user's program -> amounts by name, such as cycles, that backends
     expect for them, largest first.
 
-    Backends give amounts for delegate debug identifiers, each of which stands for some
+    Backends give amounts for delegate debug identifiers. Each identifies some
     operators. If these come from one line, the key is a tuple of that line. If they
     come from several lines, as in a fusion, the amounts are counted for the tuple of
     these lines, because the share of each line is not known. The first amount decides
@@ -98,7 +98,7 @@ def figures_by_line(
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
-        lines = {node.meta.get("debug_handle", 0): line_of(node) for node in info.nodes}
+        lines = {handle_of(node): line_of(node) for node in info.nodes}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
             sources = dict.fromkeys(
@@ -118,8 +118,7 @@ NOT_TAGGED = "not tagged by its partitioner"
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
     """Return the refusals of one backend's partitioner as a table of reasons."""
     return {
-        (backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason
-        for r in refusals
+        (backend, handle_of(r.node), operator_name(r.node)): r.reason for r in refusals
     }
 
 
@@ -143,7 +142,7 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     # operators that were decomposed, outermost first
     outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
     for depth, op in enumerate((operator_name(node), *reversed(outer))):
-        reason = reasons.get((backend, node.meta.get("debug_handle", 0), op))
+        reason = reasons.get((backend, handle_of(node), op))
         if reason is not None:
             # then ``op`` is no part of another operator
             is_outermost = depth == len(outer)

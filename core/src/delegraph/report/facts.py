@@ -1,8 +1,5 @@
 """Facts of a report: name, value and text form. Text, JSON and the page are generated
 from them.
-
-Each kind of row lists its facts in ``FACTS`` (rows.py), and so does the whole report
-(model.py).
 """
 
 from __future__ import annotations
@@ -11,114 +8,80 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-Plain = Callable[[Any], Any]
-"""A function that converts a value to a JSON value."""
+from delegraph_programs import Source
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a row or of a report, and how text and pages show it.
+    """One fact of a row or of a report, as text and pages show it.
 
-    ``name`` is the key in JSON, and ``plain`` converts the value for it. The value is ``value(row)``, or the row's attribute
-    ``name`` if ``value`` is None. ``label`` is the heading on the page; in text it
-    precedes the entries. ``short`` writes the value in a few words, for the row's line
-    or table cell. ``entries`` writes the value as several texts, for a line of its own
-    in text or a list on the page. If a fact has ``short`` too, a cell shows the list,
-    folded behind the short form if it is long. A fact without ``short`` and ``entries``
-    is in JSON only, unless the row writes it in a sentence. ``first``: text and pages
-    show the fact before the others, whatever its position in JSON.
+    ``name``: the attribute with its value. ``label`` is the heading on the page; in
+    text it precedes the entries. ``short`` writes the value in a few words, for the
+    row's line or table cell. ``entries`` writes the value as several texts, for a line
+    of its own in text or a list on the page. If a fact has ``short`` too, a cell shows
+    the list, folded behind the short form if it is long.
     """
 
     name: str
-    plain: Plain
-    label: str = ""
+    label: str
     short: Callable[[Any], str] | None = None
     entries: Callable[[Any], Sequence[str]] | None = None
-    first: bool = False
-    value: Callable[[Any], Any] | None = None
 
     def of(self, row: Any) -> Any:
         """Return the value of this fact for ``row``."""
-        return getattr(row, self.name) if self.value is None else self.value(row)
+        return getattr(row, self.name)
 
 
-class Told:
-    """Base of rows and reports: writes the facts in ``FACTS`` as text and JSON.
+class WithFacts:
+    """Base of rows and reports: writes them as text and JSON.
 
-    The order of ``FACTS`` is the order of keys in JSON, which must not change.
+    ``KEYS``: the attributes in JSON. ``FACTS``: the facts in text and pages. A row
+    writes other attributes in sentences.
     """
 
-    FACTS: ClassVar[Sequence[Fact]]
-
-    @classmethod
-    def readable(cls) -> list[Fact]:
-        """Return the facts that have ``short`` or ``entries``, in the order in which
-        text and pages show them.
-        """
-        # those marked as ``first`` come first (False sorts before True); the others
-        # keep their order
-        return sorted(
-            (fact for fact in cls.FACTS if fact.short or fact.entries),
-            key=lambda fact: not fact.first,
-        )
+    KEYS: ClassVar[Sequence[str]] = ()
+    FACTS: ClassVar[Sequence[Fact]] = ()
 
     def in_short(self) -> str:
         """Return the short forms (``Fact.short``) of the facts that have one, in one
         line; empty texts are left out.
         """
-        return ", ".join(
-            filter(
-                None,
-                (fact.short(fact.of(self)) for fact in self.readable() if fact.short),
-            )
-        )
+        texts = [fact.short(fact.of(self)) for fact in self.FACTS if fact.short]
+        return ", ".join(filter(None, texts))
 
     def details(self) -> Iterator[str]:
-        """A line ``label: entries`` for each fact that has ``entries``.
+        """Yield a line ``label: entries`` for each fact that has ``entries``.
 
-        If the list of entries is empty, the line says "none" for a fact with a short
+        If the list of entries is empty, the line has "none" for a fact with a short
         form, and is left out for others.
         """
-        for fact in self.readable():
+        for fact in self.FACTS:
             entries = fact.entries(fact.of(self)) if fact.entries else ()
             if entries or (fact.entries and fact.short):
                 yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all facts by name, as plain JSON values. The keys are stable within
-        one ``schema`` of a report.
+        """Return the attributes in ``KEYS`` as plain JSON values. The keys are stable
+        within one ``schema`` of a report.
         """
-        return {fact.name: fact.plain(fact.of(self)) for fact in self.FACTS}
+        content = {name: as_json(getattr(self, name)) for name in self.KEYS}
+        for phase, seconds in content.get("seconds", {}).items():
+            content["seconds"][phase] = round(seconds, 6)
+        return content
 
 
-def optional(plain: Plain) -> Plain:
-    """Return ``plain`` for values that may be None (null in JSON)."""
-    return lambda value: None if value is None else plain(value)
-
-
-def array_of(plain: Plain) -> Plain:
-    """Return a function for lists whose elements ``plain`` converts."""
-    return lambda values: [plain(value) for value in values]
-
-
-def by_name(plain: Plain) -> Plain:
-    """Return a function for mappings from names to values that ``plain`` converts."""
-    return lambda values: {str(name): plain(v) for name, v in values.items()}
-
-
-def row_as_json(row: Told) -> dict[str, Any]:
-    """Convert a row."""
-    return row.to_json()
-
-
-TEXTS = array_of(str)
-AMOUNTS = by_name(lambda amount: amount)
-SECONDS = by_name(lambda seconds: round(seconds, 6))
-
-
-def sorted_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Convert name -> count; the names are sorted."""
-    return dict(sorted(counts.items()))
+def as_json(value: Any) -> Any:
+    """Return a value of a row as plain JSON values."""
+    if isinstance(value, WithFacts):
+        return value.to_json()
+    if isinstance(value, Source):
+        names = ("file", "line", "code", "module")
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return value if isinstance(value, int | float | None) else str(value)
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:

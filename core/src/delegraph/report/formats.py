@@ -1,17 +1,21 @@
-"""The formats of reports: one class for each suffix. The core has text and JSON;
-plugins have others.
+"""The formats of reports: one class for each suffix of a file. The core has text and
+JSON; plugins have others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command.outcome import json_text
+from ..discovery.attribution import AtWork
+from ..discovery.registry import Registry, default_registry
 from ..io.atomic_write import write_whole
 from ..io.escape import printable
+from ..plugin import ReportSpec
 
 if TYPE_CHECKING:
     from ..errors import DelegraphError
@@ -22,10 +26,10 @@ if TYPE_CHECKING:
 class LoweringResult:
     """The result of lowering one model, from which a ``ReportFormat`` writes a file.
 
-    ``report``: a ``Report``, or None if lowering failed; ``error`` then says why. Until
+    ``report``: a ``Report``, or None if lowering failed; ``error`` is the reason. Until
     ``report.release()``, ``report.origin`` has the programs. ``verifications``: method
-    -> comparison with eager; empty if there was none. ``profiles``: method -> what
-    ``LoweredProgram.profile`` returned; empty if nothing was timed. ``output``: where
+    -> comparison with eager; empty if there was none. ``profiles``: method -> result
+    of ``LoweredProgram.profile``; empty if nothing was timed. ``output``: where
     the program was saved; None if it was not. ``verbose``: the user wants details.
     ``model``: the model as the user named it; "" if that is not known. ``gates``: name
     of a check that the user asked for -> its error, or None if the check passed.
@@ -60,8 +64,8 @@ class ReportFormat:
 
     @classmethod
     def write(cls, result: LoweringResult, path: Path) -> Sequence[Path]:
-        """Write the file ``path``, and others beside it if the format has any; returns
-        the paths of all.
+        """Write the file ``path``, and others if the format has any; returns the paths
+        of all.
 
         Each file is written completely or not at all. Raises WriteError.
         """
@@ -75,7 +79,7 @@ class TextReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
-        """Return the report, what was verified, and where the time goes. Not called for
+        """Return the report, the verifications, and where the time goes. Not called for
         a lowering that failed.
         """
         assert result.report is not None
@@ -129,3 +133,40 @@ def verification_content(
     if len(verifications) > 1:
         return {m: v.to_json() for m, v in verifications.items()}
     return next((v.to_json() for v in verifications.values()), None)
+
+
+def declared_for(path: Path) -> str:
+    """Return the name by which the registry finds the format of ``path``: the file's
+    name, or ``.txt`` if it has no suffix.
+    """
+    return path.name if path.suffix else ".txt"
+
+
+def expect_report_formats(paths: Iterable[Path]) -> None:
+    """Check, before the work, that a plugin declares the format of each report. Raises
+    FormatNotFound.
+    """
+    for path in paths:
+        default_registry().find(ReportSpec, declared_for(path))
+
+
+def write_report(
+    result: LoweringResult,
+    path: str | os.PathLike[str],
+    registry: Registry | None = None,
+) -> Sequence[Path]:
+    """Write a ``LoweringResult`` in the format that the suffix of ``path`` chooses;
+    returns the files written.
+
+    Writes nothing if lowering failed and the format does not report failures. Raises
+    FormatNotFound if no plugin declares the suffix (the hint is the command that installs one),
+    WriteError if a file cannot be written.
+    """
+    target = Path(path)
+    chosen = registry or default_registry()
+    report_format = chosen.get(ReportSpec, declared_for(target))
+    if result.report is None and not report_format.tells_failures:
+        return []
+    with AtWork(report_format, "write", registry=chosen):
+        written: Sequence[Path] = report_format.write(result, target)
+    return written

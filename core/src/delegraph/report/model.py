@@ -5,25 +5,13 @@ operator that the host computes.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..discovery.first_party import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
-from .facts import (
-    SECONDS,
-    TEXTS,
-    Fact,
-    Told,
-    array_of,
-    by_name,
-    list_seconds,
-    pluralize,
-    row_as_json,
-    sorted_counts,
-)
+from .facts import Fact, WithFacts, list_seconds, pluralize
 from .rows import (
     Cause,
     DelegateRow,
@@ -47,19 +35,8 @@ verbose.
 """
 
 
-def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
-    """Return the refusals for JSON; "cause" is the index of a refusal's cause in
-    ``report.causes``.
-    """
-    return [
-        {**row.to_json(), "cause": k}
-        for k, cause in enumerate(report.causes)
-        for row in cause.refusals
-    ]
-
-
-class Report(Told):
-    """What one lowering did. ``print`` it, convert it by ``to_json()``, or write it to
+class Report(WithFacts):
+    """The results of one lowering. ``print`` it, convert it by ``to_json()``, or write it to
     a file by ``save``.
 
     ``rows`` are built when they are first read. Until ``release``, the report keeps the
@@ -78,20 +55,16 @@ class Report(Told):
         ``origin``: see ``ReportOrigin``.
         """
         self._source = Rows() if rows is None else rows
-        self._lock = threading.Lock()
         self.notes = list(notes)
         self.seconds = dict(seconds or {})
         self.origin = origin or ReportOrigin()
 
     @property
     def rows(self) -> Rows:
-        """All rows; the first access builds them. Threads may read them at the same
-        time.
-        """
-        with self._lock:
-            if not isinstance(self._source, Rows):
-                self._source = self._source()
-            return self._source
+        """All rows; the first access builds them."""
+        if not isinstance(self._source, Rows):
+            self._source = self._source()
+        return self._source
 
     @property
     def delegates(self) -> list[DelegateRow]:
@@ -166,24 +139,6 @@ class Report(Told):
         if self.rows:  # always true; reading the property builds them
             self.origin = ReportOrigin()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Report) and self.to_json() == other.to_json()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a lock cannot be pickled, nor may the function that builds the rows: reading
-        # ``rows`` builds them
-        return {
-            "_source": self.rows,
-            "notes": self.notes,
-            "seconds": self.seconds,
-            "origin": self.origin,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-
     @property
     def host_operators(self) -> int:
         """How many operators were left to the host, in all methods together.
@@ -208,11 +163,10 @@ class Report(Told):
 
         ``verifications``: method -> result of ``verify``, to be written with the
         report. ``profiles``: method -> result of ``LoweredProgram.profile``, likewise.
-        Raises FormatNotFound if no plugin declares the suffix (the hint names what to
-        install), WriteError if the file cannot be written.
+        Raises FormatNotFound if no plugin declares the suffix (the hint is the command
+        that installs one), WriteError if the file cannot be written.
         """
-        from .formats import LoweringResult
-        from .saving import write_report
+        from .formats import LoweringResult, write_report
 
         write_report(
             LoweringResult(self, dict(verifications or {}), dict(profiles or {})), path
@@ -246,7 +200,7 @@ class Report(Told):
         return f"<Report: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the text, cut after ``_LONGEST_CELL`` characters."""
+        """Return the text for notebooks, cut after ``_LONGEST_CELL`` characters."""
         # imported late: its table of all entities is needed in notebooks only
         import html
 
@@ -271,7 +225,7 @@ class Report(Told):
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
         """The lines of ``to_text`` about one method: its facts, delegates, figures by
-        line, and what stays on the host.
+        line, and operators on the host.
 
         Each heading is left out if nothing follows it.
         """
@@ -301,21 +255,28 @@ class Report(Told):
             )
         yield from (f"    {cause}" for cause in causes)
 
-    FACTS = (
-        Fact("schema", str, value=lambda report: SCHEMA),
-        Fact("delegated_operators", int),
-        Fact("host_operators", int),
-        Fact("delegates", array_of(row_as_json)),
-        Fact("host", by_name(sorted_counts)),
-        Fact("causes", array_of(row_as_json)),
-        Fact(
-            "refusals",
-            list,
-            value=_refusals_by_cause,
-        ),
-        Fact("notes", TEXTS),
-        Fact("seconds", SECONDS, "time", entries=list_seconds),
-        Fact("methods", by_name(row_as_json)),
-        Fact("given_back", array_of(row_as_json)),
-        Fact("figures", array_of(row_as_json)),
+    KEYS = (
+        "delegated_operators",
+        "host_operators",
+        "delegates",
+        "host",
+        "causes",
+        "notes",
+        "seconds",
+        "methods",
+        "given_back",
+        "figures",
     )
+    FACTS = (Fact("seconds", "time", entries=list_seconds),)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values, with its ``schema``.
+
+        "cause" of a refusal is the index of its cause.
+        """
+        refusals = [
+            {**row.to_json(), "cause": k}
+            for k, cause in enumerate(self.causes)
+            for row in cause.refusals
+        ]
+        return {"schema": SCHEMA, **super().to_json(), "refusals": refusals}

@@ -24,7 +24,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")
 """torch's name of a symbolic size: ``s77``, or ``u0`` for a size that depends on data.
 
-The lookbehind stands after the letter and not before it: this makes the search four
+The lookbehind follows the letter and does not precede it: this makes the search four
 times as fast.
 """
 _PARAMETER = re.compile(r"arg(?<![\w.]arg)\d+_\d+(?!\w)")

@@ -5,30 +5,22 @@ and pictures are made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delegraph_programs import Source
 
 from ..delegates.lowered_module import Argument
-from ..partitioner.contract import Reason
 from .facts import (
-    AMOUNTS,
-    SECONDS,
-    TEXTS,
     Fact,
-    Told,
-    array_of,
-    by_name,
+    WithFacts,
     format_size,
     list_amounts,
     list_counts,
     list_seconds,
     most_frequent,
-    optional,
     pluralize,
-    sorted_counts,
 )
 from .notation import Notation
 
@@ -44,12 +36,17 @@ operator, often a ``Reason``.
 A call that is decomposed passes its handle on to the calls that replace it, so the
 handle alone is no key.
 """
-WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
-"""(method, backend, reason) -> debug handles of the calls that the backend would still
-refuse without that reason.
 
-None if that is not known.
-"""
+
+class SupportCheck(NamedTuple):
+    """A support check of a lowering, which a report may repeat.
+
+    ``program``: the partitioned program. ``refused``: returns the debug handles of the
+    operators that the backend refuses in ``program``, or in a changed copy of it.
+    """
+
+    program: ExportedProgram
+    refused: Callable[[ExportedProgram], frozenset[int]]
 
 
 def _count_operators(counts: Mapping[str, int]) -> str:
@@ -57,14 +54,21 @@ def _count_operators(counts: Mapping[str, int]) -> str:
     return pluralize(sum(counts.values()), "operator")
 
 
-def _place(source: Source) -> dict[str, Any]:
-    """Convert a line of the user's program."""
-    return {
-        "file": source.file,
-        "line": source.line,
-        "code": source.code,
-        "module": source.module,
-    }
+def _count_of(noun: str) -> Callable[[Sequence[Any]], str]:
+    """Return a function that writes the number of values, as ``3 inputs``."""
+    return lambda values: pluralize(len(values), noun)
+
+
+def _as_texts(values: Iterable[Any]) -> list[str]:
+    return [str(value) for value in values]
+
+
+def _list_facts(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {fact}" for name, fact in facts.items())
+
+
+def _list_figures(figures: Mapping[str, float]) -> str:
+    return ", ".join(list_amounts(figures))
 
 
 class Compilation(NamedTuple):
@@ -85,7 +89,7 @@ class Compilation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DelegateRow(Told):
+class DelegateRow(WithFacts):
     """One delegate.
 
     ``method``: the method that calls it. ``operators``: operator -> count. ``bytes``:
@@ -129,47 +133,32 @@ class DelegateRow(Told):
     def operator_count(self) -> int:
         return sum(self.operators.values())
 
+    KEYS = (
+        "method",
+        "name",
+        "backend",
+        "producer",
+        "bytes",
+        "inputs",
+        "outputs",
+        "operators",
+        "facts",
+        "seconds",
+        "target",
+        "figures",
+        "compiled",
+        "output",
+    )
     FACTS = (
-        *(Fact(name, str) for name in ("method", "name", "backend", "producer")),
-        Fact("bytes", int, "size", format_size),
-        Fact(
-            "inputs",
-            TEXTS,
-            "inputs",
-            lambda border: pluralize(len(border), "input"),
-            TEXTS,
-        ),
-        Fact(
-            "outputs",
-            TEXTS,
-            "outputs",
-            lambda border: pluralize(len(border), "output"),
-            TEXTS,
-        ),
-        Fact(
-            "operators",
-            sorted_counts,
-            "operators",
-            _count_operators,
-            list_counts,
-            first=True,
-        ),
-        Fact(
-            "facts",
-            by_name(str),
-            "facts",
-            lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items()),
-        ),
-        Fact("seconds", SECONDS, "time", entries=list_seconds),
-        Fact("target", str),
-        Fact(
-            "figures",
-            AMOUNTS,
-            "figures",
-            lambda figures: ", ".join(list_amounts(figures)),
-        ),
-        Fact("compiled", str, "compiled", str),
-        Fact("output", str, "compiler printed", entries=str.splitlines),
+        Fact("operators", "operators", _count_operators, list_counts),
+        Fact("bytes", "size", format_size),
+        Fact("inputs", "inputs", _count_of("input"), _as_texts),
+        Fact("outputs", "outputs", _count_of("output"), _as_texts),
+        Fact("facts", "facts", _list_facts),
+        Fact("seconds", "time", entries=list_seconds),
+        Fact("figures", "figures", _list_figures),
+        Fact("compiled", "compiled", str),
+        Fact("output", "compiler printed", entries=str.splitlines),
     )
 
     def __str__(self) -> str:
@@ -177,7 +166,7 @@ class DelegateRow(Told):
 
 
 @dataclass(frozen=True)
-class LineFigures(Told):
+class LineFigures(WithFacts):
     """Amounts that backends expect, such as cycles, for one line of the user's program.
 
     ``sources`` has several lines if a backend fused operators of these, and is empty if
@@ -188,11 +177,7 @@ class LineFigures(Told):
     sources: tuple[Source, ...]
     figures: Mapping[str, float]
 
-    FACTS = (
-        Fact("method", str),
-        Fact("figures", AMOUNTS),
-        Fact("sources", array_of(_place)),
-    )
+    KEYS = ("method", "figures", "sources")
 
     def __str__(self) -> str:
         """Return the amounts, and the lines: the first with its code, the others as
@@ -208,7 +193,7 @@ class LineFigures(Told):
 
 
 @dataclass(frozen=True)
-class RefusalRow(Told):
+class RefusalRow(WithFacts):
     """Calls of one operator that are left to the host for one reason.
 
     ``count``: the number of calls. ``source``: the first known line among them; None if
@@ -222,24 +207,20 @@ class RefusalRow(Told):
     count: int
     source: Source | None
 
-    FACTS = (
-        *(Fact(name, str) for name in ("method", "operator", "backend", "reason")),
-        Fact("count", int),
-        Fact("source", optional(_place)),
-    )
+    KEYS = ("method", "operator", "backend", "reason", "count", "source")
 
 
 @dataclass(frozen=True)
-class Cause(Told):
+class Cause(WithFacts):
     """One cause for which a backend refused operators.
 
     ``reason``: the reason of the first operator refused for this cause. Operators that
     are refused only because they depend on it have reasons of their own in
-    ``refusals``, which has a row for each pair of operator and reason. ``hint``: what
-    the user can do, if the backend says so, else "". ``behind``: the operator that
+    ``refusals``, which has a row for each pair of operator and reason. ``hint``: advice
+    of the backend for the user, else "". ``behind``: the operator that
     computes the operand in question, if that operator is refused for another cause,
-    from which this one follows; else "". ``frees``: how many operators the backend
-    would take without this cause; None if not computed. ``handles``: debug handles of
+    from which this one follows; else "". ``frees``: how many more operators
+    of the method the backend would take without this cause; None if not computed. ``handles``: debug handles of
     the refused operators, in the order of the program.
     """
 
@@ -272,16 +253,17 @@ class Cause(Told):
         """
         return next((row.source for row in self.refusals if row.source), None)
 
-    # for JSON only: text and page write them as sentences (``remarks`` and ``__str__``)
-    FACTS = (
-        *(
-            Fact(name, str)
-            for name in ("method", "backend", "reason", "hint", "behind")
-        ),
-        Fact("count", int),
-        Fact("frees", optional(int)),
-        Fact("operators", sorted_counts),
-        Fact("source", optional(_place)),
+    # text and page write them as sentences (``remarks`` and ``__str__``)
+    KEYS = (
+        "method",
+        "backend",
+        "reason",
+        "hint",
+        "behind",
+        "count",
+        "frees",
+        "operators",
+        "source",
     )
 
     @property
@@ -294,16 +276,8 @@ class Cause(Told):
         )
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
-            others = "" if self.frees else "; other reasons keep them on the host then"
-            # more operators than the cause has can be freed: others are refused because
-            # they depend on these
-            more = (
-                pluralize(self.frees, "operator")
-                + ", some that depend on them included"
-            )
-            taken = (
-                f"{self.frees} of {self.count}" if self.frees <= self.count else more
-            )
+            taken = pluralize(self.frees, "more operator")
+            others = "" if self.frees else "; other reasons keep them on the host"
             remarks.append(
                 f"without that cause {self.backend} would take {taken}{others}"
             )
@@ -332,7 +306,7 @@ class Cause(Told):
 
 
 @dataclass(frozen=True)
-class GivenBack(Told):
+class GivenBack(WithFacts):
     """A partition that a backend's partitioner took and its compiler refused: the next
     backend or the host gets it.
 
@@ -347,14 +321,8 @@ class GivenBack(Told):
     reason: str
     source: Source | None
 
-    FACTS = (
-        *(
-            Fact(name, str, name)
-            for name in ("method", "backend", "partition", "reason")
-        ),
-        Fact("operators", sorted_counts, "operators", _count_operators, list_counts),
-        Fact("source", optional(_place)),
-    )
+    KEYS = ("method", "backend", "partition", "reason", "operators", "source")
+    FACTS = (Fact("operators", "operators", _count_operators, list_counts),)
 
     def __str__(self) -> str:
         at = f"\n      at {self.source}" if self.source else ""
@@ -362,7 +330,7 @@ class GivenBack(Told):
 
 
 @dataclass(frozen=True)
-class MethodRow(Told):
+class MethodRow(WithFacts):
     """One method. ``left``: operator -> how many calls of it were left to the host."""
 
     name: str
@@ -370,31 +338,31 @@ class MethodRow(Told):
     left: Mapping[str, int]
 
     @property
+    def delegate_count(self) -> int:
+        return len(self.delegates)
+
+    @property
     def delegated_operators(self) -> int:
         return sum(row.operator_count for row in self.delegates)
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.delegates)
 
     @property
     def host_operators(self) -> int:
         return sum(self.left.values())
 
     FACTS = (
-        Fact(
-            "delegates",
-            int,
-            "delegates",
-            "{:,}".format,
-            value=lambda m: len(m.delegates),
-        ),
-        Fact("delegated_operators", int, "operators in them", "{:,}".format),
-        Fact(
-            "bytes",
-            int,
-            "size",
-            format_size,
-            value=lambda m: sum(row.bytes for row in m.delegates),
-        ),
-        Fact("host_operators", int, "operators on the host", "{:,}".format),
+        Fact("delegate_count", "delegates", "{:,}".format),
+        Fact("delegated_operators", "operators in them", "{:,}".format),
+        Fact("bytes", "size", format_size),
+        Fact("host_operators", "operators on the host", "{:,}".format),
     )
+    KEYS = ("delegated_operators", "bytes", "host_operators")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"delegates": self.delegate_count, **super().to_json()}
 
 
 @dataclass
@@ -410,37 +378,27 @@ class Rows:
     figures: list[LineFigures] = field(default_factory=list)
 
 
+@dataclass(frozen=True, eq=False)
 class ReportOrigin:
-    """What the rows and pictures of a report are made from: the lowered programs, their
-    delegates and refusals.
+    """The material of the rows and pictures of a report.
 
     ``programs``: method -> lowered program. ``reasons``: method -> refusals.
-    ``backends``: names of the backends that were asked, in order. ``what_if`` computes
-    ``Cause.frees``; None if that is not possible. ``given_back``: partitions that a
-    compiler refused.
+    ``backends``: names of the backends that were asked, in order. ``checks``: method
+    and backend -> the support check to repeat for ``Cause.frees``. ``given_back``:
+    partitions that a compiler refused.
     """
 
-    def __init__(
-        self,
-        programs: Mapping[str, ExportedProgram] | None = None,
-        delegates: Sequence[DelegateInfo] = (),
-        reasons: Mapping[str, Reasons] | None = None,
-        backends: Sequence[str] = (),
-        what_if: WhatIf | None = None,
-        given_back: Sequence[GivenBack] = (),
-    ) -> None:
-        """An origin without arguments is empty; the class says what the parameters are."""
-        self.programs = dict(programs or {})
-        self.delegates = tuple(delegates)
-        self.reasons = {m: dict(r) for m, r in (reasons or {}).items()}
-        self.backends = tuple(backends)
-        self.what_if = what_if
-        self.given_back = tuple(given_back)
-        self._notations: dict[str, Notation] = {}
+    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
+    delegates: Sequence[DelegateInfo] = ()
+    reasons: Mapping[str, Reasons] = field(default_factory=dict)
+    backends: Sequence[str] = ()
+    checks: Mapping[tuple[str, str], SupportCheck] = field(default_factory=dict)
+    given_back: Sequence[GivenBack] = ()
+    _notations: dict[str, Notation] = field(default_factory=dict)
 
     def notation(self, method: str) -> Notation:
         """Return the ``Notation`` of a method's program: the first that was made, since
-        it keeps what it has computed.
+        it keeps its results.
         """
         return self._notations.setdefault(
             method, Notation(self.programs[method].graph.nodes)
@@ -451,9 +409,3 @@ class ReportOrigin:
         would take much memory.
         """
         return self
-
-    def __reduce__(self) -> tuple[type[ReportOrigin], tuple[()]]:
-        """Pickle an empty origin: a pickled report has its rows, and is to be small and
-        free of the user's weights.
-        """
-        return ReportOrigin, ()

@@ -183,7 +183,7 @@ def node_data_of(
         raise InputError(
             "input-invalid",
             f"the report has released the program of the method {method!r}",
-            hint="take the node data before the report is released or pickled",
+            hint="take the node data before the report is released",
         )
     of_method = _MethodColumns(report, method, found, node_of)
     columns = of_method.columns()

@@ -1,18 +1,20 @@
-"""Copy a program without the cause of a refusal, for another support check.
+"""Predicts how many operators a backend would take without the cause of a refusal.
 
-Sizes become fixed, or one value is cast or gets a range. All values that depend on it
-get new types. The report lets the backend check the result when it is printed
-(``Cause.frees``).
+The report does this when it is printed (``Cause.frees``). A copy of the program has no
+such cause: sizes are fixed, or one value is cast or has a range. All values that depend
+on it get new types. The backend's support check is repeated with the copy.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from delegraph.errors import Unsupported
+from delegraph.errors import DelegraphError, Unsupported
 from delegraph.partitioner import Reason
 from delegraph_programs import (
+    TRACING,
     build_program,
     copy_node,
     name_outputs,
@@ -21,12 +23,62 @@ from delegraph_programs import (
     root_call,
 )
 from delegraph_programs.call_names import WITHIN
+from delegraph_programs.tracing_lock import unlogged
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Prediction(NamedTuple):
+    """A reason of a refusal, and how many more operators the backend would take without
+    it; None if that is not known.
+    """
+
+    reason: str
+    frees: int | None
+
+
+Refused = Callable[[ExportedProgram], frozenset[int]]
+"""Returns the debug handles of the operators that a backend refuses in a program."""
+
+
+def predict(
+    program: ExportedProgram, refused: Refused, reason: str, left: Sequence[Node]
+) -> Prediction:
+    """Return the prediction for ``reason``, or for the one of its ``instead`` with
+    which the backend takes most operators; of equal ones the first.
+
+    ``program``: the partitioned program. ``left``: calls of all operators that are left
+    to the host.
+    """
+    best = Prediction(reason, _count_freed(program, refused, reason, left))
+    other = getattr(reason, "instead", None)
+    while other is not None and best.frees != len(left):
+        frees = _count_freed(program, refused, other, left)
+        if frees is not None and (best.frees is None or frees > best.frees):
+            best = Prediction(other, frees)
+        other = other.instead
+    return best
+
+
+def _count_freed(
+    program: ExportedProgram, refused: Refused, reason: str, left: Sequence[Node]
+) -> int | None:
+    """Return how many of ``left`` the backend would take if ``reason`` did not hold.
+
+    Returns None for a reason without ``unless``, and if the program cannot be changed.
+    """
+    if not isinstance(reason, Reason) or reason.unless is None:
+        return None
+    with TRACING, unlogged():
+        try:
+            still_refused = refused(remove_cause(program, reason))
+        except DelegraphError:
+            return None
+    return sum(node.meta.get("debug_handle", 0) not in still_refused for node in left)
 
 
 def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:

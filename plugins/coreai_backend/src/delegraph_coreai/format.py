@@ -13,14 +13,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from coreai.authoring.asset import AIModelAsset, AIProgram
 from delegraph.errors import FormatError, InputError, OptionError
 from delegraph.formats import (
     Blob,
-    DelegateContents,
     DelegateFormat,
     LoadDelegate,
     MethodSummary,
@@ -35,6 +34,9 @@ from delegraph.io.escape import printable
 from delegraph.runtime import BEGINNING, BlobHeader
 
 from .names import MAIN, MARK
+
+if TYPE_CHECKING:
+    from delegraph.delegates import DelegateInfo
 
 BYTECODE = "main.mlirb"
 DIGEST = "main.hash"
@@ -331,7 +333,7 @@ def _in_order(
 # --- writing ------------------------------------------------------------------------
 
 
-def _with_names(blob: bytes, delegate: DelegateContents) -> AIProgram:
+def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
     """Return the program of a blob with the names of the user's program."""
     from coreai._compiler.ir import ArrayAttr, DictAttr, StringAttr
     from delegraph_engines import Signature

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from delegraph import Choices, DelegraphError, InputError, OptionError
+from delegraph import Choices
+from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph_programs import source_of
 from torch.fx import GraphModule, Node
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 import delegraph
 import torch
-from delegraph import InputError, LoweredProgram, Report
+from delegraph import LoweredProgram, Report
+from delegraph.errors import InputError
 from delegraph_programs import TRACING, written_targets
 from torch.export import Dim
 from torch.fx import GraphModule

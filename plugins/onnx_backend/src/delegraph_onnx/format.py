@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -19,7 +19,6 @@ from delegraph.errors import FormatError, InputError, OptionError
 from delegraph.formats import (
     Blob,
     ConstantSummary,
-    DelegateContents,
     DelegateFormat,
     LoadDelegate,
     MethodSummary,
@@ -34,6 +33,9 @@ from delegraph.formats import (
 from delegraph.io.escape import printable
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
+
+if TYPE_CHECKING:  # a file is read without torch
+    from delegraph.delegates import DelegateInfo
 
 LARGEST = 2**31 - 2**20
 """Bytes of a file without external data: protobuf reads no larger ones."""
@@ -406,7 +408,7 @@ def _in_order(
 # --- writing ------------------------------------------------------------------------
 
 
-def _rename_border(graph: onnx.GraphProto, delegate: DelegateContents) -> None:
+def _rename_border(graph: onnx.GraphProto, delegate: DelegateInfo) -> None:
     """Name inputs and outputs as the program does."""
     wanted = [
         (graph.input, delegate.inputs, "input"),
@@ -441,7 +443,7 @@ def _rename_inside(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
 
 
-def _weights(facts: Mapping[str, Any], delegate: DelegateContents) -> dict[str, bytes]:
+def _weights(facts: Mapping[str, Any], delegate: DelegateInfo) -> dict[str, bytes]:
     """Return the bytes of the weights that are named data, by names of initializers."""
     named = delegate.named_data
     weights = {}

@@ -117,13 +117,14 @@ class TOSASupport:
 
         Eager raises for an index that is out of range, but in the file it may name an
         element of the next row. Therefore calls check the ranges, also for indices that
-        the host computes.
+        the host computes or keeps in a buffer.
         """
         bounds = bounds_of(program.graph.nodes, indexes_of)
         for node in program.graph.nodes:
             node.meta.pop(INDEXED, None)
         computed = [node for node in program.graph.nodes if node.op == "call_function"]
-        for node in (*user_inputs(program), *computed):
+        written = written_values(program)
+        for node in (*user_inputs(program), *written, *computed):
             if node in bounds and isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta[INDEXED] = [*bounds[node]]
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
@@ -135,7 +136,6 @@ class TOSASupport:
             if within is not None:
                 node.meta[WITHIN] = [*within]
         if not self._t.spec.has_int64:
-            written = written_values(program)
             unknown = []
             for node in inputs:
                 is_promised = WITHIN in node.meta

@@ -48,8 +48,8 @@ def from_torchvision(text: str) -> Model:
             " support"
         )
         hint = (
-            "write a model of its backbone and heads: docs/recipes.md has one with"
-            " anchors and boxes"
+            "write a model of its backbone and heads: the recipes in delegraph's"
+            " documentation have one with anchors and boxes"
         )
         raise InputError("input-invalid", text, hint=hint)
     options = _NO_WEIGHTS.get(kind, {})

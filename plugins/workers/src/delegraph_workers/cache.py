@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from delegraph import OptionError, WriteError
+from delegraph.errors import OptionError, WriteError
 from delegraph.io.atomic_write import write_whole
 
 from .remote_cache import RemoteFolder

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from delegraph import ContractViolation, DelegraphError, Unsupported
 from delegraph.backend import PreprocessResult
 from delegraph.compiler import (
     Compiled,
@@ -27,6 +26,7 @@ from delegraph.compiler import (
     compiles_jointly,
     fingerprint_of,
 )
+from delegraph.errors import ContractViolation, DelegraphError, Unsupported
 from delegraph.plugin import RemoteBackendSpec
 from delegraph.report import pluralize
 from torch.export import ExportedProgram

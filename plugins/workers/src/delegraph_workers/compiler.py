@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from delegraph import OptionError, Registry
+from delegraph import Registry
 from delegraph.compiler import (
     Compiled,
     InstalledBackend,
@@ -24,6 +24,7 @@ from delegraph.compiler import (
     calls_of,
     compile_here,
 )
+from delegraph.errors import OptionError
 from delegraph.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 

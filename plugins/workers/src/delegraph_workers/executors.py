@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from delegraph import OptionError
+from delegraph.errors import OptionError
 
 T = TypeVar("T")
 _MOMENT = 0.05

@@ -159,7 +159,12 @@ def delegraph_quantizers() -> list[QuantizerSpec]:
     home = "delegraph_workers.quantizer:Quantizer_"
     hint = "pip install delegraph-quantize"
     return [
-        QuantizerSpec(name, f"{home}{identifier(name)}", ("torchao",), hint)
+        QuantizerSpec(
+            name,
+            f"{home}{identifier(name)}",
+            requires=("torchao",),
+            install_hint=hint,
+        )
         for name, description in _usable().items()
         if description.get("quantizer")
     ]

@@ -174,7 +174,7 @@ class _Page:
 
     def _contents(self) -> Iterator[str]:
         """Return the methods with their totals, and a link to each."""
-        facts = MethodRow.readable()
+        facts = MethodRow.FACTS
         rows = [
             [link(self.ids[m], m), *(fact_cell(f, row) for f in facts)]
             for m, row in self.report.methods.items()
@@ -205,7 +205,7 @@ class _Page:
 
     def _facts(self) -> Iterator[str]:
         """Yield facts about the whole lowering, each with a heading."""
-        for fact in self.report.readable():
+        for fact in self.report.FACTS:
             entries = fact.entries(fact.of(self.report)) if fact.entries else ()
             if entries:
                 items = "".join(f"<li>{text(entry)}</li>\n" for entry in entries)
@@ -498,7 +498,7 @@ class _MethodSection:
         """
         facts = [
             fact
-            for fact in DelegateRow.readable()
+            for fact in DelegateRow.FACTS
             if any(fact_cell(fact, row) for row in self.rows)
         ]
         drawn = self.pictures.delegates if self.pictures else {}
@@ -508,8 +508,9 @@ class _MethodSection:
             name = drawn[row.name].id if row.name in drawn else ""
             cells.append(self._delegate(row, name, facts))
             ids.append("" if row.name in self.insides else name)
+        kinds = [fact_class(fact, self.rows[0]) for fact in facts]
         heads = ("delegate", "backend", *(fact.label for fact in facts), "in the graph")
-        return table(heads, cells, "name", "name", *map(fact_class, facts), "", ids=ids)
+        return table(heads, cells, "name", "name", *kinds, "", ids=ids)
 
     def _delegate(self, row: DelegateRow, id: str, facts: Sequence[Fact]) -> list[str]:
         name = link(id, row.name) if row.name in self.insides else text(row.name)

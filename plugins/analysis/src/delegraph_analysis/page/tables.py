@@ -81,13 +81,14 @@ def fact_cell(fact: Fact, row: Any) -> str:
     return cell(entries, fact.short(value)) if fact.short else lines(entries)
 
 
-def fact_class(fact: Fact) -> str:
-    """The class of its column: figures stand to the right, and each of several entries
-    on one line.
+def fact_class(fact: Fact, row: Any) -> str:
+    """Return the class of the column of a fact that ``row`` has, too.
+
+    Numbers are aligned to the right. Each of several entries has a line.
     """
     if fact.entries:
         return "text" if fact.short else "brief"
-    return "number" if fact.plain is int else "text"
+    return "number" if isinstance(fact.of(row), int) else "text"
 
 
 def lines(entries: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delegraph.backend import NamedDataStore
-from delegraph.formats import DelegateContents
+from delegraph.delegates import DelegateInfo
 from torch.fx import Node
 
 from ..kernels import KernelSet
@@ -71,16 +71,16 @@ class Delegates:
     A delegate is stored once, even if it is called several times.
     """
 
-    def __init__(self, context: Context, contents: list[DelegateContents]) -> None:
+    def __init__(self, context: Context, contents: list[DelegateInfo]) -> None:
         self._context = context
         self._by_name = {contents_of.name: contents_of for contents_of in contents}
-        self.used: dict[str, DelegateContents] = {}
+        self.used: dict[str, DelegateInfo] = {}
 
-    def named(self, name: str) -> DelegateContents:
+    def named(self, name: str) -> DelegateInfo:
         """Return the delegate of a dotted attribute."""
         return self._by_name[name]
 
-    def find(self, name: str) -> tuple[int, DelegateContents]:
+    def find(self, name: str) -> tuple[int, DelegateInfo]:
         """Return a delegate and its position in the table; ``name`` is its attribute."""
         delegate = self.used.setdefault(name, self._by_name[name])
         return list(self.used).index(name), delegate
@@ -92,7 +92,7 @@ class Delegates:
         """
         return tuple(self._table(delegate) for delegate in self.used.values())
 
-    def _table(self, delegate: DelegateContents) -> BackendDelegate:
+    def _table(self, delegate: DelegateInfo) -> BackendDelegate:
         alignment = SEGMENT_ALIGNMENT
         if delegate.backend_id == BACKEND_ID:
             alignment = _XNNPACK_ALIGNMENT

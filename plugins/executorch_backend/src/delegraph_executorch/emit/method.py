@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from delegraph.delegates import DelegateInfo
 from delegraph.errors import Unsupported
-from delegraph.formats import DelegateContents
 from delegraph_programs import constant_tensor as tensor_of
 from delegraph_programs import output_values, placeholders, user_inputs, written_targets
 from delegraph_programs.call_names import INDEXED, WITHIN
@@ -80,7 +80,7 @@ class MethodOptions:
 def emit_method(
     name: str,
     program: ExportedProgram,
-    delegates: list[DelegateContents],
+    delegates: list[DelegateInfo],
     context: Context,
     options: MethodOptions,
 ) -> tuple[ExecutionPlan, DebugHandles]:

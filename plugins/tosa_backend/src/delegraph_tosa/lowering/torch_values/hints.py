@@ -431,8 +431,8 @@ def no_rule(target: Any) -> Reason:
         )
         return Reason("it makes a number of Python of the data", hint=hint)
     hint = (
-        "write it with operators that docs/op-support.md lists, or add a backend that"
-        " takes it"
+        "write it with operators that TOSA takes, or add a backend that takes it;"
+        " `delegraph coverage tosa` (delegraph-devkit) lists them"
     )
     return Reason(NO_RULE, hint=hint)
 
