@@ -14,7 +14,7 @@ from delegraph_executorch.edge import externalize_pte_data
 def test_a_file_size_that_is_refused_changes_nothing(cap):
     store = NamedDataStore()
     store.add_named_data("a", b"x")
-    with pytest.raises(NamedDataError, match="max_data_bytes is a positive integer"):
+    with pytest.raises(NamedDataError, match="max_data_bytes must be a positive"):
         externalize_pte_data(store.get_named_data_store_output(), cap, "f")
     assert list(store.get_named_data_store_output().pte_data) == ["a"]
 
