@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 from ..discovery.loading import lazy_names
 
 if TYPE_CHECKING:
+    from delegraph_programs.output_statistics import (
+        TOLERANCES,
+        OutputStatistics,
+        compare,
+        finite,
+    )
+
     from .compatibility import ProgramCompatibility
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
     from .graph_function import eager_target, is_observable
-    from .statistics import TOLERANCES, OutputStatistics, compare, finite
     from .verify import Verification, call_of_model
 
 __all__ = [
@@ -37,11 +43,13 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     __getattr__ = lazy_names(
         __name__,
         {
+            "delegraph_programs.output_statistics": (
+                "TOLERANCES OutputStatistics compare finite"
+            ),
             ".compatibility": "ProgramCompatibility",
             ".executor": "run_in_eager",
             ".files": "FileFormat LoadedProgram",
             ".graph_function": "eager_target is_observable",
-            ".statistics": "TOLERANCES OutputStatistics compare finite",
             ".verify": "Verification call_of_model",
         },
     )

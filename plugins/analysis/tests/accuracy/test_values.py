@@ -2,8 +2,8 @@
 
 import delegraph
 import torch
-from delegraph.host.statistics import compare
 from delegraph_analysis.accuracy.values import Measured, measure
+from delegraph_programs.output_statistics import compare
 
 INF = float("inf")
 

@@ -9,7 +9,6 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import Unsupported
-from delegraph.host.statistics import OutputStatistics
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.collect import host_calls
 from delegraph.report.rows import Cause
@@ -19,6 +18,7 @@ from delegraph_analysis.accuracy.operators import (
     VerificationByOperator,
 )
 from delegraph_analysis.drawing.viewer import SCRIPT as VIEWER
+from delegraph_programs.output_statistics import OutputStatistics
 from torch import nn
 from torch.export.exported_program import (
     ExportedProgram,

@@ -1,4 +1,4 @@
-"""Compares one value of a program with the same value in eager PyTorch, in figures."""
+"""Compares a value of a compiled program with the same value in eager PyTorch."""
 
 from __future__ import annotations
 
