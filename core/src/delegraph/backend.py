@@ -231,7 +231,10 @@ class DelegateMappingBuilder:
                 "contract-violation",
                 "a delegate mapping entry takes nodes or handles, one of both",
             )
-        listed = _handles_of(nodes) if nodes is not None else _as_list(handles)
+        if nodes is None:
+            listed = _as_list(handles)
+        else:
+            listed = [node.meta.get("debug_handle") for node in _as_list(nodes)]
         # None: a node without a debug handle
         known = tuple(sorted({h for h in listed if h is not None}))
         if not known:
@@ -269,16 +272,6 @@ class DelegateMappingBuilder:
                 f"delegate debug identifier {key!r} is used already",
             )
         return key
-
-
-def _handles_of(nodes: Any) -> list[int | None]:
-    """Return the debug handle of each node, or of a single one.
-
-    The handle is None for a node without one.
-    """
-    return [
-        n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)
-    ]
 
 
 def _as_list(items: Any) -> list[Any]:

@@ -42,7 +42,6 @@ class Notation:
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = nodes
-        self._written: dict[Any, str] = {}
 
     def size(self, size: Any) -> str:
         """Return a size (an int or symbolic) as text, with users' names in place of
@@ -50,10 +49,7 @@ class Notation:
         """
         if not isinstance(size, _SYMBOLIC):
             return str(size)
-        expression = size.node.expr
-        if expression not in self._written:
-            self._written[expression] = self.expression(expression)
-        return self._written[expression]
+        return self.expression(size.node.expr)
 
     def expression(self, expression: Any) -> str:
         """Return a sympy expression as text, with users' names in place of torch's
