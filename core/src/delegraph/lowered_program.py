@@ -5,7 +5,14 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -253,6 +260,15 @@ class LoweredProgram(MethodPrograms):
             *self.run_both(
                 args, kwargs, method=method, runtime=runtime, observer=observer
             )
+        )
+
+    def verify_over(self, data: Iterable[Any], metric: Any = None, **more: Any) -> Any:
+        """Compare a method with eager PyTorch on each sample of a data set.
+
+        See ``delegraph_analysis.verify_over``, which gets the arguments.
+        """
+        return provided("delegraph_analysis:verify_over", "verify_over()")(
+            self, data, metric, **more
         )
 
     def run_both(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .compilers import add_compiler_flags, chosen_compiler
     from .contract import Command, parse_options
     from .inputs import read_array, read_inputs
-    from .model import check_model, read_model
+    from .model import check_model, read_model, read_object
     from .outcome import (
         Outcome,
         as_json,
@@ -47,6 +47,7 @@ __all__ = [
     "read_array",
     "read_inputs",
     "read_model",
+    "read_object",
     "show",
     "table",
     "tell",
@@ -61,7 +62,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
             ".compilers": "add_compiler_flags chosen_compiler",
             ".contract": "Command parse_options",
             ".inputs": "read_array read_inputs",
-            ".model": "check_model read_model",
+            ".model": "check_model read_model read_object",
             ".outcome": (
                 "Outcome as_json expect_file expect_places natural_number output_path"
                 " progress show"

@@ -103,6 +103,23 @@ def read_model(text: str) -> GivenModel:
     return _model_returned(_guard(build, path), text)
 
 
+def read_object(text: str) -> Any:
+    """Return the object of ``path.py:NAME``, such as a function. This runs the file.
+
+    Raises UsageError if there is no such file or object, InputError if the file's code
+    fails.
+    """
+    head, _, name = text.rpartition(":")
+    if not head.endswith(".py"):
+        raise UsageError("usage-invalid", f"path.py:NAME is wanted, not {text!r}")
+    path = Path(head)
+    expect_file(path)
+    found = vars(_run_file(path))
+    if name not in found:
+        raise UsageError("usage-invalid", f"{path} has no {name!r}")
+    return found[name]
+
+
 def from_elsewhere(
     spec: ModelSpec, given: Any, text: str, registry: Registry
 ) -> GivenModel:

@@ -21,18 +21,23 @@ if TYPE_CHECKING:
     from .accuracy.reruns import verify_ties
     from .columns import NodeData, node_data
     from .comparison import Candidate, Comparison, compare
+    from .over_data.scores import ColumnScores, SampleScores, VerificationOverData
+    from .over_data.verifying import verify_over
     from .page.report_page import render_page
     from .profiling import ProgramProfile, profile_file, profile_program
     from .summaries import summary_text
 
 __all__ = [
     "Candidate",
+    "ColumnScores",
     "Comparison",
     "NodeData",
     "OperatorStatistics",
     "OperatorVerification",
     "ProgramProfile",
+    "SampleScores",
     "VerificationByOperator",
+    "VerificationOverData",
     "compare",
     "node_data",
     "profile_file",
@@ -40,6 +45,7 @@ __all__ = [
     "render_page",
     "summary_text",
     "verify_operators",
+    "verify_over",
     "verify_ties",
 ]
 
@@ -52,6 +58,8 @@ _NAMES = {
     "comparison": "Candidate Comparison compare",
     # no module has one of these names: importing it would replace the function
     "columns": "NodeData node_data",
+    "over_data.scores": "ColumnScores SampleScores VerificationOverData",
+    "over_data.verifying": "verify_over",
     "page.report_page": "render_page",
     "profiling": "ProgramProfile profile_file profile_program",
     "summaries": "summary_text",

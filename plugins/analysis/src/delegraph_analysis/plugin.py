@@ -34,7 +34,8 @@ def delegraph_commands() -> list[CommandSpec]:
         CommandSpec(
             "accuracy",
             "delegraph_analysis.commands.accuracy:AccuracyOfOperators",
-            "compare every operator of a lowered model with eager and float64",
+            "compare every operator of a lowered model with eager and float64, or its"
+            " outputs over data",
         ),
         CommandSpec(
             "compare",

@@ -1,4 +1,8 @@
-"""Compare every operator of a lowered model with float64: ``delegraph accuracy``."""
+"""Compare a lowered model with eager PyTorch: ``delegraph accuracy``.
+
+By default it compares every operator with float64; with ``--data``, the outputs for
+each sample.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ from delegraph.command import (
     read_model,
 )
 from delegraph.errors import InputError
+
+from .over_data import add_data_flags, expect_no_data_flags, run_over_data
 
 
 class AccuracyOfOperators:
@@ -54,6 +60,7 @@ class AccuracyOfOperators:
             " elements in another order"
         )
         add("--ties", action="store_true", help=ties)
+        add_data_flags(parser)
         add(
             "--report",
             action="append",
@@ -68,6 +75,9 @@ class AccuracyOfOperators:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        if args.data:
+            return run_over_data(args)
+        expect_no_data_flags(args)
         from delegraph.report import (
             LoweringResult,
             expect_report_formats,

@@ -105,19 +105,22 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 """
 
 
-def head(title: str, script: str = SCRIPT, style: str = "") -> str:
+def head(
+    title: str, script: str = SCRIPT, style: str = "", *, images: bool = False
+) -> str:
     """Everything before a page's body.
 
     Its policy lets the browser load this style sheet, this script, nothing else.
 
     ``script``: in place of the one that moves and scales pictures; "" for none.
-    ``style``: added to the style sheet.
+    ``style``: added to the style sheet. ``images``: the page contains images.
     """
     style = STYLE + style
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none';"
         " form-action 'none'"
     )
+    policy += "; img-src data:" if images else ""
     policy += f"; script-src '{_digest(script)}'" if script else ""
     element = f"<script>{script}</script>" if script else ""
     return f"""<!DOCTYPE html>
