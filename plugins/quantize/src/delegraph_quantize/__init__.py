@@ -22,17 +22,25 @@ if TYPE_CHECKING:
         quantization_errors,
         raise_precision,
     )
+    from .recovery import Recovery, Trial, recover_accuracy
+    from .sensitivity import TensorLoss
 
 __all__ = [
     "LayerError",
     "QuantizationErrors",
+    "Recovery",
+    "TensorLoss",
+    "Trial",
     "quantization_errors",
     "quantize",
     "raise_precision",
+    "recover_accuracy",
 ]
 
 _HOME = {
     "quantize": "flow",
+    "TensorLoss": "sensitivity",
+    **dict.fromkeys(("Recovery", "Trial", "recover_accuracy"), "recovery"),
     **dict.fromkeys(
         ("LayerError", "QuantizationErrors", "quantization_errors", "raise_precision"),
         "layer_errors",

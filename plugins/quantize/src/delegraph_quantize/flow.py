@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph import Registry, default_registry, export
@@ -41,12 +41,24 @@ from .calibration import (
     names_of,
 )
 from .cells import CELLS
+from .float_calls import LAYER, call_places, leave_calls_in_floats, select
 from .integers import NumbersOfIntegers, leave_integers
-from .unscaled import bodies
+from .unscaled import Unscaled, bodies
 from .varied import CalibrationInputs
 
-LAYER = "delegraph.layer"
-"""Key in the ``custom`` metadata of a quantized node: its name before quantization."""
+
+class Calibrated(NamedTuple):
+    """A program with observers that saw all batches.
+
+    ``exported``: the program without observers. ``first``: the first batch.
+    ``unscaled``: values that stay in floats. ``notes``: warnings about the batches.
+    """
+
+    exported: ExportedProgram
+    module: GraphModule
+    first: Batch
+    unscaled: list[Unscaled]
+    notes: list[str]
 
 
 def quantize(
@@ -55,6 +67,7 @@ def quantize(
     *,
     backend: str | None = None,
     quantizer: Any = None,
+    floats: Iterable[Any] = (),
     dynamic_shapes: Any = None,
     progress: Progress | None = None,
     registry: Registry | None = None,
@@ -72,16 +85,61 @@ def quantize(
     writes carry over from batch to batch. In the result they have their values before
     the first batch.
 
+    ``floats``: calls that stay in floats, with any quantizer. An item is an operator
+    (``torch.ops.aten.log.default``, or its name), a line (``"net.py:31"``), a module
+    (``"features.0"``), or the name of a call in the exported program.
+    ``recover_accuracy`` finds them.
+
     If a value was NaN or infinite in a batch, it has no scale, and the calls that make
     or take it stay in floats. A DelegraphWarning names it with its line. Another
     warning names inputs that never vary in the batches.
 
     Raises InputError for batches that do not fit or have no values, and for a program
-    without quantized calls. Raises PluginUnavailable without torchao, and the errors of
-    the registry for a backend without a quantizer.
+    without quantized calls. Raises OptionError for items of ``floats`` without calls.
+    Raises PluginUnavailable without torchao, and the errors of the registry for a
+    backend without a quantizer.
     """
     registry = registry or default_registry()
     quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
+    calibrated = calibrate_program(
+        program, calibration_batches, quantizer, dynamic_shapes, progress, registry
+    )
+    selectors = list(floats)
+    with TRACING:
+        if selectors:
+            calls = select(call_places(calibrated.exported), selectors)
+            leave_calls_in_floats(calibrated.module, calls)
+        with registry.attributing(quantizer, "conversion"):
+            converted = convert(calibrated.module, calibrated.exported)
+            first = calibrated.first
+            with torch.no_grad():
+                args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
+                quantized = torch.export.export(
+                    converted, args, kwargs, dynamic_shapes=dynamic_shapes
+                )
+    if calibrated.unscaled:
+        text = (
+            "left in floats, with the calls that make or take it:"
+            f" {'; '.join(map(str, calibrated.unscaled))}"
+        )
+        warnings.warn(text, DelegraphWarning, stacklevel=2)
+    for note in calibrated.notes:
+        warnings.warn(note, DelegraphWarning, stacklevel=2)
+    return quantized
+
+
+def calibrate_program(
+    program: Program,
+    calibration_batches: Iterable[Any],
+    quantizer: Any,
+    dynamic_shapes: Any,
+    progress: Progress | None,
+    registry: Registry,
+) -> Calibrated:
+    """Export a program, put observers into it, and run all batches.
+
+    For parameters and errors see ``quantize``.
+    """
     expect_torchao()
     _expect_quantizer(quantizer, registry)
     batches, total = checked(
@@ -103,24 +161,15 @@ def quantize(
             assert failed.__cause__ is not None
             with registry.attributing(quantizer, "calibration"):
                 raise failed.__cause__ from None
-        with registry.attributing(quantizer, "conversion"):
-            converted = _convert(prepared)
-            unify_quantization(converted)
-            _restore_buffers(converted, exported)
-            with torch.no_grad():
-                args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
-                quantized = torch.export.export(
-                    converted, args, kwargs, dynamic_shapes=dynamic_shapes
-                )
-    if unscaled:
-        text = (
-            "left in floats, with the calls that make or take it:"
-            f" {'; '.join(map(str, unscaled))}"
-        )
-        warnings.warn(text, DelegraphWarning, stacklevel=2)
-    for note in inputs.notes():
-        warnings.warn(note, DelegraphWarning, stacklevel=2)
-    return quantized
+    return Calibrated(exported, prepared, first, unscaled, list(inputs.notes()))
+
+
+def convert(prepared: GraphModule, exported: ExportedProgram) -> GraphModule:
+    """Return the program with integers in the place of observers, as a module."""
+    converted = _convert(prepared)
+    unify_quantization(converted)
+    _restore_buffers(converted, exported)
+    return converted
 
 
 def _argument_names(program: Program) -> list[str]:

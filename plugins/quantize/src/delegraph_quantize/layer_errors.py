@@ -30,7 +30,8 @@ from torch.utils import _pytree as pytree
 
 from .batch_norms import follows_layer, is_folded
 from .calibration import Batch, checked
-from .flow import LAYER, export_whole, module_of, quantize, quantizer_of
+from .float_calls import LAYER
+from .flow import export_whole, module_of, quantize, quantizer_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 

@@ -149,16 +149,22 @@ def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
 def remove_observers(body: GraphModule, without: set[Node]) -> None:
     """Remove the observers ``without``, and give the calls around them float operands.
 
-    These are the calls that make or take such values. Unused observers are dropped. If
-    another call computes an operand in integers, it is dequantized for this call.
+    These are the calls that make or take such values.
+    """
+    takers = chain.from_iterable(observer.users for observer in without)
+    calls = {*map(observed, without)}
+    calls.update(node for node in takers if node.op == "call_function")
+    compute_in_floats(body, calls, without)
+
+
+def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -> None:
+    """Give ``calls`` float operands and results, and remove the observers ``without``.
+
+    Unused observers are dropped. If another call computes an operand in integers, it is
+    dequantized for this call.
     """
     observers = set(observer_calls(body))
-    # the calls that must compute in floats: first those next to the observers
-    takers = chain.from_iterable(observer.users for observer in without)
-    pending = [
-        *map(observed, without),
-        *(node for node in takers if node.op == "call_function"),
-    ]
+    pending = [*calls]
     floats = set[Node]()
     while pending:
         call = pending.pop()
@@ -173,7 +179,8 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
         # no call computes this value in integers, so floats need no dequantization
         is_plain = value in floats or value.op != "call_function" or is_derived
         for user in list(observer.users):
-            if observer in without or (user in floats and is_plain):
+            in_floats = user in floats or (user.op == "output" and value in floats)
+            if observer in without or (in_floats and is_plain):
                 user.replace_input_with(observer, value)
     for node in reversed(list(body.graph.nodes)):
         if node in observers and not node.users:

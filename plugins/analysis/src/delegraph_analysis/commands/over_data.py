@@ -163,6 +163,11 @@ def _outcome(found: VerificationOverData, max_loss: float | None, note: str) -> 
     ``note``: the text about the quantization; "" without one.
     """
     text = "\n".join(filter(None, [note, found.to_text()]))
+    if any(row.name == "quantized" and row.loss > 0 for row in found.summary()):
+        text += (
+            "\ndelegraph_quantize.recover_accuracy finds the calls that lose this when"
+            " they are quantized"
+        )
     lost = []
     if max_loss is not None:
         lost = [row for row in found.summary() if not row.loss <= max_loss]
