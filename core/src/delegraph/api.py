@@ -224,8 +224,8 @@ def load(
 
 
 def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
-    """The model that a plugin reads from ``program``; None if no plugin declares its
-    type (``ModelSpec.types``).
+    """Return the model that a plugin reads from ``program``; None if no plugin declares
+    its type (``ModelSpec.types``).
 
     None also for an ExportedProgram or a mapping, which ``lower`` takes itself.
     """
@@ -246,8 +246,8 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
-    """The compiler for a call of ``lower`` without one; and a note if it keeps no
-    results, although the user wants it.
+    """Return the compiler for a call of ``lower`` without one; and a note if it keeps
+    no results, although the user wants it.
 
     The user wants it who set a variable of ``CACHE_VARIABLES``.
     """
@@ -290,7 +290,7 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:
-    """``backends`` as a list. Raises OptionError unless each is a name or a
+    """Return ``backends`` as a list. Raises OptionError unless each is a name or a
     Partitioner, and no name is there twice.
     """
     if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(
@@ -325,8 +325,8 @@ def _named_partitioners(
     options: Mapping[str, Mapping[str, Any]],
     registry: Registry,
 ) -> list[tuple[str, Partitioner]]:
-    """(name, partitioner) of each backend; the name of a Partitioner that the user
-    passes is that of its class.
+    """Return (name, partitioner) of each backend; the name of a Partitioner that the
+    user passes is that of its class.
 
     Raises OptionError for options of a name that is not in ``backends``, and the errors
     of ``Registry.get_partitioner``.

@@ -247,7 +247,7 @@ class DelegateMappingBuilder:
         return key
 
     def get_delegate_mapping(self) -> dict[Any, tuple[int, ...]]:
-        """Identifier -> sorted debug handles."""
+        """Return identifier -> sorted debug handles."""
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:

@@ -67,29 +67,33 @@ class ProgramContents(Protocol):
 
     @property
     def methods(self) -> Collection[str]:
-        """Names of the methods, in the order in which they were passed for lowering."""
+        """Return names of the methods, in the order in which they were passed for
+        lowering.
+        """
 
     @property
     def constant_methods(self) -> Mapping[str, Any]:
-        """Name -> value, for methods that only return a constant."""
+        """Return name -> value, for methods that only return a constant."""
 
     @property
     def delegates(self) -> Sequence[DelegateInfo]:
-        """The delegates of all methods, including those in branches and loop bodies."""
+        """Return the delegates of all methods, including those in branches and loop
+        bodies.
+        """
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates, merged for one file: equal contents are
-        there once.
+        """Return the named data of all delegates, merged for one file: equal contents
+        are there once.
         """
 
     @property
     def host_operators(self) -> int:
-        """The number of operators that no delegate computes, in all methods."""
+        """Return the number of operators that no delegate computes, in all methods."""
 
     def whole_delegate(self) -> DelegateInfo:
-        """The program's one delegate, with the inputs and outputs of its method: all of
-        them, in order.
+        """Return the program's one delegate, with the inputs and outputs of its method:
+        all of them, in order.
 
         For a program of one method that one delegate computes. The delegate is compiled
         again if its own inputs and outputs differ, as those of ``delegates`` may.
@@ -98,7 +102,7 @@ class ProgramContents(Protocol):
         """
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method: functional, with debug handles, and with a
+        """Return the program of a method: functional, with debug handles, and with a
         ``CALL_DELEGATE`` node for each delegate.
 
         Calls on the host are the operators of the user's model, such as
@@ -207,8 +211,8 @@ class TensorSummary:
     within: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        """Name, type, sizes and quantization, as far as they are known: ``x: int8[1,
-        3], scale 0.5, zero point 0``.
+        """Return name, type, sizes and quantization, as far as they are known: ``x:
+        int8[1, 3], scale 0.5, zero point 0``.
         """
         shown = self.name if len(self.name) <= _NAME else f"{self.name[:_NAME]}…"
         name = f"{shown}: " if self.name else ""
@@ -225,8 +229,8 @@ class TensorSummary:
         return f"{name}{self.dtype}{self._sizes()}{quantized}{within}"
 
     def _sizes(self) -> str:
-        """The shape as text: ``?`` for an unknown size, ``<=`` before upper limits; ""
-        for a number.
+        """Return the shape as text: ``?`` for an unknown size, ``<=`` before upper
+        limits; "" for a number.
         """
         if self.shape is None:
             return ""
@@ -291,11 +295,11 @@ class Summary:
 
     @staticmethod
     def largest_of(constants: Sequence[ConstantSummary]) -> tuple[ConstantSummary, ...]:
-        """The LARGEST largest of ``constants``, largest first."""
+        """Return the LARGEST largest of ``constants``, largest first."""
         return tuple(sorted(constants, key=lambda c: (-c.bytes, c.name))[:LARGEST])
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as a dictionary of plain values."""
+        """Return the summary as a dictionary of plain values."""
         return asdict(self)
 
 
@@ -346,15 +350,15 @@ class ProgramFormat:
 
     @staticmethod
     def why_not(backend_ids: Collection[str]) -> str | None:
-        """Why a program lowered for these backends cannot be saved; None if it can.
-        Called before lowering.
+        """Return why a program lowered for these backends cannot be saved; None if it
+        can. Called before lowering.
         """
         return None
 
     @staticmethod
     def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The content of the file. ``options``: those of ``save``; raises OptionError
-        for unknown ones.
+        """Return the content of the file. ``options``: those of ``save``; raises
+        OptionError for unknown ones.
         """
         raise NotImplementedError
 
@@ -362,7 +366,7 @@ class ProgramFormat:
     def files(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
-        """Name -> content of all files of a program. The name ``""`` is the file
+        """Return name -> content of all files of a program. The name ``""`` is the file
         itself; others are written into its folder.
 
         For example, ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
@@ -386,8 +390,8 @@ class ProgramFormat:
     def read(
         path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
-        """Name -> function for each method of the program in a file, called like the
-        method that was saved.
+        """Return name -> function for each method of the program in a file, called like
+        the method that was saved.
 
         If its files demand memory or loops, a format also takes ``max_memory: int``
         (bytes) and ``max_iterations: int``, both with defaults; ``delegraph.load`` and
@@ -409,20 +413,22 @@ class ProgramFormat:
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
-        """The quantization parameters of the inputs and outputs of the program in a
-        file.
+        """Return the quantization parameters of the inputs and outputs of the program
+        in a file.
         """
         raise NotImplementedError
 
     @staticmethod
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
-        """Key -> bytes of the named data in a file, for ``LoadedProgram.named_data``."""
+        """Return key -> bytes of the named data in a file, for
+        ``LoadedProgram.named_data``.
+        """
         raise NotImplementedError
 
     @staticmethod
     def blobs(path: Path) -> Sequence[StoredBlob]:
-        """The delegates in a file, for ``inspect --can-run``. Reads only the beginning
-        of each blob.
+        """Return the delegates in a file, for ``inspect --can-run``. Reads only the
+        beginning of each blob.
         """
         raise NotImplementedError
 
@@ -437,8 +443,8 @@ class ProgramFormat:
 
     @staticmethod
     def inspect(path: Path) -> Any:
-        """The content of a file, for ``delegraph inspect``, which imports no torch
-        unless this method does.
+        """Return the content of a file, for ``delegraph inspect``, which imports no
+        torch unless this method does.
 
         ``str()`` of the result is for people; its method ``to_json()`` returns a
         dictionary for programs.
@@ -454,7 +460,7 @@ class ProgramFormat:
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs for the program in a file; floats are standard normal.
+        """Return random inputs for the program in a file; floats are standard normal.
 
         A format with several methods also takes ``method: str | None = None``, the
         ``--method`` of ``delegraph run``.
@@ -477,13 +483,13 @@ class ProgramFormat:
 
     @staticmethod
     def page(path: Path) -> str:
-        """An HTML page that shows the file, for ``delegraph inspect --html``."""
+        """Return an HTML page that shows the file, for ``delegraph inspect --html``."""
         raise NotImplementedError
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """(graph, node): the names in Model Explorer of the operator with a delegate
-        debug identifier, for node data.
+        """Return (graph, node): the names in Model Explorer of the operator with a
+        delegate debug identifier, for node data.
 
         They are the names that the format's Model Explorer adapter gives.
         """
@@ -491,7 +497,7 @@ class ProgramFormat:
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """The judgements of other tools on the file, for ``delegraph inspect
+        """Return the judgements of other tools on the file, for ``delegraph inspect
         --verify``.
         """
         raise NotImplementedError
@@ -510,7 +516,7 @@ def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:
-    """Whether the format ``kind`` overrides ``ability``, the name of a method of
+    """Return whether the format ``kind`` overrides ``ability``, the name of a method of
     ``ProgramFormat``.
     """
     # static: a class method would be a new object at each access
@@ -535,7 +541,7 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
-        """Why a program lowered for these backends cannot be saved; None if
+        """Return why a program lowered for these backends cannot be saved; None if
         ``cls.backend_id`` is among them.
         """
         return (
@@ -548,7 +554,7 @@ class DelegateFormat(ProgramFormat):
     def serialize(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> bytes | Blob:
-        """The blob of ``delegate(program)``. Raises OptionError for any option."""
+        """Return the blob of ``delegate(program)``. Raises OptionError for any option."""
         if options:
             raise OptionError(
                 "option-invalid",
@@ -558,8 +564,8 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def delegate(cls, program: ProgramContents) -> DelegateInfo:
-        """The delegate that the file holds: the program's only one, with the inputs and
-        outputs of its method.
+        """Return the delegate that the file holds: the program's only one, with the
+        inputs and outputs of its method.
 
         Raises InputError if the program has anything else: host operators, other
         delegates, other methods, another backend's delegate, or named data (see
@@ -619,15 +625,15 @@ class DelegateFormat(ProgramFormat):
     def read(
         cls, path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
-        """The delegate as the method ``forward``, which takes the delegate's inputs and
-        returns a tuple.
+        """Return the delegate as the method ``forward``, which takes the delegate's
+        inputs and returns a tuple.
         """
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """The blob that is the whole file. Its producer is not known, unless a subclass
-        overrides this.
+        """Return the blob that is the whole file. Its producer is not known, unless a
+        subclass overrides this.
         """
         with path.open("rb") as file:
             header = BlobHeader(
@@ -637,8 +643,8 @@ class DelegateFormat(ProgramFormat):
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """How many integers the host computes from sizes of tensors; ``host_operators``
-    does not count these.
+    """Return how many integers the host computes from sizes of tensors;
+    ``host_operators`` does not count these.
 
     Integers that only an assertion needs are left out.
     """

@@ -91,8 +91,8 @@ class OptionSpec:
             )
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value`` has the option's type and is one of its choices, if it has
-        any.
+        """Return whether ``value`` has the option's type and is one of its choices, if
+        it has any.
 
         An int counts as a float. A bool counts as a bool only, although it is an int
         for Python. A list is one of texts; a tuple is taken as well.
@@ -108,7 +108,7 @@ class OptionSpec:
 
     @property
     def values(self) -> str:
-        """The values that the option accepts, in words."""
+        """Return the values that the option accepts, in words."""
         if self.choices:
             return "one of " + ", ".join(map(repr, self.choices))
         return "a list of texts" if self.type is list else self.type.__name__
@@ -179,24 +179,26 @@ class Declaration(_WithTarget):
 
     @property
     def key(self) -> str:
-        """The name for look-up. A plugin must not make two declarations of one kind
-        with the same key.
+        """Return the name for look-up. A plugin must not make two declarations of one
+        kind with the same key.
         """
         return str(getattr(self, self.key_field))
 
     @property
     def title(self) -> str:
-        """The declaration in words, for errors: ``command 'check'``."""
+        """Return the declaration in words, for errors: ``command 'check'``."""
         return f"{self.noun} {self.key!r}"
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """The keys to look up, in this order, for the name ``asked`` that a user wrote."""
+        """Yield the keys to look up, in this order, for the name ``asked`` that a user
+        wrote.
+        """
         yield asked
 
     def why_not(self, found: Any) -> str | None:
-        """Why the imported object of ``target`` is not of the declared kind; None if it
-        is.
+        """Return why the imported object of ``target`` is not of the declared kind;
+        None if it is.
 
         The caller has checked that it is a subclass of ``base``.
         """
@@ -233,8 +235,8 @@ class BySuffix(Declaration):
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """The suffixes of the file ``asked``, longest first: ``.nodes.json``, then
-        ``.json``.
+        """Return the suffixes of the file ``asked``, longest first: ``.nodes.json``,
+        then ``.json``.
         """
         name = re.split(r"[/\\]", asked.lower())[-1]
         return (name[k:] for k, letter in enumerate(name) if letter == ".")
@@ -314,7 +316,7 @@ class BackendSpec(Declaration):
             )
 
     def why_not(self, found: Any) -> str | None:
-        """Why ``found``, the imported class, is not the declared backend: it has
+        """Return why ``found``, the imported class, is not the declared backend: it has
         another name. None if it is.
         """
         name = found.__name__

@@ -71,7 +71,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands. (argparse lists them only in
+    """Yield all arguments of a parser and of its commands. (argparse lists them only in
     private attributes.)
     """
     for action in parser._actions:

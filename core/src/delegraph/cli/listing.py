@@ -69,7 +69,9 @@ class Backends:
 
 
 def _why_unavailable(info: BackendInfo) -> str:
-    """Why programs of the backend cannot be run on this host now; "" if they can."""
+    """Return why programs of the backend cannot be run on this host now; "" if they
+    can.
+    """
     if info.status is not Status.OK:
         return f"is {info.status}"
     try:

@@ -22,8 +22,8 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 
 def list_commands() -> list[tuple[str, str]]:
-    """(name to type, summary) of each command. Imports the light modules of plugins,
-    but no target.
+    """Return (name to type, summary) of each command. Imports the light modules of
+    plugins, but no target.
     """
     declared = default_registry().declared(CommandSpec)
     names = [*BUILT_IN, *(spec.name for spec, _ in declared)]

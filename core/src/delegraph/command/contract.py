@@ -38,7 +38,8 @@ class Command(Protocol):
 def parse_options(
     backends: Sequence[str], assignments: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Backend -> {option: value}, for texts ``BACKEND.OPTION=VALUE`` of ``--option``.
+    """Return backend -> {option: value}, for texts ``BACKEND.OPTION=VALUE`` of
+    ``--option``.
 
     Raises BackendNotFound for an unknown backend, OptionError for a wrong option or a
     backend not in ``backends``.

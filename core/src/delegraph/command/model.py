@@ -67,7 +67,7 @@ class GivenModel:
         self.dynamic_shapes[method] = dynamic_shapes
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for ``delegraph.lower`` and ``delegraph.compare``."""
+        """Return keyword arguments for ``delegraph.lower`` and ``delegraph.compare``."""
         return {
             "program": self.programs,
             "example_inputs": self.inputs,
@@ -270,7 +270,7 @@ def check_model(text: str) -> Path | None:
 
 
 def _path_and_function(text: str) -> tuple[Path, str | None]:
-    """(path, name of the function or None) of a MODEL ``path.py[:function]`` or
+    """Return (path, name of the function or None) of a MODEL ``path.py[:function]`` or
     ``path.pt2``.
 
     Raises UsageError for another suffix, or if the file cannot be read.

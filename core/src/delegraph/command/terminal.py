@@ -164,8 +164,8 @@ def occupy_closed_descriptors() -> None:
 
 
 def _safe(text: str, stream: TextIO) -> str:
-    """``text`` with escapes for characters that do not print, and for those that the
-    stream's encoding lacks.
+    """Return ``text`` with escapes for characters that do not print, and for those that
+    the stream's encoding lacks.
 
     Line breaks and tabs stay.
     """

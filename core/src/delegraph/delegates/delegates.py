@@ -77,7 +77,7 @@ class MethodPrograms:
         return self._programs[self._known(name)]
 
     def _known(self, name: str) -> str:
-        """``name``, if there is a method of that name. Raises InputError if not."""
+        """Return ``name``, if there is a method of that name. Raises InputError if not."""
         if name not in self._programs:
             raise InputError(
                 "input-invalid",
@@ -143,7 +143,7 @@ class DelegateInfo:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts that the backend reported about the delegate, by name."""
+        """Return facts that the backend reported about the delegate, by name."""
         return dict(self.module.meta.get("facts", {}))
 
     @property

@@ -82,8 +82,8 @@ class AtWork:
 
     @cached_property
     def owner(self) -> str:
-        """The plugin's distribution and version; the file of the class if no installed
-        plugin declares it.
+        """Return the plugin's distribution and version; the file of the class if no
+        installed plugin declares it.
         """
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
@@ -94,7 +94,8 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> Any:
-        """The plugin's class or function; for a wrapper, that of the object inside.
+        """Return the plugin's class or function; for a wrapper, that of the object
+        inside.
 
         A class of wrappers has ``wraps = "NAME"``, the attribute with the object
         inside. A subclass of it is no wrapper: its errors are its own.

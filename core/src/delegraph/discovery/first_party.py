@@ -72,7 +72,7 @@ class Provider(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """The command that installs the distribution."""
+        """Return the command that installs the distribution."""
         return (
             f'pip install "{self.install}"'
             if "[" in self.install
@@ -104,7 +104,9 @@ def names_of_backends() -> dict[str, Provider]:
 
 @cache
 def _providers() -> dict[tuple[str, str], Provider]:
-    """(group in our_distributions.json, name) -> the distribution that declares it."""
+    """Return (group in our_distributions.json, name) -> the distribution that declares
+    it.
+    """
     found = {}
     for distribution, described in _our_distributions().items():
         plain = Provider(distribution, distribution)

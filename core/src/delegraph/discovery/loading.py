@@ -34,8 +34,8 @@ class ProcessExit(BaseException):
 
 
 def installed_path() -> list[str]:
-    """``sys.path`` without the working directory, unless the user put that on the path
-    on purpose.
+    """Return ``sys.path`` without the working directory, unless the user put that on
+    the path on purpose.
 
     Python puts the working directory (or the script's folder) first for scripts,
     ``-m``, ``-c`` and interactive sessions; that entry is removed. It stays if

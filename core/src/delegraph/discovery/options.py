@@ -17,8 +17,8 @@ from .explanations import suggestion
 def complete_options(
     specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str
 ) -> dict[str, Any]:
-    """Name -> value, for the options in ``given``, checked against ``specs``, and for
-    others that have a default.
+    """Return name -> value, for the options in ``given``, checked against ``specs``,
+    and for others that have a default.
 
     A value of None counts as not given. An option that is not given and has no default
     is left out of the result, so that the partitioner decides. ``owner`` names the
@@ -43,7 +43,7 @@ def complete_options(
 def from_text(
     specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str
 ) -> dict[str, Any]:
-    """Texts of the command line, by option, converted to the types in ``specs``.
+    """Return texts of the command line, by option, converted to the types in ``specs``.
     ``owner`` names the backend in errors.
 
     Raises OptionError for an unknown option or a text that cannot be converted.
@@ -103,8 +103,8 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
 
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
-    """``value`` converted to the option's type; None stays None. Raises OptionError if
-    it is of another type.
+    """Return ``value`` converted to the option's type; None stays None. Raises
+    OptionError if it is of another type.
     """
     if value is None:
         return None
@@ -119,8 +119,8 @@ def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    """``text`` converted to the option's type. Raises OptionError if it cannot be
-    converted.
+    """Return ``text`` converted to the option's type. Raises OptionError if it cannot
+    be converted.
     """
     value: Any = text  # stays a str if it cannot be converted; ``_value`` refuses that
     with contextlib.suppress(ValueError, KeyError):

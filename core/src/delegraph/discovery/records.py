@@ -73,12 +73,12 @@ class PluginRecord:
 
     @property
     def error(self) -> str:
-        """The error of the plugin's fault; "" if it can be used."""
+        """Return the error of the plugin's fault; "" if it can be used."""
         return "" if self.fault is None else self.fault.error
 
     @property
     def hint(self) -> str:
-        """The hint of the plugin's fault; "" if it can be used."""
+        """Return the hint of the plugin's fault; "" if it can be used."""
         return "" if self.fault is None else self.fault.hint
 
     @property
@@ -88,22 +88,22 @@ class PluginRecord:
 
     @property
     def owner(self) -> str:
-        """Distribution and version, for messages."""
+        """Return distribution and version, for messages."""
         return f"{self.distribution} {self.version}".strip()
 
     @property
     def address(self) -> str:
-        """Distribution, version and file, for messages about several plugins."""
+        """Return distribution, version and file, for messages about several plugins."""
         return f"{self.owner} ({self.location})"
 
     @property
     def modules(self) -> list[str]:
-        """The file of the plugin's light module, and the modules of its targets."""
+        """Return the file of the plugin's light module, and the modules of its targets."""
         return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
 
     @property
     def backends(self) -> list[BackendSpec]:
-        """The backends that the plugin declares."""
+        """Return the backends that the plugin declares."""
         return [d for d in self.declarations if isinstance(d, BackendSpec)]
 
     def failed(
@@ -127,8 +127,8 @@ class BackendEntry:
 
     @property
     def fault(self) -> Fault | None:
-        """Why the backend cannot be used; None if it can. A name that another backend
-        has, too, is no fault here.
+        """Return why the backend cannot be used; None if it can. A name that another
+        backend has, too, is no fault here.
         """
         return self.record.faults.get(self.spec.name)
 
@@ -139,26 +139,28 @@ class BackendEntry:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Short name and backend id."""
+        """Return short name and backend id."""
         return self.spec.name, self.spec.backend_id
 
     @property
     def keys(self) -> set[str]:
-        """All names by which the backend is found: short name and backend id, each with
-        and without distribution.
+        """Return all names by which the backend is found: short name and backend id,
+        each with and without distribution.
         """
         return {*self.names, *(f"{self.record.distribution}/{n}" for n in self.names)}
 
     @property
     def producer(self) -> tuple[str, str]:
-        """(distribution, version) that have the backend."""
+        """Return (distribution, version) that have the backend."""
         if isinstance(self.spec, RemoteBackendSpec) and self.spec.origin:
             return self.spec.origin
         return self.record.distribution, self.record.version
 
     @property
     def location(self) -> str:
-        """The environment or the file that has the backend, for listings and errors."""
+        """Return the environment or the file that has the backend, for listings and
+        errors.
+        """
         if isinstance(self.spec, RemoteBackendSpec):
             return self.spec.location
         return self.record.location
@@ -213,12 +215,12 @@ class BackendInfo(BackendEntry):
 
     @property
     def error(self) -> str:
-        """Why the backend cannot be used; "" if it can."""
+        """Return why the backend cannot be used; "" if it can."""
         return self._reason.error
 
     @property
     def hint(self) -> str:
-        """The way out of the error; "" without an error."""
+        """Return the way out of the error; "" without an error."""
         return self._reason.hint
 
     @property

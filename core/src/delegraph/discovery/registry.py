@@ -182,7 +182,7 @@ class Registry:
         )
 
     def _of_kind(self, kind: type[D]) -> Iterator[Declared[D]]:
-        """All declarations of a kind by plugins."""
+        """Yield all declarations of a kind by plugins."""
         for record in self._plugins():
             for spec in record.declarations:
                 if isinstance(spec, kind):

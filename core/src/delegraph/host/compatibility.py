@@ -33,8 +33,8 @@ class ProgramCompatibility:
 
     @property
     def verdict(self) -> str | None:
-        """The worst verdict of all delegates. From the worst to the best: "cannot",
-        None, "rebuild", "runs".
+        """Return the worst verdict of all delegates. From the worst to the best:
+        "cannot", None, "rebuild", "runs".
 
         None: a runtime gives no verdict.
         """

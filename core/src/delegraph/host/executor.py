@@ -143,11 +143,13 @@ class StoredDelegate:
 
     @property
     def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Where the delegate is, and its nodes (none), for errors of its runtime."""
+        """Return where the delegate is, and its nodes (none), for errors of its
+        runtime.
+        """
         return self.where, ()
 
     def named_data(self) -> Mapping[str, bytes]:
-        """Named data by key."""
+        """Return named data by key."""
         return self.data
 
 
@@ -311,8 +313,8 @@ class LoadedDelegate:
             return self._run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
-        """``results`` as a tuple. Raises ContractViolation if they do not have the
-        recorded types.
+        """Return ``results`` as a tuple. Raises ContractViolation if they do not have
+        the recorded types.
         """
         if not isinstance(results, (tuple, list)):
             raise self._wrong_results(type(results).__name__)
@@ -352,7 +354,7 @@ def _type_check(output: Argument) -> Callable[[Any], bool]:
 
 
 def _type_of(value: Any) -> Any:
-    """(dtype, shape) of a tensor or an ``Argument``, or "number"; for messages."""
+    """Return (dtype, shape) of a tensor or an ``Argument``, or "number"; for messages."""
     has_type = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
     return (value.dtype, tuple(value.shape or ())) if has_type else "number"
 
@@ -426,8 +428,8 @@ class Method:
 
     @cached_property
     def parameters(self) -> list[Node]:
-        """The placeholders that the code takes, in order: the written buffers, then the
-        user's inputs.
+        """Return the placeholders that the code takes, in order: the written buffers,
+        then the user's inputs.
         """
         written = written_targets(self.program)
         return [
@@ -437,7 +439,7 @@ class Method:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph as a function of the written buffers and the user's inputs."""
+        """Return the graph as a function of the written buffers and the user's inputs."""
         module = self.program.graph_module
         parameters = self.parameters
         constants = {
@@ -451,8 +453,8 @@ class Method:
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
-        """Name of each written buffer -> its initial tensor, and its recorded layout
-        (None if it is not strided).
+        """Return name of each written buffer -> its initial tensor, and its recorded
+        layout (None if it is not strided).
 
         In the order in which the code takes them.
         """
@@ -471,8 +473,8 @@ class Method:
 
     @cached_property
     def returned(self) -> list[tuple[int, Layout | None]]:
-        """Positions of the outputs that the caller gets, each with the layout that it
-        must have.
+        """Return positions of the outputs that the caller gets, each with the layout
+        that it must have.
 
         The other outputs are new values of inputs and buffers. The layout is None if no
         delegate had a part in the output: it then has the strides that torch computes.
@@ -490,8 +492,8 @@ class Method:
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """The inputs that must have their recorded strides: position, node, and the
-        operator that depends on it.
+        """Return the inputs that must have their recorded strides: position, node, and
+        the operator that depends on it.
         """
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]

@@ -53,7 +53,7 @@ class LoadedProgram:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods."""
+        """Return names of the methods."""
         return list(self._methods)
 
     def method(self, name: str) -> Callable[..., Any]:
@@ -69,8 +69,8 @@ class LoadedProgram:
 
     @property
     def quantization(self) -> Quantization:
-        """The scales and zero points of the program's quantized inputs and outputs, by
-        name, as the file has them.
+        """Return the scales and zero points of the program's quantized inputs and
+        outputs, by name, as the file has them.
 
         Raises OptionError if the format cannot tell, FormatError for a damaged file.
         """
@@ -78,7 +78,8 @@ class LoadedProgram:
 
     @property
     def summary(self) -> Summary:
-        """Facts about the file, such as names, types and shapes of inputs and outputs.
+        """Return facts about the file, such as names, types and shapes of inputs and
+        outputs.
 
         ``delegraph_analysis.summary_text`` prints them. Raises OptionError if the
         format cannot tell.
@@ -87,8 +88,8 @@ class LoadedProgram:
 
     @property
     def named_data(self) -> Mapping[str, bytes | memoryview]:
-        """Named data in the file by key; {} for formats without it. Raises FormatError
-        for a damaged file.
+        """Return named data in the file by key; {} for formats without it. Raises
+        FormatError for a damaged file.
         """
         if not self._file.defines("named_data"):
             return {}
@@ -122,14 +123,14 @@ class LoadedProgram:
 
     @property
     def native_blobs(self) -> dict[str, str]:
-        """The kind of native code by backend, for the delegates in the file that are
-        native code.
+        """Return the kind of native code by backend, for the delegates in the file that
+        are native code.
         """
         return self._file.native_blobs()
 
     @property
     def only_method(self) -> str:
-        """The method of calls that name none: the only one, or ``forward``."""
+        """Return the method of calls that name none: the only one, or ``forward``."""
         return self.methods[0] if len(self._methods) == 1 else "forward"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -176,8 +177,8 @@ class FileFormat:
         return self._work(ability).around(getattr(self.kind, ability))
 
     def why_not(self, backend_ids: Collection[str]) -> str | None:
-        """Why programs for these backends cannot be saved in this format; None if they
-        can.
+        """Return why programs for these backends cannot be saved in this format; None
+        if they can.
         """
         return self._work("why_not").around(self.kind.why_not)(backend_ids)
 
@@ -190,7 +191,7 @@ class FileFormat:
     def contents(
         self, program: ProgramContents, options: Mapping[str, Any]
     ) -> dict[str, bytes | Blob]:
-        """File name -> contents, for all files of a program.
+        """Return file name -> contents, for all files of a program.
 
         The name of the program's own file is ``""``; its folder gets the others, too.
         ``options``: those of ``save``. Raises ContractViolation if the format returns

@@ -73,7 +73,7 @@ class Verification:
 
     @property
     def relative_error(self) -> float:
-        """The largest relative error of all outputs; infinite if some are NaN or
+        """Return the largest relative error of all outputs; infinite if some are NaN or
         infinite on one side only.
         """
         if any(o.mismatched for o in self.outputs):
@@ -82,8 +82,8 @@ class Verification:
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Whether some output has elements, and none that is finite: no number of it
-        was compared.
+        """Return whether some output has elements, and none that is finite: no number
+        of it was compared.
         """
         return any(o.has_only_non_finite for o in self.outputs)
 
@@ -109,8 +109,8 @@ class Verification:
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """For each output, the worst of ``several`` verifications of one method with
-        different inputs.
+        """Return for each output, the worst of ``several`` verifications of one method
+        with different inputs.
         """
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))

@@ -104,7 +104,7 @@ def is_blob(data: Any) -> bool:
 
 
 def join(data: bytes | Blob) -> bytes:
-    """``data`` as one ``bytes`` object."""
+    """Return ``data`` as one ``bytes`` object."""
     if isinstance(data, bytes):
         return data
     buffer = io.BytesIO()

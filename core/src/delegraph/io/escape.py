@@ -11,7 +11,7 @@ LONGEST = 2000
 
 
 def printable(shown: str, kept: str = "") -> str:
-    """``shown`` with an escape in place of each character that does not print;
+    """Return ``shown`` with an escape in place of each character that does not print;
     characters in ``kept`` stay.
     """
     if shown.isprintable():
@@ -24,8 +24,8 @@ def printable(shown: str, kept: str = "") -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equally many cells as text: columns are left-aligned, two spaces apart;
-    line breaks are escaped.
+    """Return rows of equally many cells as text: columns are left-aligned, two spaces
+    apart; line breaks are escaped.
     """
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = (

@@ -12,8 +12,8 @@ __all__ = ["as_path"]
 
 
 def as_path(name: Any) -> Path:
-    """``name`` as a Path. Raises InputError if it cannot name a file: a wrong type, or
-    text with a null character.
+    """Return ``name`` as a Path. Raises InputError if it cannot name a file: a wrong
+    type, or text with a null character.
     """
     try:
         path = Path(name)

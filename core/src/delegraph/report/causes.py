@@ -101,8 +101,8 @@ class _Roots:
         self._known: dict[int, _Root] = {}  # id of a reason -> its root
 
     def member(self, operator: LeftOperator) -> _Member:
-        """``operator`` with its refusal and the root of the refusal. Members with equal
-        root keys form one cause.
+        """Return ``operator`` with its refusal and the root of the refusal. Members
+        with equal root keys form one cause.
         """
         refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
@@ -205,8 +205,8 @@ def _cause(
 def _rows(
     method: str, backend: str, group: Sequence[_Member], notation: Notation
 ) -> tuple[RefusalRow, ...]:
-    """One row for each pair of operator and reason among the members, in the order of
-    the program.
+    """Return one row for each pair of operator and reason among the members, in the
+    order of the program.
 
     A row counts the calls of its pair, and has the first known line of the user's
     program among them.

@@ -87,8 +87,8 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def figures_by_line(
     delegates: Iterable[DelegateInfo],
 ) -> dict[tuple[Source, ...], dict[str, float]]:
-    """Lines of the user's program -> amounts by name, such as cycles, that backends
-    expect for them, largest first.
+    """Return lines of the user's program -> amounts by name, such as cycles, that
+    backends expect for them, largest first.
 
     Backends give amounts for delegate debug identifiers. Each identifies some
     operators. If these come from one line, the key is a tuple of that line. If they
@@ -133,7 +133,7 @@ class RefusedOperator(NamedTuple):
 
 
 def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
-    """Why ``backend`` did not take ``node``, a call of the host.
+    """Return why ``backend`` did not take ``node``, a call of the host.
 
     The backend refused the node's operator, or one of the operators that were
     decomposed to it; the innermost one that ``reasons`` has is returned. If there is
@@ -153,8 +153,8 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
 def refused_by(
     node: Node, reasons: Reasons, backends: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """(backend, reason) for each of ``backends``: why it did not take ``node``, a call
-    of the host.
+    """Return (backend, reason) for each of ``backends``: why it did not take ``node``,
+    a call of the host.
     """
     return [
         (backend, full_reason(find_refusal(node, backend, reasons)))

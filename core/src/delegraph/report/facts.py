@@ -85,8 +85,8 @@ def as_json(value: Any) -> Any:
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """(operator, count) pairs, the most frequent operator first; equal counts are
-    sorted by name.
+    """Return (operator, count) pairs, the most frequent operator first; equal counts
+    are sorted by name.
     """
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
 

@@ -100,7 +100,9 @@ class JsonReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
-        """One JSON object. Not called for a lowering that failed, which has no report."""
+        """Return one JSON object. Not called for a lowering that failed, which has no
+        report.
+        """
         assert result.report is not None
         content = {
             **result.report.to_json(),

@@ -61,24 +61,24 @@ class Report(WithFacts):
 
     @property
     def rows(self) -> Rows:
-        """All rows; the first access builds them."""
+        """Return all rows; the first access builds them."""
         if not isinstance(self._source, Rows):
             self._source = self._source()
         return self._source
 
     @property
     def delegates(self) -> list[DelegateRow]:
-        """One row for each delegate."""
+        """Return one row for each delegate."""
         return self.rows.delegates
 
     @property
     def host(self) -> dict[str, dict[str, int]]:
-        """Method -> operator -> how many calls of it were left to the host."""
+        """Return method -> operator -> how many calls of it were left to the host."""
         return self.rows.host
 
     @property
     def methods(self) -> dict[str, MethodRow]:
-        """Name of a method -> its row."""
+        """Return name of a method -> its row."""
         return {
             m: MethodRow(m, [r for r in self.delegates if r.method == m], left)
             for m, left in self.host.items()
@@ -86,24 +86,28 @@ class Report(WithFacts):
 
     @property
     def causes(self) -> list[Cause]:
-        """The causes that keep operators on the host, ordered as by ``find_causes`` for
-        each method.
+        """Return the causes that keep operators on the host, ordered as by
+        ``find_causes`` for each method.
         """
         return self.rows.causes
 
     @property
     def refusals(self) -> list[RefusalRow]:
-        """The refusals of all causes, one row for each operator and reason of a cause."""
+        """Return the refusals of all causes, one row for each operator and reason of a
+        cause.
+        """
         return [row for cause in self.causes for row in cause.refusals]
 
     @property
     def given_back(self) -> list[GivenBack]:
-        """Partitions that a backend's partitioner took and its compiler then refused."""
+        """Return partitions that a backend's partitioner took and its compiler then
+        refused.
+        """
         return self.rows.given_back
 
     @property
     def figures(self) -> list[LineFigures]:
-        """Amounts that backends expect, such as cycles, for lines of the user's
+        """Return amounts that backends expect, such as cycles, for lines of the user's
         program; largest first in a method.
         """
         return self.rows.figures
@@ -126,8 +130,8 @@ class Report(WithFacts):
 
     @property
     def delegated_share(self) -> float:
-        """The share of all operators that are in delegates, from 0 to 1; 1 if there are
-        no operators.
+        """Return the share of all operators that are in delegates, from 0 to 1; 1 if
+        there are no operators.
         """
         total = self.delegated_operators + self.host_operators
         return self.delegated_operators / total if total else 1.0
@@ -141,7 +145,7 @@ class Report(WithFacts):
 
     @property
     def host_operators(self) -> int:
-        """How many operators were left to the host, in all methods together.
+        """Return how many operators were left to the host, in all methods together.
 
         An operator that the host decomposes counts once. Unpacking, arithmetic on
         sizes, and moving values to and from delegates do not count.
@@ -207,7 +211,7 @@ class Report(WithFacts):
         return f"<pre>{html.escape(self.to_text()[:_LONGEST_CELL])}</pre>"
 
     def summary(self) -> str:
-        """How much of the program is delegated, in one line."""
+        """Return how much of the program is delegated, in one line."""
         total = self.delegated_operators + self.host_operators
         count = pluralize(len(self.delegates), "delegate")
         share = (
@@ -216,7 +220,7 @@ class Report(WithFacts):
         return f"{share}, in {count}; {self.host_operators} on the host"
 
     def _lines(self, verbose: bool) -> Iterator[str]:
-        """The lines of ``to_text``."""
+        """Yield the lines of ``to_text``."""
         yield self.summary()
         for method in self.methods.values():
             yield from self._method(method, verbose)
@@ -224,8 +228,8 @@ class Report(WithFacts):
         yield from self.details()
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
-        """The lines of ``to_text`` about one method: its facts, delegates, figures by
-        line, and operators on the host.
+        """Yield the lines of ``to_text`` about one method: its facts, delegates,
+        figures by line, and operators on the host.
 
         Each heading is left out if nothing follows it.
         """

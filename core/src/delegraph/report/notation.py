@@ -73,8 +73,8 @@ class Notation:
 
     @cached_property
     def _operands(self) -> dict[str, str]:
-        """Name of an input of a loop body -> name of the value that the loop starts
-        with.
+        """Return name of an input of a loop body -> name of the value that the loop
+        starts with.
 
         Names that several bodies use for different values are left out.
         """
@@ -92,8 +92,8 @@ class Notation:
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        """torch's name of a symbol -> the user's name; symbols with the same name as a
-        value are left out.
+        """Return torch's name of a symbol -> the user's name; symbols with the same
+        name as a value are left out.
         """
         names = {node.name for node in self._nodes}
         return {
@@ -104,7 +104,7 @@ class Notation:
 
     @cached_property
     def _symbols(self) -> dict[sympy.Symbol, sympy.Symbol]:
-        """torch's symbol -> a symbol with the user's name."""
+        """Return torch's symbol -> a symbol with the user's name."""
         names = names_of_symbols(list(self._nodes))
         return {
             symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()
@@ -148,8 +148,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def _names_in_bodies(
     nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING
 ) -> Iterator[tuple[str, str]]:
-    """(name of a subgraph's input, name of the value that the call passes to it), for
-    subgraphs at any depth.
+    """Yield (name of a subgraph's input, name of the value that the call passes to it),
+    for subgraphs at any depth.
 
     ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph,
     names of its inputs -> names of the values that are passed to them in the user's

@@ -235,12 +235,12 @@ class Cause(WithFacts):
 
     @property
     def count(self) -> int:
-        """How many operators the cause keeps on the host."""
+        """Return how many operators the cause keeps on the host."""
         return sum(row.count for row in self.refusals)
 
     @property
     def operators(self) -> dict[str, int]:
-        """Operator -> how many calls of it the cause keeps on the host."""
+        """Return operator -> how many calls of it the cause keeps on the host."""
         total: Counter[str] = Counter()
         for row in self.refusals:
             total[row.operator] += row.count
@@ -248,8 +248,8 @@ class Cause(WithFacts):
 
     @property
     def source(self) -> Source | None:
-        """The first known line of the user's program among the refused operators; None
-        if none is known.
+        """Return the first known line of the user's program among the refused
+        operators; None if none is known.
         """
         return next((row.source for row in self.refusals if row.source), None)
 
