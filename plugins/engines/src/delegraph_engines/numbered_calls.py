@@ -11,6 +11,18 @@ from torch.fx import Node
 _CALL = re.compile(r"(?<![a-zA-Z0-9])n(\d+)(?:_in\w*)?/")
 
 
+class CallNotNamed(Exception):
+    """An engine refused a program of several calls, and named none of them.
+
+    This is no ``Unsupported``, so delegraph compiles parts of the partition to find the
+    call. Only parts that fail stay on the host.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 class NumberedCalls:
     """The calls of a partition. The number of a call is its place in ``calls``.
 
@@ -31,15 +43,19 @@ class NumberedCalls:
                 handles[number] = (node.meta["debug_handle"],)
         return handles
 
-    def refused(self, reason: str, error: str | None = None) -> Unsupported:
-        """Return the refusal of the program at the call that ``error`` names.
+    def refused(self, reason: str, error: str | None = None) -> Exception:
+        """Return the refusal of the program, at the call that ``error`` names.
 
-        If it names none, that is the first call. ``error``: the whole text of the
-        engine; by default ``reason``.
+        ``error``: the whole text of the engine; by default ``reason``. If it names none
+        of several calls, the result is a ``CallNotNamed``.
         """
         named = calls_in(reason if error is None else error)
-        number = named[0] if named and named[0] < len(self.calls) else 0
-        node = self.calls[number]
+        known = [number for number in named if number < len(self.calls)]
+        if len(self.calls) == 1:
+            known.append(0)
+        if not known:
+            return CallNotNamed(reason)
+        node = self.calls[known[0]]
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
 
 

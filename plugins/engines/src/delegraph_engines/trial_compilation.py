@@ -29,6 +29,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from .numbered_calls import CallNotNamed
 from .support import body_of
 
 REMEMBERED = 10_000
@@ -105,7 +106,7 @@ class TrialCompilation:
         for_all = False
         try:
             self.compile(program_of(calls.values()))
-        except Unsupported as refusal:
+        except (Unsupported, CallNotNamed) as refusal:
             why = refusal.message
             for_all = self._for_all(node, why)
         except (DelegraphError, MemoryError):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import onnx
 import onnxruntime as ort
-from delegraph.errors import FormatError
+from delegraph.errors import FormatError, Unsupported
 
 from .exporter import Draft
 from .providers import CPU, make_options
@@ -90,5 +90,6 @@ def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[s
         else:
             is_taken = True
     if not is_taken:
-        raise draft.refused(f"the execution provider {settings.ep} takes no operator")
+        text = f"the execution provider {settings.ep} takes no operator"
+        raise Unsupported("unsupported", text)
     return Counter(left)

@@ -97,7 +97,8 @@ class Draft(NumberedCalls):
             )
         except Exception as error:  # the exporter raises errors of any kind
             number = _failed_call(error, numbers)
-            raise self.refused(_reason_of(error), f"n{number}/") from error
+            name = "" if number is None else f"n{number}/"
+            raise self.refused(_reason_of(error), name) from error
         model: ir.Model = exported.model
         # branches and loop bodies are functions until they are inlined
         parts: list[Any] = [model.graph, *model.functions.values()]
@@ -171,15 +172,15 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _failed_call(error: BaseException, numbers: dict[Node, int]) -> int:
-    """Return the number of the call that torch.onnx could not convert; 0 if unknown."""
+def _failed_call(error: BaseException, numbers: dict[Node, int]) -> int | None:
+    """Return the number of the call that torch.onnx could not convert, or None."""
     trace = error.__traceback__
     while trace is not None:
         node = trace.tb_frame.f_locals.get("node")
         if isinstance(node, Node) and node in numbers:
             return numbers[node]
         trace = trace.tb_next
-    return 0
+    return None
 
 
 def _reason_of(error: BaseException) -> str:
