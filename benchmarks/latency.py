@@ -43,6 +43,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-18", "ResNet-50", "BERT-base", "ViT-B/16")
+SMALL = (
+    "mobilenet-v2, small",
+    "resnet-18, small",
+    "bert-tiny, small",
+    "vit-tiny, small",
+    "llama, small",
+)
+"""Models of matrix_models.py, for engines that are slow on this host."""
 HEADER = (
     *(
         "model",
@@ -64,7 +72,7 @@ def main() -> None:
     """Print the table, a row a model and engine, each of a process of its own."""
     parser = publishing.parser(__doc__)
     parser.add_argument("engines", nargs="*", metavar="ENGINE")
-    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--model", action="append", choices=(*MODELS, *SMALL))
     parser.add_argument("--seconds", type=float, default=10.0, help="of calls of each")
     arguments = measuring.parse(
         parser, lambda engine, rest: lambda: _row(engine, *rest.split(":"))
@@ -82,6 +90,16 @@ def main() -> None:
     )
 
 
+def _model(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return a model in eval mode, and its inputs."""
+    if name not in SMALL:
+        return measuring.model(name)
+    import matrix_models
+
+    made = getattr(matrix_models, matrix_models.function_of(name))()
+    return made["model"], made["args"]
+
+
 def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -93,7 +111,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
     }[engine]
     with torch.no_grad():
         for model in ("throw-away", name):
-            module, args = measuring.model(model)
+            module, args = _model(model)
             program = torch.export.export(module, args)
             spent = {"engine": 0.0, "tracer": 0.0}
             with watched(spent, engine):
@@ -262,7 +280,7 @@ PLACES = {
         ("delegraph_coreai.converter", "_Converter.convert"),
         ("delegraph_coreai.support", "compile_for_host"),
         ("delegraph_coreai.backend", "bytecode_of"),
-        ("delegraph_coreai.backend", "load_function"),
+        ("delegraph_coreai.backend", "load_model"),
     ),
     "iree": (("delegraph_tosa", "run_compiler"),),
 }
