@@ -388,6 +388,32 @@ def test_max_pooling_gives_its_indices_to_the_host():
     assert torch.equal(lowered(x)[1], pool(x)[1])
 
 
+PUTS = [
+    ([torch.tensor([2])], (3,)),
+    ([None, torch.tensor([1, 3])], (3,)),
+    ([None, torch.tensor([1, 3])], (4, 1, 3)),
+    ([None, None, torch.tensor([1, 0])], (2,)),
+    ([torch.tensor([1, 3]), None, torch.tensor([0, 2])], (8,)),
+    ([torch.tensor([[1], [3]]), torch.tensor([0, 5])], (2, 1)),
+    ([None, torch.tensor([1, 3]), torch.tensor([0, 2])], ()),
+]
+
+
+@pytest.mark.parametrize(("indices", "shape"), PUTS)
+def test_values_are_repeated_for_all_places(indices, shape):
+    """Core AI would take wrong values, or end the process."""
+    put = lambda x, y: torch.ops.aten.index_put(x, indices, y)
+    check_whole(put, torch.randn(4, 8, 3), torch.randn(shape), error=0)
+
+
+def test_a_mask_of_places_may_have_no_true_element():
+    put = lambda x, y: torch.ops.aten.index_put(x, [x[:, 0] > 0], y)
+    lowered = lower(put, torch.randn(4, 3), torch.tensor(5.0))
+    assert "no true element" in str(lowered.report)
+    x = -torch.ones(4, 3)
+    assert torch.equal(lowered(x, torch.tensor(5.0)), x)
+
+
 # --- int8 and int4 ------------------------------------------------------------------
 
 
@@ -417,7 +443,10 @@ def test_weights_are_stored_in_few_bits(bits, share):
     assert lowered.verify(image).relative_error < 1e-5
     assert (lowered(image) - model(image)).abs().max() < 0.3 * model(image).abs().max()
     floats = lower(model, image)
-    sizes = [len(bytes(each.delegates[0].blob)) for each in (lowered, floats)]
+    sizes = []
+    for each in (lowered, floats):
+        blob = each.delegates[0].processed_bytes
+        sizes.append(len(blob) + sum(map(len, each.named_data.buffers)))
     assert sizes[0] < share * sizes[1]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zipfile
 
 import delegraph
 import numpy as np
@@ -131,8 +132,9 @@ def test_a_damaged_file_is_an_error(tmp_path, name, damage):
 def test_a_file_instead_of_a_folder_is_an_error(tmp_path):
     path = tmp_path / "net.aimodel"
     path.write_bytes(b"zipped")
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot read") as raised:
         delegraph.load(path)
+    assert "is a folder: unpack it" in raised.value.hint
 
 
 def test_metadata_name_no_file_of_this_machine(tmp_path):
@@ -141,3 +143,113 @@ def test_metadata_name_no_file_of_this_machine(tmp_path):
     assert metadata["creatorDefinedMetadata"].keys() == {"delegraph.producer"}
     content = (path / "main.mlirb").read_bytes()
     assert b".py" not in content
+
+
+# --- states and large weights ---------------------------------------------------------
+
+
+class Cache(nn.Module):
+    def __init__(self, first=0.0):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("kept", torch.full((4, 64), first))
+
+    def forward(self, place, rows):
+        self.kept.index_copy_(0, place, self.layer(rows))
+        return self.kept.sum(0)
+
+
+def cache_steps():
+    return [(torch.tensor([k]), torch.randn(1, 64)) for k in range(3)]
+
+
+def test_a_file_has_states_with_the_names_of_buffers(tmp_path):
+    steps = cache_steps()
+    path, model, _ = saved(tmp_path, Cache(), steps[0])
+    expected = [model(*args) for args in steps]
+
+    async def run():
+        async with AIModelAsset.load(path).executable() as loaded:
+            function = loaded.load_function("main")
+            assert function.desc.state_names == ["kept"]
+            state = {"kept": NDArray(np.zeros((4, 64), np.float32))}
+            results = []
+            for place, rows in steps:
+                arrays = {
+                    "place": NDArray(place.int().numpy()),
+                    "rows": NDArray(rows.numpy()),
+                }
+                results.append(await function(arrays, state))
+            (name,) = function.desc.output_names
+            return [result[name].numpy().copy() for result in results]
+
+    for result, value in zip(asyncio.run(run()), expected, strict=True):
+        np.testing.assert_allclose(result, value.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_with_states_is_read_back(tmp_path):
+    steps = cache_steps()
+    path, model, _ = saved(tmp_path, Cache(), steps[0])
+    loaded = delegraph.load(path)
+    for place, rows in steps:
+        (result,) = loaded(place.int(), rows)
+        torch.testing.assert_close(result, model(place, rows))
+
+
+def test_a_state_of_a_file_begins_with_zeros(tmp_path):
+    with pytest.raises(InputError, match="kept does not begin with zeros"):
+        saved(tmp_path, Cache(1.0), cache_steps()[0])
+    assert not list(tmp_path.iterdir())
+
+
+# --- archives -------------------------------------------------------------------------
+
+
+def zipped(tmp_path):
+    _, model, inputs = saved(tmp_path)
+    lowered = delegraph.lower(model, inputs, backends=["coreai"])
+    path = tmp_path / "Net.aimodel.zip"
+    lowered.save(path)
+    return path, model, inputs
+
+
+def test_an_archive_holds_a_folder(tmp_path):
+    path, model, inputs = zipped(tmp_path)
+    image, scale, ids = (*inputs[:2], inputs[2].int())
+    results = delegraph.load(path)(image, scale, ids)
+    for result, value in zip(results, model(*inputs), strict=True):
+        torch.testing.assert_close(result, value)
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    assert folder.name == "Net.aimodel"
+    assert len(delegraph.load(folder)(image, scale, ids)) == 3
+
+
+def test_commands_take_an_archive(tmp_path, capsys):
+    from delegraph.cli import main
+
+    path, _, _ = zipped(tmp_path)
+    assert main(["inspect", str(path), "--verify"]) == 0
+    assert main(["run", str(path)]) == 0
+    assert "accepted by Core AI" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "text", "empty", "two"])
+def test_a_damaged_archive_is_an_error(tmp_path, damage):
+    path, _, inputs = zipped(tmp_path)
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        content[len(content) // 3] ^= 255
+        path.write_bytes(content)
+    elif damage == "text":
+        path.write_text("no archive")
+    elif damage == "empty":
+        zipfile.ZipFile(path, "w").close()
+    else:
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("other.aimodel/main.mlirb", b"")
+    with pytest.raises(FormatError):
+        delegraph.load(path)(*inputs)

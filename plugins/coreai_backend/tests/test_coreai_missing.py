@@ -43,3 +43,18 @@ def test_without_its_packages_the_backend_is_unavailable():
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
     )
     assert "coreai" in done.stdout and "pip install" in done.stdout, done.stderr
+
+
+def test_without_its_packages_the_backend_is_listed_with_the_way_out():
+    code = (
+        "import sys\n"
+        "sys.modules['coreai'] = None\n"
+        "sys.modules['coreai_torch'] = None\n"
+        "from delegraph.cli import main\n"
+        "main(['backends', '--json'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert '"unavailable"' in done.stdout, done.stderr
+    assert "pip install 'delegraph-coreai[runtime]'" in done.stdout

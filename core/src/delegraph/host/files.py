@@ -286,9 +286,13 @@ class FileFormat:
             else:
                 self.path.open("rb").close()
         except OSError as e:
-            raise InputError(
-                "input-invalid", f"cannot read {self.path}: {e.strerror or e}"
-            ) from e
+            hint = None
+            if isinstance(e, NotADirectoryError):
+                hint = (
+                    f"a {self.suffix} file is a folder: unpack it if it is an archive"
+                )
+            text = f"cannot read {self.path}: {e.strerror or e}"
+            raise InputError("input-invalid", text, hint=hint) from e
         if runtime is not None and self.suffix != self.registry.suffix_for(runtime):
             raise NoRuntime(
                 "no-runtime",

@@ -1,4 +1,4 @@
-"""Compile a partition to the bytecode of a Core AI program."""
+"""Compile a partition to the bytecode of a Core AI program. Weights are named data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    NamedDataStore,
+    PreprocessResult,
+)
 from delegraph.errors import FormatError
 from torch.export import ExportedProgram
 
 from .converter import Draft
-from .model import bytecode_of, load_function
-from .names import MARK
+from .model import bytecode_of, load_function, load_model
+from .names import MAIN, MARK
+from .states import list_states
+from .weights import take_weights
 
 
 class CoreAIBackend(BackendDetails):
@@ -30,11 +37,18 @@ class CoreAIBackend(BackendDetails):
         draft = Draft(edge_program)
         bytecode = bytecode_of(draft.program)
         try:
-            load_function(bytecode)  # only checks: some programs fail when loaded
+            load_function(load_model([bytecode]), MAIN)  # only checks: it may fail
         except FormatError as error:
             raise draft.refused(error.message) from error
+        store = NamedDataStore()
+        content, holes = take_weights(bytecode, edge_program, store)
+        facts = {
+            "weights": holes,
+            "states": list_states(draft.states, store),
+        }
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "main.mlirb")
-            path.write_bytes(bytecode)
-            blob = draft.signature.seal(path, MARK)
-        return PreprocessResult(blob, draft.debug_handles)
+            path.write_bytes(content)
+            blob = draft.signature.seal(path, MARK, **facts)
+        data = store.get_named_data_store_output()
+        return PreprocessResult(blob, draft.debug_handles, data)

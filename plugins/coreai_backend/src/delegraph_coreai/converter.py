@@ -17,7 +17,16 @@ import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from coreai.authoring import AIProgram, Module, graph_builder
 from delegraph_engines import NumberedCalls, Signature
-from delegraph_programs import output_node, output_values, user_inputs
+from delegraph_programs import (
+    TRACING,
+    constant_tensor,
+    output_node,
+    output_values,
+    placeholders,
+    user_inputs,
+    written_targets,
+    written_values,
+)
 from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import Node
@@ -34,12 +43,14 @@ from .corrections import RULES
 from .names import MAIN
 
 DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default
+INDEX_PUT = torch.ops.aten.index_put.default
 
 
 class Draft(NumberedCalls):
     """A partition and its Core AI program.
 
-    Inputs are named ``x0``, ``x1``, ..., outputs ``y0``, ``y1``, ....
+    Inputs are named ``x0``, ``x1``, ..., outputs ``y0``, ``y1``, ..., states ``s0``,
+    ``s1``, .... ``states``: the first values of the states, by name of the buffer.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -49,15 +60,18 @@ class Draft(NumberedCalls):
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         numbers = {node: number for number, node in enumerate(self.calls)}
         keep_floats(program)
+        _expand_values(program)
         _separate_outputs(program)
+        self.states = _order_states(program)
         _sizes_as_tensors(program)
         converter = _Converter()
         try:
             self.program = converter.convert(program)
         except Exception as error:  # the converter raises errors of any kind
-            number = numbers.get(converter.node, 0)
-            reason = _reason_of(error)
-            raise self.refused(reason, f"n{number}/") from error
+            # the converter also fails before it begins with the calls
+            number = numbers.get(converter.node)
+            name = "" if number is None else f"n{number}/"
+            raise self.refused(_reason_of(error), name) from error
 
 
 class _Converter(TorchConverter):  # type: ignore[misc]
@@ -80,9 +94,11 @@ class _Converter(TorchConverter):  # type: ignore[misc]
                 self._progress_bar = _NoProgress()
                 self.exported_program = program
                 inputs = range(len(user_inputs(program)))
-                outputs = range(len(output_values(program)))
+                states = range(len(written_values(program)))
+                outputs = range(len(output_values(program)) - len(states))
                 self.user_input_names = [f"x{place}" for place in inputs]
                 self.user_output_names = [f"y{place}" for place in outputs]
+                self.user_state_names = [f"s{place}" for place in states]
                 self._get_graph_op(MAIN, primary_entrypoint=True)
         return AIProgram(module)
 
@@ -163,6 +179,39 @@ def has_rule(node: Node) -> bool:
     return f"{namespace}::{name}" in RULES
 
 
+def _expand_values(program: ExportedProgram) -> None:
+    """Give ``index_put`` one value for each place.
+
+    Core AI reads beyond values that it should repeat, or takes wrong ones.
+    """
+    graph = program.graph
+    for node in graph.find_nodes(op="call_function", target=INDEX_PUT):
+        value: Any = node.args[2]
+        shape = indexed_shape(node)
+        if shape is None or tuple(value.meta["val"].shape) == shape:
+            continue
+        with graph.inserting_before(node):
+            expanded = graph.call_function(
+                torch.ops.aten.expand.default, (value, list(shape))
+            )
+        with TRACING:
+            expanded.meta["val"] = value.meta["val"].expand(shape)
+        node.update_arg(2, expanded)
+
+
+def indexed_shape(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of the places that ``index_put`` writes.
+
+    It is None if it varies.
+    """
+    target: Any = node.args[0]
+    indices: Any = node.args[1]
+    given = [index and index.meta["val"] for index in indices]
+    with TRACING:
+        shape = torch.ops.aten.index.Tensor(target.meta["val"], given).shape
+    return tuple(shape) if all(isinstance(size, int) for size in shape) else None
+
+
 def _separate_outputs(program: ExportedProgram) -> None:
     """Give each output a value of its own: the converter knows outputs by node."""
     graph = program.graph
@@ -181,6 +230,30 @@ def _separate_outputs(program: ExportedProgram) -> None:
         seen.add(value)
         results.append(value)
     output.args = (tuple(results),)
+
+
+def _order_states(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Put the new values of states into the order of the states, before all outputs.
+
+    The converter assigns them by place. Returns the first values, by name of the
+    buffer.
+    """
+    signature = program.graph_signature
+    output = output_node(program.graph)
+    written = written_targets(program)
+    states = {
+        str(spec.target): constant_tensor(program, spec)
+        for _, spec in placeholders(program)
+        if spec.target in written
+    }
+    places = {name: place for place, name in enumerate(states)}
+    pairs = zip(signature.output_specs, output_values(program), strict=True)
+    ordered = sorted(
+        pairs, key=lambda pair: places.get(str(pair[0].target), len(places))
+    )
+    signature.output_specs[:] = [spec for spec, _ in ordered]
+    output.args = (tuple(value for _, value in ordered),)
+    return states
 
 
 def _sizes_as_tensors(program: ExportedProgram) -> None:

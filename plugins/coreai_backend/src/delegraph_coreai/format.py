@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import re
 import tempfile
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 BYTECODE = "main.mlirb"
 DIGEST = "main.hash"
 METADATA = "metadata.json"
+PROGRAM = "program"
+"""The key of the whole program among the named data of a folder."""
 PRODUCER = "delegraph.producer"
 """The key of metadata with distribution and version of the backend."""
 DTYPES = {
@@ -55,6 +58,8 @@ DTYPES = {
 }
 """Core AI's names of types -> torch's."""
 _TYPE = re.compile(r"NDArray \((\w+)(?:, ([^)]*))?\)")
+_NAMES = {"coreai.name", "MutableBuffers.buffer_mutation"}
+"""Attributes with the name of an input or output. A state has its own in both."""
 _MOST = 1 << 28
 """The most elements of a random input: a damaged file may declare any size."""
 
@@ -78,6 +83,7 @@ class CoreAIFormat(DelegateFormat):
     """A Core AI model, with the names of ``forward`` and the order of its inputs."""
 
     backend_id = "CoreAIBackend"
+    holds_named_data = True
 
     @classmethod
     def serialize(
@@ -123,7 +129,8 @@ class CoreAIFormat(DelegateFormat):
         contents = _contents(path)
         (stored,) = cls.blobs(path)
         blob = _sealed(contents)
-        delegate = load_delegate(cls.backend_id, blob, [], {}, stored.header)
+        data: Any = {PROGRAM: contents.bytecode}
+        delegate = load_delegate(cls.backend_id, blob, [], data, stored.header)
         names = [tensor.name for tensor in contents.inputs]
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -192,10 +199,10 @@ class CoreAIFormat(DelegateFormat):
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
         """Return the judgement of Core AI's compiler for this host."""
-        from .model import load_function
+        from .model import load_model
 
         try:
-            load_function(_bytecode(path))
+            load_model([_bytecode(path)])
         except FormatError as error:
             return [Verdict("Core AI", False, error.message)]
         return [Verdict("Core AI", True, "")]
@@ -208,7 +215,7 @@ class _Contents(NamedTuple):
     """The contents of a folder. ``function``: the name of the function to call."""
 
     function: str
-    bytecode: bytes
+    bytecode: memoryview
     inputs: tuple[TensorSummary, ...]
     outputs: tuple[TensorSummary, ...]
     operators: dict[str, int]
@@ -223,9 +230,17 @@ def _part(path: Path, name: str) -> Path:
     return part
 
 
-def _bytecode(path: Path) -> bytes:
-    """Return the program. Raises FormatError if it differs from its digest."""
-    bytecode = _part(path, BYTECODE).read_bytes()
+def _bytecode(path: Path) -> memoryview:
+    """Return the program, mapped into memory: it may have gigabytes of weights.
+
+    Raises FormatError if it differs from its digest.
+    """
+    with _part(path, BYTECODE).open("rb") as file:
+        try:
+            bytecode = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError as error:  # it is empty
+            text = f"no Core AI model: {BYTECODE}: {error}"
+            raise FormatError("format-invalid", text) from error
     if hashlib.sha256(bytecode).digest() != _part(path, DIGEST).read_bytes():
         raise FormatError(
             "format-invalid",
@@ -299,8 +314,13 @@ def _producer(path: Path) -> str:
 
 
 def _sealed(contents: _Contents) -> bytes:
-    """Return the contents of a folder as a blob of the backend."""
+    """Return the contents of a folder as a blob of the backend.
+
+    The blob refers to the program as named data, and does not copy it.
+    """
     from delegraph_engines import Signature
+
+    from .weights import Hole
 
     sides = []
     for tensors in (contents.inputs, contents.outputs):
@@ -309,11 +329,12 @@ def _sealed(contents: _Contents) -> bytes:
             sizes = tuple(-1 if size is None else size for size in tensor.shape or ())
             side.append((tensor.dtype, sizes))
         sides.append(side)
+    holes = [Hole(0, len(contents.bytecode), PROGRAM)]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, BYTECODE)
-        file.write_bytes(contents.bytecode)
+        file.touch()
         signature = Signature.from_json(sides)
-        return signature.seal(file, MARK, function=contents.function)
+        return signature.seal(file, MARK, function=contents.function, weights=holes)
 
 
 def _in_order(
@@ -333,34 +354,77 @@ def _in_order(
 # --- writing ------------------------------------------------------------------------
 
 
+def _named_data(delegate: DelegateInfo) -> dict[str, bytes]:
+    """Return the named data of a delegate, by key."""
+    store = delegate.named_data
+    if store is None:
+        return {}
+    return {
+        key: join(store.buffers[entry.buffer_index])
+        for key, entry in store.pte_data.items()
+    }
+
+
 def _with_names(blob: bytes, delegate: DelegateInfo) -> AIProgram:
-    """Return the program of a blob with the names of the user's program."""
+    """Return the program of a blob with the names of the user's program.
+
+    Raises InputError for a state that does not begin with zeros: a file holds no first
+    values.
+    """
     from coreai._compiler.ir import ArrayAttr, DictAttr, StringAttr
     from delegraph_engines import Signature
 
-    bytecode, _, _ = Signature.unseal(blob, MARK)
+    from .states import states_of
+    from .weights import filled
+
+    bytecode, _, facts = Signature.unseal(blob, MARK)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, BYTECODE)
-        file.write_bytes(bytecode)
-        program = AIProgram._load_bytecode(file)
+        path = Path(folder, BYTECODE)
+        with path.open("wb") as file:
+            file.writelines(filled(bytecode, facts, _named_data(delegate)))
+        program = AIProgram._load_bytecode(path)
     graph = program._get_graph(MAIN)
     assert graph is not None
-    taken = set[str]()
+    names = _Names()
+    for place, one in enumerate(delegate.inputs):
+        names.add(f"x{place}", one.name or f"input_{place}", "input")
+    for place, one in enumerate(delegate.outputs):
+        names.add(f"y{place}", one.name or f"output_{place}", "output")
+    for state in states_of(facts):
+        if state.key is not None:
+            raise InputError(
+                "input-invalid",
+                f"an .aimodel holds no first values of states, and {state.buffer}"
+                " does not begin with zeros",
+                hint="begin with zeros, and add the first value in forward",
+            )
+        names.add(state.name, state.buffer.replace(".", "_"), "state")
 
-    def renamed(attributes: Any, described: Sequence[Any], side: str) -> Any:
+    def renamed(attributes: Any) -> Any:
         """Return the attributes of all inputs, or of all outputs."""
         rows = []
-        for place, (row, one) in enumerate(zip(attributes, described, strict=True)):
-            name = one.name or f"{side}_{place}"
-            if name in taken:
-                name = f"{name}_{side}_{place}"
-            taken.add(name)
+        for row in attributes:
             entries = {entry.name: entry.attr for entry in row}
-            entries["coreai.name"] = StringAttr.get(name)
+            for key in _NAMES & entries.keys():
+                own = StringAttr(entries[key]).value
+                entries[key] = StringAttr.get(names.of[own])
             rows.append(DictAttr.get(entries))
         return ArrayAttr.get(rows)
 
     with program._module._context:
-        graph.arg_attrs = renamed(graph.arg_attrs, delegate.inputs, "input")
-        graph.res_attrs = renamed(graph.res_attrs, delegate.outputs, "output")
+        graph.arg_attrs = renamed(graph.arg_attrs)
+        graph.res_attrs = renamed(graph.res_attrs)
     return program
+
+
+class _Names:
+    """The user's names of inputs, outputs and states, by those in the program."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, str] = {}
+
+    def add(self, own: str, name: str, kind: str) -> None:
+        """Add a name, which ends with its kind and place if it is taken."""
+        if name in self.of.values():
+            name = f"{name}_{kind}_{own[1:]}"
+        self.of[own] = name

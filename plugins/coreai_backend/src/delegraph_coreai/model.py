@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from delegraph.errors import FormatError
 from delegraph_engines import Signature
 from delegraph_engines.signature import DeclaredType, Type
 
-from .names import MAIN, NARROW
+from .names import NARROW
 
 Array = np.ndarray[Any, Any]
 _LOCAL = threading.local()
@@ -51,25 +52,38 @@ def compile_for_host(module: Any, folder: Path) -> None:
     serialize_module(module=module, path=folder / "main-universal.odix")
 
 
-def load_function(bytecode: bytes | memoryview, name: str = MAIN) -> InferenceFunction:
-    """Return a function of a program. Raises FormatError with Core AI's reason.
+def load_model(bytecode: Iterable[bytes | memoryview]) -> AIModel:
+    """Return a program, compiled for this host. Raises FormatError with the reason.
 
-    The compiled file is removed at once: Core AI has mapped it into memory.
+    ``bytecode``: the parts of the file, in order. The compiled file is removed at once:
+    Core AI has mapped it into memory.
     """
     with tempfile.TemporaryDirectory(suffix=".aimodelx") as temporary:
         folder = Path(temporary)
         source = folder / "main.mlirb"
-        source.write_bytes(bytecode)
+        with source.open("wb") as file:
+            file.writelines(bytecode)
         try:
             context = Context()._mlir_context
             module = load_module_from_bytecode(context=context, path=source)
             source.unlink()
             compile_for_host(module, folder)
-            model = run_coroutine(AIModel.load(folder))
-            return model.load_function(name)
-        except (RuntimeError, ValueError, KeyError) as error:
-            text = str(error).strip().replace("\n", " ")
-            raise FormatError("format-invalid", f"Core AI: {text:.300}") from error
+            return run_coroutine(AIModel.load(folder))
+        except (RuntimeError, ValueError) as error:
+            raise _damaged(error) from error
+
+
+def load_function(model: AIModel, name: str) -> InferenceFunction:
+    """Return a function of a program. Raises FormatError if there is none."""
+    try:
+        return model.load_function(name)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> FormatError:
+    text = str(error).strip().replace("\n", " ")
+    return FormatError("format-invalid", f"Core AI: {text:.300}")
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -92,10 +106,21 @@ class Loaded:
     Several threads may call it.
     """
 
-    def __init__(self, function: InferenceFunction, signature: Signature) -> None:
-        """Raises FormatError if the model takes or returns other types."""
+    def __init__(
+        self,
+        function: InferenceFunction,
+        signature: Signature,
+        states: Mapping[str, NDArray],
+    ) -> None:
+        """Raises FormatError if the model takes or returns other types.
+
+        ``states``: the values that Core AI changes in place, by name.
+        """
         self.function = function
         self.signature = signature
+        self._states = dict(states)
+        # calls of several threads would change the states at the same time
+        self._turn = threading.Lock() if states else nullcontext()
         self._inputs = function.desc.input_names
         self._outputs = function.desc.output_names
         if (why := self._why_mismatch()) is not None:
@@ -106,13 +131,15 @@ class Loaded:
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
         arrays = self.signature.arrays(args, int64_bits=32)
         types = [dtype for dtype, _ in self.signature.inputs]
-        values = map(_value_of, arrays, types)
-        results = run_coroutine(self._run(dict(zip(self._inputs, values, strict=True))))
+        values = map(value_of, arrays, types)
+        inputs = dict(zip(self._inputs, values, strict=True))
+        with self._turn:
+            results = run_coroutine(self._run(inputs))
         types = [dtype for dtype, _ in self.signature.outputs]
         return self.signature.results(map(_array_of, results, types))
 
     async def _run(self, inputs: Mapping[str, NDArray]) -> Sequence[NDArray]:
-        results = await self.function(inputs)
+        results = await self.function(inputs, self._states)
         return [results[name] for name in self._outputs]
 
     def _why_mismatch(self) -> str | None:
@@ -120,10 +147,26 @@ class Loaded:
         described = self.function.desc
         inputs = map(described.input_descriptor, self._inputs)
         outputs = map(described.output_descriptor, self._outputs)
-        return self.signature.why_mismatch(
-            _declared(inputs, self.signature.inputs),
-            _declared(outputs, self.signature.outputs),
+        return (
+            self.signature.why_mismatch(
+                _declared(inputs, self.signature.inputs),
+                _declared(outputs, self.signature.outputs),
+            )
+            or self._why_other_states()
         )
+
+    def _why_other_states(self) -> str | None:
+        """Return how the states of the model differ from those of its blob, or None."""
+        described = self.function.desc
+        if sorted(described.state_names) != sorted(self._states):
+            names = ", ".join(described.state_names) or "none"
+            return f"its states are {names}"
+        for name, value in self._states.items():
+            wanted = described.state_descriptor(name)
+            sizes = tuple(wanted.shape)
+            if (wanted.dtype, sizes) != (value.dtype, tuple(value.shape)):
+                return f"its state {name} is {wanted.dtype} {sizes}"
+        return None
 
 
 def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[DeclaredType]:
@@ -141,7 +184,7 @@ def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[Declare
     return declared
 
 
-def _value_of(array: Array, dtype: str) -> NDArray:
+def value_of(array: Array, dtype: str) -> NDArray:
     """Return an argument of Core AI, which copies the elements."""
     if dtype == "bfloat16":
         array = array.view(ml_dtypes.bfloat16)

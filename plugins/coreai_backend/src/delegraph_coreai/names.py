@@ -1,6 +1,6 @@
 """Names and types that compiler and runtime share. Imports nothing heavy."""
 
-MARK = b"delegraph-coreai-1"
+MARK = b"delegraph-coreai-2"
 """The end of each blob, which holds the bytecode of a Core AI program."""
 MAIN = "main"
 """The name of the one function of a program."""

@@ -86,7 +86,14 @@ def delegraph_formats() -> list[FormatSpec]:
             requires=NEEDS,
             install_hint=install_hint(),
             folder=True,
-        )
+        ),
+        FormatSpec(
+            ".aimodel.zip",
+            "delegraph_coreai.zipped:ZippedCoreAIFormat",
+            "a Core AI model in one archive",
+            requires=NEEDS,
+            install_hint=install_hint(),
+        ),
     ]
 
 

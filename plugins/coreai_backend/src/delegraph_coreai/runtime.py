@@ -10,8 +10,10 @@ from delegraph.errors import FormatError
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 from delegraph_engines import Signature, compare_releases
 
-from .model import Loaded, load_function
+from .model import Loaded, load_function, load_model
 from .names import MAIN, MARK
+from .states import first_values, zeros
+from .weights import filled
 
 Specs = Sequence[CompileSpec]
 NamedData = Mapping[str, bytes]
@@ -28,13 +30,19 @@ class CoreAIRuntime(BackendRuntime):
         processed_bytes: bytes, compile_specs: Specs, named_data: NamedData
     ) -> Delegate:
         """Raises FormatError for a damaged blob."""
-        bytecode, signature, facts = Signature.unseal(processed_bytes, MARK)
+        content, signature, facts = Signature.unseal(processed_bytes, MARK)
         name = facts.get("function", MAIN)
         if not isinstance(name, str):
             raise FormatError(
                 "format-invalid", f"the name of a function is a text, not {name!r:.40}"
             )
-        return Loaded(load_function(bytecode, name), signature)
+        model = load_model(filled(content, facts, named_data))
+        function = load_function(model, name)
+        if "states" in facts:
+            states = first_values(facts, named_data)
+        else:  # the program of a file
+            states = zeros(function)
+        return Loaded(function, signature, states)
 
     @staticmethod
     def compatible(

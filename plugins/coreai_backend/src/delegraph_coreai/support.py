@@ -15,15 +15,32 @@ from delegraph.partitioner import (
     Reason,
     Support,
 )
-from delegraph_engines import TrialCompilation, mark_indices, why_subgraph
-from delegraph_programs import bound_arguments, is_random
+from delegraph_engines import (
+    TrialCompilation,
+    mark_indices,
+    tag_mutated_buffer,
+    why_subgraph,
+)
+from delegraph_programs import (
+    bound_arguments,
+    is_random,
+    placeholders,
+    written_values,
+)
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .border_types import BORDER, MOVES, mark_borders, operator_stem
-from .converter import DEQUANTIZE_CHANNELS, Draft, has_rule
+from .converter import (
+    DEQUANTIZE_CHANNELS,
+    INDEX_PUT,
+    Draft,
+    has_rule,
+    indexed_shape,
+)
 from .integer_ranges import Ranges, integer_values, ranges_of
 from .model import compile_for_host
 
@@ -91,6 +108,7 @@ class CoreAIPartitioner(CapabilityPartitioner):
         borders = mark_borders(exported_program, lambda node: ranges[node].fits())
         result = super().partition(exported_program)
         result.boundary_types = borders
+        _tag_states(exported_program)
         return result
 
 
@@ -195,6 +213,25 @@ class _Checked(Support):
         return {}
 
 
+def _tag_states(program: ExportedProgram) -> None:
+    """Tag the buffers that a delegate keeps: those that one partition reads and writes.
+
+    The host keeps others, and those that the converter does not take as states.
+    """
+    tag_mutated_buffer(program)
+    specs = dict(placeholders(program))
+    for buffer in written_values(program):
+        is_buffer = specs[buffer].kind is InputKind.BUFFER
+        if not is_buffer or not _is_state(buffer.meta["val"]):
+            buffer.meta.pop("delegation_tag", None)
+
+
+def _is_state(val: torch.Tensor) -> bool:
+    """Whether Core AI can keep a buffer: its type and its sizes are fixed."""
+    is_fixed = all(isinstance(size, int) for size in val.shape)
+    return is_fixed and val.dtype in TYPES and val.dtype is not torch.int64
+
+
 def _why_computed_otherwise(node: Node) -> str | None:
     """Return a reason if the converter computes a call differently."""
     if getattr(node.target, "namespace", "") != "aten":
@@ -203,6 +240,8 @@ def _why_computed_otherwise(node: Node) -> str | None:
     name = str(node.target).split(".")[1]
     if name in _ARITHMETIC and node.meta["val"].dtype is torch.bool:
         return "Core AI's runtime has no arithmetic of truth values"
+    if node.target is INDEX_PUT and (why := _why_no_places(node)) is not None:
+        return why
     if name in _ORDERS and all(map(_is_bool, node.args[:2])):
         return "Core AI's compiler does not store all comparisons of truth values"
     if name in _PRODUCTS and _is_integer(node):
@@ -218,6 +257,18 @@ def _why_computed_otherwise(node: Node) -> str | None:
             return "coreai-torch ignores count_include_pad=False"
     if name.startswith("max_pool") and _uses_result(node, 1):
         return "coreai-torch does not compute the indices of max pooling"
+    return None
+
+
+def _why_no_places(node: Node) -> str | None:
+    """Return a reason if the plugin cannot give ``index_put`` a value for each place."""
+    value: Any = node.args[2]
+    indices: Any = node.args[1]
+    if any(_is_bool(index) for index in indices):
+        return "Core AI's runtime ends the process if a mask has no true element"
+    is_full = value.meta["val"].dim() == node.meta["val"].dim()
+    if indexed_shape(node) is None and not is_full:
+        return "Core AI repeats no values for places whose number varies"
     return None
 
 

@@ -1,0 +1,209 @@
+"""States that Core AI keeps, and weights that delegates share."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError
+from delegraph.formats import join
+from torch import nn
+
+pytest.importorskip("coreai_torch")
+from delegraph_coreai.runtime import CoreAIRuntime
+
+
+class Cache(nn.Module):
+    """Keys at the positions that the caller gives, a sum that does not begin with 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 8, 4), persistent=False)
+        self.register_buffer("total", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, place, row):
+        self.keys[:, place] = row
+        self.total.add_(row)
+        return torch.softmax(self.keys @ row, -1) + self.total.sum(), self.total
+
+
+class Overwrites(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.register_buffer("last", torch.ones(3, dtype=dtype))
+
+    def forward(self, x):
+        before = self.last.clone()
+        self.last.copy_(x)
+        return before
+
+
+def steps(count=4):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.tensor([k]), torch.randn(4, generator=generator)) for k in range(count)
+    ]
+
+
+def lower(model, *args):
+    return delegraph.lower(model.eval(), args, backends=["coreai"])
+
+
+def check_steps(program, model, inputs):
+    """Compare several calls with eager: each has the states of the calls before."""
+    eager = copy.deepcopy(model)
+    for args in inputs:
+        torch.testing.assert_close(program(*args), eager(*args))
+
+
+def test_a_delegate_keeps_its_states():
+    model = Cache()
+    lowered = lower(model, *steps()[0])
+    (delegate,) = lowered.delegates
+    assert sorted(delegate.module.state) == ["keys", "total"]
+    assert not lowered.exported_program().graph_signature.buffers_to_mutate
+    check_steps(lowered, model, steps())
+    assert model.total.tolist() == [1, 2, 3, 4]
+
+
+def test_instances_and_comparisons_begin_with_the_first_values():
+    model = Cache()
+    lowered = lower(model, *steps()[0])
+    check_steps(lowered, model, steps())
+    check_steps(lowered.instance(), model, steps())
+    assert lowered.verify(*steps()[0]).relative_error < 1e-6
+    assert lowered.verify(*steps()[0]).relative_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool]
+)
+def test_a_state_may_become_an_input(dtype):
+    model = Overwrites(dtype)
+    inputs = [(torch.tensor([k, 0, 1]).to(dtype),) for k in range(3)]
+    lowered = lower(model, *inputs[0])
+    assert lowered.delegates[0].module.state == ("last",)
+    check_steps(lowered, model, inputs)
+
+
+def test_the_host_keeps_states_in_64_bits():
+    model = Overwrites(torch.int64)
+    inputs = [(torch.tensor([2**40 + k, 0, 1]),) for k in range(3)]
+    lowered = lower(model, *inputs[0])
+    assert not any(delegate.module.state for delegate in lowered.delegates)
+    check_steps(lowered, model, inputs)
+
+
+def test_the_host_keeps_states_of_two_delegates():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.eye(3))
+
+        def forward(self, x):
+            inverse = torch.linalg.inv(x + self.total)
+            self.total.add_(inverse)
+            return inverse
+
+    inputs = [(torch.eye(3) * k,) for k in range(3)]
+    lowered = lower(Model(), *inputs[0])
+    assert not any(delegate.module.state for delegate in lowered.delegates)
+    check_steps(lowered, Model(), inputs)
+
+
+def test_threads_change_a_state_one_after_the_other():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1000))
+
+        def forward(self, x):
+            self.total.add_(x)
+            return self.total.clone()
+
+    lowered = lower(Counter(), torch.ones(1000))
+    assert lowered.delegates[0].module.state == ("total",)
+    lowered(torch.ones(1000))
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lowered, [torch.ones(1000)] * 40))
+    assert sorted(float(r[0]) for r in results) == [*range(2, 42)]
+    assert all((r == r[0]).all() for r in results)
+
+
+# --- weights ------------------------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """Two delegates with the host between them use one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(128, 128)
+
+    def forward(self, x):
+        y = self.layer(x).to(torch.float64).sin()
+        return self.layer(y.to(torch.float32))
+
+
+def stored(lowered):
+    """Return the named data of a program, by reference."""
+    return lowered.named_data.buffers
+
+
+def test_a_weight_of_two_delegates_is_stored_once():
+    model = Shared()
+    lowered = lower(model, torch.randn(128, 128))
+    assert len(lowered.delegates) == 2
+    assert [len(buffer) for buffer in stored(lowered)] == [128 * 128 * 4]
+    for delegate in lowered.delegates:
+        assert len(bytes(delegate.blob)) < 128 * 128 * 4
+    x = torch.randn(128, 128)
+    assert lowered.verify(x).relative_error < 1e-5
+
+
+def test_weights_are_the_tensors_of_the_model():
+    model = nn.Linear(64, 64).eval()
+    lowered = lower(model, torch.randn(2, 64))
+    (buffer,) = stored(lowered)
+    assert buffer._tensor.data_ptr() == model.weight.data_ptr()
+
+
+def test_equal_weights_and_zeros_are_restored():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.zeros(4096))
+            self.b = nn.Parameter(torch.zeros(2048))
+            self.c = nn.Parameter(torch.randn(2048))
+            self.d = nn.Parameter(self.c.detach().clone())
+            self.e = nn.Parameter(torch.arange(4096.0))
+
+        def forward(self, x):
+            rows = x + self.a, x[:2048] + self.b, x[:2048] * self.c
+            return *rows, x[2048:] * self.d, x * self.e, x * self.e.half()
+
+    x = torch.randn(4096)
+    lowered = lower(Model(), x)
+    assert lowered.host_operators == 0 and len(stored(lowered)) == 2
+    assert lowered.verify(x).relative_error < 1e-6
+
+
+def loaded(lowered, change=lambda data: data):
+    (delegate,) = lowered.delegates
+    data = {
+        key: bytes(join(delegate.named_data.buffers[entry.buffer_index]))
+        for key, entry in delegate.named_data.pte_data.items()
+    }
+    return CoreAIRuntime.load(bytes(delegate.blob), [], change(data))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: {}, lambda data: {k: v[1:] for k, v in data.items()}]
+)
+def test_missing_weights_are_an_error(change):
+    lowered = lower(nn.Linear(64, 64), torch.randn(2, 64))
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(loaded(lowered)(x)[0], lowered(x))
+    with pytest.raises(FormatError, match="named data coreai/"):
+        loaded(lowered, change)
