@@ -396,14 +396,6 @@ class LoweredProgram(MethodPrograms):
             self, self._chosen(method), *args, **kwargs
         )
 
-    def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """Return a function from a delegate debug identifier to Model Explorer's names.
-
-        The names are (graph, node) in ``file``. Raises OptionError if the file's format
-        does not define ``node_of``.
-        """
-        return FileFormat(file, self._registry).node_of
-
     def _expect_border_of_eager(self, name: str) -> None:
         """Raise InputError if a transform changed inputs or results.
 

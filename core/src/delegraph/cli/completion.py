@@ -116,14 +116,8 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
     """Return the files with the suffix of a declared format."""
-    declared = (
-        spec for plugin in default_registry().plugins() for spec in plugin.declarations
-    )
-    return list(
-        FilesCompleter(
-            [spec.suffix for spec in declared if isinstance(spec, FormatSpec)]
-        )(prefix)
-    )
+    suffixes = [spec.suffix for spec, _ in default_registry().declared(FormatSpec)]
+    return list(FilesCompleter(suffixes)(prefix))
 
 
 _COMPLETERS: Mapping[Any, Any] = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
 from ..discovery.first_party import COMMANDS
+from ..discovery.loading import load
 from ..discovery.records import canonical
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginFailed
@@ -43,8 +43,7 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
     PluginBroken.
     """
     if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].target.partition(":")
-        command: type[Command] = getattr(import_module(module), attribute)
+        command: type[Command] = load(BUILT_IN[name].target, installed=False)
         return command
     return _PluginCommand(default_registry().get(CommandSpec, name))
 

@@ -187,16 +187,16 @@ class Attempt(LoweringResult):
         """Return the fields of the JSON form ``delegraph.lower/1``, which a failed
         command adds to ``delegraph.error/1``.
         """
-        report = None if self.report is None else self.report.to_json()
-        gates = {name: error is None for name, error in self.gates.items()}
-        verification = verification_content(self.verifications)
-        written = (
-            None
-            if self.output is None
-            else {"path": str(self.output), "bytes": self.bytes}
-        )
-        outcome = {"report": report, "verification": verification, "gates": gates}
-        return {**outcome, "output": written, "reports": self.reports}
+        output = None
+        if self.output is not None:
+            output = {"path": str(self.output), "bytes": self.bytes}
+        return {
+            "report": None if self.report is None else self.report.to_json(),
+            "verification": verification_content(self.verifications),
+            "gates": {name: error is None for name, error in self.gates.items()},
+            "output": output,
+            "reports": self.reports,
+        }
 
     def text(self) -> str:
         """Return the text that is printed: its report, and the names of the files

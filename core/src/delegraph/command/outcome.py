@@ -100,14 +100,13 @@ def _requirement_with_module(module: str) -> str | None:
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
     """Return the fields of the JSON form ``delegraph.error/1``."""
-    source = None if error.source is None else str(error.source)
-    fields = {
+    return {
         "code": error.code,
         "message": error.message,
-        "source": source,
+        "source": None if error.source is None else str(error.source),
         "hint": error.hint,
+        "raised_by": error.raised_by,
     }
-    return {**fields, "raised_by": error.raised_by}
 
 
 def as_json(outcome: Outcome) -> str:

@@ -55,6 +55,7 @@ def sources_by_method(
         "example_kwargs": kwargs,
         "dynamic_shapes": shapes,
     }
+    tables: list[Mapping[str, Any]] = []
     for argument, table in arguments.items():
         if table is not None and not isinstance(table, Mapping):
             text = (
@@ -70,12 +71,10 @@ def sources_by_method(
             raise InputError(
                 "input-invalid", text, hint=f"its methods: {', '.join(program)}"
             )
-    inputs = inputs or {}
-    kwargs = kwargs or {}
-    shapes = shapes or {}
+        tables.append(table or {})
     return {
-        m: Source(p, inputs.get(m), kwargs.get(m), shapes.get(m))
-        for m, p in program.items()
+        method: Source(given, *[table.get(method) for table in tables])
+        for method, given in program.items()
     }
 
 

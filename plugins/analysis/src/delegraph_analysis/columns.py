@@ -21,7 +21,7 @@ import delegraph
 from delegraph import LoweredProgram
 from delegraph.errors import InputError
 from delegraph.formats import defines
-from delegraph.host import Verification
+from delegraph.host import FileFormat, Verification
 from delegraph.io.atomic_write import write_whole
 from delegraph.report import (
     NOT_TAGGED,
@@ -159,7 +159,9 @@ def node_data(
     file's format has no names for Model Explorer's nodes.
     """
     found = None if verification is None else operators_of(verification)
-    node_of = None if file is None else lowered.node_of(file)
+    node_of = None
+    if file is not None:
+        node_of = FileFormat(file, delegraph.default_registry()).node_of
     method = method or lowered.methods[0]
     return node_data_of(lowered.report, method, found, node_of, profile)
 
