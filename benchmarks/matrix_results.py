@@ -7,7 +7,8 @@ STORE is that of `delegraph matrix benchmarks/matrix.toml --store STORE`. Times 
 out, since cells run beside each other. A model of which a cell is missing has no row,
 unless --all is given. With --some, models are added to those that are published; what
 stays on the host is of all models together, so that a part of them has no table of it.
-With --add, a store of other backends adds its columns to the rows that are published.
+With --add, a store of other backends adds its columns to the rows that are published;
+a store of backends that are published replaces the cells that it has.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _join_published(
     kept = [k for k, head in enumerate(table["columns"]) if head not in new]
     rows = []
     for _, *row in table["rows"]:
-        cells = added.get(tuple(row[:KEYS]), [""] * len(new))
+        before = dict(zip(table["columns"], row, strict=True))
+        cells = added.get(tuple(row[:KEYS]), [before.get(head, "") for head in new])
         rows.append([*(row[k] for k in kept), *cells])
     return [*(table["columns"][k] for k in kept), *new], rows
 

@@ -1,15 +1,15 @@
-"""How much of core ATen the TOSA plugin takes whole, and whether it computes what eager
+"""How much of core ATen a plugin takes whole, and whether it computes what eager
 torch does.
 
-    python benchmarks/op_coverage.py [--samples 2] [--all] [--dtype bfloat16]
-        [--reference] [--json FILE] [NAME ...]
+    python benchmarks/op_coverage.py [--backend onnx] [--samples 2] [--all]
+        [--dtype bfloat16] [--reference] [--json FILE] [NAME ...]
 
 Takes the samples of OpInfo, torch's own table of operators with inputs, for every
 operator that has an overload of core ATen (``--all``: for every operator), in float32,
 in bool where that is natural, and in int32 where there are no floats (indices are int64
 everywhere; an int64 that is computed with need not fit into TOSA's 32 bits).
 
-A sample is *right* if one TOSA delegate computes all of it and agrees with eager: equal
+A sample is *right* if one delegate computes all of it and agrees with eager: equal
 integers and truth values, the same NaN and infinities, and floats at most twice as far
 from float64 as eager's, or within 2e-6 of the largest; of float16 and bfloat16 within
 the distance of two neighbouring numbers there.
@@ -18,6 +18,8 @@ raised. ``--reference`` compares what the official reference model computes from
 file as well, and has tosa-opt's strict validator look at the file.
 
 Not counted are samples without a static shape in TOSA: see ``why_not_counted``.
+Backends other than TOSA are published in tables of their own. There an operator is
+*taken* if one delegate computes all of at least one sample.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import publishing
 import torch
@@ -114,6 +116,24 @@ CORE_UNDER_ANOTHER_NAME = {
 """Functions that torch.export writes as a call whose core operator has another name."""
 
 
+class Target(NamedTuple):
+    """A backend and its options."""
+
+    backend: str
+    options: dict[str, str]
+    packages: tuple[str, ...]
+    """Distributions whose versions matter."""
+
+
+PACKAGES = {
+    "tosa": ("delegraph-tosa",),
+    "openvino": ("openvino",),
+    "onnx": ("onnxscript", "onnxruntime"),
+    "iree": ("iree-base-compiler",),
+    "coreai": ("coreai-core",),
+}
+
+
 @dataclass
 class Outcome:
     """What came of a sample; ``kind`` is right, wrong, refused, crashed, or excluded."""
@@ -147,29 +167,33 @@ def main() -> None:
         choices=("float16", "bfloat16", "int32"),
         help="samples of this type only",
     )
-    parser.add_argument("--spec", default="TOSA-1.0+FP+INT")
+    parser.add_argument("--backend", choices=PACKAGES, default="tosa")
+    parser.add_argument("--spec", default="TOSA-1.0+FP+INT", help="of TOSA")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    options = {"spec": arguments.spec} if arguments.backend == "tosa" else {}
+    target = Target(arguments.backend, options, PACKAGES[arguments.backend])
     judge = Judge(arguments.spec) if arguments.reference else None
     rows = [row for row in table() if _wanted(row, arguments)]
     only = getattr(torch, arguments.dtype) if arguments.dtype else None
     outcomes = [
         outcome
         for row in rows
-        for outcome in tried(row, only, arguments.samples, arguments.spec, judge)
+        for outcome in tried(row, only, arguments.samples, target, judge)
     ]
     if judge is not None:
         judge.judge(outcomes)
     if arguments.json:
         arguments.json.write_text(json.dumps([vars(o) for o in outcomes], indent=0))
     print(report(outcomes))
+    published = _published if target.backend == "tosa" else _published_engine
     publishing.report(
         arguments,
         "op_coverage",
-        ["torch", "delegraph-tosa"],
-        *_published(arguments, outcomes),
+        ["torch", *target.packages],
+        *published(arguments, outcomes),
     )
 
 
@@ -207,7 +231,7 @@ def is_core(row: Any) -> bool:
 
 
 def tried(
-    row: Any, only: torch.dtype | None, count: int, spec: str, judge: Judge | None
+    row: Any, only: torch.dtype | None, count: int, target: Target, judge: Judge | None
 ) -> Iterator[Outcome]:
     """The outcomes of the first and evenly spread further ones of a row's samples that
     count.
@@ -229,7 +253,7 @@ def tried(
         )
         for k, sample in [counted[place] for place in places]:
             yield _guarded(
-                row, sample, f"{str(dtype).removeprefix('torch.')} {k}", spec, judge
+                row, sample, f"{str(dtype).removeprefix('torch.')} {k}", target, judge
             )
 
 
@@ -247,7 +271,7 @@ def _dtypes(row: Any, only: torch.dtype | None) -> list[torch.dtype]:
 
 
 def _guarded(
-    row: Any, sample: Any, name: str, spec: str, judge: Judge | None
+    row: Any, sample: Any, name: str, target: Target, judge: Judge | None
 ) -> Outcome:
     label = row.formatted_name
     leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
@@ -269,7 +293,7 @@ def _guarded(
     if why is not None:
         return Outcome(label, name, "excluded", why)
     try:
-        return _outcome(label, name, call, program, tensors, wanted, spec, judge)
+        return _outcome(label, name, call, program, tensors, wanted, target, judge)
     except Exception as failed:
         # a defect of ours: counted and named, while the sweep goes on
         return Outcome(
@@ -351,13 +375,15 @@ def _outcome(
     program: Any,
     tensors: Any,
     wanted: Any,
-    spec: str,
+    target: Target,
     judge: Judge | None,
 ) -> Outcome:
     import delegraph
 
     lowered = delegraph.lower(
-        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+        program,
+        backends=[target.backend],
+        options={target.backend: target.options},
     )
     report = lowered.report
     if report.host_operators:
@@ -621,6 +647,32 @@ def _published(
     yield publishing.Table(
         (*heads, "operator", *kinds, "the first reason"), rows, "not right", keys=4
     )
+
+
+def _published_engine(
+    arguments: argparse.Namespace, outcomes: list[Outcome]
+) -> Iterator[publishing.Table]:
+    """A row of all samples, and one of each operator that is not taken."""
+    kinds = ("right", "wrong", "refused", "crashed")
+    keys = [
+        arguments.backend,
+        arguments.dtype or "float32, bool, int32",
+        str(arguments.samples),
+    ]
+    heads = ("engine", "samples", "at most")
+    by_name: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        if outcome.kind != "excluded":
+            by_name[outcome.operator][outcome.kind] += 1
+    left = [name for name, c in by_name.items() if not c["right"] + c["wrong"]]
+    counts = Counter(o.kind for o in outcomes)
+    taken = len(by_name) - len(left)
+    figures = [len(by_name), taken, *(counts[kind] for kind in kinds)]
+    columns = (*heads, "operators", "taken", *kinds)
+    yield publishing.Table(columns, [[*keys, *map(str, figures)]], "engines", keys=3)
+    rows = [[*keys, name, _first(outcomes, name)] for name in sorted(left)]
+    columns = (*heads, "operator", "the first reason")
+    yield publishing.Table(columns, rows, "not taken", keys=4)
 
 
 def _first(outcomes: list[Outcome], name: str) -> str:

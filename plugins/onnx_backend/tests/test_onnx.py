@@ -137,6 +137,42 @@ def test_a_bound_that_is_missing_is_infinite():
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, None, :1, None].squeeze((0, 1, 2, 3)),
+        lambda x: x.squeeze((-1, 0)),
+        lambda x: torch.where(x > 0, x > 1, x < -1),
+        lambda x: (x.amax(), x.amin(), x.amax((0, 1), keepdim=True), x.amin(0)),
+    ],
+)
+def test_operators_without_a_rule_of_torch_onnx_are_taken(function):
+    check_whole(function, torch.randn(3, 4), error=0)
+
+
+def test_dimensions_of_a_dynamic_size_are_not_squeezed():
+    class Squeeze(nn.Module):
+        def forward(self, x):
+            return x[:, None].squeeze((0, 1))
+
+    rows = ({0: torch.export.Dim("rows", min=2)},)
+    lowered = check_whole(Squeeze(), torch.randn(3, 4), error=0, dynamic_shapes=rows)
+    assert lowered(torch.ones(5, 4)).shape == (5, 4)
+
+
+def test_elements_are_repeated_after_negative_padding():
+    pad = lambda x: nn.functional.pad(x, (-4, 5, 0, 0), mode="replicate")
+    x = torch.randn(5, 3, 4, 4)
+    assert lower(pad, x).verify(x).relative_error == 0
+
+
+def test_a_tensor_without_dimensions_is_scattered_on_the_host():
+    inputs = (torch.ones(()), torch.tensor(0), torch.ones(()))
+    lowered = lower(lambda x, index, y: x.scatter_add(0, index, y), *inputs)
+    assert "without dimensions" in str(lowered.report)
+    assert lowered(*inputs) == 2
+
+
+@pytest.mark.parametrize(
     ("function", "reason"),
     [
         (torch.linalg.inv, "has no rule"),
@@ -291,6 +327,35 @@ def test_tensors_without_elements_cross_the_border():
     doubled, total, turned = lowered(torch.zeros(0, 3))
     assert doubled.shape == (0, 3) and turned.shape == (3, 0)
     assert total.tolist() == [0, 0, 0]
+
+
+def test_results_of_calls_inside_a_delegate_are_compared():
+    image = torch.randn(2, 3, 16, 16)
+    for dynamic in (None, ({0: torch.export.Dim("batch")},)):
+        lowered = check_whole(Small(), image, dynamic_shapes=dynamic)
+        operators = lowered.verify(image, per_operator=True).operators
+        assert [row.operator.split(".")[1] for row in operators.operators] == [
+            "conv2d",
+            "_native_batch_norm_legit_no_training",
+            "relu",
+            "mean",
+            "linear",
+        ]
+        assert operators.first is None and operators.not_compared == {}
+
+
+def test_results_of_integer_calls_inside_a_delegate_are_compared():
+    def function(x):
+        positive = x > 0
+        count = positive.sum()
+        return torch.where(positive, x.half(), count.half())
+
+    lowered = check_whole(function, torch.randn(3))
+    operators = lowered.verify(torch.randn(3), per_operator=True).operators
+    assert {"aten.gt.Scalar", "aten.sum.default"} <= {
+        row.operator for row in operators.operators
+    }
+    assert operators.first is None
 
 
 # --- control flow -------------------------------------------------------------------

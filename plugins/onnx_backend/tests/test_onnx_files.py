@@ -4,7 +4,7 @@ import delegraph
 import numpy as np
 import pytest
 import torch
-from delegraph.errors import FormatError, InputError
+from delegraph.errors import DelegraphError, FormatError, InputError
 from torch import nn
 
 onnx = pytest.importorskip("onnx")
@@ -114,6 +114,121 @@ def test_a_damaged_file_is_an_error(tmp_path, content):
     path.write_bytes(path.read_bytes()[:9000] if content is None else content)
     with pytest.raises(FormatError):
         delegraph.load(path)(*inputs)
+    from delegraph_onnx.format import OnnxFormat
+
+    verdicts = OnnxFormat.verify(path)
+    assert [verdict.accepted for verdict in verdicts] == [False, False]
+
+
+def changed(path, change):
+    """Write the model at ``path`` again after ``change(graph)``."""
+    model = onnx.load(path)
+    change(model.graph)
+    path.write_bytes(model.SerializeToString())
+
+
+def name_an_unknown_operator(graph):
+    graph.node[0].op_type = "Nonesuch"
+
+
+def read_a_value_that_no_node_computes(graph):
+    graph.node[0].input[0] = "nowhere"
+
+
+def declare_another_type(graph):
+    graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+
+
+def take_strings(graph):
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def take_a_sequence(graph):
+    item = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2])
+    graph.input[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(item))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (name_an_unknown_operator, "Nonesuch"),
+        (read_a_value_that_no_node_computes, "nowhere"),
+        (declare_another_type, "int64"),
+        (take_strings, "with image: string"),
+        (take_a_sequence, "with image: undefined"),
+    ],
+)
+def test_a_file_that_is_no_program_is_an_error(tmp_path, change, text):
+    path, _, inputs = saved(tmp_path)
+    changed(path, change)
+    with pytest.raises(FormatError, match=text):
+        delegraph.load(path)(*inputs)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (torch.ones(2, 63), torch.ones(1)),
+        (torch.ones(2, 64, 1), torch.ones(1)),
+        (torch.ones(2, 64, dtype=torch.int64), torch.ones(1)),
+        (torch.ones(2, 64),),
+        (torch.ones(2, 64), 1.0),
+    ],
+)
+def test_wrong_inputs_of_a_file_are_errors(tmp_path, wrong):
+    path, _, inputs = saved(tmp_path)
+    loaded = delegraph.load(path)
+    with pytest.raises(InputError):
+        loaded(*wrong)
+    assert loaded(*inputs)
+
+
+def compiled_by(provider, path, embedded=1):
+    """Write a model that an execution provider has compiled, as its node says."""
+    tensor = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    node = onnx.helper.make_node(
+        "EPContext",
+        ["x"],
+        ["y"],
+        domain="com.microsoft",
+        source=f"{provider}ExecutionProvider",
+        embed_mode=embedded,
+        ep_cache_context="code.bin",
+    )
+    graph = onnx.helper.make_graph([node], "compiled", [tensor], [result])
+    opsets = [onnx.helper.make_opsetid("com.microsoft", 1)]
+    opsets.append(onnx.helper.make_opsetid("", 20))
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), path)
+
+
+def test_a_file_for_a_provider_that_is_not_installed_is_an_error(tmp_path):
+    compiled_by("Nonesuch", tmp_path / "net.onnx")
+    with pytest.raises(FormatError, match="'nonesuch' is not installed"):
+        delegraph.load(tmp_path / "net.onnx")(torch.ones(2))
+
+
+def test_code_of_a_provider_in_another_file_is_not_read(tmp_path):
+    compiled_by("QNN", tmp_path / "net.onnx", embedded=0)
+    with pytest.raises(FormatError, match="'code.bin', which is another file"):
+        delegraph.load(tmp_path / "net.onnx")(torch.ones(2))
+
+
+def test_external_data_that_is_too_short_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
+    path, _, inputs = saved(tmp_path)
+    data = tmp_path / "net.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(FormatError):
+        delegraph.load(path)(*inputs)
+
+
+def test_a_file_that_cannot_be_written_leaves_no_second_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
+    (tmp_path / "net.onnx").mkdir()
+    with pytest.raises(DelegraphError):
+        saved(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
 
 
 def test_external_data_in_another_folder_is_not_read(tmp_path, monkeypatch):

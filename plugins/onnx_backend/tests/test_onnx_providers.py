@@ -6,7 +6,7 @@ import sys
 import delegraph
 import pytest
 import torch
-from delegraph.errors import DelegraphError, OptionError
+from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph_onnx.plugin import package_of
 from torch import nn
 
@@ -120,6 +120,18 @@ def test_a_partition_of_which_a_provider_takes_nothing_is_refused():
     lowered = lower(Erf(), torch.randn(4, 4))
     assert not lowered.delegates
     assert "takes no operator" in str(lowered.report)
+
+
+@needs_qnn
+def test_a_program_that_a_provider_refuses_is_not_written(tmp_path):
+    class Erf(nn.Module):
+        def forward(self, x):
+            return torch.erf(x)
+
+    lowered = lower(Erf(), torch.randn(4, 4))
+    with pytest.raises(InputError, match="host operators: 1"):
+        lowered.save(tmp_path / "erf.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 @needs_qnn

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .kernels import Kernel, computed_by
     from .named_weights import add_by_content, expect_data
     from .numbered_calls import NumberedCalls, calls_in
+    from .observing import Observing
     from .processors import saturates
     from .properties import read_properties
     from .quiet import quietly
@@ -28,6 +29,7 @@ __all__ = [
     "Kernel",
     "NodeLists",
     "NumberedCalls",
+    "Observing",
     "Signature",
     "TrialCompilation",
     "WrappingPartitioner",
@@ -54,6 +56,7 @@ _HOME = {
     "NodeLists": "grouped_partitioner",
     "Kernel": "kernels",
     "NumberedCalls": "numbered_calls",
+    "Observing": "observing",
     "Signature": "signature",
     "TrialCompilation": "trial_compilation",
     "WrappingPartitioner": "wrapping_partitioner",

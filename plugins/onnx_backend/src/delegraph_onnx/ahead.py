@@ -56,7 +56,11 @@ def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
     if contexts:
         names = [node.op_type for node in model.graph.node]
         on_cpu = Counter(name for name in names if name != CONTEXT)
-        return Compiled(_tidy(model), len(contexts), on_cpu)
+        tidy = _tidy(model)
+        if on_cpu:
+            # a provider may write parts that it cannot load beside others
+            _load(draft, tidy, settings)
+        return Compiled(tidy, len(contexts), on_cpu)
     return Compiled(content, 0, _left_at_load(draft, content, settings))
 
 
@@ -78,10 +82,7 @@ def _tidy(model: onnx.ModelProto) -> bytes:
 def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[str]:
     """Load a model; return the operators that the provider did not take."""
     recording = settings._replace(session={**settings.session, RECORD: "1"})
-    try:
-        session = make_session(content, recording, {})
-    except FormatError as error:
-        raise draft.refused(error.message) from error
+    session = _load(draft, content, recording)
     left = list[str]()
     is_taken = False
     for part in session.get_provider_graph_assignment_info():
@@ -93,3 +94,11 @@ def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[s
         text = f"the execution provider {settings.ep} takes no operator"
         raise Unsupported("unsupported", text)
     return Counter(left)
+
+
+def _load(draft: Draft, content: bytes, settings: Settings) -> ort.InferenceSession:
+    """Return a session of a model. Raises Unsupported if it does not load."""
+    try:
+        return make_session(content, settings, {})
+    except FormatError as error:
+        raise draft.refused(error.message) from error

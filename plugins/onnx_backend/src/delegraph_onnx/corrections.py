@@ -1,13 +1,14 @@
-"""Rules that take the place of torch.onnx's, where those lose digits.
+"""Rules that take the place of torch.onnx's, where those lose digits or are missing.
 
 Each is a function of operands and literals, as torch.onnx calls its own rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from onnxscript import opset20
 
@@ -52,10 +53,38 @@ def logaddexp(self: Any, other: Any) -> Any:
     return op.Where(is_same_infinity, self, summed)
 
 
+def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:
+    """Remove the dimensions ``dim`` of size 1."""
+    axes = [axis for axis in dim if self.shape and self.shape[axis] == 1]
+    return op.Squeeze(self, axes) if axes else op.Identity(self)
+
+
+def where(condition: Any, self: Any, other: Any) -> Any:
+    """Select elements. ONNX Runtime has no such kernel for truth values."""
+    if self.dtype is not ir.DataType.BOOL or other.dtype is not ir.DataType.BOOL:
+        return op.Where(condition, self, other)
+    kept = op.And(condition, self)
+    return op.Or(kept, op.And(op.Not(condition), other))
+
+
+def amax(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Return the largest elements, of all dimensions if ``dim`` is empty."""
+    return op.ReduceMax(self, list(dim) or None, keepdims=keepdim)
+
+
+def amin(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """Return the smallest elements, of all dimensions if ``dim`` is empty."""
+    return op.ReduceMin(self, list(dim) or None, keepdims=keepdim)
+
+
 RULES: Mapping[Any, Callable[..., Any]] = {
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
     aten.log_sigmoid.default: log_sigmoid,
     aten.logaddexp.default: logaddexp,
+    aten.squeeze.dims: squeeze_dims,
+    aten.where.self: where,
+    aten.amax.default: amax,
+    aten.amin.default: amin,
 }
 """Operator -> the rule for it."""

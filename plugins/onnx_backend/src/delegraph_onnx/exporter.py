@@ -33,8 +33,11 @@ from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from .corrections import RULES
+from .float_weights import hide_float_weights
 from .quantized_bias import TOO_LARGE, rescale_biases
 from .quantized_linear import use_gemm
+from .quantized_shapes import simplify_shapes
+from .quantized_weights import COMPUTED, dequantize_other_weights
 from .type_promotion import insert_casts
 from .unsigned import use_uint8
 
@@ -66,13 +69,18 @@ class Draft(NumberedCalls):
             _name_border(self.model)
             self.model = _simplify(self.model)
         _bound_clips(self.model)
-        too_large = rescale_biases(self.model)
+        computed = dequantize_other_weights(self.model)
+        if computed is not None:
+            raise self.refused(COMPUTED, computed)
+        too_large = rescale_biases(self.model, for_npu)
         if too_large is not None:
             raise self.refused(TOO_LARGE, too_large)
         if for_npu:
             use_gemm(self.model)
+            simplify_shapes(self.model)
             _unshare_quantization(self.model)
         else:
+            hide_float_weights(self.model)
             use_uint8(self.model)
         common.RemoveUnusedNodesPass()(self.model)
         if _quantizes_to_16_bits(self.model):

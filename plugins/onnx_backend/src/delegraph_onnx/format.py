@@ -30,6 +30,7 @@ from delegraph.formats import (
     join,
     write_whole,
 )
+from delegraph.io.atomic_write import expect_writable
 from delegraph.io.escape import printable
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
@@ -118,6 +119,8 @@ class OnnxFormat(DelegateFormat):
                 _point_to(initializer, data_file.name, offset, len(data))
                 parts.append(data)
                 offset += len(data)
+        # else the second file would be left behind
+        expect_writable(path)
         write_whole(data_file, b"".join(parts))
         write_whole(path, model.SerializeToString(deterministic=True))
 
@@ -336,6 +339,7 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
 
     from .session import MARK
 
+    _expect_embedded(model.graph)
     sides = []
     for values in (_inputs(model.graph), model.graph.output):
         side = []
@@ -354,6 +358,23 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
         file = Path(folder, "model.onnx")
         file.write_bytes(model.SerializeToString(deterministic=True))
         return Signature.from_json(sides).seal(file, MARK, weights=rows), data
+
+
+def _expect_embedded(graph: onnx.GraphProto) -> None:
+    """Raise FormatError if the code of a provider is in another file.
+
+    A model of another person must not choose the files that are read.
+    """
+    for node in graph.node:
+        modes = [a.i for a in node.attribute if a.name == "embed_mode"]
+        if node.op_type == "EPContext" and 0 in modes:
+            names = [a.s for a in node.attribute if a.name == "ep_cache_context"]
+            name = b"".join(names).decode(errors="replace")
+            raise FormatError(
+                "format-invalid",
+                f"the code for an execution provider is in {name!r:.80}, which is"
+                " another file; only code inside of the model is read",
+            )
 
 
 def _external(

@@ -87,7 +87,7 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
         RuntimeSpec(
             "onnx",
             "delegraph_onnx.runtime:OnnxRuntime",
-            requires=("onnxruntime",),
+            requires=("onnx", "onnxruntime"),
             native="a program for ONNX Runtime's compilers",
         )
     ]

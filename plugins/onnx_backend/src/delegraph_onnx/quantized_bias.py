@@ -1,9 +1,9 @@
 """Give each quantized bias the scale of the products to which it is added.
 
 ONNX Runtime and Qualcomm's compiler add the integers of a bias to sums of products,
-whose scale is that of the input times that of the weight. They ignore the scale of the
-bias. Calls of a shared layer have inputs of several scales, but share a bias, which
-fits one of them. So other calls get a bias of their own.
+whose scale is that of the input times that of the weight. They ignore the scale and the
+zero point of the bias. Calls of a shared layer have inputs of several scales, but share
+a bias, which fits one of them. So other calls get a bias of their own.
 """
 
 from __future__ import annotations
@@ -13,100 +13,120 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from .quantized_layers import (
+    Numbers,
+    QuantizedLayer,
+    dequantized,
+    layer_of,
+    number_of,
+    producer,
+)
+
 LARGEST = 2**31 - 1
 TOLERANCE = 1e-5
 """The largest relative difference of two scales that are the same."""
 TOO_LARGE = "the bias does not fit 32 bits at the scale of the products"
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
-Numbers = np.ndarray[Any, Any]
+SHORTS = (ir.DataType.INT16, ir.DataType.UINT16)
 
 
-class _Layer(NamedTuple):
-    """A node that adds a constant bias to products of quantized values."""
+class _Bias(NamedTuple):
+    """A constant that a node adds to the products of a quantized layer."""
 
-    node: ir.Node
-    place: int
-    """Which of its inputs the bias is."""
-    of_input: ir.Node
-    """DequantizeLinear of the input."""
-    of_weight: ir.Node
+    layer: QuantizedLayer
+    reader: ir.Node
+    """The node that adds it: Add, or the product itself."""
+    input_index: int
+    """Its place among the inputs of ``reader``."""
+
+    @property
+    def value(self) -> ir.Value | None:
+        return self.reader.inputs[self.input_index]
 
 
-def rescale_biases(model: ir.Model) -> str | None:
+def rescale_biases(model: ir.Model, for_npu: bool) -> str | None:
     """Replace quantized biases that have another scale than their products.
+
+    ``for_npu``: quantize floating-point biases as well. NPUs compute transposed
+    convolutions and layers of 16 bits in integers, too; ONNX Runtime's CPU does not.
 
     Return the name of a node with a bias that is too large for that, or None.
     """
-    biases = _Biases(model.graph.initializers)
+    writer = _Writer(model.graph.initializers, for_npu)
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
-        for place in range(len(node.inputs)):
-            layer = _layer_at(node, place)
-            if layer is not None and not biases.rescale(layer):
+        for index in range(len(node.inputs)):
+            bias = _bias_at(node, index)
+            if bias is not None and not writer.rescale(bias):
                 return node.name
     return None
 
 
-def maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that computes ``value`` if it is an ``op_type``, else None."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == op_type else None
-
-
-def _layer_at(node: ir.Node, place: int) -> _Layer | None:
-    """Return the layer that may have the input ``place`` as its bias, or None."""
+def _bias_at(node: ir.Node, index: int) -> _Bias | None:
+    """Return the input ``index`` of a node if it may be a bias, else None."""
     product: ir.Node | None = node
     if node.op_type == "Add":
-        product = maker(node.inputs[1 - place], "MatMul")
-    elif node.op_type not in ("Conv", "Gemm") or place != 2:
+        product = producer(node.inputs[1 - index], "MatMul")
+    elif index != 2:
         return None
-    if product is None:
-        return None
-    of_input = maker(product.inputs[0], "DequantizeLinear")
-    weight = product.inputs[1]
-    turned = maker(weight, "Transpose")
-    of_weight = maker(turned.inputs[0] if turned else weight, "DequantizeLinear")
-    if of_input is None or of_weight is None:
-        return None
-    integers = of_input.inputs[0]
-    if integers is None or integers.dtype not in BYTES:
-        # ONNX Runtime's CPU computes layers of 16 bits in floats
-        return None
-    return _Layer(node, place, of_input, of_weight)
+    layer = None if product is None else layer_of(product)
+    return None if layer is None else _Bias(layer, node, index)
 
 
-class _Biases:
-    """The biases of a model. Calls in a graph share one if their scales are equal."""
+class _Writer:
+    """Writes biases. Calls in a graph share one if their scales are equal."""
 
-    def __init__(self, initializers: Any) -> None:
+    def __init__(self, initializers: Any, for_npu: bool) -> None:
         self._initializers = initializers
-        self._made: dict[tuple[Any, ...], ir.Value] = {}
+        self._for_npu = for_npu
+        self._written: dict[tuple[Any, ...], ir.Value] = {}
 
-    def rescale(self, layer: _Layer) -> bool:
-        """Give a layer a bias with the right scale. Return whether it fits 32 bits."""
-        bias = layer.node.inputs[layer.place]
-        dequantize = maker(bias, "DequantizeLinear")
-        floats = _number(bias) if dequantize is None else _dequantized(dequantize)
-        if floats is None or floats.ndim != 1:
-            return True  # no bias of a layer
-        product = _scale_of_products(layer, floats.size)
-        if product is None:
+    def rescale(self, bias: _Bias) -> bool:
+        """Give a bias the right scale. Return whether it fits 32 bits."""
+        dequantize = producer(bias.value, "DequantizeLinear")
+        if dequantize is None:
+            floats = number_of(bias.value)
+        else:
+            floats = dequantized(dequantize)
+        if floats is None or not self._has_integers(bias.layer):
             return True
-        integers = np.rint(floats / product)
+        if floats.ndim != 1 and not (floats.ndim and _is_int32(dequantize)):
+            return True  # an operand of a sum, which has a scale of its own
+        scale = bias.layer.scale_of_products(floats.shape[-1])
+        if scale is None:
+            return True
+        integers = np.rint(floats / scale)
         if not (np.abs(integers) <= LARGEST).all():
             return False
-        if dequantize is None or _has_scale(dequantize, product):
-            return True
-        scales = (layer.of_input.inputs[1], layer.of_weight.inputs[1])
-        key = (dequantize, layer.node.graph, *scales)
-        if key not in self._made:
-            self._made[key] = self._dequantize(layer, dequantize, integers, product)
-        layer.node.replace_input_with(layer.place, self._made[key])
+        if dequantize is None:
+            is_right = not self._for_npu
+        else:
+            is_right = _has_scale(dequantize, scale)
+        if not is_right:
+            self._replace(bias, integers, scale)
         return True
 
-    def _dequantize(
-        self, layer: _Layer, replaced: ir.Node, integers: Numbers, scale: Numbers
-    ) -> ir.Value:
-        """Return the result of a new node that dequantizes a bias."""
+    def _has_integers(self, layer: QuantizedLayer) -> bool:
+        """Whether the products of a layer are computed in integers."""
+        integers = layer.of_input.inputs[0]
+        dtype = None if integers is None else integers.dtype
+        if layer.product.op_type == "ConvTranspose":
+            return self._for_npu and dtype in (*BYTES, *SHORTS)
+        return dtype in BYTES or (self._for_npu and dtype in SHORTS)
+
+    def _replace(self, bias: _Bias, integers: Numbers, scale: Numbers) -> None:
+        """Replace a bias by the result of a new node that dequantizes ``integers``."""
+        of_input = bias.layer.of_input.inputs[1]
+        of_weight = bias.layer.of_weight.inputs[1]
+        key = (bias.value, bias.reader.graph, of_input, of_weight)
+        if key not in self._written:
+            self._written[key] = self._dequantize(bias, integers, scale)
+        bias.reader.replace_input_with(bias.input_index, self._written[key])
+
+    def _dequantize(self, bias: _Bias, integers: Numbers, scale: Numbers) -> ir.Value:
+        """Return the result of a new node that dequantizes ``integers``."""
+        assert bias.value is not None
+        replaced = bias.value.producer()
+        name = bias.reader.name if replaced is None else replaced.name
         node = ir.Node(
             "",
             "DequantizeLinear",
@@ -115,14 +135,14 @@ class _Biases:
                 self._constant(scale.astype(np.float32)),
                 self._constant(np.zeros(scale.shape, np.int32)),
             ],
-            [ir.AttrInt64("axis", 0)],
-            name=replaced.name,
+            [ir.AttrInt64("axis", integers.ndim - 1)],
+            name=name,
         )
-        graph: Any = layer.node.graph
-        graph.insert_before(layer.node, node)
+        graph: Any = bias.reader.graph
+        graph.insert_before(bias.reader, node)
         result = node.outputs[0]
-        result.shape = replaced.outputs[0].shape
-        result.type = replaced.outputs[0].type
+        result.shape = bias.value.shape
+        result.type = bias.value.type
         return result
 
     def _constant(self, numbers: Numbers) -> ir.Value:
@@ -135,35 +155,17 @@ class _Biases:
         return value
 
 
-def _dequantized(node: ir.Node) -> Numbers | None:
-    """Return the floats of a constant that ``node`` dequantizes; None if it is none."""
-    integers, scale, zero_point = map(_number, [*node.inputs, None][:3])
-    if integers is None or scale is None or integers.ndim > 1:
-        return None
-    offset = 0 if zero_point is None else zero_point.astype(np.float64)
-    return (integers - offset) * scale
+def _is_int32(dequantize: ir.Node | None) -> bool:
+    """Whether a node dequantizes int32."""
+    integers = None if dequantize is None else dequantize.inputs[0]
+    return integers is not None and integers.dtype is ir.DataType.INT32
 
 
 def _has_scale(dequantize: ir.Node, scale: Numbers) -> bool:
-    """Whether a node dequantizes int32 with ``scale``."""
-    integers, own = map(_number, dequantize.inputs[:2])
-    if integers is None or own is None or integers.dtype != np.int32:
+    """Whether a node dequantizes int32 with ``scale``, and without a zero point."""
+    _, own, zero_point = map(number_of, [*dequantize.inputs, None][:3])
+    if own is None or not _is_int32(dequantize):
+        return False
+    if zero_point is not None and zero_point.any():
         return False
     return np.allclose(own, scale, TOLERANCE, 0)
-
-
-def _scale_of_products(layer: _Layer, channels: int) -> Numbers | None:
-    """Return the scale of products, one or one a channel; None if it is unknown."""
-    of_input = _number(layer.of_input.inputs[1])
-    of_weight = _number(layer.of_weight.inputs[1])
-    if of_input is None or of_weight is None or of_input.size != 1:
-        return None
-    if of_weight.size not in (1, channels):
-        return None
-    return of_input.astype(np.float64).reshape(()) * of_weight
-
-
-def _number(value: Any) -> Numbers | None:
-    """Return a constant; None if a value is computed."""
-    constant = None if value is None else value.const_value
-    return None if constant is None else constant.numpy()

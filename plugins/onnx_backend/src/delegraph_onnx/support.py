@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import getitem
+from typing import Any
 
 import torch
 from delegraph.errors import OptionError
@@ -119,7 +121,20 @@ def _why_computed_otherwise(node: Node) -> str | None:
         return "torch.onnx ignores divisor_override"
     if name == "pad" and given["mode"] == "circular" and _is_empty(given["self"]):
         return "ONNX Runtime does not pad a tensor without elements in circles"
+    if _repeats_elements(name, given):
+        widths = given["pad"] if name == "pad" else given["padding"]
+        if any(type(width) is int and width < 0 for width in widths):
+            return "ONNX Runtime may have no elements to repeat after negative padding"
+    if name == "scatter_add" and not given["self"].meta["val"].dim():
+        return "ONNX Runtime does not scatter to a tensor without dimensions"
     return None
+
+
+def _repeats_elements(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call pads a tensor with its own elements."""
+    if name == "pad":
+        return given["mode"] in ("replicate", "reflect")
+    return name.startswith(("replication_pad", "reflection_pad"))
 
 
 def _why_narrow(quantize: Node) -> str | None:

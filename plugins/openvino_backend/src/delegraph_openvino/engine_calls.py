@@ -1,4 +1,4 @@
-"""Calls of an engine: requests for several threads, counters, and values inside."""
+"""Calls of an engine: requests for several threads, and counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from delegraph.runtime import Delegate, Inside, Spent
+from delegraph.runtime import Delegate, Spent
 
 
 class Counting:
@@ -57,26 +57,6 @@ class Counting:
             identifier: {"seconds": total - before.get(identifier, 0.0)}
             for identifier, total in totals.items()
         }
-
-
-class Observing:
-    """An ``ObservedDelegate``: it separates outputs from values inside of a delegate.
-
-    ``delegate`` returns its outputs, and after them such values. ``identifiers``: the
-    delegate debug identifier of each value, in order.
-    """
-
-    def __init__(self, delegate: Delegate, identifiers: Iterable[Any]) -> None:
-        self._delegate = delegate
-        self._identifiers = list(identifiers)
-
-    def __call__(
-        self, *args: torch.Tensor | int | float | bool
-    ) -> tuple[tuple[Any, ...], Inside]:
-        values = self._delegate(*args)
-        outputs = len(values) - len(self._identifiers)
-        inside = zip(self._identifiers, values[outputs:], strict=True)
-        return values[:outputs], {identifier: [value] for identifier, value in inside}
 
 
 class Pool:

@@ -24,6 +24,7 @@ from delegraph.runtime import (
 )
 from delegraph_engines import (
     Kernel,
+    Observing,
     Signature,
     calls_in,
     compare_releases,
@@ -34,7 +35,7 @@ from delegraph_engines import (
     saturates,
 )
 
-from .engine_calls import Counting, Observing, Pool
+from .engine_calls import Counting, Pool
 from .frontend import DTYPES, reason_of, type_of
 
 MARK = b"delegraph-openvino-4"
