@@ -43,13 +43,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-18", "ResNet-50", "BERT-base", "ViT-B/16")
-SMALL = (
-    "mobilenet-v2, small",
-    "resnet-18, small",
-    "bert-tiny, small",
-    "vit-tiny, small",
-    "llama, small",
-)
+SMALL = ("mobilenet-v2, small", "resnet-18, small", "vit-tiny, small")
 """Models of matrix_models.py, for engines that are slow on this host."""
 HEADER = (
     *(
@@ -330,7 +324,11 @@ def watched(spent: dict[str, float], engine: str) -> ExitStack:
     for place in PLACES[engine]:
         watch("engine", *place)
     watch("tracer", "delegraph_programs.decompose.trace", "_trace")
-    watch("tracer", "delegraph_programs.decompose.decomposition_tables", "_listed")
+    watch(
+        "tracer",
+        "delegraph_programs.decompose.decomposition_tables",
+        "_core_aten_table",
+    )
     return stack
 
 
