@@ -171,6 +171,7 @@ SECOND = line_of("return self.second(x).sigmoid()")
         ([aten.tanh.default, "first"], {"x", "relu", "conv2d.weight"}),
         (["aten.tanh", "aten.relu.default"], {"x", "relu", "conv2d.weight"}),
         (["tanh", "second"], {"tanh", "conv2d_1.weight"}),
+        ("second", {"conv2d_1.weight"}),
         ([f"tests/{SECOND}"], {"conv2d_1", "conv2d_1.weight", "sigmoid"}),
     ],
 )

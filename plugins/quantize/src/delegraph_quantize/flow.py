@@ -67,7 +67,7 @@ def quantize(
     *,
     backend: str | None = None,
     quantizer: Any = None,
-    floats: Iterable[Any] = (),
+    floats: str | Iterable[Any] = (),
     dynamic_shapes: Any = None,
     progress: Progress | None = None,
     registry: Registry | None = None,
@@ -104,7 +104,7 @@ def quantize(
     calibrated = calibrate_program(
         program, calibration_batches, quantizer, dynamic_shapes, progress, registry
     )
-    selectors = list(floats)
+    selectors = [floats] if isinstance(floats, str) else list(floats)
     with TRACING:
         if selectors:
             calls = select(call_places(calibrated.exported), selectors)

@@ -10,11 +10,11 @@ from ..page.tables import table
 
 
 class Table(NamedTuple):
-    """Cells of text by row, below the heads. ``html``: the last column is HTML."""
+    """Cells of text by row, below the heads. ``pictures``: the second column is HTML."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    html: bool = False
+    pictures: bool = False
 
 
 def render(title: str, programs: Table, worst: Table) -> str:
@@ -35,7 +35,7 @@ def _table(shown: Table) -> str:
     rows = []
     for row in shown.rows:
         cells = [text(cell) for cell in row]
-        if shown.html:
-            cells[-1] = row[-1]
+        if shown.pictures:
+            cells[1] = row[1]
         rows.append(cells)
     return table(shown.heads, rows, *["text"] * len(shown.heads))

@@ -18,7 +18,6 @@ from .page import Table, render
 
 WORST = 10
 """The number of worst samples that are listed, and that the page has pictures of."""
-_HEADS = ("", "MEAN", "LOSS", "WORSE", "BETTER")
 SUFFIXES = (".html", ".json", ".txt")
 
 
@@ -100,7 +99,8 @@ class VerificationOverData:
 
     def to_text(self) -> str:
         """Return a table of the columns, with the worst samples below it."""
-        parts = [self._title(), table([_HEADS, *self._column_rows()])]
+        heads = ["", "MEAN", "LOSS", "WORSE", "BETTER"]
+        parts = [self._title(), table([heads, *self._column_rows()])]
         worst = self._worst_rows()
         if worst:
             heads = ["SAMPLE", *(name.upper() for name in self.columns)]
@@ -109,13 +109,13 @@ class VerificationOverData:
 
     def to_html(self) -> str:
         """Return a page with the worst samples and their pictures."""
-        worst = [
-            [*row, self.pictures.get(int(row[0]), "")] for row in self._worst_rows()
-        ]
+        worst = []
+        for index, *scores in self._worst_rows():
+            worst.append([index, self.pictures.get(int(index), ""), *scores])
         return render(
             self._title(),
-            Table([name.lower() for name in _HEADS], self._column_rows()),
-            Table(["sample", *self.columns, "input"], worst, html=True),
+            Table(["program", "mean", "loss", "worse", "better"], self._column_rows()),
+            Table(["sample", "input", *self.columns], worst, pictures=True),
         )
 
     def _title(self) -> str:
