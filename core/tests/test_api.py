@@ -334,7 +334,7 @@ CONTRACT = {
     "depend on themselves: partition t -> .*sort.* -> partition t": lambda p: tag(
         p, lambda n: n.target in (aten.linear.default, aten.relu.default)
     ),
-    "unpacks sort and is to have its tag": lambda p: tag(
+    "takes an item of sort, so it must have its tags": lambda p: tag(
         p, lambda n: n.name.startswith("getitem")
     ),
     "partition_tags": lambda p: PartitionResult(p, None),

@@ -229,7 +229,7 @@ class DelegateMappingBuilder:
         if (nodes is None) == (handles is None):
             raise ContractViolation(
                 "contract-violation",
-                "a delegate mapping entry takes nodes or handles, one of both",
+                "an entry of a delegate mapping takes either nodes or handles",
             )
         if nodes is None:
             listed = _as_list(handles)
@@ -240,7 +240,7 @@ class DelegateMappingBuilder:
         if not known:
             raise ContractViolation(
                 "contract-violation",
-                "a delegate mapping entry needs at least one debug handle",
+                "an entry of a delegate mapping needs at least one debug handle",
             )
         key = self._identifier(identifier)
         self._map[key] = known

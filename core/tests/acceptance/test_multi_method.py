@@ -350,8 +350,8 @@ def test_defect_results_that_do_not_match(change, given):
         }
     )
     wanted = (
-        rf"BrokenBackend.preprocess_multimethod returned {given} results a method; .*"
-        r" {'a': 2, 'b': 2} programs"
+        rf"BrokenBackend.preprocess_multimethod returned {given} results for"
+        r" each method; .* {'a': 2, 'b': 2} programs"
     )
     with (
         backends.installed(broken(change)),

@@ -734,7 +734,8 @@ def test_defect_unpacking_is_tagged_without_its_call():
     """There, a delegate gets a tuple as an argument, silently."""
     getitems = Tagged(lambda n: "tag0" if n.name.startswith("getitem") else None)
     with pytest.raises(
-        ContractViolation, match="getitem unpacks split.* and is to have its tag"
+        ContractViolation,
+        match="getitem takes an item of split.*, so it must have its tags",
     ):
         to_backend(export(splits, torch.arange(4.0)), getitems)
 

@@ -23,7 +23,7 @@ def test_results_are_counted_and_not_written_as_text():
     )
     with pytest.raises(
         ContractViolation,
-        match=r"returned \{'a': 2\} results a method; it was given \{'a': 1\}",
+        match=r"returned \{'a': 2\} results for each method; it was given \{'a': 1\}",
     ):
         flat_results("Acme", {"a": ["p"]}, {"a": results})
 
@@ -31,6 +31,6 @@ def test_results_are_counted_and_not_written_as_text():
 def test_what_is_no_mapping_is_named():
     with pytest.raises(
         ContractViolation,
-        match=r"Acme.preprocess_multimethod returned \[1\] results a method",
+        match=r"Acme.preprocess_multimethod returned \[1\] results for each method",
     ):
         flat_results("Acme", {"a": ["p"]}, [1])

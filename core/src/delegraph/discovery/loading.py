@@ -125,11 +125,10 @@ def import_installed(module: str) -> Any:
         if installed is None or _location(installed) != location:
             text = (
                 f"module {top!r} would be loaded from the working directory"
-                f" ({location}); "
+                f" ({location}), but plugins are loaded only from where they are"
+                " installed"
             )
-            raise ShadowedByWorkingDirectory(
-                text + "plugins are only loaded from where they are installed"
-            )
+            raise ShadowedByWorkingDirectory(text)
     return importlib.import_module(module)
 
 

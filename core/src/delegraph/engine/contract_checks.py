@@ -56,8 +56,8 @@ def flat_results(
         counts = f"{returned!r:.80}"
     if counts != wanted:
         text = (
-            f"{backend}.preprocess_multimethod returned {counts} results a method; it"
-            f" was given {wanted} programs"
+            f"{backend}.preprocess_multimethod returned {counts} results for each"
+            f" method; it was given {wanted} programs"
         )
         raise ContractViolation("contract-violation", text)
     return [result for method in programs for result in returned[method]]
@@ -75,7 +75,7 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
         text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
         return ContractViolation("contract-violation", text, hint=hint)
 
-    wanted = "a PreprocessResult with bytes (or a Blob) is wanted"
+    wanted = "a PreprocessResult with bytes or a Blob is required"
     if not isinstance(result, PreprocessResult):
         raise wrong(f"{result!r:.80}", wanted)
     if not isinstance(result.processed_bytes, bytes) and not is_blob(
@@ -85,11 +85,14 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     if why := _why_not_debug_map(result.debug_handle_map, handles):
         raise wrong(
             f"a debug_handle_map {why}",
-            "it maps identifiers, int or str, to tuples of handles",
+            "it must map identifiers (int or str) to tuples of debug handles",
         )
     if why := _why_not_reported(result):
-        figures = "figures are numbers below 2**63 by name, for identifiers of the map"
-        raise wrong(why, f"output is text; facts have names; {figures}")
+        wanted = (
+            "output must be a str, facts must be a mapping, and figures must map"
+            " identifiers of debug_handle_map to {name: number below 2**63}"
+        )
+        raise wrong(why, wanted)
     if result.data_store_output is not None:
         try:
             check_output(result.data_store_output)

@@ -240,8 +240,8 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if node_tags and node_tags != producer:
         text = (
-            f"{subject}: {node.name} unpacks {node.args[0]} and is to have its tag"
-            f" {producer}, not {node_tags}"
+            f"{subject}: {node.name} takes an item of {node.args[0]}, so it must have"
+            f" its tags {producer}, not {node_tags}"
         )
         raise broken(text, node)
     return producer

@@ -259,12 +259,12 @@ class _Search:
         A refusal by an additional check, or because of a tensor, is recorded as final.
         """
         if node.target is CALL_DELEGATE:
-            return "a delegate already"
+            return "it is already a call of a delegate"
         if node.target is operator.getitem:
             # the call that ``node`` unpacks: both go the same way
             producer: Any = node.args[0]
             if producer.op != "call_function" or producer.target is CALL_DELEGATE:
-                return "unpacks a value that the host makes"
+                return f"takes an item of {producer.name}, which is not delegated"
             return self.refused.get(producer)
         for check in self.partitioner.additional_checks:
             why = self._checked(node, check(node), "an additional check")
