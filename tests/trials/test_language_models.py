@@ -59,7 +59,7 @@ def test_generation_refuses_files_with_separate_caches(programs, texts, warm_up)
     for text in texts[:-1]:  # decode alone makes these
         assert len(generate(program, text, 3, warm_up=warm_up).tokens) == 3
     for _ in range(3):
-        with pytest.raises(InputError, match="this one found the caches of position"):
+        with pytest.raises(InputError, match="the caches of this call are at position"):
             generate(program, texts[-1], 3, warm_up=warm_up)
 
 

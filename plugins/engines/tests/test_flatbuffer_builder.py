@@ -49,9 +49,13 @@ def test_numbers(kind: str) -> None:
 def test_numbers_that_do_not_fit_are_refused(kind: str) -> None:
     lowest, highest = EXTREMES[kind]
     for number in (lowest - 1, highest + 1):
-        with pytest.raises(OverflowError, match=f"{number} does not fit {kind}"):
+        with pytest.raises(
+            OverflowError, match=f"{number} does not fit the FlatBuffers type {kind}"
+        ):
             Builder().table(1, [Field(0, kind, number)])
-        with pytest.raises(OverflowError, match=f"{number} does not fit {kind}"):
+        with pytest.raises(
+            OverflowError, match=f"{number} does not fit the FlatBuffers type {kind}"
+        ):
             Builder().vector(kind, [0, number])
 
 

@@ -17,8 +17,8 @@ def test_properties_are_words_and_numbers_of_known_names():
     ("text", "reason"),
     [
         ("A", "has no '='"),
-        ("C=1", "does not set 'C'"),
-        ("A=../x", "does not set 'A'"),
+        ("C=1", "cannot set 'C'"),
+        ("A=../x", "cannot set 'A'"),
         ("A=", "'A'"),
     ],
 )

@@ -162,7 +162,7 @@ def test_engine_inputs_and_outputs_must_match_known_types(signature):
     assert signature.why_mismatch(inputs, iter(outputs)) is None
     assert (
         signature.why_mismatch(inputs[:2], outputs)
-        == "it takes 2 values; the signature has 3"
+        == "the engine's model takes 2 values; the delegate's signature has 3"
     )
     for wrong in (
         ("float32", (2, 3, 4)),
@@ -171,12 +171,15 @@ def test_engine_inputs_and_outputs_must_match_known_types(signature):
         (None, (3, 4)),
     ):
         said = signature.why_mismatch([wrong, *inputs[1:]], outputs)
-        assert (
-            said == f"it takes {wrong[0]} {wrong[1]} at position 0; the signature"
-            " has float32 (-1, 4)"
+        assert said == (
+            f"the engine's model takes {wrong[0]} {wrong[1]} at position 0; the"
+            " delegate's signature has float32 (-1, 4)"
         )
     said = signature.why_mismatch(inputs, [*outputs[:3], ("float64", ())])
-    assert said == "it returns float64 () at position 3; the signature has int ()"
+    assert said == (
+        "the engine's model returns float64 () at position 3; the delegate's signature"
+        " has int ()"
+    )
 
 
 @pytest.mark.parametrize("bad", [2**31, -(2**31) - 1])

@@ -124,7 +124,7 @@ def test_partitions_keep_the_names_of_inputs_and_outputs():
     [
         ({"output_format": None}, "compile spec: output_format must be 'tosa'"),
         ({"output_format": "vela"}, "compile spec: output_format must be 'tosa'"),
-        ({"tosa_spec": "TOSA-0.70+MI"}, "TOSA 1.0, 0.80 and the 1.1 draft are"),
+        ({"tosa_spec": "TOSA-0.70+MI"}, "TOSA 1.0, 0.80 and the 1.1 draft"),
         (
             {"compile_flags": "--fast"},
             "compile spec: compile_flags '--fast': TOSA has no compile flags",

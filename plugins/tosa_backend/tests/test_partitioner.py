@@ -319,7 +319,7 @@ def test_options():
         ("input_order", b"1,0"),
     ]
     assert TOSAPartitioner().delegation_spec.backend_id == TOSABackend.__name__
-    with pytest.raises(OptionError, match="0.80 and the 1.1 draft are"):
+    with pytest.raises(OptionError, match="0.80 and the 1.1 draft"):
         TOSAPartitioner("TOSA-0.70+MI")
 
 

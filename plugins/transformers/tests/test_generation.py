@@ -306,7 +306,7 @@ def test_programs_with_kept_caches_take_tokens_and_position(kept):
         generate(program, PROMPT, 25)
     with pytest.raises(
         InputError,
-        match="was at position 3, and this one found the caches of position 0",
+        match="was at position 3, but the caches of this call are at position 0",
     ):
         generate(lowered, PROMPT, 5)
 
@@ -316,7 +316,7 @@ def test_files_with_separate_caches_of_methods_are_refused(kept, tmp_path):
 
     _, lowered, _ = kept
     lowered.save(tmp_path / "apart.pte")
-    with pytest.raises(InputError, match="this one found the caches of position 0"):
+    with pytest.raises(InputError, match="the caches of this call are at position 0"):
         generate(delegraph.load(tmp_path / "apart.pte"), PROMPT, 5)
 
 
@@ -329,7 +329,7 @@ def test_two_files_that_keep_their_caches_are_refused(kept, tmp_path):
             key: {name: value[name]} for key, value in steps.items() if name in value
         }
         delegraph.lower(**one, backends=[]).save(tmp_path / f"{name}.pte")
-    with pytest.raises(InputError, match="this one found the caches of position 0"):
+    with pytest.raises(InputError, match="the caches of this call are at position 0"):
         generate(
             [
                 delegraph.load(tmp_path / f"{name}.pte")

@@ -34,13 +34,13 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
     kind = type(tensor)
     if kind.__torch_dispatch__ is not _PLAIN:
         return (
-            f"it is a {kind.__name__}, a tensor subclass that keeps its elements in a"
+            f"the tensor is a {kind.__name__}, a tensor subclass that keeps its elements in a"
             " way of its own"
         )
     if tensor.is_meta:
-        return "it is on the meta device and has no elements"
+        return "the tensor is on the meta device and has no elements"
     if tensor.layout is not torch.strided:
-        return f"it has the layout {tensor.layout}"
+        return f"the tensor has the layout {tensor.layout}, not torch.strided"
     return None
 
 

@@ -230,7 +230,7 @@ def _value_of_call(node: Node) -> Any:
             return node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as e:
         # operators raise errors of any kind for a dtype that they do not take
-        raise _impossible(f"{node.target} does not take it") from e
+        raise _impossible(f"{node.target} does not take the dtype") from e
 
 
 def _program_of_copies(

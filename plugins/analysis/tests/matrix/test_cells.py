@@ -247,7 +247,8 @@ def test_machines_with_different_versions_are_refused(cells_for, store, monkeypa
         type(cell), "job", lambda self: job(self) | {"versions": {"torch": "2.9"}}
     )
     with pytest.raises(
-        DelegraphError, match=r"a process for cells has torch 2\.\S+, not 2\.9"
+        DelegraphError,
+        match=r"a worker process of the matrix has torch 2\.\S+, not 2\.9",
     ):
         done([cell], store)
     assert not store.rows()

@@ -200,7 +200,7 @@ def unbind(values: Values, node: Any, loc: Any) -> Any:
     axis = node.args[1] if len(node.args) > 1 else 0
     axis %= len(sizes)
     if min(sizes) < 0:
-        raise ValueError("the sizes of unbind vary")
+        raise ValueError("unbind needs fixed sizes, but its operand has dynamic sizes")
     slices = []
     for position in range(sizes[axis]):
         first = [0] * len(sizes)

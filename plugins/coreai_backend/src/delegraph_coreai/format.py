@@ -187,7 +187,10 @@ class CoreAIFormat(DelegateFormat):
         for tensor in _contents(path).inputs:
             shape = [2 if size is None else size for size in tensor.shape or ()]
             if prod(shape) > _MOST:
-                raise FormatError("format-invalid", f"no input {tensor} can be drawn")
+                raise FormatError(
+                    "format-invalid",
+                    f"the input {tensor} is too large for random values",
+                )
             if "float" in tensor.dtype:
                 numbers: Any = generator.standard_normal(shape)
             else:

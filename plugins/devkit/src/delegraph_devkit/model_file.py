@@ -30,8 +30,8 @@ def load_example(text: str) -> Example:
     if given.kwargs["forward"] or given.dynamic_shapes["forward"]:
         raise InputError(
             "input-invalid",
-            f"{text} has keyword arguments or dynamic shapes; an example has only a"
-            " model and its inputs",
+            f"{text} has keyword arguments or dynamic shapes; an example of the"
+            " checks has only a model and positional inputs",
         )
     model = given.programs["forward"]
     inputs = given.inputs["forward"] or ()

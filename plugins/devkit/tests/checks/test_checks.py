@@ -104,7 +104,7 @@ SAYS = {
     "draws": "torch's random state changed",
     "starts_threads": " more threads than after the first program",
     "opens_files": " more open files than after the first program",
-    "keeps_programs": "after unregistering, a lowering left program mlp in memory",
+    "keeps_programs": "but its lowering left program mlp in memory",
     "takes_its_data": "the runtime's load changed the named data",
     "tells_tensors": "returned Tensor for ",
     "tells_by_number": (

@@ -142,7 +142,9 @@ class Builder:
         try:
             self._builder.Prepend(_FLAGS[kind], value)
         except TypeError as e:  # of a number that does not fit
-            raise OverflowError(f"{value!r} does not fit {kind}") from e
+            raise OverflowError(
+                f"{value!r} does not fit the FlatBuffers type {kind}"
+            ) from e
 
     def _share(self, key: Hashable, add: Callable[[], int]) -> int:
         """Return the position of the object with this key; ``add`` writes a new one."""

@@ -27,8 +27,8 @@ def read_properties(option: str, text: str, known: Collection[str]) -> dict[str,
             raise OptionError("option-invalid", text)
         if name not in known or not re.fullmatch(r"[\w.-]{1,40}", value):
             text = (
-                f"option {option!r} does not set {name!r:.40} to {value!r:.40}: files"
-                " of others could"
+                f"option {option!r} cannot set {name!r:.40} to {value!r:.40}: the"
+                " setting could read or write files"
             )
             hint = f"it takes words and numbers for {', '.join(sorted(known))}"
             raise OptionError("option-invalid", text, hint=hint)

@@ -42,7 +42,7 @@ def unseal(blob: bytes, mark: bytes) -> tuple[memoryview, Any]:
     if end < 0 or content[-len(mark) :] != mark:
         raise FormatError(
             "format-invalid",
-            f"the blob does not end with {mark!r}: another kind, or cut",
+            f"the blob does not end with {mark!r}: it is truncated or of another kind",
         )
     size = int.from_bytes(content[end + 32 : end + 40], "little")
     digest = content[end : end + 32]

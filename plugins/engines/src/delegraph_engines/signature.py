@@ -260,10 +260,14 @@ def _checked_type(dtype: Any, shape: Any) -> Type:
         not isinstance(getattr(torch, dtype, None), torch.dtype)
         and dtype not in NUMBERS
     ):
-        raise ValueError(f"{dtype!r:.40} is no type")
+        raise ValueError(
+            f"{dtype!r:.40} is neither a dtype of torch nor one of {', '.join(NUMBERS)}"
+        )
     # no memory has 2**48 elements, and products of smaller sizes stay cheap
     if any(type(size) is not int or not -1 <= size < 1 << 48 for size in shape):
-        raise ValueError(f"{shape!r:.40} is no shape")
+        raise ValueError(
+            f"{shape!r:.40} is not a list of sizes, or -1 for dynamic sizes"
+        )
     return dtype, tuple(shape)
 
 
@@ -287,14 +291,17 @@ def _why_mismatch(
     is an input that the engine leaves out; it is not compared.
     """
     if len(declared) != len(wanted):
-        return f"it {verb} {len(declared)} values; the signature has {len(wanted)}"
+        return (
+            f"the engine's model {verb} {len(declared)} values; the delegate's signature"
+            f" has {len(wanted)}"
+        )
     for position, (type_, (dtype, shape)) in enumerate(
         zip(declared, wanted, strict=True)
     ):
         if type_ is not None and not _is_compatible(type_, (dtype, shape)):
             return (
-                f"it {verb} {type_[0]} {type_[1]} at position {position}; the"
-                f" signature has {dtype} {shape}"
+                f"the engine's model {verb} {type_[0]} {type_[1]} at position"
+                f" {position}; the delegate's signature has {dtype} {shape}"
             )
     return None
 

@@ -68,7 +68,7 @@ class DebugFile:
         try:
             content = json.loads(Path(path).read_text("utf-8"))
             if content["schema"] != SCHEMA:
-                raise ValueError(f"its schema {content['schema']!r} is unknown")
+                raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
             return DebugFile(dict(content["methods"]))
         except (ValueError, KeyError, TypeError) as e:
             text = f"{path} is not a debug file of a program: {e}"

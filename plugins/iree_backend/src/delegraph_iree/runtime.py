@@ -61,7 +61,9 @@ class IREERuntime(BackendRuntime):
         for dtype, _ in (*signature.inputs, *signature.outputs):
             if dtype not in _ELEMENTS:
                 raise FormatError(
-                    "format-invalid", f"the IREE module has a tensor of {dtype}"
+                    "format-invalid",
+                    f"the IREE module has a tensor of {dtype}, which delegraph-iree does"
+                    " not support",
                 )
         target = str(facts.get("target"))
         return _Module(module, _device(target, str(facts.get("driver", ""))), signature)
@@ -193,7 +195,9 @@ def _array_in_place(view: Any, dtype: str) -> np.ndarray[Any, Any]:
     """Return a result as an array in IREE's memory; ValueError if it has another type."""
     numpy_type, element = _ELEMENTS[dtype]
     if view.element_type != int(element):
-        raise ValueError(f"a result is not {dtype}")
+        raise ValueError(
+            f"a result has IREE's element type {view.element_type}, not {dtype}"
+        )
     shape = tuple(view.shape)
     array: np.ndarray[Any, Any] = view.map().asarray(shape, np.dtype(numpy_type))
     return array

@@ -224,8 +224,8 @@ class OnnxFormat(DelegateFormat):
         for tensor in map(_summary, _inputs(_load(path).graph)):
             shape = [2 if size is None else size for size in tensor.shape or ()]
             if prod(shape) > _MOST or tensor.dtype not in DTYPES.values():
-                text = f"no input {tensor} can be drawn"
-                raise FormatError("format-invalid", f"an ONNX file for which {text}")
+                text = f"no random values can be drawn for the file's input {tensor}"
+                raise FormatError("format-invalid", text)
             if "float" in tensor.dtype:
                 numbers: Any = generator.standard_normal(shape)
             else:
@@ -347,8 +347,8 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
             if tensor.dtype not in DTYPES.values() or tensor.shape is None:
                 raise FormatError(
                     "format-invalid",
-                    f"an ONNX file with {tensor}: tensors of {', '.join(DTYPES.values())}"
-                    " with a known rank cross the border of a program",
+                    f"the ONNX file has the input or output {tensor}; these must have a"
+                    f" known rank and a dtype among {', '.join(DTYPES.values())}",
                 )
             sizes = tuple(-1 if size is None else size for size in tensor.shape)
             side.append((tensor.dtype, sizes))

@@ -82,7 +82,7 @@ class OnnxPartitioner(CapabilityPartitioner):
 def why_not(node: Node) -> str | None:
     """Return a reason that needs no trial; None if exporter and runtime decide."""
     if is_random(node):
-        return "it draws random numbers, which are the host's"
+        return "it draws random numbers, which only the host does"
     for value in (*node.all_input_nodes, node):
         # a branch, a loop body, or a tensor of one
         if value.op == "get_attr":
@@ -116,11 +116,11 @@ def _why_computed_otherwise(node: Node) -> str | None:
     name = str(node.target).split(".")[1]
     given = bound_arguments(node)
     if "batch_norm" in name and given.get("training"):
-        return "torch.onnx takes the running statistics, and not those of the batch"
+        return "torch.onnx uses the running statistics, not those of the batch"
     if given.get("divisor_override") is not None:
         return "torch.onnx ignores divisor_override"
     if name == "pad" and given["mode"] == "circular" and _is_empty(given["self"]):
-        return "ONNX Runtime does not pad a tensor without elements in circles"
+        return "ONNX Runtime has no circular padding of tensors without elements"
     if _repeats_elements(name, given):
         widths = given["pad"] if name == "pad" else given["padding"]
         if any(type(width) is int and width < 0 for width in widths):

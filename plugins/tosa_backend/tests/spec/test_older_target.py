@@ -51,10 +51,10 @@ def test_reads_targets(text, canonical):
             ),
         ),
         ("TOSA-0.80+BI+BI", "bi is there twice"),
-        ("TOSA-0.80.draft+BI", "version 0.80 is no draft"),
+        ("TOSA-0.80.draft+BI", "version 0.80 is not a draft"),
         (
             "TOSA-0.90+BI",
-            "version 0.90 is not written; TOSA 1.0, 0.80 and the 1.1 draft are",
+            "files of version 0.90 cannot be written; supported are TOSA 1.0, 0.80 and",
         ),
         (
             "TOSA-1.0+BI",

@@ -79,9 +79,9 @@ def test_the_default_is_both_profiles_at_level_8k():
     [
         (
             "TOSA-0.70+MI",
-            "version 0.70 is not written; TOSA 1.0, 0.80 and the 1.1 draft are",
+            "files of version 0.70 cannot be written; supported are TOSA 1.0, 0.80 and",
         ),
-        ("TOSA-1.2+FP", "version 1.2 is not written"),
+        ("TOSA-1.2+FP", "files of version 1.2 cannot be written"),
         ("TOSA-1.0+FP+int64", "extension int64 is of the 1.1 draft: write TOSA-1.1"),
         ("TOSA-1.1+FP+mx-int8", "extension mx-int8 needs extension mx-common"),
         ("TOSA-1.1+INT+mx-common", "extension mx-common needs profile FP"),
@@ -91,7 +91,7 @@ def test_the_default_is_both_profiles_at_level_8k():
         ("TOSA-1.0+FP+8k+nolevel", "two levels"),
         ("TOSA-1.0+FP+u99", "unknown extension u99; known: bf16,"),
         ("TOSA-1.0+FP+none", "unknown extension none; .* levels are 8k and nolevel"),
-        ("TOSA-1.0.draft+FP", "version 1.0 is no draft"),
+        ("TOSA-1.0.draft+FP", "version 1.0 is not a draft"),
         ("TOSA-\u0661.0+FP", "not of the form"),
         ("TOSA-1.0+FP+", "not of the form"),
         ("TOSA-1.0+INT+bf16", "extension bf16 needs profile FP"),

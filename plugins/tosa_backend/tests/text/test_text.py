@@ -286,7 +286,7 @@ def test_comments_and_layout_are_free():
         ("%x: [2]fp32 = ABS(%x)", "%x is defined twice"),
         ("%y [2]fp32 = ABS(%x)", "expected :, found"),
         ("?", "cannot read"),
-        ("graph @other() { return }", "line 2: there is text behind|line 2: expected"),
+        ("graph @other() { return }", "line 2: there is text after|line 2: expected"),
     ],
 )
 def test_errors_name_the_line(line, words):

@@ -465,8 +465,8 @@ class _Step:
         last, self.room = seen[0].tolist()
         if before and last != int(before[0]):
             text = (
-                f"the last call was at position {int(before[0])}, and this one found"
-                f" the caches of position {last}: the methods do not share caches"
+                f"the last call was at position {int(before[0])}, but the caches of this"
+                f" call are at position {last}: the methods do not share caches"
             )
             hint = (
                 'save the program by save("model.pte", share_mutable_buffers=True), and'

@@ -96,7 +96,7 @@ def _why_mismatch(
     wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in types]
     if found == wanted:
         return None
-    return f"it {verb} {found}, and the partition {wanted}"
+    return f"the file {verb} {found}, but the partition {verb} {wanted}"
 
 
 def version_of(beginning: bytes | memoryview) -> str:

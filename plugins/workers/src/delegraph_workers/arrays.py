@@ -35,5 +35,5 @@ def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, 
 def _plain(name: Any) -> np.dtype[Any]:
     dtype = np.dtype(str(name))
     if dtype.hasobject:
-        raise ValueError(f"elements of type {name!r:.40}")
+        raise ValueError(f"elements of type {name!r:.40} are not supported")
     return dtype

@@ -252,7 +252,7 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
             else:
                 number, first, size = row
                 if number < 0:
-                    raise ValueError(f"a memory with the number {number}")
+                    raise ValueError(f"the number of a memory is negative: {number}")
                 memory = form.memories[number]
                 _check_piece(first, size, memory.size)
                 pieces.append(_ConstantPiece(memory, first, size))
@@ -265,7 +265,7 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
 def _check_piece(first: int, size: int, available: int) -> None:
     if min(first, size) < 0 or first + size > available:
         raise ValueError(
-            f"a piece of {size} bytes from byte {first} on; there are only"
+            f"a piece has {size} bytes from byte {first} on, but there are only"
             f" {available} bytes"
         )
 

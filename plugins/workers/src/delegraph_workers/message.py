@@ -60,11 +60,13 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         parts = list[memoryview]()
         for length in sizes:
             if type(length) is not int or not 0 <= length <= len(view) - place:
-                raise ValueError(f"a part of {length!r} bytes")
+                raise ValueError(
+                    f"a part has {length!r} bytes, but {len(view) - place} are left"
+                )
             parts.append(view[place : place + length])
             place += length
         if not isinstance(header, dict) or place != len(view):
-            raise ValueError("its parts do not fit")
+            raise ValueError("the sizes of its parts do not add up")
     except (ValueError, TypeError) as e:
         raise FormatError(
             "format-invalid", f"a message of a worker is invalid: {e}"

@@ -76,7 +76,7 @@ def _tensor(name: str, shape: list[int], data: memoryview) -> torch.Tensor:
     """Return a tensor of a dtype and a shape, with elements in C order."""
     tensor = torch.empty([int(size) for size in shape], dtype=_NAMES[name])
     if tensor.nbytes != len(data):
-        raise ValueError(f"{len(data)} bytes for {name}{shape}")
+        raise ValueError(f"{len(data)} bytes do not fit a tensor of {name}{shape}")
     if tensor.numel():
         elements = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         tensor.reshape(-1).view(torch.uint8).copy_(elements)

@@ -215,7 +215,10 @@ class Tracer:
         # torch's decomposition of a recurrent layer leaves the dropout between its
         # layers out
         if is_random(node):
-            raise Untraceable("it draws random numbers, for its dropout")
+            raise Untraceable(
+                "it draws random numbers for its dropout; call model.eval() before the"
+                " export"
+            )
         # a guard that the trace adds means that the decomposition is right for some
         # sizes only
         before = _count_guards(mode)

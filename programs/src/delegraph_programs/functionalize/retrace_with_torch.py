@@ -172,7 +172,7 @@ def _why_not_run(program: ExportedProgram) -> str | None:
         s.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT)
         for s in program.graph_signature.input_specs
     ):
-        return "it takes objects that are no tensors"
+        return "an input is a custom object or an effect token, not a tensor"
     return None
 
 

@@ -287,11 +287,13 @@ class _Rewrite:
             and all(isinstance(n, int) for n in numbers)
         )
         if not is_known:
-            raise Unproven(f"{member.name} shows memory in an unknown way")
+            raise Unproven(f"it is unknown which elements {member.name} reads")
         first = offset - val.storage_offset()
         last = first + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
         if first < 0 or last >= val.numel():
-            raise Unproven(f"{member.name} shows memory around {root.name}")
+            raise Unproven(
+                f"{member.name} reads memory around the elements of {root.name}"
+            )
         packed = self._insert_packed(node, self._current(root))
         node.args = (packed, size, stride, first)
 
@@ -379,7 +381,9 @@ class _Rewrite:
         if not effects(op).writes:
             self._update_statistics(node)
         elif functional is None or len(effects(op).writes) != 1:
-            raise Unproven("no functional form with the same arguments")
+            raise Unproven(
+                "the operator has no functional form with the same arguments"
+            )
         elif torch.Tag.inplace_view in op.tags:
             self._reshape_in_place(node, functional)
         else:
@@ -502,8 +506,8 @@ class _Rewrite:
                     )
                     if value is None:
                         raise Unproven(
-                            f"a write through {', '.join(str(v.target) for v in views)}"
-                            " has no inverse"
+                            "the new values cannot be written back to the base tensor:"
+                            f" {', '.join(str(v.target) for v in views)} has no inverse"
                         )
                     # views in between are taken again if something uses them
                     new_values = {root: value}

@@ -160,7 +160,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         if report["schema"] != "delegraph.report/1":
             report = report["report"]
         if report["schema"] != "delegraph.report/1":
-            raise ValueError(f"its schema is {report['schema']}")
+            raise ValueError(
+                f"its schema is {report['schema']}, not delegraph.report/1"
+            )
     except (ValueError, KeyError, TypeError) as e:
         raise FormatError(
             "format-invalid",

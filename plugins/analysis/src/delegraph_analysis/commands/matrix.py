@@ -292,7 +292,8 @@ def _matrix(args: argparse.Namespace) -> Matrix:
         if flag := next((name for name, value in own.items() if value), None):
             raise UsageError(
                 "usage-invalid",
-                f"--{flag.replace('_', '-')} is in the file, with a MATRIX.toml",
+                f"--{flag.replace('_', '-')} does not go with a MATRIX.toml;"
+                " write the setting into that file",
             )
         path = Path(args.what[0])
         expect_file(path)
@@ -526,11 +527,13 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
 
     if len(stores) != 2:
         raise UsageError(
-            "usage-invalid", "delegraph matrix diff OLD NEW takes two stores"
+            "usage-invalid",
+            f"delegraph matrix diff takes two stores, OLD and NEW, not {len(stores)}",
         )
     if not args.noise > 0:
         raise UsageError(
-            "usage-invalid", f"--noise is a share above 0, not {args.noise}"
+            "usage-invalid",
+            f"--noise must be a fraction above 0, such as 0.05, not {args.noise}",
         )
     expect_places(args.report, [])
     if wrong := next(

@@ -85,7 +85,7 @@ class ForkingProcess:
             self._line(START_LIMIT)
         except Lost:
             text = (
-                "a process for cells ended while it started, with exit code"
+                "a worker process of the matrix ended while it started, with exit code"
                 f" {self._process.wait()}"
             )
             hint = f"try: {sys.executable} -c 'import torch, delegraph_analysis'"

@@ -106,7 +106,7 @@ def _expect_versions(job: Mapping[str, Any]) -> None:
         if here.get(n) != v
     ]
     if other:
-        raise _Foreign(f"a process for cells has {'; '.join(other)}")
+        raise _Foreign(f"a worker process of the matrix has {'; '.join(other)}")
 
 
 class _Cell:

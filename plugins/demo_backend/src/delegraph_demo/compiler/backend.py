@@ -202,8 +202,8 @@ class _Compilation:
         why = why_no_bytes(tensor)
         if why is not None:
             raise refused(
-                "it stores the bytes of weights, and the weight of shape"
-                f" {list(tensor.shape)} has none: {why}"
+                "BackendWithCompilerDemo stores the bytes of weights, but the weight of"
+                f" shape {list(tensor.shape)} has none: {why}"
             )
         array = tensor.detach().cpu().resolve_neg().numpy()
         data = array.astype("<f4", copy=False).tobytes()

@@ -162,7 +162,10 @@ def _require_refused(
     end = "was accepted"
     if error is not None:
         end = f"raised {type(error).__name__}: {error}"
-    text = f"{fault}, {_shown(values)}, {end}; it must raise OptionError"
+    text = (
+        f"the option {_shown(values)} ({fault}) {end}; the backend must raise"
+        " OptionError for it"
+    )
     raise CheckFailed(text, advice=_ADVICE)
 
 

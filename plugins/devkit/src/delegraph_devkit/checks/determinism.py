@@ -186,7 +186,7 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
         )
         first = traces.left[0]
         if _PUT_BACK not in first:
-            first = f"after unregistering, a lowering left {first}"
+            first = f"the backend was unregistered, but its lowering left {first}"
         raise CheckFailed(first, advice=advice, more=traces.left[1:])
     return {"programs": traces.programs, "settings": len(_settings())}
 

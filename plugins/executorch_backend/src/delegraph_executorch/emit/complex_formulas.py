@@ -92,7 +92,7 @@ def arithmetic(target: Any) -> Formula:
         like = self if is_complex(self) else other
         if not isinstance(like, Tensor):
             raise NotImplementedError(
-                "one operand is a real tensor, the other a complex number"
+                "the formula does not combine a real tensor with a complex number"
             )
         operands = [_as_complex(value, like) for value in (self, other)]
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]

@@ -50,7 +50,9 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         )
         result = function(*args, **kwargs)
         if result is NotImplemented:
-            raise NotImplementedError("it does not support arguments of these types")
+            raise NotImplementedError(
+                "PyTorch's function does not support the types of the arguments"
+            )
         # torch.fx would record a named tuple as a call of its class.
         return tuple(result) if isinstance(result, tuple) else result
 

@@ -134,17 +134,17 @@ def _why_not_type(kernel: str, given: Arguments, results: Sequence[Any]) -> str 
         if tensor.dtype != result.dtype:
             return f"it does not promote {tensor.dtype} to {result.dtype}"
     if kernel in _FLOATS_ONLY and is_integer:
-        return "it is wrong for negative integers"
+        return "its result is wrong for negative integers"
     if kernel in _FLOATS_EXACTLY and is_integer:
-        return "it computes integers in floating point, which cannot represent all"
+        return "it computes integers as floats, which cannot represent all integers"
     if kernel in _DIVISIONS and given["rounding_mode"] == "trunc" and is_integer:
-        return "it truncates integers in float64, which cannot represent all"
+        return "it truncates integers in float64, which cannot represent all integers"
     if kernel in _SUM_IN_16_BITS and result.dtype in _HALVES:
         return f"it sums in {_name(result.dtype)}"
     if kernel in _DEQUANTIZE and result.dtype == torch.bfloat16:
         return "its kernel cannot return bfloat16"
     if kernel in _POWERS and is_integer:
-        return "it computes integers in floating point, which does not wrap around"
+        return "it computes integers as floats, which do not wrap around"
     return None
 
 

@@ -275,7 +275,8 @@ def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
     numbers = parameters.read()
     if numbers.shape != (x.shape[axis],):
         raise ValueError(
-            f"{list(numbers.shape)} parameters for axis {axis} of sizes {list(x.shape)}"
+            f"the parameters have the shape {list(numbers.shape)}; axis {axis} of the"
+            f" shape {list(x.shape)} needs one for each index"
         )
     shape = [1] * x.dim()
     shape[axis] = len(numbers)

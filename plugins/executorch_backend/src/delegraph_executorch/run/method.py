@@ -225,7 +225,8 @@ class HostMethod:
         if not isinstance(value, bool):
             raise FormatError(
                 "format-invalid",
-                f"a jump of method {self.plan.name!r} depends on {value!r:.80}",
+                f"a jump of method {self.plan.name!r} has the condition {value!r:.80},"
+                " which must be a bool",
             )
         return value
 

@@ -54,8 +54,9 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
         operators = known["operators"]
         if (len(handles), len(maps)) != (len(calls), len(plan.delegates)):
             raise ValueError(
-                f"it has {len(handles)} instructions and {len(maps)} delegates for"
-                f" {plan.name!r}"
+                f"it lists {len(handles)} instructions and {len(maps)} delegates of"
+                f" method {plan.name!r}, which has {len(calls)} and"
+                f" {len(plan.delegates)}"
             )
 
     def origin(of: Sequence[Any]) -> Origin:

@@ -89,7 +89,7 @@ class _Check:
 
     def require_index(self, index: int, listed: Sequence[Any], subject: str) -> None:
         if not 0 <= index < len(listed):
-            raise self.fault(f"{subject} is {index} of {len(listed)}")
+            raise self.fault(f"{subject} has index {index} in a list of {len(listed)}")
 
     def plan(self, plan: ExecutionPlan) -> None:
         values = [entry.value for entry in plan.values]
@@ -180,7 +180,8 @@ class _Check:
             return
         if not 0 < place.memory_id < len(plan.memory_sizes):
             raise self.fault(
-                f"{subject} is in memory {place.memory_id} of {len(plan.memory_sizes)}"
+                f"{subject} is in memory {place.memory_id}, but the method has"
+                f" {len(plan.memory_sizes)} memories"
             )
         if place.offset + size > plan.memory_sizes[place.memory_id]:
             raise self.fault(
@@ -195,7 +196,7 @@ class _Check:
                 index, self.program.constant_buffer, f"the data of {subject}"
             )
             if len(self.program.constant_buffer[index].storage) < size:
-                raise self.fault(f"{subject} has {size} bytes, but its data fewer")
+                raise self.fault(f"{subject} has {size} bytes, but its data has fewer")
             return
         offsets = self.offsets(tensor, subject)
         self.require_index(index, offsets.offsets, f"the data of {subject}")
@@ -261,5 +262,6 @@ class _Check:
             )
         elif isinstance(call, JumpFalseCall) and not 0 <= call.destination <= count:
             raise self.fault(
-                f"{subject} jumps to instruction {call.destination} of {count}"
+                f"{subject} jumps to instruction {call.destination}, but there are"
+                f" {count} instructions"
             )

@@ -95,7 +95,8 @@ def read_data(data: Bytes) -> DataFile:
         if named.segment_index >= len(segments):
             raise damaged(
                 file_kind,
-                f"{named.key!r} names segment {named.segment_index} of {len(segments)}",
+                f"{named.key!r} is in segment {named.segment_index}, but the file has"
+                f" {len(segments)} segments",
             )
     return DataFile(table, segments)
 

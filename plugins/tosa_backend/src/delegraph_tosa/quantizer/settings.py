@@ -52,8 +52,7 @@ class Precision:
             )
         if self.observer == "histogram" and self.activations is torch.int16:
             raise _wrong(
-                "the histogram has too few bins for steps of int16, which takes"
-                " 'minmax'"
+                "observer='histogram' has too few bins for int16; use observer='minmax'"
             )
 
 

@@ -68,7 +68,7 @@ def _version(table: Table) -> tuple[int, int]:
     if (major, minor) not in {**FILES, **OLDER}:
         raise FormatError(
             "format-invalid",
-            f"a TOSA file of version {major}.{minor}; supported are 0.80, 1.0 and 1.1",
+            f"the TOSA file has version {major}.{minor}; supported are 0.80, 1.0 and 1.1",
         )
     return major, minor
 
@@ -85,5 +85,6 @@ def _check_features(table: Table) -> None:
         bits = [bit for bit in range(64) if unknown >> bit & 1]
         raise FormatError(
             "format-invalid",
-            f"a TOSA file with compatibility features {bits}, which this version does not support",
+            f"the TOSA file needs the compatibility features {bits}, which delegraph-tosa"
+            " does not support",
         )

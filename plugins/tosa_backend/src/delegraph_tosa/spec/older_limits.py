@@ -30,7 +30,7 @@ def _why_not_said(operator: Operator) -> str | None:
     if attributes.get("nan_mode") is NanMode.IGNORE:
         dtype = operator.outputs[0].dtype
         if dtype.name.startswith(("FP", "BF")):
-            return "TOSA 0.80 always propagates NaN, nan_mode IGNORE is of 1.0"
+            return "TOSA 0.80 always propagates NaN; nan_mode IGNORE needs TOSA 1.0"
     if operator.name == "RFFT2D" and attributes.get("local_bound"):
-        return "TOSA 0.80 has no local_bound for it"
+        return "RFFT2D of TOSA 0.80 has no local_bound"
     return None

@@ -106,12 +106,12 @@ class TosaSpec:
         version = (int(major), int(minor))
         if version not in FILES and version not in OLDER:
             why = (
-                f"version {major}.{minor} is not written; TOSA 1.0, 0.80 and the"
-                " 1.1 draft are"
+                f"files of version {major}.{minor} cannot be written; supported are TOSA"
+                " 1.0, 0.80 and the 1.1 draft"
             )
             raise _wrong(text, why)
         if draft and version not in _DRAFTS:
-            raise _wrong(text, f"version {major}.{minor} is no draft")
+            raise _wrong(text, f"version {major}.{minor} is not a draft of TOSA")
         words = [_word(word) for word in names.split("+")[1:]]
         return _from_words(text, version, words)
 

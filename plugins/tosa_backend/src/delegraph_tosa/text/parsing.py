@@ -180,7 +180,7 @@ class _Parser:
             graph = self.graph()
             self.comments()
             if self.position != end:
-                raise self.wrong("there is text behind the graph")
+                raise self.wrong("there is text after the graph")
             end = start
         return graph
 
@@ -260,10 +260,10 @@ class _Parser:
     def constant(self, declared: list[Declaration]) -> None:
         """Define a constant from its elements."""
         if len(declared) != 1:
-            raise self.wrong("a constant has one name")
+            raise self.wrong(f"a constant must have one name, not {len(declared)}")
         type, printed = declared[0]
         if type.is_dynamic:
-            raise self.wrong("the sizes of a constant are known")
+            raise self.wrong(f"a constant must have fixed sizes, not {type}")
         self.define(Value(type, self.constant_elements(type)), printed)
 
     def constant_elements(self, type: Type) -> Constant:

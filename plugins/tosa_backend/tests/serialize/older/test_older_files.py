@@ -292,7 +292,7 @@ def test_operators_missing_in_0_80_are_refused_by_name():
     ).join()
     with pytest.raises(InvalidGraph, match="SIN is not in TOSA 0.80") as caught:
         delegraph_tosa.convert(new, "TOSA-0.80+MI")
-    assert "nan_mode IGNORE is of 1.0" in str(caught.value)
+    assert "nan_mode IGNORE needs TOSA 1.0" in str(caught.value)
     assert [violation.rule for violation in caught.value.violations] == [
         "operator-version"
     ] * 2

@@ -125,7 +125,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
     """
     why = why_no_bytes(tensor)
     if why is None and not tensor.is_cpu:
-        why = f"it is on the device {tensor.device}"
+        why = f"the tensor is on the device {tensor.device}"
     if why is None and tensor.dtype not in NAMES:
         why = f"its dtype is {tensor.dtype}"
     if why is not None:

@@ -239,5 +239,5 @@ def elements(dtype: DType, numbers: Sequence[int | float] | Array) -> Literal:
     try:
         array = np.array(numbers, ARRAY_DTYPES[dtype])
     except OverflowError:
-        raise Illegal(f"{list(numbers)} do not fit into {dtype}") from None
+        raise Illegal(f"the elements {list(numbers)} do not fit into {dtype}") from None
     return Literal(array)
