@@ -97,7 +97,7 @@ def test_an_alignment_that_is_refused_changes_nothing(alignment):
         ({"key": "a", "data": torch.ones(2, device="meta")}, "on the meta device"),
         (
             {"key": "a", "data": TwoTensor(torch.ones(2), torch.ones(2))},
-            "it is a TwoTensor",
+            "the tensor is a TwoTensor",
         ),
         (
             {"key": "a", "data": Pieces},

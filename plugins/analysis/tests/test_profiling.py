@@ -454,7 +454,7 @@ def test_operators_of_tosa_files_keep_their_source_lines(
     [
         ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": {}}}', "is not the debug file of other.pte"),
         ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": '
-         '{"instructions": [1], "delegates": [], "operators": {}}}}', "it has 1 instructions and 0 delegates"),
+         '{"instructions": [1], "delegates": [], "operators": {}}}}', "it lists 1 instructions and 0 delegates"),
         ("[", "is not a debug file"),
     ],
 )  # fmt: skip
