@@ -372,3 +372,14 @@ def test_a_model_that_a_provider_compiles_and_does_not_load_is_divided():
     lowered = for_snapdragon(Heads(3), batches)
     assert lowered.delegates
     assert lowered.verify(*batches[0]).relative_error < 0.002
+
+
+@needs_qnn
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
+def test_activations_of_16_bits_are_whole_on_an_npu(activation):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), activation(), nn.Flatten(), nn.Linear(144, 5)]
+    batches = [(3 * torch.randn(1, 3, 8, 8),) for _ in range(3)]
+    lowered = for_snapdragon(nn.Sequential(*layers, activation()), batches)
+    assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
+    assert lowered.verify(*batches[0]).relative_error < 0.002

@@ -34,6 +34,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from .corrections import RULES
 from .float_weights import hide_float_weights
+from .quantized_activations import quantize_before_activations
 from .quantized_bias import TOO_LARGE, rescale_biases
 from .quantized_linear import use_gemm
 from .quantized_shapes import simplify_shapes
@@ -78,6 +79,7 @@ class Draft(NumberedCalls):
         if for_npu:
             use_gemm(self.model)
             simplify_shapes(self.model)
+            quantize_before_activations(self.model)
             _unshare_quantization(self.model)
         else:
             hide_float_weights(self.model)
