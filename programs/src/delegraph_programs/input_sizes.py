@@ -169,10 +169,10 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
 def _bounds(
     program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]
 ) -> Iterator[Condition]:
-    """Return the condition for each bounded symbol that it lies between its bounds.
+    """Yield a condition for each bounded symbol: it lies between its bounds.
 
     A lower bound of 2 is left out: torch traces for sizes of 2 and more, and accepts 0
-    and 1 as well. Symbols that cannot be read from the inputs are left out, too.
+    and 1 as well. Symbols that are not in ``sources`` are left out, too.
     """
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) not in sources:
@@ -199,19 +199,21 @@ def _bounds(
 def _relations(
     places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
 ) -> Iterator[Condition]:
-    """Return the condition for each place that its size equals its expression.
+    """Yield a condition for each place: its size equals its expression in symbols.
 
-    Places that define a symbol need no condition. Places are left out if their
-    expression has a symbol that cannot be read from the inputs.
+    Two kinds of places have no condition. If a symbol is read from a place, the two are
+    equal. If an expression has a symbol that is not in ``sources``, a call cannot
+    compute it.
     """
     for place in places:
-        symbols = [str(s) for s in place.expression.free_symbols]
-        all_known = all(symbol in sources for symbol in symbols)
-        if all_known and not (
-            place.expression.is_Symbol and sources[symbols[0]][0] is place
-        ):
-            code = f"{place.code} == {PythonPrinter().doprint(place.expression)}"
-            yield Condition(code, place, f"size {place.expression}")
+        expression = place.expression
+        symbols = [str(symbol) for symbol in expression.free_symbols]
+        if not all(symbol in sources for symbol in symbols):
+            continue
+        if expression.is_Symbol and sources[symbols[0]][0] is place:
+            continue
+        code = f"{place.code} == {PythonPrinter().doprint(expression)}"
+        yield Condition(code, place, f"size {expression}")
 
 
 def _multiples(

@@ -10,6 +10,7 @@ becomes 1.0 or 2.0 where eager ignores it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,19 +113,29 @@ def _axes_of(node: Node) -> list[ResizedAxis]:
     elif "scale_factors" in arguments:
         factors = arguments["scale_factors"] or [None] * len(sizes)
     else:
-        factors = [
-            value for key, value in arguments.items() if key.startswith("scales")
-        ]
+        factors = [arguments[name] for name in _factor_arguments(arguments)]
     return [ResizedAxis(*row) for row in zip(sizes, outs, factors, strict=True)]
 
 
+def _factor_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the arguments that each have the factor of one axis.
+
+    They are ``scales`` or ``scales_d``, ``scales_h`` and ``scales_w``, in the order of
+    the axes. Other overloads have one list of factors, ``scale_factors``.
+    """
+    return [name for name in arguments if name.startswith("scales")]
+
+
 def _set_factors(node: Node, factors: list[float | None]) -> None:
-    """Write ``factors`` into a call, as one argument or as one for each axis."""
+    """Replace the scale factors of an interpolation by ``factors``, one for each axis.
+
+    All arguments of the call become positional.
+    """
     arguments = bound_arguments(node)
-    names = [key for key in arguments if key.startswith("scales")]
     if "scale_factors" in arguments:
         arguments["scale_factors"] = factors
     else:
+        names = _factor_arguments(arguments)
         arguments.update(zip(names, factors, strict=True))
     node.args = tuple(arguments.values())
     node.kwargs = {}

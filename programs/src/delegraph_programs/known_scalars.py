@@ -96,8 +96,11 @@ class _Folding:
         self.conditions = 0
 
     def visit(self, node: Node) -> None:
-        """Replace ``node`` if its result is a number that is known by now; the operands
-        were visited before.
+        """Replace ``node`` if its result is a number that is known by now.
+
+        Visit the operands of ``node`` before. First, known symbols in its recorded
+        value are replaced. Then an assertion that holds is erased, a ``cond`` on a
+        known condition becomes its branch, and sizes that became known are recorded.
         """
         val = node.meta.get("val")
         self._substitute(node)
@@ -304,20 +307,33 @@ class _Folding:
             node.replace_all_uses_with(val)
 
     def _substitute(self, node: Node) -> None:
-        """Replace known symbols in the recorded value of ``node``."""
+        """Replace known symbols in the recorded value of ``node``, and remove them from
+        the symbols that ``node`` binds.
+        """
         if not self._known or "val" not in node.meta:
             return
-        node.meta["val"] = pytree.tree_map(self._substituted, node.meta["val"])
+        node.meta["val"] = pytree.tree_map(
+            self._replace_known_symbols, node.meta["val"]
+        )
         bindings = node.meta.get(_BINDINGS)
-        if bindings:
-            node.meta[_BINDINGS] = {
-                s: path for s, path in bindings.items() if s not in self._known
-            }
-            if not node.meta[_BINDINGS]:
-                del node.meta[_BINDINGS]
+        if not bindings:
+            return
+        unknown = {
+            symbol: path
+            for symbol, path in bindings.items()
+            if symbol not in self._known
+        }
+        if unknown:
+            node.meta[_BINDINGS] = unknown
+        else:
+            del node.meta[_BINDINGS]
 
-    def _substituted(self, val: Any) -> Any:
-        """Return a recorded value without the symbols that are known."""
+    def _replace_known_symbols(self, val: Any) -> Any:
+        """Return a recorded value with numbers in place of the known symbols.
+
+        ``val`` is unchanged if it has none: a number, or a tensor with its sizes,
+        strides and offset.
+        """
         if type(val) in _SYMBOLIC:
             return self._without_known_symbols(val)
         if not isinstance(val, FakeTensor) or not val._has_symbolic_sizes_strides:

@@ -52,7 +52,8 @@ def check(
 ) -> Callable[[BackendUnderTest], Figures]:
     """Register a check under the function's name.
 
-    Listings and pytest show the function's docstring.
+    The function's docstring is the requirement that it tests, not the action: listings
+    and pytest show it.
     """
     name = function.__name__
     CHECKS[name] = Check(name, " ".join((function.__doc__ or "").split()), function)

@@ -22,7 +22,7 @@ from .random_programs import random_program
 from .reproduce import calling_again, lowering, verifying
 from .special_values import SPECIAL, special_programs
 from .subprocesses import Answer, Report, find_by_name
-from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
+from .trial import COMPILE_FAULTS, Fault, Kind, Outcome, try_program
 
 SILENT_SECONDS = 600.0
 """Seconds that a program may take on a busy machine. ``CPU_SECONDS`` ends hangs sooner.
@@ -321,13 +321,15 @@ def faults_of(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Fault]]:
     return [(outcome, fault) for outcome in outcomes for fault in outcome.faults]
 
 
-def raise_first(
+def raise_first_fault(
     faults: list[tuple[Outcome, Fault]],
     backend: ConfiguredBackend,
     *series: Series,
     shown: Callable[[Program], Program] = lambda program: program,
 ) -> None:
-    """Raise CheckFailed for the first fault, if any, with its program from ``series``.
+    """Raise CheckFailed for the first fault; do nothing if there is none.
+
+    The message shows the program of the fault, which is searched in ``series``.
 
     ``shown`` returns the program that the message shows.
     """
@@ -344,7 +346,7 @@ def raise_first(
     ending = verifying(backend)
     if fault.kind is Kind.ALIASED:
         ending = calling_again(backend)
-    elif fault.kind in UNCOMPILED and not one.fatal:
+    elif fault.kind in COMPILE_FAULTS and not one.fatal:
         ending = lowering(backend) + "print(lowered.report)\n"
     raise CheckFailed(
         fault.text, program and shown(program), fault.kind.value, more, ending

@@ -106,8 +106,11 @@ class Kind(StrEnum):
 
 
 FATAL = (Kind.CRASH, Kind.HANG, Kind.ESCAPED)
-UNCOMPILED = (Kind.PARTITIONER, Kind.PREPROCESS, Kind.NO_REASON, *FATAL)
-"""The kinds that accepted_compiles reports; numerics reports the others."""
+COMPILE_FAULTS = (Kind.PARTITIONER, Kind.PREPROCESS, Kind.NO_REASON, *FATAL)
+"""The kinds of faults that the check accepted_compiles reports.
+
+The check numerics reports the others.
+"""
 
 
 @dataclass(frozen=True)

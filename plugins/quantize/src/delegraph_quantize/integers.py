@@ -22,24 +22,28 @@ class NumbersOfIntegers:
 
     def __init__(self, module: GraphModule) -> None:
         """Remember the numbers in the graph of ``module`` and in its subgraphs."""
-        self._before = {path: _numbers(body) for path, body in _graphs_by_path(module)}
+        self._numbers_by_path = {
+            path: _numbers_by_call(body) for path, body in _graphs_by_path(module)
+        }
 
     def restore(self, prepared: GraphModule) -> None:
-        """Replace tensors by the remembered numbers, in the same calls of ``prepared``.
+        """Put the remembered numbers back into the calls of ``prepared``, in place.
 
-        ``prepared`` is the module after the quantizer's transformations. A call is the
-        same if its name and the path of its graph are equal.
+        ``prepared`` is ``module`` after the quantizer's transformations. They keep the
+        name of a call and the path of its graph, which identify the call. Tensors that
+        replaced numbers are erased if nothing else uses them.
         """
         for path, body in _graphs_by_path(prepared):
-            numbers = self._before.get(path, {})
-            for node in body.graph.nodes:
-                for position, number in numbers.get(node.name, ()):
-                    current = node.args[position]
+            numbers_by_call = self._numbers_by_path.get(path, {})
+            for call in body.graph.nodes:
+                for position, number in numbers_by_call.get(call.name, ()):
+                    argument = call.args[position]
                     # a node in place of the number is the quantizer's tensor
-                    if isinstance(current, Node):
-                        node.update_arg(position, number)
-                        if not current.users:
-                            body.graph.erase_node(current)
+                    if isinstance(argument, Node):
+                        call.update_arg(position, number)
+                        # the tensor is before ``call``: the loop is past it
+                        if not argument.users:
+                            body.graph.erase_node(argument)
             body.recompile()
 
 
@@ -52,26 +56,28 @@ def _graphs_by_path(module: GraphModule) -> list[tuple[str, GraphModule]]:
     ]
 
 
-def _numbers(body: GraphModule) -> dict[str, list[tuple[int, Any]]]:
+def _numbers_by_call(body: GraphModule) -> dict[str, list[tuple[int, Any]]]:
     """Return the numbers in the arguments of each call that makes no floats.
 
     The result maps the name of the call to pairs of position and number.
     """
-    calls = [
-        node
-        for node in body.graph.nodes
-        if node.op == "call_function" and not is_float(node)
-    ]
-    return {
-        n.name: [(i, a) for i, a in enumerate(n.args) if isinstance(a, (int, float))]
-        for n in calls
-    }
+    numbers_by_call: dict[str, list[tuple[int, Any]]] = {}
+    for node in body.graph.nodes:
+        if node.op != "call_function" or is_float(node):
+            continue
+        numbers_by_call[node.name] = [
+            (position, argument)
+            for position, argument in enumerate(node.args)
+            if isinstance(argument, (int, float))
+        ]
+    return numbers_by_call
 
 
 def leave_integers(prepared: GraphModule) -> None:
-    """Remove observers of integers, and those of calls that make or take integers.
+    """Remove the observers of values that are no floats, in place.
 
-    Such observers would pass on floats.
+    Observers of other values of the calls that make or take these values are removed,
+    too. An observer would pass on floats.
     """
     for body in bodies(prepared):
         integers = {
@@ -81,7 +87,7 @@ def leave_integers(prepared: GraphModule) -> None:
             remove_observers(body, integers)
 
 
-def is_float(made: Node) -> bool:
+def is_float(node: Node) -> bool:
     """Return whether the recorded value of a call is floats, or unknown."""
-    value = made.meta.get("val")
+    value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()

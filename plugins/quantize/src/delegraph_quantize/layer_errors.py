@@ -114,19 +114,20 @@ class QuantizationErrors:
         }
 
     def to_model_explorer(self, graph: str = "graph") -> str:
-        """Return the ratios as node data for Model Explorer, in JSON, from red to
-        green.
+        """Return the signal-to-noise ratios of layers as JSON for Model Explorer.
 
-        Load it together with the program's ``.pt2`` file. ``graph`` is the id of the
-        graph there.
+        The JSON is node data: load it in Model Explorer together with the quantized
+        program's ``.pt2`` file. ``graph`` is the id of the graph in that file. The
+        colours run from red, the lowest ratio, to green. Outputs of the program and
+        infinite ratios are left out. Needs delegraph-analysis.
         """
-        values = {
+        ratios = {
             row.node: row.snr
             for row in self.layers
             if row.node and math.isfinite(row.snr)
         }
         node_data = provided("delegraph_analysis:NodeData", "node data")
-        column = node_data("signal to noise, dB", {graph: values}, RED_TO_GREEN)
+        column = node_data("signal to noise, dB", {graph: ratios}, RED_TO_GREEN)
         return json.dumps(column.to_json(), indent=2)
 
     def __str__(self) -> str:
@@ -339,35 +340,39 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     """
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return None
-    made = node.args[0]
-    assert isinstance(made, Node)
-    layer = made.meta.get("custom", {}).get(LAYER)
-    if layer is None or made.target is operator.getitem:
+    last_call = node.args[0]
+    assert isinstance(last_call, Node)
+    layer = last_call.meta.get("custom", {}).get(LAYER)
+    if layer is None or last_call.target is operator.getitem:
         return None
-    # of the program in floats, where the operator was not decomposed
-    operator_name, module = operators.get(layer, (str(made.target), ""))
-    if operator_name == str(made.target) and _keeps_quantization(made, node):
+    # the operator in the program in floats, where it was not decomposed
+    operator_name, module = operators.get(layer, (str(last_call.target), ""))
+    if operator_name == str(last_call.target) and _keeps_quantization(last_call, node):
         return None
     scale, zero_point = node.args[1:3]
-    source = source_of(made)
+    source = source_of(last_call)
     place = "" if source is None else source.place
     return _Tap(
         layer=layer,
-        node=made.name,
+        node=last_call.name,
         operator=operator_name,
         source=place,
         scale=float(scale),  # type: ignore[arg-type]
         zero_point=int(zero_point),  # type: ignore[arg-type]
         module=module,
-        joined=_joined(made, module, operators),
+        joined=_joined_modules(last_call, module, operators),
     )
 
 
-def _joined(
-    made: Node, module: str, operators: Mapping[str, tuple[str, str]]
+def _joined_modules(
+    last_call: Node, module: str, operators: Mapping[str, tuple[str, str]]
 ) -> tuple[str, ...]:
-    """Return the other modules between the integer operands of ``made`` and its result."""
-    pending = [*made.all_input_nodes]
+    """Return the modules that are computed together with a layer, except ``module``.
+
+    These modules have calls in floats between the integer operands of the layer and
+    ``last_call``, its last call.
+    """
+    pending = [*last_call.all_input_nodes]
     found = dict[str, None]()
     while pending:
         node = pending.pop(0)

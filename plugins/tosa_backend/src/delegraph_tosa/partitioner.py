@@ -78,7 +78,9 @@ class TOSASupport:
         self._t = Tosa(spec)
         self._within = within
         self._accepted: set[Node] = set()
+        """Calls that the target lowers."""
         self._copied: set[Node] = set()
+        """Calls that fold to constants: each partition has its own copy."""
         self._of_constants: set[Node] = set()
         """Calls on constants only.
 
@@ -88,13 +90,17 @@ class TOSASupport:
         self._constant: Constants = lambda node: None
         self._has_sizes = False
         self._calls = 0
-        self._run = self._exact = self._fresh(())
+        self._run = self._exact = self._new_dry_run(())
 
-    def _fresh(
+    def _new_dry_run(
         self,
         nodes: Collection[Node],
         arriving: Callable[[Node], Range | None] | None = None,
     ) -> DryRun:
+        """Return a dry run for ``nodes``, which has no values yet.
+
+        ``arriving`` returns the range of a value from outside of ``nodes``, or None.
+        """
         return DryRun(self._t, self._constant, nodes, arriving)
 
     def begin(self, exported_program: ExportedProgram) -> None:
@@ -107,9 +113,9 @@ class TOSASupport:
         self._has_sizes = bool(exported_program.range_constraints)
         self._calls = sum(n.op == "call_function" for n in exported_program.graph.nodes)
         self._mark_inputs(exported_program)
-        self._run = self._exact = self._fresh(exported_program.graph.nodes)
+        self._run = self._exact = self._new_dry_run(exported_program.graph.nodes)
         if self._run.casts:
-            self._exact = self._fresh(exported_program.graph.nodes)
+            self._exact = self._new_dry_run(exported_program.graph.nodes)
             self._exact.casts = {}
 
     def _mark_inputs(self, program: ExportedProgram) -> None:
@@ -128,7 +134,7 @@ class TOSASupport:
             if node in bounds and isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta[INDEXED] = [*bounds[node]]
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
-        called = dict(_called_inputs(program)) if self._within else {}
+        called = dict(_inputs_with_names(program)) if self._within else {}
         for node in inputs:
             within = self._within.get(
                 called.get(node, node.name), self._within.get(node.name)
@@ -146,16 +152,18 @@ class TOSASupport:
             )
 
     def why_not(self, node: Node) -> str | None:
-        """Return why the target does not lower ``node``, or None.
+        """Return why the target does not lower ``node``, or None if it does.
 
-        Called in graph order.
+        Call it once for each call of the program, in graph order: a dry run needs the
+        values of the operands, and records the result of ``node``. Accepted calls and
+        calls on constants are recorded, too.
         """
         why = why_factor_undecided(node) or self._run.why_not(node)
-        operands = node.all_input_nodes
-        if all(i in self._weights or _call(i) in self._of_constants for i in operands):
-            self._of_constants.add(node)
         if self._exact is not self._run:
+            # only the recorded value is needed, for ``_range_in_program``
             self._exact.why_not(node)
+        if self._has_constant_operands(node):
+            self._of_constants.add(node)
         if why is None:
             self._accepted.add(node)
             return None
@@ -163,24 +171,36 @@ class TOSASupport:
             why = no_rule_for_integers(self._t.spec, why)
         return at_border(self._t.spec, node, why)
 
-    def is_constant(self, node: Node) -> bool:
-        """Return whether an accepted node folds to a constant by itself."""
-        made_of = (_call(i) for i in node.all_input_nodes if i.op == "call_function")
-        known = _all_constant(self._run.values.get(node)) and all(
-            i in self._copied for i in made_of
+    def _has_constant_operands(self, node: Node) -> bool:
+        """Return whether all operands of a call are constants, or made of constants."""
+        return all(
+            operand in self._weights or _call(operand) in self._of_constants
+            for operand in node.all_input_nodes
         )
-        if known:
+
+    def is_constant(self, node: Node) -> bool:
+        """Return whether an accepted call folds to a constant by itself.
+
+        If it does, the call is recorded: each partition that uses it gets a copy. Call
+        this in graph order.
+        """
+        operands = [_call(i) for i in node.all_input_nodes if i.op == "call_function"]
+        is_constant = _all_constant(self._run.values.get(node)) and all(
+            operand in self._copied for operand in operands
+        )
+        if is_constant:
             self._copied.add(node)
-        return known
+        return is_constant
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """Return refusals that only a whole partition shows, or {} if it compiles.
 
         The whole program can prove that an int64 fits into 32 bits at the border.
         Inside the partition, the backend must prove it from the partition alone.
+        Refused calls are no longer recorded as accepted.
         """
         inside = set(nodes)
-        alone = self._alone(nodes, inside)
+        alone = self._dry_run_alone(nodes, inside)
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
         run = alone or self._run
@@ -188,7 +208,9 @@ class TOSASupport:
         for node in nodes:
             why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
             arriving = (i for i in node.all_input_nodes if i not in inside)
-            taken.update(value for i in arriving for value in _flat(run.values.get(i)))
+            taken.update(
+                value for i in arriving for value in _as_tuple(run.values.get(i))
+            )
             why = why or self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
                 unknown = why_unknown_sizes(inputs, _sizes(node))
@@ -200,23 +222,27 @@ class TOSASupport:
         self._accepted.difference_update(found)
         return found
 
-    def _alone(self, nodes: Sequence[Node], inside: set[Node]) -> DryRun | None:
-        """Interpret the partition by itself, as the backend will.
+    def _dry_run_alone(
+        self, nodes: Sequence[Node], inside: set[Node]
+    ) -> DryRun | None:
+        """Return a dry run for the partition by itself, as the backend will lower it.
 
-        Returns None if the interpretation of the whole program gives the same result:
-        it knows only the types of the partition's inputs, and no two inputs are one
-        value.
+        The caller interprets the calls of the partition in it. Returns None if the dry
+        run of the whole program gives the same result: it knows only the types of the
+        partition's inputs, and no two inputs are one value.
         """
         if len(inside) == self._calls:
             return None
-        run = self._fresh(nodes, self._known)
+        run = self._new_dry_run(nodes, self._range_in_program)
         if (
             self._has_sizes
             or self._run.casts
             or any(self._run.bounds.get(n) != run.bounds.get(n) for n in nodes)
         ):
             return run
-        seen = {id(value) for n in nodes for value in _flat(self._run.values.get(n))}
+        seen = {
+            id(value) for n in nodes for value in _as_tuple(self._run.values.get(n))
+        }
         operands = [i for n in nodes for i in n.all_input_nodes if i not in inside]
         for node in dict.fromkeys(operands):
             value = self._run.values.get(node)
@@ -254,11 +280,11 @@ class TOSASupport:
                 values.append(Value(Type(shape_of_tensor(val.shape), DType.INT32)))
         return values
 
-    def _known(self, node: Node) -> Range | None:
+    def _range_in_program(self, node: Node) -> Range | None:
         """Return the range of a value in the whole program.
 
-        Raises Unsupported if the value is unknown there. Ignores casts that stop at
-        some uses: they do so only within their own partition.
+        Raises Unsupported if the value is unknown in the whole program. Ignores casts
+        that stop at some uses: they do so only within their own partition.
         """
         return Fact.of(self._exact.value_of(node)).range
 
@@ -267,8 +293,8 @@ class TOSASupport:
     ) -> str | None:
         """Return why a value with outside users cannot leave the partition, or None.
 
-        ``taken`` holds the values that enter the partition or leave it already. This
-        value is added to it.
+        ``taken`` holds the values that enter the partition or leave it already. The
+        value of ``node`` is added to ``taken``.
         """
         is_used_outside = any(u not in inside for u in node.users)
         if not is_used_outside or isinstance(node.meta["val"], (list, tuple)):
@@ -350,7 +376,8 @@ def _arrives_as(value: Value, run: DryRun, node: Node) -> bool:
         return False
 
 
-def _flat(result: Result | float | None) -> tuple[Any, ...]:
+def _as_tuple(result: Result | float | None) -> tuple[Any, ...]:
+    """Return the results of a call that has one or several."""
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -423,7 +450,7 @@ class TOSAPartitioner(CapabilityPartitioner):
             metadata,
             named_constants,
         )
-        self._within = dict(map(_promised, int32_inputs))
+        self._within = dict(map(_parse_promise, int32_inputs))
         super().__init__(
             TOSASupport(options.spec, self._within),
             "TOSABackend",
@@ -442,7 +469,9 @@ class TOSAPartitioner(CapabilityPartitioner):
         if not self._within:
             return
         inputs = [
-            pair for program in programs.values() for pair in _called_inputs(program)
+            pair
+            for program in programs.values()
+            for pair in _inputs_with_names(program)
         ]
         dtypes: dict[str, torch.dtype] = {}
         for node, called in inputs:
@@ -487,12 +516,12 @@ class TOSAPartitioner(CapabilityPartitioner):
         return result
 
 
-def _called_inputs(program: ExportedProgram) -> list[tuple[Node, str]]:
+def _inputs_with_names(program: ExportedProgram) -> list[tuple[Node, str]]:
     """Return the inputs of ``program``, each with the caller's name for it."""
     return list(zip(user_inputs(program), input_names(program), strict=True))
 
 
-def _promised(entry: str) -> tuple[str, Range]:
+def _parse_promise(entry: str) -> tuple[str, Range]:
     """Read an entry of ``int32_inputs`` as a name and a range.
 
     Raises OptionError for malformed entries.

@@ -167,7 +167,11 @@ class _RemoteFormat:
         options: Mapping[str, Any],
         path: Path | None = None,
     ) -> dict[str, bytes]:
-        """Return the files that a format makes of a program of one delegate."""
+        """Return the files that a format makes of a program of one delegate, by name.
+
+        ``ability`` is the method of the format: "serialize", "files" or "write". Only
+        "write" has a ``path``, and writes the files itself.
+        """
         delegate = program.whole_delegate()
         handles = [
             [identifier, list(listed)]
@@ -180,8 +184,8 @@ class _RemoteFormat:
             "producer": delegate.producer,
             "fingerprint": delegate.fingerprint,
             "specs": rows_of(delegate.compile_specs),
-            "inputs": [_border(each) for each in delegate.inputs],
-            "outputs": [_border(each) for each in delegate.outputs],
+            "inputs": [_describe_value(each) for each in delegate.inputs],
+            "outputs": [_describe_value(each) for each in delegate.outputs],
             "handles": handles,
         }
         blobs = [join(delegate.blob)]
@@ -216,6 +220,11 @@ class _RemoteFormat:
     def _methods(
         self, ability: str, path: Path, **fields: Any
     ) -> Mapping[str, Callable[..., Any]]:
+        """Return the methods of a program that a process of the environment loaded.
+
+        ``ability`` is the method of the format that loads it. The process keeps a
+        method as long as this process uses it.
+        """
         answer = self._ask(ability, path, **fields)
         process = answer.process
         methods = {}
@@ -313,10 +322,11 @@ def _without_none(limits: Mapping[str, Any]) -> dict[str, Any]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _border(value: Any) -> list[Any]:
-    """Return name, type and sizes of a delegate's input or output.
+def _describe_value(value: Any) -> list[Any]:
+    """Return name, type and sizes of a delegate's input or output, for JSON.
 
-    Unknown sizes are text.
+    Sizes known at run time only are text. The list of sizes is None if the rank is
+    unknown.
     """
     sizes = None
     if value.shape is not None:
@@ -338,10 +348,13 @@ def _parameters(rows: Any) -> dict[str, QuantizationParameters | None]:
 
 
 def _summary(content: Mapping[str, Any]) -> Summary:
-    """Return the Summary of a dictionary from ``Summary.to_json`` after JSON."""
+    """Build a Summary from the JSON object of ``Summary.to_json``.
+
+    JSON has dictionaries and lists; a Summary has records and tuples.
+    """
     methods = []
     for row in content["methods"]:
-        delegates = tuple(DelegateSummary(**each) for each in row["delegates"])
+        delegates = tuple(DelegateSummary(**fields) for fields in row["delegates"])
         methods.append(
             MethodSummary(
                 row["name"],
@@ -359,6 +372,7 @@ def _summary(content: Mapping[str, Any]) -> Summary:
 
 
 def _tensors(rows: Any) -> tuple[TensorSummary, ...]:
+    """Build the summaries of inputs or outputs from JSON."""
     tensors = []
     for row in rows:
         shape = None if row["shape"] is None else tuple(row["shape"])

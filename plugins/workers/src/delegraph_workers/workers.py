@@ -72,7 +72,7 @@ class Workers:
         python: str | None = None,
     ) -> None:
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
-        self._foreign = None if threads else executor
+        self._process_executor = None if threads else executor
         self._python = python
         self._limits = Limits(
             time_limit, None if memory_limit is None else int(memory_limit)
@@ -81,8 +81,11 @@ class Workers:
         self.executor: Executor | None = (
             executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
         )
-        # if an executor breaks, as many workers of this machine replace its workers
-        self._standing_in = threading.BoundedSemaphore(max(_size_of(self._foreign), 1))
+        # If an executor breaks, workers of this machine replace its workers: at most as
+        # many as the executor had.
+        self._replacements = threading.BoundedSemaphore(
+            max(_size_of(self._process_executor), 1)
+        )
         self.path = private_folder()
         self._constants = Folder(self.path)
         self._idle: list[WorkerProcess] = []
@@ -97,11 +100,11 @@ class Workers:
         """
         if backends and all(name.startswith("delegraph-workers/") for name in backends):
             return
-        if self._foreign is not None:
+        if self._process_executor is not None:
             # an executor of unknown size is not prepared: it may start a process for
             # each call. The jobs of a broken executor run in workers of this machine.
             with contextlib.suppress(BrokenExecutor):
-                for _ in range(_size_of(self._foreign)):
+                for _ in range(_size_of(self._process_executor)):
                     self._submit(warm, tuple(backends))
             return
         for _ in range(1 if self.executor is None else _size_of(self.executor)):
@@ -110,7 +113,7 @@ class Workers:
 
     def close(self) -> None:
         """End all processes that this object started; executors continue."""
-        if self._foreign is not None and self.executor is not None:
+        if self._process_executor is not None and self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             workers = self._all
@@ -135,7 +138,11 @@ class Workers:
         if issubclass(backend, Remote):
             if self._limits != Limits():
                 backend = backend.limited(self._limits)
-            return backend if self._foreign is None else self._a_few_at_a_time(backend)
+            return (
+                backend
+                if self._process_executor is None
+                else self._limit_processes(backend)
+            )
         if producer[0] == IN_PROCESS:
             raise OptionError(
                 "option-invalid",
@@ -178,16 +185,17 @@ class Workers:
             body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
         return type(class_name, (BackendDetails,), body)
 
-    def _a_few_at_a_time(self, backend: type[BackendDetails]) -> type[BackendDetails]:
-        """Limit the processes of a backend that starts its own processes.
+    def _limit_processes(self, backend: type[BackendDetails]) -> type[BackendDetails]:
+        """Return a class like ``backend`` that compiles a few partitions at a time.
 
-        Without a limit, each thread that waits for the executor would start one.
+        ``backend`` starts its own processes. Without the limit, each thread that waits
+        for the executor would start one.
         """
 
         def preprocess(
             edge_program: ExportedProgram, compile_specs: list[CompileSpec]
         ) -> PreprocessResult:
-            with self._standing_in:
+            with self._replacements:
                 return backend.preprocess(edge_program, compile_specs)
 
         body = {
@@ -247,7 +255,7 @@ class Workers:
             message, hint = self._refused[key]
             raise Unsupported("unsupported", message, hint=hint)
         try:
-            answer = self.send(header, forms, _place(backend, programs), limits)
+            answer = self.send(header, forms, _describe(backend, programs), limits)
             results = iter(self._results(answer, forms, nodes, limits))
         except Unsupported as refusal:
             if refusal.node is None:
@@ -263,23 +271,26 @@ class Workers:
         self,
         header: dict[str, Any],
         forms: Sequence[Form],
-        place: str,
+        partitions: str,
         limits: Limits | None = None,
     ) -> tuple[bytes, str]:
-        """Return the answer to a job about programs, and the printed text."""
+        """Return the answer to a job about programs, and the printed text.
+
+        ``partitions`` names the partitions in the log.
+        """
         limits = limits or self._limits
         packed, memories = self.lay_out(forms)
         job = pack({**header, "inline": [], "folder": str(self.path)}, packed)
-        if self._foreign is None:
-            return self._in_process(job, place, limits)
+        if self._process_executor is None:
+            return self._in_process(job, partitions, limits)
 
-        def inlined() -> bytes:
+        def pack_with_constants() -> bytes:
             constants = [b"".join(memory.pieces()) for memory in memories.values()]
             digests = [digest.hex() for digest in memories]
             complete = {**header, "inline": digests, "folder": None}
             return pack(complete, [*packed, *constants])
 
-        return self._in_executor(job, inlined, place, limits)
+        return self._in_executor(job, pack_with_constants, partitions, limits)
 
     def lay_out(self, forms: Sequence[Form]) -> tuple[list[bytes], dict[bytes, Memory]]:
         """Write large constants of programs into the folder.
@@ -295,86 +306,96 @@ class Workers:
             self._constants.add(memory)
         return [b"".join(form.pieces()) for form in forms], memories
 
-    def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
-        """Let a process of this machine execute a job.
+    def _in_process(
+        self, job: bytes, partitions: str, limits: Limits
+    ) -> tuple[bytes, str]:
+        """Let a process of this machine do a job; return answer and printed text.
 
-        A process that does not survive is replaced later.
+        If the process ends, a later job starts another one.
         """
-        worker = self._take()
-        LOG.info("%s, in process %d", place, worker.pid)
+        worker = self._take_worker()
+        LOG.info("%s, in process %d", partitions, worker.pid)
         try:
             return worker.run(job, limits)
         finally:
-            self._give(worker, limits.memory)
+            self._return_worker(worker, limits.memory)
 
     def _in_executor(
-        self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits
+        self,
+        job: bytes,
+        pack_with_constants: Callable[[], bytes],
+        partitions: str,
+        limits: Limits,
     ) -> tuple[bytes, str]:
-        """Let the executor do a job. If it breaks, a worker of this machine does it.
+        """Let the executor do a job; return the answer and the printed text.
 
-        A machine that cannot read the folder gets the job with its large constants.
+        ``job`` has the paths of large constants. If the machine of the executor's
+        worker cannot read them, ``pack_with_constants()`` is sent instead: the same job
+        with the constants. If the executor breaks, a worker of this machine does the
+        job.
         """
         try:
-            answer = self._asked(job, place)
+            answer = self._run_with_retry(job, partitions)
             header, parts = _unpacked(answer)
             inner = header
             if "wrapped" in header:
                 inner, _ = _unpacked(bytes(parts[0]))
             if "absent" in inner:
-                answer = self._asked(inlined(), place)
+                answer = self._run_with_retry(pack_with_constants(), partitions)
                 header, parts = _unpacked(answer)
         except BrokenExecutor:
-            LOG.info("%s, again in a process of this machine: executor broke", place)
-            with self._standing_in:
-                return self._in_process(job, place, limits)
+            LOG.info(
+                "%s, again in a process of this machine: executor broke", partitions
+            )
+            with self._replacements:
+                return self._in_process(job, partitions, limits)
         if "wrapped" in header:
             return bytes(parts[0]), str(header.get("output", ""))
         if "pid" in header:
             LOG.info(
                 "%s, compiled by process %s of %s",
-                place,
+                partitions,
                 header["pid"],
                 header.get("host"),
             )
         return bytes(answer), ""
 
-    def _asked(self, job: bytes, place: str) -> Any:
-        """Return the executor's answer to a job.
+    def _run_with_retry(self, job: bytes, partitions: str) -> Any:
+        """Let a worker of the executor run a job, and return the worker's answer.
 
-        If its worker dies, the job is repeated once. Raises BrokenExecutor if it
-        accepts no more jobs, Unsupported if it loses the job twice.
+        If the worker dies, a second one runs the job. If that dies too, raises
+        Unsupported. Raises BrokenExecutor if the executor accepts no more jobs.
         """
-        try:
-            return self._submit(run, job).result()
-        except (BrokenExecutor, DelegraphError):
-            raise
-        except Exception as e:
-            LOG.info("%s, again: %s", place, type(e).__name__)
-        try:
-            return self._submit(run, job).result()
-        except (BrokenExecutor, DelegraphError):
-            raise
-        except Exception as again:
-            raise Unsupported(
-                "unsupported",
-                f"the executor lost the partition twice: {type(again).__name__}:"
-                f" {again}",
-            ) from again
+        for attempt in (1, 2):
+            try:
+                return self._submit(run, job).result()
+            except (BrokenExecutor, DelegraphError):
+                raise
+            except Exception as failure:
+                failure_name = type(failure).__name__
+                if attempt == 2:
+                    raise Unsupported(
+                        "unsupported",
+                        f"the executor lost the partition twice: {failure_name}:"
+                        f" {failure}",
+                    ) from failure
+                LOG.info("%s, again: %s", partitions, failure_name)
+        raise AssertionError("the second attempt returns or raises")
 
     def _submit(self, function: Callable[[Any], Any], given: Any) -> Any:
         """Return the executor's future of a call.
 
         Raises OptionError if it was shut down.
         """
-        foreign: Any = self._foreign
+        executor: Any = self._process_executor
         try:
-            return foreign.submit(function, given)
+            return executor.submit(function, given)
         except BrokenExecutor:
             raise
         except Exception as e:
             raise OptionError(
                 "option-invalid",
-                f"the {type(foreign).__name__} accepts no calls: {type(e).__name__}:"
+                f"the {type(executor).__name__} accepts no calls: {type(e).__name__}:"
                 f" {e}",
                 hint="pass an executor that is not shut down, or none",
             ) from e
@@ -436,8 +457,8 @@ class Workers:
             )
         return error
 
-    def _take(self) -> WorkerProcess:
-        """Return an idle worker."""
+    def _take_worker(self) -> WorkerProcess:
+        """Return an idle worker, or a new one if there is none."""
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -446,12 +467,13 @@ class Workers:
         return self._start()
 
     def _start(self) -> WorkerProcess:
+        """Start a worker on this machine, which ``close`` will end."""
         worker = WorkerProcess(self.path, self._python)
         with self._lock:
             self._all.append(worker)
         return worker
 
-    def _give(self, worker: WorkerProcess, limit: int | None) -> None:
+    def _return_worker(self, worker: WorkerProcess, limit: int | None) -> None:
         """Keep a worker for the next job, unless it ended or keeps too much memory."""
         if worker.alive and (limit is None or worker.grown <= limit / 2):
             with self._lock:
@@ -478,8 +500,8 @@ def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
     return unpack(answer)
 
 
-def _place(backend: str, programs: Programs) -> str:
-    """Describe the partitions for the log."""
+def _describe(backend: str, programs: Programs) -> str:
+    """Return the names of the partitions and of their backend, for the log."""
     places = []
     for program in itertools.chain(*programs.values()):
         meta = program.graph_module.meta

@@ -192,35 +192,46 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
-    """Return the inverse of one item of ``chunk``, ``split`` or ``unbind``.
+    """Return the call that writes ``new`` into ``base`` at the place of one item of
+    ``chunk``, ``split`` or ``unbind``.
 
-    The item begins at the sum of the sizes before it. None for other calls and symbolic
-    sizes.
+    ``view`` is the ``getitem`` that takes the item from the list of views. Returns None
+    for lists of other operators, and if the item or one before it has a symbolic size.
     """
-    call: Any = view.args[0]
-    k: Any = view.args[1]  # which item; counted from the end if it is negative
-    if call.target not in LIST_VIEWS:
+    list_call: Any = view.args[0]
+    number: Any = view.args[1]
+    if list_call.target not in LIST_VIEWS:
         return None
-    dim = bound_arguments(call)["dim"]
-    vals = call.meta["val"]
-    k = k % len(vals)
-    if call.target is aten.unbind.int:
-        return aten.select_scatter.default, (base, new, dim, k)
-    sizes = [v.shape[dim] for v in vals[: k + 1]]
-    if not all(isinstance(s, int) for s in sizes):
+    dim = bound_arguments(list_call)["dim"]
+    items = list_call.meta["val"]
+    position = number % len(items)  # a negative number counts from the end
+    if list_call.target is aten.unbind.int:
+        return aten.select_scatter.default, (base, new, dim, position)
+    sizes = [item.shape[dim] for item in items[: position + 1]]
+    if not all(isinstance(size, int) for size in sizes):
         return None
-    return aten.slice_scatter.default, (base, new, dim, sum(sizes[:k]), sum(sizes))
+    end = sum(sizes)
+    start = end - sizes[-1]
+    return aten.slice_scatter.default, (base, new, dim, start, end)
 
 
-def _inverse_of_narrow(a: Mapping[str, Any], base: Node, new: Node) -> Call | None:
-    """Return the inverse of ``narrow``; None if one of its numbers is symbolic."""
-    size = base.meta["val"].shape[a["dim"]]
-    start = a["start"]
-    length = a["length"]
-    if not all(isinstance(v, int) for v in (size, start, length)):
+def _inverse_of_narrow(
+    arguments: Mapping[str, Any], base: Node, new: Node
+) -> Call | None:
+    """Return the call that writes ``new`` into ``base`` at the place of a ``narrow``.
+
+    ``arguments`` are those of the ``narrow``. Returns None if its start or length, or
+    the size of ``base``, is symbolic.
+    """
+    dim = arguments["dim"]
+    start = arguments["start"]
+    length = arguments["length"]
+    size = base.meta["val"].shape[dim]
+    if not all(isinstance(number, int) for number in (size, start, length)):
         return None
-    first = start + size if start < 0 else start
-    return aten.slice_scatter.default, (base, new, a["dim"], first, first + length)
+    if start < 0:
+        start += size
+    return aten.slice_scatter.default, (base, new, dim, start, start + length)
 
 
 _INVERSES: dict[Any, Callable[[Mapping[str, Any], Node, Node], Call | None]] = {

@@ -13,7 +13,7 @@ from delegraph_programs.exported_program import STATE_WRITES
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
@@ -28,15 +28,20 @@ class Pair(NamedTuple):
 
 
 class EagerValues:
-    """The values of a program's graph, until their last use.
+    """Computes the values of a program's graph, and drops each after its last use.
 
-    ``known`` contains the inputs at the beginning. A branch or a loop body has no
-    constants of its own, so its graph module is enough.
+    Put the values of the inputs into ``known`` first. Then ``compute`` and ``record``
+    each call, in the order of the graph.
     """
 
     def __init__(self, program: ExportedProgram | GraphModule) -> None:
+        """Prepare for the graph of ``program``; nothing is computed.
+
+        A branch or a loop body is a GraphModule: it has no constants of its own.
+        """
         self._program: ExportedProgram | None = None
         self._specs: Mapping[Node, Any] = {}
+        """Placeholder -> its InputSpec; empty for a branch or a body."""
         if isinstance(program, GraphModule):
             self.module = program
         else:
@@ -44,26 +49,19 @@ class EagerValues:
             self._program = program
             self._specs = dict(placeholders(program))
         self.known: dict[Node, Pair] = {}
-        self.operands: dict[Node, list[Node]] = {}
+        """Inputs and calls -> their values, until the last use."""
+        self.operands: dict[Node, list[Node]] = {
+            node: node.all_input_nodes
+            for node in self.module.graph.nodes
+            if node.op == "call_function"
+        }
         """Calls, in order, with their operands."""
-        self._apart: set[Node] = set()
+        self._differing: set[Node] = set()
         """Calls with a value in eager that is not the object of the program's run."""
-        self._dying: dict[Node, list[Node]] = {}
-        """Node -> the values that it uses last."""
-        last_user: dict[Node, Node] = {}
-        for node in self.module.graph.nodes:
-            used = node.all_input_nodes
-            if node.op == "call_function":
-                self.operands[node] = used
-            last_user.update(dict.fromkeys(used, node))
-        # the source of positions is kept: it shows ties
-        kept = {call.args[0] for call in self.operands if picks(call)}
-        for value, user in last_user.items():
-            if value not in kept:
-                self._dying.setdefault(user, []).append(value)
+        self._last_uses = _last_uses(self.module.graph)
 
     def pair(self, node: Node) -> Pair:
-        """Return the value of a node.
+        """Return the value of an input, a constant or a recorded call.
 
         Constants are widened at each use: weights in float64 need twice the memory.
         """
@@ -82,18 +80,18 @@ class EagerValues:
         return _paired(attribute)
 
     def compute(self, node: Node, made: Any = None) -> Pair:
-        """Return the value of a call.
+        """Return the value of a call, without recording it.
 
         If torch lacks the operator in float64, the value of eager is also the exact
-        one. ``made`` is the host's value. It is used if the host's operands are the
-        values of eager.
+        one. ``made`` is the value of the program's run. If the operands of the run are
+        those of eager, ``made`` is also the value of eager, and saves the call.
         """
         operands = {n: self.pair(n) for n in self.operands[node]}
         is_operator = isinstance(node.target, OpOverload)
         # bodies of higher-order operators may contain delegates
         has_bodies = not is_operator and isinstance(node.target, HigherOrderOperator)
         eager = made
-        if made is None or has_bodies or not self._apart.isdisjoint(operands):
+        if made is None or has_bodies or not self._differing.isdisjoint(operands):
             eager = _call(node, operands, "eager")
         if has_bodies or is_random(node):
             return Pair(eager, widened(eager))
@@ -112,16 +110,16 @@ class EagerValues:
             exact = None
         return Pair(eager, exact if _is_alike(eager, exact) else widened(eager))
 
-    def keep(self, node: Node, pair: Pair, made: Any = None) -> None:
-        """Record the value of a call, and drop values after their last use.
+    def record(self, node: Node, pair: Pair, made: Any = None) -> None:
+        """Record the value of a call, and drop the values that it uses last.
 
-        ``made`` is the value of the program's run.
+        ``made`` is the value of the program's run; None if the program does not run.
         """
         self.known[node] = pair
         if pair.eager is not made:
-            self._apart.add(node)
-        for used in self._dying.get(node, ()):
-            self.known.pop(used, None)
+            self._differing.add(node)
+        for operand in self._last_uses.get(node, ()):
+            self.known.pop(operand, None)
 
     def returned(
         self, mutations: Collection[OutputKind] = STATE_WRITES
@@ -137,6 +135,25 @@ class EagerValues:
             strict=True,
         )
         return [value for spec, value in specs if spec.kind not in mutations]
+
+
+def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """Return for each node the operands that no later node uses.
+
+    Left out are operands from which calls pick positions, as ``topk`` does. ``ties``
+    reads them later, to find out whether two positions have equal elements.
+    """
+    last_user: dict[Node, Node] = {}
+    picked_from: set[Any] = set()
+    for node in graph.nodes:
+        last_user.update(dict.fromkeys(node.all_input_nodes, node))
+        if node.op == "call_function" and picks(node):
+            picked_from.add(node.args[0])
+    last_uses: dict[Node, list[Node]] = {}
+    for operand, user in last_user.items():
+        if operand not in picked_from:
+            last_uses.setdefault(user, []).append(operand)
+    return last_uses
 
 
 def _call(

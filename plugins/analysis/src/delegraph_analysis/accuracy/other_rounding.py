@@ -41,6 +41,11 @@ _MOVES = frozenset(
     """.split()
 )
 """Operators without rounding: their results are elements of operands, or exact."""
+_LARGEST_WITH_QUARTERS = 2**50
+"""The largest integer to which noise of a quarter is added.
+
+In float64, much larger integers plus a quarter are rounded to integers.
+"""
 _LAST_BITS = {
     torch.float64: (torch.int64, 0xFFFFF),
     torch.float32: (torch.int32, 0xFF),
@@ -104,7 +109,7 @@ class OtherRounding(TorchDispatchMode):
         integers, mask = _LAST_BITS[result.dtype]
         is_exact = (result.view(integers) & mask) == 0
         is_mask = result.abs() > torch.finfo(result.dtype).max / 2
-        factors = 1 + self._size(result.dtype) * self._noise(result)
+        factors = 1 + self._relative_noise(result.dtype) * self._noise(result)
         factors = torch.where(is_exact | is_mask, 1.0, factors)
         result.mul_(factors.to(result.dtype))
         return result
@@ -112,11 +117,11 @@ class OtherRounding(TorchDispatchMode):
     def _pick(
         self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return the result of a ``func`` in ``_PICKS``, with about equal elements
-        reordered.
+        """Return the result of a ``func`` in ``_PICKS`` for other ranks of about equal
+        elements.
 
-        ``func`` gets a copy of its operand in which these elements differ a little.
-        Returned values are read from the operand itself, which has the exact ones.
+        ``func`` gets a copy of its operand with noise, and picks positions by it. The
+        values at these positions are read from the operand itself, without noise.
         """
         schema = func._schema.arguments
         names = [argument.name for argument in schema]
@@ -125,7 +130,7 @@ class OtherRounding(TorchDispatchMode):
         arguments.update(kwargs)
         source = arguments["self"]
         dim = arguments["dim"]
-        returned = func(self._reordered(source, dim), *args[1:], **kwargs)
+        returned = func(self._add_noise(source, dim), *args[1:], **kwargs)
         # argmax and argmin return positions only
         if isinstance(returned, torch.Tensor):
             return returned
@@ -135,28 +140,29 @@ class OtherRounding(TorchDispatchMode):
         values = source.gather(dim, positions.unsqueeze(dim)).squeeze(dim)
         return values, positions
 
-    def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """Return ``source`` in float64, changed so that only about equal elements
-        reorder.
+    def _add_noise(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
+        """Return ``source`` in float64 plus noise that reorders about equal elements.
 
-        ``dim``: the dimension along which elements are compared; None for all elements.
-        Integers that float64 cannot represent do not change.
+        The noise of floats is at most ``_relative_noise`` of the largest elements of
+        similar magnitude (``_scales``). That of integers is at most a quarter, so only
+        equal integers reorder. ``dim``: the dimension along which elements are
+        compared; None for all elements. If an integer is too large for noise in
+        float64, returns ``source`` itself.
         """
         wide = source.double()
         finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
         largest = float(finite.max()) if finite.numel() else 0.0
         if not source.is_floating_point():
-            # float64 cannot represent a larger integer plus a quarter
-            if largest > 2**50:
+            if largest > _LARGEST_WITH_QUARTERS:
                 return source
             return wide + 0.25 * self._noise(wide, dim)
-        # infinities are equal to each other: they become a larger finite number, which
-        # can change
+        # Infinity plus noise is infinity, so infinities would not reorder. They become
+        # a finite number that is larger than all others.
         limit = min(2 * largest or 1.0, torch.finfo(torch.float64).max)
-        changed = wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit)
-        scales = _scales(changed.nan_to_num().abs())
+        bounded = wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit)
+        scales = _scales(bounded.nan_to_num().abs())
         noise = self._noise(wide, dim)
-        return changed + self._size(source.dtype) * scales * noise
+        return bounded + self._relative_noise(source.dtype) * scales * noise
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
         """Return factors between -1 and 1 for the elements of ``like``.
@@ -182,9 +188,11 @@ class OtherRounding(TorchDispatchMode):
         )
         return rising.reshape(shape)
 
-    def _size(self, dtype: torch.dtype) -> float:
-        """Return the relative change of results of this type: a share of the type's
-        tolerance, and at least one last digit.
+    def _relative_noise(self, dtype: torch.dtype) -> float:
+        """Return the largest relative change of a number of this type.
+
+        It is ``share`` of the type's tolerance, but at least one unit of the last
+        digit.
         """
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)
@@ -204,16 +212,18 @@ def _rounds(func: Any) -> bool:
 
 
 def _scales(magnitudes: torch.Tensor) -> torch.Tensor:
-    """Return for each magnitude the largest one in steps of at most 1,000 times.
+    """Return for each magnitude the largest one of its group.
 
-    So a mask of -3e38 or -1e9 does not make all other scores about equal.
+    In order of size, a group ends where the next magnitude is over 1,000 times as
+    large. So a mask of -3e38 or -1e9 does not make all other scores about equal.
     """
-    known = magnitudes[magnitudes > 0].sort().values
-    if not known.numel():
+    in_order = magnitudes[magnitudes > 0].sort().values
+    if not in_order.numel():
         return torch.ones_like(magnitudes)
-    is_last = torch.ones_like(known, dtype=torch.bool)
-    is_last[:-1] = known[1:] > 1000 * known[:-1]
-    lasts = known[is_last]
+    is_last_of_group = torch.ones_like(in_order, dtype=torch.bool)
+    is_last_of_group[:-1] = in_order[1:] > 1000 * in_order[:-1]
+    largest_of_groups = in_order[is_last_of_group]
     # searchsorted warns about other strides
-    scales: torch.Tensor = lasts[torch.searchsorted(lasts, magnitudes.contiguous())]
+    groups = torch.searchsorted(largest_of_groups, magnitudes.contiguous())
+    scales: torch.Tensor = largest_of_groups[groups]
     return scales

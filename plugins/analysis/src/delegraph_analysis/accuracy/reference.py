@@ -189,7 +189,7 @@ class Reference:
                 pair = self._judge(node, value, pair, place)
         if place is self._host and node in self._results:
             self._returned[node] = value
-        place.values.keep(node, pair, value)
+        place.values.record(node, pair, value)
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
         """Count the values in subgraphs of a call that no observer receives."""
@@ -226,7 +226,7 @@ class Reference:
                 found = self._find(node, pair, delegate)
                 if found is not None:
                     pair = self._judge(node, found.value, pair, place, found.figures)
-            place.values.keep(node, pair)
+            place.values.record(node, pair)
         self._drop_fused(first, place, shown)
         eager = []
         exact = []

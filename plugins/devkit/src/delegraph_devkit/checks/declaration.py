@@ -18,7 +18,7 @@ from ..backend_under_test import BackendUnderTest
 from ..check import check
 from ..check_result import Figures
 from ..failures import CheckFailed, CheckSkipped
-from ..sweep import SAMPLES, raise_first
+from ..sweep import SAMPLES, raise_first_fault
 from ..trial import Fault, Kind
 
 SLOW = 0.5
@@ -241,7 +241,7 @@ def _run_with(
                 could_run = False
             else:
                 faults.append((outcome, Fault(fault.kind, intro + fault.text)))
-    raise_first(faults, other, SAMPLES)
+    raise_first_fault(faults, other, SAMPLES)
     return could_run
 
 

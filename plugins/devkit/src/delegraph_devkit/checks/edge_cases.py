@@ -62,7 +62,7 @@ def empty_programs(backend: BackendUnderTest) -> Figures:
     eager.
     """
     outcomes = sweep.run(backend, EMPTY)
-    sweep.raise_first(sweep.faults_of(outcomes), backend, EMPTY)
+    sweep.raise_first_fault(sweep.faults_of(outcomes), backend, EMPTY)
     answer = backend.run_apart(preprocess_empty, _compile_specs(backend))
     why = answer.result
     if answer.failure:
@@ -127,7 +127,7 @@ def control_flow(backend: BackendUnderTest) -> Figures:
     names = {p.name for p in CONTROL_FLOW}
     # numerics reports outcomes of members, which have no control flow
     outcomes = [o for o in sweep.run(backend, SUBGRAPHS) if o.program in names]
-    sweep.raise_first(sweep.faults_of(outcomes), backend, SUBGRAPHS)
+    sweep.raise_first_fault(sweep.faults_of(outcomes), backend, SUBGRAPHS)
     if not outcomes:
         raise CheckSkipped(
             "the operators of these programs fail without branches and loops, too; see"
@@ -177,7 +177,7 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
     sound |= {program.name for program in SIZED}
     outcomes = [o for o in sweep.run(backend, DYNAMIC) if o.program in sound]
     faults = sweep.faults_of(outcomes)
-    sweep.raise_first(faults, backend, DYNAMIC, shown=_as_dynamic)
+    sweep.raise_first_fault(faults, backend, DYNAMIC, shown=_as_dynamic)
     if not outcomes:
         raise CheckSkipped("torch can export no sample program with dynamic shapes")
     return {

@@ -1,4 +1,7 @@
-"""Check many operators and random programs."""
+"""Check many operators and random programs.
+
+The docstring of a check is the requirement that it tests.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from ..backend_under_test import BackendUnderTest
 from ..check import check
 from ..check_result import Figures
 from ..failures import CheckFailed, CheckSkipped
-from ..sweep import GATE, MORE, SAMPLES, Sweep, faults_of, raise_first
-from ..trial import UNCOMPILED
+from ..sweep import GATE, MORE, SAMPLES, Sweep, faults_of, raise_first_fault
+from ..trial import COMPILE_FAULTS
+
+_SERIES = (SAMPLES, GATE, MORE)
+"""The series of programs that ``backend.sweep`` tries."""
 
 
 @check
@@ -22,9 +28,9 @@ def accepted_compiles(backend: BackendUnderTest) -> Figures:
     faults = [
         (outcome, fault)
         for outcome, fault in faults_of(sweep.outcomes)
-        if fault.kind in UNCOMPILED
+        if fault.kind in COMPILE_FAULTS
     ]
-    raise_first(faults, backend, SAMPLES, GATE, MORE)
+    raise_first_fault(faults, backend, *_SERIES)
     if not sweep.accepted:
         _raise_nothing_accepted(sweep, backend)
     return {
@@ -36,6 +42,10 @@ def accepted_compiles(backend: BackendUnderTest) -> Figures:
 
 
 def _raise_nothing_accepted(sweep: Sweep, backend: BackendUnderTest) -> NoReturn:
+    """Raise CheckFailed with the most frequent refusals.
+
+    Raises CheckSkipped if the time was limited.
+    """
     text = f"the backend accepted no operator of {len(sweep.reached)} programs"
     # with more time, later programs may have operators of this backend
     if backend.budget:
@@ -62,12 +72,13 @@ def numerics(backend: BackendUnderTest) -> Figures:
     """
     backend.needs_runtime()
     outcomes = backend.sweep.outcomes
+    # the check accepted_compiles reports faults of partitioner and compiler
     faults = [
         (outcome, fault)
         for outcome, fault in faults_of(outcomes)
-        if fault.kind not in UNCOMPILED
+        if fault.kind not in COMPILE_FAULTS
     ]
-    raise_first(faults, backend, SAMPLES, GATE, MORE)
+    raise_first_fault(faults, backend, *_SERIES)
     compared = [o for o in outcomes if o.compared]
     if not compared:
         raise CheckSkipped(

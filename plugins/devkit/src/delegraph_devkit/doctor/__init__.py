@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from delegraph.discovery.first_party import COMMANDS
@@ -39,13 +40,13 @@ def examine(
     notes = (
         *_unknown_names(plugins),
         *_absent_backends(plugins),
-        *_same_commands(plugins),
+        *_command_conflicts(plugins),
     )
     return build_report(plugins, notes, probed)
 
 
 def _unknown_names(plugins: Sequence[PluginRecord]) -> Iterator[str]:
-    """A sentence for each name in the environment variables that no plugin has."""
+    """Yield a note for each name in the environment variables that no plugin has."""
     for variable in (ALLOW, DENY):
         for name in names_in(variable):
             if not any(is_named(record, [name]) for record in plugins):
@@ -53,7 +54,7 @@ def _unknown_names(plugins: Sequence[PluginRecord]) -> Iterator[str]:
 
 
 def _absent_backends(plugins: Iterable[PluginRecord]) -> Iterator[str]:
-    """A sentence for each declaration for a backend that is not installed."""
+    """Yield a note for each declaration whose backend is not installed."""
     known = {
         key
         for record in plugins
@@ -70,25 +71,25 @@ def _absent_backends(plugins: Iterable[PluginRecord]) -> Iterator[str]:
                 )
 
 
-def _same_commands(plugins: Iterable[PluginRecord]) -> Iterator[str]:
-    """Yield a note for each command of a plugin that is also one of the core or of
-    another plugin.
+def _command_conflicts(plugins: Iterable[PluginRecord]) -> Iterator[str]:
+    """Yield a note for each command of a plugin if delegraph itself or another plugin
+    has a command of this name, too.
     """
-    owners = [(spec.name, "delegraph itself") for spec in COMMANDS]
-    declared = []
+    owners_by_command: defaultdict[str, list[str]] = defaultdict(list)
+    for command in COMMANDS:
+        owners_by_command[command.name].append("delegraph itself")
+    commands_of_plugins: list[tuple[str, PluginRecord]] = []
     for record in plugins:
         for spec in record.declarations:
             if isinstance(spec, CommandSpec):
-                declared.append((spec.name, record))
-    owners += [(name, record.address) for name, record in declared]
-    for name, record in declared:
-        others = [
-            owner
-            for other, owner in owners
-            if other == name and owner != record.address
-        ]
-        if others:
+                owners_by_command[spec.name].append(record.address)
+                commands_of_plugins.append((spec.name, record))
+    for name, record in commands_of_plugins:
+        owners = owners_by_command[name]
+        other_owners = [owner for owner in owners if owner != record.address]
+        if other_owners:
             yield (
                 f"{record.address} has a command {name!r}, and so has"
-                f" {' and '.join(others)}; call it as {record.distribution}/{name}"
+                f" {' and '.join(other_owners)};"
+                f" call it as {record.distribution}/{name}"
             )

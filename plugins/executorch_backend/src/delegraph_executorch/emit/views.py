@@ -43,7 +43,8 @@ MAY_REORDER = frozenset(
 """Operators that reorder elements for some shapes."""
 OF_CONSTANTS = SAME_ORDER | MAY_REORDER - {aten.expand.default}
 """Operators that are computed now for a constant. Their result is no larger."""
-EMPTY_VIEW = "executorch_prim::et_view.default"
+VIEW_KERNEL = "executorch_prim::et_view.default"
+"""The runtime's kernel that sets the sizes of a view; it moves no elements."""
 _SIZED = frozenset(
     {
         aten.view.default,
@@ -52,6 +53,7 @@ _SIZED = frozenset(
         aten.view_copy.default,
     }
 )
+"""Operators whose second argument is the list of sizes of the view."""
 
 
 def emit_view(emitter: GraphEmitter, node: Node) -> Item:
@@ -79,7 +81,7 @@ def emit_view(emitter: GraphEmitter, node: Node) -> Item:
 
 
 def _computed(node: Node, constant: torch.Tensor) -> torch.Tensor:
-    """Compute a view of a constant."""
+    """Return a view of a constant as a new constant."""
     target: Any = node.target
     if target in (aten.clone.default, aten.lift_fresh_copy.default):
         return constant
@@ -117,21 +119,24 @@ def _strides_of_long_dims(tensor: torch.Tensor) -> list[int]:
 
 
 def _dynamic_view(emitter: GraphEmitter, node: Node, source: TensorValue) -> Item:
-    """Emit a view with sizes that the runtime computes.
+    """Emit a call of ``VIEW_KERNEL`` for a view with sizes known at run time only.
 
-    It shares the memory of its argument.
+    ``source`` is the viewed tensor; the returned view has its memory. Returns None if
+    the runtime lacks the kernel.
     """
-    if EMPTY_VIEW not in emitter.context.kernels:
+    if VIEW_KERNEL not in emitter.context.kernels:
         return None
-    made = emitter.new_value(node.meta["val"], node)
-    assert isinstance(made, TensorValue)
-    made.storage = source.storage
-    sizes = [emitter.position(emitter.item(s)) for s in node.args[1]]  # type: ignore[union-attr]
+    view = emitter.new_value(node.meta["val"], node)
+    assert isinstance(view, TensorValue)
+    view.storage = source.storage
+    # all operators in ``_SIZED`` have the sizes as their second argument
+    sizes: Any = node.args[1]
+    positions_of_sizes = [emitter.position(emitter.item(size)) for size in sizes]
     args = [
         emitter.position(source),
-        emitter.assembler.values.references(IntList, sizes),
-        emitter.position(made),
+        emitter.assembler.values.references(IntList, positions_of_sizes),
+        emitter.position(view),
     ]
-    name, _, overload = EMPTY_VIEW.rpartition(".")
+    name, _, overload = VIEW_KERNEL.rpartition(".")
     emitter.assembler.kernel(name, overload, args)
-    return made
+    return view

@@ -96,14 +96,14 @@ class _Proof:
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.read_count = sum(len(step.reads) for step in self.steps)
-        self.places: dict[int, _Place] = {}
+        self.ranges: dict[int, _MemoryRange] = {}
         for k in range(len(plan.values)):
-            place = _place(plan, k)
-            if place is not None:
-                self.places[k] = place
-        if len(self.places) > _MOST_TENSORS:
+            memory_range = _memory_range(plan, k)
+            if memory_range is not None:
+                self.ranges[k] = memory_range
+        if len(self.ranges) > _MOST_TENSORS:
             raise self._too_much()
-        self.overlaps = _overlaps(self.places)
+        self.overlaps = _overlaps(self.ranges)
         self._join_views()
         self.states = self._find_states()
         written = (
@@ -164,14 +164,24 @@ class _Proof:
         return Unsupported("unsupported", text)
 
     def _valid_at_start(self) -> int:
-        """Return the tensors that are valid before the first instruction.
+        """Return the set of tensors that are valid before the first instruction.
 
-        Inputs are set one after the other, so a later one may overwrite an earlier one.
+        As all sets of a proof, it is an int with a bit for each value. The caller sets
+        the inputs one after the other, so a later one may overwrite an earlier one.
         """
-        state = _bits(self.states)
+        valid = _bits(self.states)
         for value in self.plan.inputs:
-            state = state & ~self.overlaps.get(value, 0) | 1 << value
-        return state
+            valid = self._after_write(value, valid)
+        return valid
+
+    def _after_write(self, value: int, valid: int) -> int:
+        """Return the valid tensors after a write to the tensor ``value``.
+
+        The write makes ``value`` valid, and overwrites all tensors that share its
+        memory. ``valid``: the tensors that are valid before it.
+        """
+        overwritten = self.overlaps.get(value, 0)
+        return (valid & ~overwritten) | 1 << value
 
     def _find_states(self) -> set[int]:
         """Return the tensors that keep their content between runs.
@@ -192,12 +202,12 @@ class _Proof:
     def _join_views(self) -> None:
         """Let the views of instructions share the memory of their source.
 
-        A view then has no place of its own. A write that overwrites its source, or is
-        the source, overwrites it as well.
+        A view then has no memory range of its own. A write to its source, or to a
+        tensor that shares memory with its source, overwrites it as well.
         """
         for step in self.steps:
             for view, source in step.views:
-                self.places.pop(view, None)
+                self.ranges.pop(view, None)
                 for writer in self._each(self.overlaps.get(source, 0) | 1 << source):
                     self.overlaps[writer] = self.overlaps.get(writer, 0) | 1 << view
 
@@ -231,7 +241,7 @@ class _Proof:
             if self._overwrites(step.writes[:k], value):
                 why = "but writes two results to the same memory"
                 found[position, value] = Conflict(position, value, why)
-            state = state & ~self.overlaps.get(value, 0) | 1 << value
+            state = self._after_write(value, state)
         return state | _bits(view for view, _ in step.views)
 
     def _overwrites(self, writes: Sequence[int], value: int) -> bool:
@@ -246,7 +256,7 @@ class _Proof:
         found: dict[tuple[int, int], Conflict],
     ) -> None:
         """Add a conflict to ``found`` if a value that is read is not in ``state``."""
-        if value not in self.places or state >> value & 1:
+        if value not in self.ranges or state >> value & 1:
             return
         if self.written >> value & 1:
             why = "but its memory was overwritten, or never written"
@@ -257,16 +267,16 @@ class _Proof:
             near = self._each(self.overlaps.get(value, 0) & state)
             self.sources[value] = _bits(k for k in near if self._contains(k, value))
         sources = self._each(self.sources[value])
-        if not any(state >> k & 1 or k not in self.places for k in sources):
+        if not any(state >> k & 1 or k not in self.ranges for k in sources):
             why = "a view of memory that was overwritten, or never written"
             found[position, value] = Conflict(position, value, why)
 
     def _contains(self, owner: int, view: int) -> bool:
         """Return whether the memory of a tensor contains that of another one."""
-        if owner not in self.places:
+        if owner not in self.ranges:
             return False
-        outer = self.places[owner]
-        inner = self.places[view]
+        outer = self.ranges[owner]
+        inner = self.ranges[view]
         return (
             outer.memory == inner.memory
             and outer.start <= inner.start
@@ -325,7 +335,7 @@ class _Proof:
         return found
 
 
-class _Place(NamedTuple):
+class _MemoryRange(NamedTuple):
     """The memory of a tensor, in bytes."""
 
     memory: int
@@ -333,20 +343,20 @@ class _Place(NamedTuple):
     end: int
 
 
-def _place(plan: ExecutionPlan, position: int) -> _Place | None:
-    """Return the place of a tensor; None if it has no planned memory."""
+def _memory_range(plan: ExecutionPlan, position: int) -> _MemoryRange | None:
+    """Return the memory of a tensor; None if it has no planned memory."""
     value = plan.values[position].value
     if not isinstance(value, Tensor) or value.allocation is None or nbytes(value) == 0:
         return None
     start = value.allocation.offset
-    return _Place(value.allocation.memory_id, start, start + nbytes(value))
+    return _MemoryRange(value.allocation.memory_id, start, start + nbytes(value))
 
 
-def _overlaps(places: dict[int, _Place]) -> dict[int, int]:
+def _overlaps(ranges: dict[int, _MemoryRange]) -> dict[int, int]:
     """Return for each tensor the set of the other tensors that share bytes with it."""
     # At the same byte, ends (0) sort before starts (1): the tensors do not overlap.
-    starts = [((place.memory, place.start), 1, k) for k, place in places.items()]
-    ends = [((place.memory, place.end), 0, k) for k, place in places.items()]
+    starts = [((range_.memory, range_.start), 1, k) for k, range_ in ranges.items()]
+    ends = [((range_.memory, range_.end), 0, k) for k, range_ in ranges.items()]
     found: dict[int, int] = {}
     started_before: dict[int, int] = {}
     started = 0

@@ -47,9 +47,10 @@ class Views(Rewrite):
         return not self._views.keys().isdisjoint(operands)
 
     def keep(self, operator: Operator) -> None:
-        """Append ``operator`` with values as operands; views are computed.
+        """Append ``operator`` as it is, with its operands in their own layout.
 
-        Unchanged if its operands did not change.
+        Operands that are views are computed first. If any operand is new, a copy of
+        ``operator`` is appended.
         """
         inputs = tuple([self.value(v) for v in operator.inputs])
         if inputs == operator.inputs:
@@ -80,7 +81,7 @@ class Views(Rewrite):
     def view(self, old: Value) -> View:
         """Return the view for ``old``.
 
-        The identity view of its new value if it is no view.
+        If ``old`` is no view, returns the identity view of its new value.
         """
         view = self._views.get(old)
         if view is None:
@@ -117,7 +118,7 @@ class Views(Rewrite):
     def movable(self, dtype: DType) -> bool:
         """Return whether the target has TRANSPOSE and RESHAPE for ``dtype``.
 
-        Those for int32 take PRO-INT, for example.
+        For example, TRANSPOSE of int32 needs the profile PRO-INT.
         """
         if dtype not in self._movable:
             value = Value(Type((1, 1), dtype))
@@ -155,7 +156,7 @@ class Views(Rewrite):
         reshaped = self.reshape(base, shape_in_order, source)
         return reshaped, tuple([in_order.index(axis) for axis in range(len(axes))])
 
-    def lead(self, operands: Sequence[Value], shape: Shape) -> View:
+    def cheapest_layout(self, operands: Sequence[Value], shape: Shape) -> View:
         """Return the view with the cheapest layout for all ``operands``.
 
         The result of their operator has the shape ``shape``. Constants cost nothing. If
@@ -173,18 +174,19 @@ class Views(Rewrite):
                 candidates.append(view)
         candidates.append(View(operands[0], ax.plain(len(shape)), None))
 
-        def cost(lead: View) -> float:
-            return sum(self._cost(view, lead) for view in views)
+        def cost(layout: View) -> float:
+            """Return the cost of bringing all operands to ``layout``."""
+            return sum(self._cost(view, layout) for view in views)
 
         return min(candidates, key=cost)
 
-    def _cost(self, view: View, lead: View) -> float:
-        """Return the cost of bringing ``view`` to the layout of ``lead``.
+    def _cost(self, view: View, layout: View) -> float:
+        """Return the cost of bringing ``view`` to ``layout``.
 
         It is 1 for a RESHAPE, the size for a TRANSPOSE, and inf if neither works.
         """
         base = view.base
-        axes = ax.through(view.axes, lead.axes, lead.base.rank)
+        axes = ax.through(view.axes, layout.axes, layout.base.rank)
         if ax.ascends(ax.order(base.shape, axes)):
             needs_reshape = ax.viewed(base.shape, axes) != base.shape
             return float(needs_reshape)
@@ -197,35 +199,36 @@ class Views(Rewrite):
         least, _ = range_of(math.prod(base.shape))
         return 1.0 + least
 
-    def follow(self, operand: Value, lead: View, source: Any) -> Value:
-        """Return ``operand`` as a value in the layout of the base of ``lead``.
+    def in_layout(self, operand: Value, layout: View, source: Any) -> Value:
+        """Return ``operand`` as a value, with its axes as in the base of ``layout``.
 
         ``source`` is the source of the operator that uses it, for a TRANSPOSE or
         RESHAPE that this takes.
         """
         view = self.view(operand)
-        rank = lead.base.rank
-        if view.axes == lead.axes and view.base.rank == rank:
+        rank = layout.base.rank
+        if view.axes == layout.axes and view.base.rank == rank:
             return view.base
-        axes = ax.through(view.axes, lead.axes, rank)
+        axes = ax.through(view.axes, layout.axes, rank)
         return self.arrange(view.base, axes, view.source or source)
 
-    def lead_by(
-        self, lead: View, operator: Operator, count: int, **attributes: Any
+    def apply_in_layout(
+        self, layout: View, operator: Operator, count: int, **attributes: Any
     ) -> None:
-        """Apply ``operator`` with ``count`` operands in the layout of ``lead``.
+        """Append ``operator`` with its first ``count`` operands in ``layout``.
 
-        Its result is a view with the axes of ``lead``.
+        Other operands are computed as they are. The result of ``operator`` becomes a
+        view with the axes of ``layout``.
         """
         result = operator.outputs[0]
         source = operator.source
-        operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
+        operands = [self.in_layout(v, layout, source) for v in operator.inputs[:count]]
         operands += [self.value(v) for v in operator.inputs[count:]]
-        axes = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
+        axes = ax.through(ax.plain(result.rank), layout.axes, layout.base.rank)
         type = Type(ax.viewed(result.shape, axes), result.dtype)
         new = rebuilt(operator, operands, (type,), **attributes)
         self.operators.append(new)
-        self.see(result, lead._replace(base=new.outputs[0]))
+        self.see(result, layout._replace(base=new.outputs[0]))
 
 
 def _holds(view: View, shape: Shape) -> bool:

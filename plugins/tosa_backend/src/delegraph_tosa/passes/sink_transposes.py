@@ -70,7 +70,7 @@ def _visit(views: Views, operator: Operator) -> None:
 def _along(views: Views, operator: Operator) -> None:
     """Apply a reduction or REVERSE to the base, with the axis mapped to the base.
 
-    Kept if the view added this axis.
+    If the view added this axis, the operator is kept, and its operand is computed.
     """
     axis = _axis_of_base(views.view(operator.inputs[0]), operator)
     if axis is None:
@@ -80,7 +80,10 @@ def _along(views: Views, operator: Operator) -> None:
 
 
 def _axis_of_base(view: View, operator: Operator) -> int | None:
-    """Return the axis of the base that is the operator's ``axis`` in ``view``."""
+    """Return the axis of the base that is the operator's ``axis`` in ``view``.
+
+    Returns None if the view added this axis.
+    """
     axis: int = operator.attribute_values()["axis"]
     return view.axes[axis]
 
@@ -134,7 +137,7 @@ def _entries_of_base(
 def _pad(views: Views, operator: Operator) -> None:
     """Apply PAD to the base, with its pairs in the order of the base's axes.
 
-    A PAD of an axis that only the view has is kept.
+    If it pads an axis that the view added, the operator is kept.
     """
     x, padding, number = operator.inputs
     view = views.view(x)
@@ -150,8 +153,8 @@ def _pad(views: Views, operator: Operator) -> None:
 def _rescale(views: Views, operator: Operator) -> None:
     """Apply RESCALE to the base.
 
-    Kept if it has scales of channels and the view's last axis is not the base's last
-    one.
+    The operator is kept if it has a scale for each channel, and the view's last axis is
+    not the base's last one.
     """
     view = views.view(operator.inputs[0])
     per_channel: bool = operator.attribute_values()["per_channel"]
@@ -161,23 +164,27 @@ def _rescale(views: Views, operator: Operator) -> None:
         views.carry(operator)
 
 
-def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
-    """Bring the ``count`` operands of an elementwise operator to one layout."""
+def _elementwise(views: Views, operator: Operator, count: int = 2) -> None:
+    """Apply an elementwise operator to ``count`` operands in their cheapest layout.
+
+    Its result becomes a view. If the target cannot transpose the result, the operator
+    is kept, and its operands are computed.
+    """
     result = operator.outputs[0]
     if not views.movable(result.dtype):
         return views.keep(operator)
-    lead = views.lead(operator.inputs[:count], result.shape)
-    return views.lead_by(lead, operator, count)
+    layout = views.cheapest_layout(operator.inputs[:count], result.shape)
+    return views.apply_in_layout(layout, operator, count)
 
 
 def _concat(views: Views, operator: Operator) -> None:
-    """Apply CONCAT to operands in the layout of one of them, with the axis mapped."""
-    lead = views.lead(operator.inputs, operator.outputs[0].shape)
-    axis = _axis_of_base(lead, operator)
+    """Apply CONCAT to its operands in one layout, with the axis mapped to the base."""
+    layout = views.cheapest_layout(operator.inputs, operator.outputs[0].shape)
+    axis = _axis_of_base(layout, operator)
     if axis is None:
         views.keep(operator)
     else:
-        views.lead_by(lead, operator, len(operator.inputs), axis=axis)
+        views.apply_in_layout(layout, operator, len(operator.inputs), axis=axis)
 
 
 DEMANDING: dict[type[Operator], Rule] = {
@@ -245,9 +252,9 @@ ALONG_AN_AXIS = (
 
 CARRIED: dict[type[Operator], Rule] = {
     **dict.fromkeys(ONE_OPERAND, Views.carry),
-    **dict.fromkeys(TWO_OPERANDS, _broadcast),
+    **dict.fromkeys(TWO_OPERANDS, _elementwise),
     **dict.fromkeys(ALONG_AN_AXIS, _along),
-    tosa.SELECT: partial(_broadcast, count=3),
+    tosa.SELECT: partial(_elementwise, count=3),
     tosa.ARGMAX: _argmax,
     tosa.CONCAT: _concat,
     tosa.PAD: _pad,

@@ -44,17 +44,17 @@ def ascends(axes: list[int]) -> bool:
 
 
 @cache
-def through(axes: Axes, lead: Axes, rank: int) -> Axes:
-    """Return the view ``axes`` in the layout of the base of the view ``lead``.
+def through(axes: Axes, layout: Axes, rank: int) -> Axes:
+    """Return the view ``axes``, arranged as the base of the view ``layout``.
 
-    Axis ``lead[i]`` of the result is axis i of the view. For example, (0,3,1,2) in the
-    layout of the base of (0,3,1,2) is (0,1,2,3), its own base. Axes that ``lead`` adds
-    are dropped.
+    ``rank`` is the rank of the base of ``layout``. Axis ``layout[i]`` of the result is
+    axis i of the view. For example, the view (0,3,1,2) in the layout (0,3,1,2) is
+    (0,1,2,3), its own base. Axes that ``layout`` adds are dropped.
     """
     arranged: list[int | None] = [None] * rank
-    for axis, place in zip(axes, lead, strict=True):
-        if place is not None:
-            arranged[place] = axis
+    for axis, axis_of_base in zip(axes, layout, strict=True):
+        if axis_of_base is not None:
+            arranged[axis_of_base] = axis
     return tuple(arranged)
 
 
@@ -63,8 +63,8 @@ def spread(
 ) -> tuple[Entry, ...] | None:
     """Convert one entry per axis of the view to one per axis of the base.
 
-    Other axes get ``fill``. None if an entry other than ``fill`` belongs to an axis
-    that the view adds.
+    An axis of the base that is not in the view gets ``fill``. Returns None if an entry
+    other than ``fill`` belongs to an axis that the view adds.
     """
     places = [fill] * rank
     for entry, axis in zip(entries, axes, strict=True):

@@ -89,7 +89,7 @@ def member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
     return found
 
 
-class _Place(NamedTuple):
+class _Fields(NamedTuple):
     """The fields that locate elements: a vector, or offset and size in the file."""
 
     data: TensorField
@@ -98,47 +98,54 @@ class _Place(NamedTuple):
     noun: str
 
 
-_VALUES = _Place(TensorField.DATA, TensorField.OFFSET, TensorField.SIZE, "data")
-_SCALES = _Place(
+_VALUES = _Fields(TensorField.DATA, TensorField.OFFSET, TensorField.SIZE, "data")
+_SCALES = _Fields(
     TensorField.SCALE_DATA, TensorField.SCALE_OFFSET, TensorField.SCALE_SIZE, "scales"
 )
 
 
-def constant_of(declared: Table, name: str, type: Type) -> Constant:
-    """Return the elements of a tensor or shape.
+def constant_of(table: Table, name: str, type: Type) -> Constant:
+    """Return the constant that a tensor or shape of the file declares.
 
-    They are views where ``unpack`` allows.
+    ``table`` is its table in the FlatBuffer. Elements of types that ``stays_in_file``
+    are views of the file's bytes; others are copies. Raises FormatError if the number
+    of bytes does not fit ``type``.
     """
     if type.dtype is DType.SHAPE:
-        return Literal(
-            _unpacked(name, declared, type, declared.raw(ShapeField.DATA, "data"))
-        )
+        data = table.raw(ShapeField.DATA, "data")
+        return Literal(_unpack_checked(name, table, type, data))
     if type.dtype in BLOCK_SCALED:
-        values, scales = stored_types(type)
-        return Scaled(
-            _data(name, declared, values, _VALUES),
-            _data(name, declared, scales, _SCALES),
-            type,
-        )
-    return Literal(_data(name, declared, type, _VALUES))
+        type_of_values, type_of_scales = stored_types(type)
+        values = _read_elements(name, table, type_of_values, _VALUES)
+        scales = _read_elements(name, table, type_of_scales, _SCALES)
+        return Scaled(values, scales, type)
+    return Literal(_read_elements(name, table, type, _VALUES))
 
 
-def _data(name: str, tensor: Table, type: Type, place: _Place) -> Array:
-    data = tensor.raw(place.data, place.noun)
-    if not data and (start := tensor.scalar(place.offset, "Q")) > 1:
-        data = tensor.extent(start, tensor.scalar(place.size, "Q"), place.noun)
-    return _unpacked(name, tensor, type, data)
+def _read_elements(name: str, tensor: Table, type: Type, fields: _Fields) -> Array:
+    """Return the elements that ``fields`` of a tensor locate."""
+    data = tensor.raw(fields.data, fields.noun)
+    # an offset of 0 or 1 means that the elements are in the vector
+    if not data and (start := tensor.scalar(fields.offset, "Q")) > 1:
+        data = tensor.extent(start, tensor.scalar(fields.size, "Q"), fields.noun)
+    return _unpack_checked(name, tensor, type, data)
 
 
-def _unpacked(name: str, declared: Table, type: Type, data: memoryview) -> Array:
+def _unpack_checked(name: str, table: Table, type: Type, data: memoryview) -> Array:
+    """Return the elements in ``data``.
+
+    Raises FormatError if ``data`` has too few or too many bytes, or illegal elements.
+    """
     size = size_in_file(type)
     if not size <= len(data) <= size + MAX_PADDING:
-        raise declared.damaged(
+        raise table.damaged(
             f"{name!r} has type {type}, which takes {size} bytes, but {len(data)} are stored"
         )
+    # bools are scanned, and other types are widened: many constants of a small file may
+    # share the same bytes
     if type.dtype is DType.BOOL or not stays_in_file(type):
-        declared.spend(size // SHARED_COPIES)
+        table.spend(size // SHARED_COPIES)
     try:
         return unpack(data, type)
     except Illegal as problem:
-        raise declared.damaged(f"{name!r}: {problem}") from None
+        raise table.damaged(f"{name!r}: {problem}") from None

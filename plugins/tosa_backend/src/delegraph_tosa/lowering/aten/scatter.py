@@ -105,8 +105,8 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
     return t.equal(indices, places)
 
 
-def _named(t: Tosa, hit: Value, axis: int) -> Value:
-    """Return which places an index names, from the ``hits`` along ``axis``."""
+def _any_hit(t: Tosa, hit: Value, axis: int) -> Value:
+    """Return whether an index names each place, from the ``hits`` along ``axis``."""
     return without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
 
 
@@ -139,7 +139,7 @@ def combined(
     # the neutral number
     chosen = t.select(hit, values, _neutral(t, combination, x))
     result = combination.along(t, chosen, axis + 1)
-    named = _named(t, hit, axis)
+    named = _any_hit(t, hit, axis)
     result = without_axis(t, result, axis + 1)
     # the index may be smaller than x along other axes: only the corner of x is written
     region = t.slice(x, [0] * x.rank, result.shape)
@@ -152,8 +152,8 @@ def combined(
     elif include_self:
         result = combination.pair(t, region, result)
     named = expanded(t, named, result.shape)
-    is_named = _filled_up(t, named, x, False)
-    result = _filled_up(t, result, x, 0)
+    is_named = _pad_to_shape(t, named, x, False)
+    result = _pad_to_shape(t, result, x, 0)
     return converted(t, t.select(is_named, result, x), dtype)
 
 
@@ -184,8 +184,8 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
     return t.constant(number, x.dtype, (1,) * (x.rank + 1))
 
 
-def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
-    """Return ``part`` padded with ``number`` at the ends to the shape of x."""
+def _pad_to_shape(t: Tosa, part: Value, x: Value, number: float) -> Value:
+    """Pad ``part`` with ``number`` at the end of each axis to the shape of x."""
     padding: list[int] = []
     for size, present in zip(x.shape, part.shape, strict=True):
         padding += [0, size - present]
@@ -193,7 +193,7 @@ def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
-    """Return as many first elements of ``source`` as ``index`` has.
+    """Return the first elements of ``source`` along each axis, as many as in ``index``.
 
     torch ignores the rest.
     """
@@ -206,9 +206,9 @@ def _corner(t: Tosa, source: Value, index: Value) -> Value:
 @lowers(aten.scatter.src, indexes=ALONG)
 def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
-    x, places = ranked_pair(t, self, index)
-    values, rows = addressed(t, x, dim, places)
-    source = t.reshape(_corner(t, src, places), (*rows.shape, 1))
+    x, indices = ranked_pair(t, self, index)
+    values, rows = addressed(t, x, dim, indices)
+    source = t.reshape(_corner(t, src, indices), (*rows.shape, 1))
     return t.reshape(written(t, values, rows, source), self.shape)
 
 
@@ -217,11 +217,12 @@ def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) ->
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index;
     indices may be equal
     """
-    x, places = ranked_pair(t, self, index)
+    x, indices = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
-    named = _named(t, hits(t, x, axis, places), axis)
-    is_named = _filled_up(t, named, x, False)
-    return t.reshape(t.select(is_named, t.like(value, x), x), self.shape)
+    is_named = _any_hit(t, hits(t, x, axis, indices), axis)
+    # the index may be smaller than x along other axes
+    is_written = _pad_to_shape(t, is_named, x, False)
+    return t.reshape(t.select(is_written, t.like(value, x), x), self.shape)
 
 
 def _combined_elements(
@@ -233,11 +234,15 @@ def _combined_elements(
     name: str,
     include_self: bool = True,
 ) -> Value:
-    """As ``combined``, with torch's arguments: axes may be missing, source larger."""
-    ranked, places = ranked_pair(t, x, index)
-    axis = axis_of(dim, ranked.rank)
-    values = _corner(t, source, places)
-    y = combined(t, ranked, axis, places, values, name, include_self)
+    """Combine ``source`` with x, as ``combined`` does, for arguments of torch.
+
+    Tensors may have rank 0, ``dim`` may be negative, and ``source`` may be larger than
+    ``index``.
+    """
+    x_ranked, indices = ranked_pair(t, x, index)
+    axis = axis_of(dim, x_ranked.rank)
+    values = _corner(t, source, indices)
+    y = combined(t, x_ranked, axis, indices, values, name, include_self)
     return t.reshape(y, x.shape)
 
 
@@ -266,10 +271,13 @@ def scatter_reduce(
 def scatter_value_reduce(
     t: Tosa, self: Value, dim: int, index: Value, value: float, reduce: str
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
-    places = t.ranked(index, max(index.rank, 1))
-    element = t.constant(value, self.dtype, (1,) * places.rank)
-    source = t.tile(element, places.shape)
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; adds ``value`` to the element of
+    each index, or multiplies the element by it
+    """
+    # torch treats an index [] as [1]
+    shape = index.shape or (1,)
+    number = t.constant(value, self.dtype, (1,) * len(shape))
+    source = t.tile(number, shape)
     return _combined_elements(t, self, dim, index, source, reduce)
 
 
@@ -349,7 +357,7 @@ def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> 
     axis = axis_of(dim, x.rank)
     places = from_start(t, index, x.shape[axis])
     places = t.reshape(places, along(x.rank, axis, math.prod(index.shape)))
-    named = _named(t, hits(t, x, axis, places), axis)
+    named = _any_hit(t, hits(t, x, axis, places), axis)
     number = t.ranked(converted(t, value, self.dtype), x.rank)
     return t.reshape(t.select(named, number, x), self.shape)
 

@@ -65,7 +65,10 @@ class Emitter:
         return self.spec.why_not(operator) is None
 
     def require(self, ok: bool, why: str) -> None:
-        """Raise Unsupported(why) unless ``ok``."""
+        """Refuse the call, for the reason ``why``, unless ``ok``.
+
+        ``why`` describes the refused case, not the required one. Raises Unsupported.
+        """
         if not ok:
             raise refused(why)
 

@@ -312,8 +312,8 @@ class _Loop:
             else:
                 wanted = _unions(grown, ranges)
                 ranges = [
-                    _wider(r, w) if r and w else None
-                    for r, w in zip(ranges, wanted, strict=True)
+                    _widen(before, after) if before and after else None
+                    for before, after in zip(ranges, wanted, strict=True)
                 ]
         if proven is not None:
             return proven
@@ -342,17 +342,23 @@ def _is_integer(node: Node) -> bool:
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
-"""Numbers of bits to which the ranges of a loop's integers are widened, in order."""
+"""Numbers of bits, without the sign bit, to which a loop's integers are widened.
+
+Integers of w bits lie between -2**w and 2**w - 1.
+"""
+_LOWER_ENDS = [-(2**width) for width in WIDTHS]
+_UPPER_ENDS = [2**width - 1 for width in WIDTHS]
 
 
-def _wider(before: Range, after: Range) -> Range:
-    """Return ``after`` with each changed end widened to the next width in ``WIDTHS``.
+def _widen(before: Range, after: Range) -> Range:
+    """Widen ends of ``after`` that differ from ``before`` to the next of ``WIDTHS``.
 
-    With w bits, the lower end is -2**w and the upper end 2**w - 1.
+    A loop such as a counter changes a range at each step. With wide ranges instead of
+    exact ones, ``invariant`` needs few rounds.
     """
     low, high = after
     if low != before[0]:
-        low = max([-(1 << w) for w in WIDTHS if -(1 << w) <= low])
+        low = max(end for end in _LOWER_ENDS if end <= low)
     if high != before[1]:
-        high = min([(1 << w) - 1 for w in WIDTHS if high < 1 << w])
+        high = min(end for end in _UPPER_ENDS if end >= high)
     return low, high

@@ -21,12 +21,15 @@ _LEAST = 1e-30
 """A magnitude that avoids a scale of 0 if all constants are 0."""
 
 
-def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """Return x * by + bias, for constants that broadcast with x and each other.
+def multiply_add(
+    t: Tosa, x: Scaled, factor: Value, offset: Value | None = None
+) -> Scaled:
+    """Return x * factor + offset, for constants that broadcast with x and each other.
 
-    No bias is None. Raises Unsupported if ``by`` or ``bias`` is no constant.
+    Without ``offset``, returns x * factor. Raises Unsupported if ``factor`` or
+    ``offset`` is no constant.
     """
-    return affine(t, _with_all_bits(t, x), by.shape, by, bias)
+    return affine(t, _with_all_bits(t, x), factor.shape, factor, offset)
 
 
 def _largest_magnitude(constant: Value | None, default: float) -> float:

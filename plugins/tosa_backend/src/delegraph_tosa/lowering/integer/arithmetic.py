@@ -23,7 +23,7 @@ from ..builder import Tosa
 from ..lazy.lazy_values import BITS, Joined, Lazy, Scaled, limit, trial
 from ..lazy.quantization import Scale
 from ..registry import lowering_of, lowers
-from .affine import multiplied, sloped
+from .affine import multiply_add, sloped
 from .data_movement import where
 from .division import Quotient
 from .products import real_elements
@@ -164,7 +164,7 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
         if factor.dtype is DType.BOOL:
             return where(t, factor, x, 0.0)
         if _is_constant(factor):
-            return multiplied(t, addend(t, x), factor)
+            return multiply_add(t, addend(t, x), factor)
     return _product(t, addend(t, self), addend(t, other))
 
 
@@ -266,7 +266,7 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
     if not isinstance(other, Value):
         return times(t, self, 1 / other)
     if _is_constant(other):
-        return multiplied(t, addend(t, self), t.reciprocal(other))
+        return multiply_add(t, addend(t, self), t.reciprocal(other))
     float_rule = lowering_of(aten.div.Tensor)
     tried = float_rule(trial(), Value(self.type), Value(other.type))
     return Quotient(addend(t, self), addend(t, other), tried.shape)

@@ -18,7 +18,7 @@ from ..lazy.lazy_values import Lazy, Scaled, operand, real, rescale
 from ..lazy.quantization import Quantization, Scale
 from ..ranges.value_ranges import range_of
 from ..registry import lowers
-from .affine import affine, convolved, multiplied
+from .affine import affine, convolved, multiply_add
 from .fixed_point import FRACTION, inverse_root
 from .fixed_point import Normalized as RowFactor
 
@@ -281,25 +281,27 @@ def batch_norm(
     training: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running
-    statistics
+    """input [N,C,*S], the others [C] -> [N,C,*S]; input * factor + offset from constant
+    running statistics
     """
+    uses_running_statistics = (
+        not training and running_mean is not None and running_var is not None
+    )
     t.require(
-        not training and running_mean is not None and running_var is not None,
-        "it has the statistics of a batch",
+        uses_running_statistics,
+        "normalization with the statistics of the batch is not lowered",
     )
     assert running_mean is not None and running_var is not None
-    for value in (weight, bias, running_mean, running_var):
-        t.require(
-            value is None or value.constant is not None,
-            "its weight or statistics are computed at run time",
-        )
-    weight, bias = (None if v is None else real(t, v) for v in (weight, bias))
+    parameters = (weight, bias, running_mean, running_var)
+    t.require(
+        all(value is None or value.constant is not None for value in parameters),
+        "normalization with a weight or statistics computed at run time is not lowered",
+    )
+    real_weight = None if weight is None else real(t, weight)
+    real_bias = None if bias is None else real(t, bias)
     mean = real(t, running_mean)
     variance = real(t, running_var)
-    k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
-    shape = channel_shape(input)
+    factor, offset = factor_and_offset(t, real_weight, real_bias, mean, variance, eps)
     x = operand(t, input, "its input")
-    factor = t.reshape(k, shape)
-    offset = t.reshape(s, shape)
-    return multiplied(t, x, factor, offset)
+    shape = channel_shape(input)
+    return multiply_add(t, x, t.reshape(factor, shape), t.reshape(offset, shape))
