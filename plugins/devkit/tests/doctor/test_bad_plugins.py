@@ -275,7 +275,7 @@ ROWS = {
             hook="delegraph_quantizers",
         ),
         "the quantizer of 'bad' needs nobody_has_it, which is not installed: it"
-        " compiles what is quantized already",
+        " compiles models that are quantized already",
         r"^pip install bad-one\[quantize\]$",
         Status.OK,
     ),

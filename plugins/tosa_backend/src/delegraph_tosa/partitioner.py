@@ -222,9 +222,7 @@ class TOSASupport:
         self._accepted.difference_update(found)
         return found
 
-    def _dry_run_alone(
-        self, nodes: Sequence[Node], inside: set[Node]
-    ) -> DryRun | None:
+    def _dry_run_alone(self, nodes: Sequence[Node], inside: set[Node]) -> DryRun | None:
         """Return a dry run for the partition by itself, as the backend will lower it.
 
         The caller interprets the calls of the partition in it. Returns None if the dry
