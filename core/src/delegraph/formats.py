@@ -608,7 +608,7 @@ class DelegateFormat(ProgramFormat):
             and not cls.holds_named_data
         ):
             text = (
-                f"the file holds a blob alone, and that of {cls.backend_id} reads named"
+                f"the file holds only a blob, but the blob of {cls.backend_id} reads named"
                 " data, such as"
             )
             text += f" {next(iter(whole.named_data.pte_data))!r}, which would be lost"

@@ -402,7 +402,7 @@ def _expect_share(result: Any, args: argparse.Namespace) -> None:
     wanted = args.min_delegated
     if share < wanted:
         text = (
-            f"{share:.1%} of the operators are delegated, and --min-delegated asks for"
+            f"{share:.1%} of the operators are delegated, but --min-delegated is"
             f" {wanted:.1%}"
         )
         raise DelegraphError(

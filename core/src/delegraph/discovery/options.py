@@ -83,8 +83,8 @@ def split_assignments(
         target = backend or backends[0]
         if target not in backends:
             text = (
-                f"--option {text!r}: backend {target!r} is not asked for (asked for:"
-                f" {', '.join(backends) or 'none'})"
+                f"--option {text!r}: backend {target!r} is not among the backends"
+                f" ({', '.join(backends) or 'none'})"
             )
             raise OptionError("option-invalid", text, hint=f"add --backend {target}")
         texts.setdefault(target, {})[option] = value

@@ -435,7 +435,7 @@ class Registry:
                     raise PluginConflict(
                         "plugin-conflict",
                         f"{other.full_name} and {entry.full_name} are both {key!r},"
-                        " which is the name that a program stores",
+                        " and a program stores only that name",
                         hint="lower for one of them at a time",
                     )
         # it shares the list of records, and the imported objects

@@ -121,7 +121,7 @@ def expect_compatible(
     """Raise FormatError, with the runtime's reason, if the runtime cannot run the blob."""
     answer = compatibility_of(header, compile_specs, registry)
     if answer is not None and answer.verdict == "cannot":
-        hint = "lower the model again here, or run the file where it was made for"
+        hint = "lower the model again here, or run the file on the host that it was made for"
         raise FormatError(
             "format-invalid",
             f"this blob of {header.backend_id} cannot run: {answer.reason}",

@@ -229,7 +229,9 @@ def _part(path: Path, name: str) -> Path:
     """Return the path of a file in the folder. Raises FormatError without it."""
     part = path / name
     if not part.is_file():
-        raise FormatError("format-invalid", f"no Core AI model: there is no {name}")
+        raise FormatError(
+            "format-invalid", f"the folder is not a Core AI model: there is no {name}"
+        )
     return part
 
 
@@ -242,7 +244,7 @@ def _bytecode(path: Path) -> memoryview:
         try:
             bytecode = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError as error:  # it is empty
-            text = f"no Core AI model: {BYTECODE}: {error}"
+            text = f"the folder is not a Core AI model: {BYTECODE}: {error}"
             raise FormatError("format-invalid", text) from error
     if hashlib.sha256(bytecode).digest() != _part(path, DIGEST).read_bytes():
         raise FormatError(
@@ -259,7 +261,9 @@ def _contents(path: Path, counts: bool = False) -> _Contents:
     try:
         summary = AIModelAsset.load(path).summary(include_statistics=counts)
     except RuntimeError as error:
-        raise FormatError("format-invalid", f"no Core AI model: {error}") from error
+        raise FormatError(
+            "format-invalid", f"the folder is not a Core AI model: {error}"
+        ) from error
     functions = [] if summary is None else summary.function_names
     if len(functions) != 1 and MAIN not in functions:
         listed = ", ".join(functions) or "none"
@@ -299,10 +303,14 @@ def _metadata(path: Path) -> dict[str, Any]:
         found = json.loads(_part(path, METADATA).read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            "format-invalid", f"no Core AI model: {METADATA} is no JSON: {error}"
+            "format-invalid",
+            f"the folder is not a Core AI model: {METADATA} is not JSON: {error}",
         ) from error
     if not isinstance(found, dict):
-        raise FormatError("format-invalid", f"no Core AI model: {METADATA}: no object")
+        raise FormatError(
+            "format-invalid",
+            f"the folder is not a Core AI model: {METADATA} is not a JSON object",
+        )
     return found
 
 

@@ -247,7 +247,7 @@ def _why_computed_otherwise(node: Node) -> str | None:
     if name in _PRODUCTS and _is_integer(node):
         return "Core AI's runtime ends the process if powers or sums overflow"
     if name == "upsample_nearest2d" and not _is_enlarged_evenly(node, given):
-        return "Core AI takes other neighbors if sizes do not grow by an integer"
+        return "Core AI takes other neighbors than PyTorch if sizes do not grow by an integer"
     if name in _REDUCTIONS and _rank(node.args[0]) == 0:
         return "Core AI's compiler ends the process for reductions of a scalar"
     if name.startswith("avg_pool"):

@@ -266,7 +266,7 @@ def _checked_type(dtype: Any, shape: Any) -> Type:
     # no memory has 2**48 elements, and products of smaller sizes stay cheap
     if any(type(size) is not int or not -1 <= size < 1 << 48 for size in shape):
         raise ValueError(
-            f"{shape!r:.40} is not a list of sizes, or -1 for dynamic sizes"
+            f"{shape!r:.40} is not a list of sizes, with -1 for dynamic ones"
         )
     return dtype, tuple(shape)
 

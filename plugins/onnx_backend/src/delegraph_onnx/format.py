@@ -271,10 +271,13 @@ def _load(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError) as error:
-        raise FormatError("format-invalid", f"no ONNX model: {error}") from error
+        raise FormatError(
+            "format-invalid", f"the file is not an ONNX model: {error}"
+        ) from error
     if not model.opset_import or not model.graph.output:
         raise FormatError(
-            "format-invalid", "no ONNX model: it has no opset or no output"
+            "format-invalid",
+            "the file is not an ONNX model: it has no opset or no output",
         )
     return model
 
@@ -407,7 +410,8 @@ def _external(
                 data[tensor.name] = file.read(_size(tensor))
         except (ValueError, OSError) as error:
             raise FormatError(
-                "format-invalid", f"external data of {tensor.name!r:.40}: {error}"
+                "format-invalid",
+                f"cannot read the external data of {tensor.name!r:.40}: {error}",
             ) from error
     return rows, data
 

@@ -88,7 +88,7 @@ def test_the_default_is_both_profiles_at_level_8k():
         ("TOSA-1.0", "names no profile"),
         ("TOSA-1.0+bf16", "names no profile"),
         ("TOSA-1.0+FP+FP", "fp is there twice"),
-        ("TOSA-1.0+FP+8k+nolevel", "two levels"),
+        ("TOSA-1.0+FP+8k+nolevel", "several levels: 8K, NONE"),
         ("TOSA-1.0+FP+u99", "unknown extension u99; known: bf16,"),
         ("TOSA-1.0+FP+none", "unknown extension none; .* levels are 8k and nolevel"),
         ("TOSA-1.0.draft+FP", "version 1.0 is not a draft"),

@@ -514,7 +514,9 @@ def _expect_aten(graph: Graph) -> None:
     for node in graph.nodes:
         higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
         if node.op not in ("placeholder", "call_function", "output") or higher_order:
-            raise Untraceable(f"its decomposition calls {node.target}")
+            raise Untraceable(
+                f"its decomposition calls {node.target}, which is no ATen operator"
+            )
         if isinstance(node.target, OpOverload) and node.target.namespace == "prims":
             raise Untraceable(
                 f"its decomposition needs {node.target}, which is no ATen operator"
@@ -532,7 +534,9 @@ def _replace_by_call(node: Node, mode: Any) -> None:
     if hasattr(tensor, "fake_mode"):
         tensor = getattr(tensor, "constant", None)  # the number that it was made of
     if not isinstance(tensor, torch.Tensor) or tensor.dim():
-        raise Untraceable("its decomposition makes a constant tensor")
+        raise Untraceable(
+            "its decomposition makes a constant tensor with several elements"
+        )
     with node.graph.inserting_before(node):
         call = node.graph.call_function(
             aten.full.default, ([], tensor.item()), {"dtype": tensor.dtype}

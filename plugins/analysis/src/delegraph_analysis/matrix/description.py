@@ -193,9 +193,7 @@ def expand(text: str, folder: Path) -> list[str]:
         return [text]
     found = sorted(glob.glob(text, root_dir=folder, recursive=True))
     if not found:
-        raise UsageError(
-            "usage-invalid", f"no file is called like {text!r} in {folder}"
-        )
+        raise UsageError("usage-invalid", f"no file in {folder} matches {text!r}")
     return found
 
 

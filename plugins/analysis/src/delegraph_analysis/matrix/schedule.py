@@ -144,7 +144,7 @@ class Work:
             if name_of(data, "".join(Path(name).suffixes)) != name:
                 raise FormatError(
                     "format-invalid",
-                    f"an executor returned {name} with another content",
+                    f"an executor returned the file {name} with changed content",
                 )
             self.store.keep(data, "".join(Path(name).suffixes))
         self.store.append(row_of(cell, outcome, attempts))

@@ -118,7 +118,7 @@ class BucketChoice:
             wanted = _arguments_text(bucket)
             text = f"the call has {given}; the buckets have {wanted}"
             if given == wanted:
-                text = f"{text}, nested in another way"
+                text = f"{text}, but in other containers"
             raise InputError("input-invalid", text)
         there = ", ".join(map(call_text, self._calls.values()))
         text = f"no bucket holds {call_text(call)}; there are {there}"

@@ -185,7 +185,7 @@ class Size:
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
         raise Undecided(
-            f"it needs the size {self} at compile time, which is known at run time only"
+            f"the size {self} must be known at compile time, but is known at run time only"
         )
 
     __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __abs__ = (

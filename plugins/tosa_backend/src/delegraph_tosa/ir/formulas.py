@@ -65,7 +65,7 @@ class Formula:
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
         raise Undecided(
-            f"it needs {self} at compile time, which is known at run time only"
+            f"{self} must be known at compile time, but is known at run time only"
         )
 
     __float__ = __int__ = __index__ = __bool__ = __round__ = __trunc__ = __floor__ = (

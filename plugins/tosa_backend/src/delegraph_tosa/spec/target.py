@@ -461,7 +461,7 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
         why = f"; {older[0]} is a profile of TOSA 0.80" if older else ""
         raise _wrong(text, f"it names no profile: FP, INT or both{why}")
     if len(levels) > 1:
-        raise _wrong(text, "it names two levels")
+        raise _wrong(text, f"it names several levels: {', '.join(sorted(levels))}")
     _check_extensions(text, version, profiles, named)
     return TosaSpec(
         version,

@@ -142,7 +142,7 @@ def number_of(text: str) -> Number:
     try:
         return _number(text)
     except ValueError:
-        raise Illegal(f"{text!r} is no number") from None
+        raise Illegal(f"{text!r} is not a number") from None
 
 
 def from_numbers(numbers: list[Number], type: Type) -> Array:
