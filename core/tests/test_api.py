@@ -20,7 +20,7 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from delegraph.partitioner.capability import Predicate
+from delegraph.partitioner.capability_partitioner import Predicate
 from delegraph.report.collect import host_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from delegraph_programs import memory_of
-from delegraph_programs.tensor_memory import fingerprint
+from delegraph_programs.tensor_bytes import fingerprint
 
 TENSORS = {
     "contiguous": torch.arange(6.0).reshape(2, 3),

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from delegraph_programs import TRACING
-from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
+from delegraph_programs.lower_arguments import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
-from .discovery.explanations import suggestion
+from .discovery.error_advice import suggestion
 from .discovery.registry import Registry, default_registry
-from .engine.compile import CACHE_VARIABLES, Serial
+from .engine.compiler_interface import Compiler
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import (
     Journal,
@@ -25,7 +25,7 @@ from .engine.pipeline import (
     export_programs,
     lower_exported,
 )
-from .engine.session import Compiler
+from .engine.serial_compiler import CACHE_VARIABLES, Serial
 from .errors import OptionError, PluginUnavailable
 from .host.files import FileFormat, LoadedProgram
 from .lowered_program import LoweredProgram

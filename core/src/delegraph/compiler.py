@@ -10,9 +10,14 @@ one that sends the partition to another process.
 from __future__ import annotations
 
 from .discovery.records import InstalledBackend
-from .engine.compile import calls_of, compile_here, compiles_jointly, fingerprint_of
+from .engine.compiler_interface import Compiled, Compiler, Refused, Request, Session
 from .engine.contract_checks import check_result
-from .engine.session import Compiled, Compiler, Refused, Request, Session
+from .engine.serial_compiler import (
+    calls_of,
+    compile_here,
+    compiles_jointly,
+    fingerprint_of,
+)
 
 __all__ = [
     "Compiled",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from delegraph_programs import TRACING, written_targets
-from delegraph_programs.type_aliases import Program
+from delegraph_programs.lower_arguments import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
@@ -30,8 +30,8 @@ from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .delegates.lowered_module import LoweredBackendModule
 from .discovery.first_party import provided
 from .discovery.registry import Registry
-from .engine.decompose import in_core_aten
-from .engine.whole_program import whole_delegate
+from .engine.decompose_on_demand import in_core_aten
+from .engine.delegate_of_method import whole_delegate
 from .errors import InputError, OptionError
 from .host.executor import (
     Delegates,

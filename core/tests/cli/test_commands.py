@@ -5,7 +5,7 @@ wrong is its plugin's fault.
 import json
 
 import pytest
-from delegraph.cli.lookup import BUILT_IN
+from delegraph.cli.find_command import BUILT_IN
 
 from ..support.processes import python
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from delegraph.cli.lookup import BUILT_IN
+from delegraph.cli.find_command import BUILT_IN
 
 from ..support.processes import python
 

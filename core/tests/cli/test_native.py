@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from delegraph.cli import main
-from delegraph.cli.native import stdout_kept
+from delegraph.cli.native_output import stdout_kept
 
 PLUGIN = """
 import ctypes, os, signal

@@ -10,7 +10,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.command import add_compiler_flags, chosen_compiler, compilers
+from delegraph.command import add_compiler_flags, chosen_compiler, compiler_flags
 from delegraph.compiler import Compiled, Refused, compile_here
 from delegraph.discovery.records import PluginRecord
 from delegraph.discovery.registry import Registry
@@ -277,7 +277,7 @@ def flags_of(monkeypatch, *owners):
             return lambda **options: got.update(options) or asked
 
     found = Found(discover=False)
-    monkeypatch.setattr(compilers, "default_registry", lambda: found)
+    monkeypatch.setattr(compiler_flags, "default_registry", lambda: found)
     parser = argparse.ArgumentParser()
     add_compiler_flags(parser)
     return parser, got
@@ -302,6 +302,6 @@ def test_a_flag_whose_distribution_is_missing_names_it(monkeypatch):
     with pytest.raises(
         UsageError, match="the flag --isolation comes with delegraph-workers"
     ) as error:
-        compilers.expect_installed(["--isolation", "process"])
+        compiler_flags.expect_installed(["--isolation", "process"])
     assert error.value.hint == "pip install delegraph-workers"
-    compilers.expect_installed(["--unknown", "x"])
+    compiler_flags.expect_installed(["--unknown", "x"])

@@ -9,7 +9,7 @@ from collections import Counter
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.engine.decompose import Decomposer, in_core_aten
+from delegraph.engine.decompose_on_demand import Decomposer, in_core_aten
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,

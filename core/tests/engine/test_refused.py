@@ -12,8 +12,8 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.engine.compile import Serial
 from delegraph.engine.pipeline import Journal, Settings, Turn, lower_exported
+from delegraph.engine.serial_compiler import Serial
 from delegraph.errors import (
     ContractViolation,
     NotFullyDelegated,

@@ -14,7 +14,7 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
-from delegraph_programs.kept_inputs import KeptInputs, count_writes
+from delegraph_programs.restore_inputs import KeptInputs, count_writes
 
 
 def by_torch(x):

@@ -11,7 +11,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, Reason
-from delegraph.report.notation import Notation
+from delegraph.report.user_names import Notation
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export, load, save
 

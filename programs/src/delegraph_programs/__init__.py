@@ -16,9 +16,9 @@ from .errors import DelegraphError, InputError, Unsupported
 if TYPE_CHECKING:
     from .assertions import erase, find_checks
     from .call_names import is_operator, operator_name
-    from .constant_values import ConstantValues
+    from .constant_calls import ConstantValues
+    from .decompose.decompose_calls import decompose_calls
     from .decompose.decomposition_tables import to_core
-    from .decompose.program_calls import decompose_calls
     from .exported_program import (
         add_constant,
         argument_of,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
         written_targets,
         written_values,
     )
+    from .extract_subgraphs import all_nodes
     from .functionalize.normalize import normalize
     from .input_sizes import input_names
     from .operator_schema import bound_arguments, is_random
     from .source_line import Source, line_of, source_of
-    from .subgraphs import all_nodes
-    from .tensor_memory import memory_of, why_no_bytes
+    from .tensor_bytes import memory_of, why_no_bytes
     from .tracing_lock import TRACING
 
 __version__ = "0.1.0"
@@ -52,9 +52,9 @@ __version__ = "0.1.0"
 _MODULES = {
     "assertions": "erase find_checks",
     "call_names": "is_operator operator_name",
-    "constant_values": "ConstantValues",
+    "constant_calls": "ConstantValues",
     "decompose.decomposition_tables": "to_core",
-    "decompose.program_calls": "decompose_calls",
+    "decompose.decompose_calls": "decompose_calls",
     "exported_program": (
         "add_constant argument_of build_program constant_placeholders constant_tensor "
         "copy_node copy_program flat_arguments flat_call name_outputs output_node "
@@ -65,8 +65,8 @@ _MODULES = {
     "input_sizes": "input_names",
     "operator_schema": "bound_arguments is_random",
     "source_line": "Source line_of source_of",
-    "subgraphs": "all_nodes",
-    "tensor_memory": "memory_of why_no_bytes",
+    "extract_subgraphs": "all_nodes",
+    "tensor_bytes": "memory_of why_no_bytes",
     "tracing_lock": "TRACING",
 }
 """Module -> its public names. A module is imported when one of its names is first used.

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 # the node to a partition.
 # - "val": the type of a value, as a fake tensor, a symbol or a number. torch.export
 #   records it, and every step sets it for the nodes that it adds. Partitioners may not
-#   change it (engine/plan.py checks that).
+#   change it (engine/ask_partitioner.py checks that).
 # - "stack_trace", "nn_module_stack": torch.export's records of the user's line.
 #   ``source_of`` reads them.
 # - "debug_handle": a number for each call of the normalized program, written by
@@ -29,9 +29,9 @@ aten = torch.ops.aten
 # - "decomposed_from": the operators that a call is a part of, outermost first.
 #   decompose/inline.py writes it; reports and comparisons read it.
 # - ``LEFT``: written when the last step decomposes calls without a backend
-#   (engine/decompose.py), so that a report counts the user's call and not its parts.
+#   (engine/decompose_on_demand.py), so that a report counts the user's call and not its parts.
 # - "delegation_tag", "no_copy": a partitioner's results: the partition of a node, and
-#   whether a constant must not be copied. engine/plan.py reads both. A tag means nothing
+#   whether a constant must not be copied. engine/ask_partitioner.py reads both. A tag means nothing
 #   to the next partitioner, so steps that copy nodes, and ``rebuild``, remove it.
 # - "boundary": engine/insert.py marks casts that it adds where a delegate takes or
 #   returns a value in another type. Reports do not count these as operators.

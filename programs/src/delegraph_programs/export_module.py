@@ -15,8 +15,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from .distinct_inputs import distinct_inputs
 from .errors import InputError
+from .separate_inputs import distinct_inputs
 from .source_line import Source, innermost, source_of
 from .tracing_lock import TRACING, unlogged
 from .training_mode import reads_mode

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call_names import is_operator
-from .constant_values import (
+from .constant_calls import (
     ConstantValues,
     ancestors,
     constant_calls,
@@ -31,7 +31,7 @@ from .exported_program import (
     has_effect,
     placeholders,
 )
-from .node_sets import find_root
+from .node_reachability import find_root
 from .shared_memory import overlapping
 
 TOGETHER = 64 * 2**20

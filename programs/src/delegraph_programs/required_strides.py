@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from .errors import Unsupported
 from .exported_program import output_node, user_inputs
-from .node_sets import reachable
+from .node_reachability import reachable
 from .opaque_module import Opaque
 from .operator_schema import is_view, overloads
 from .source_line import source_of

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from .equal_arguments import same_arguments
-from .tensor_memory import State, is_written, state_of
+from .tensor_bytes import State, is_written, state_of
 
 
 class Snapshot:

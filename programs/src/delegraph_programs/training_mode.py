@@ -18,9 +18,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call_names import operator_name
+from .extract_subgraphs import all_nodes
 from .operator_schema import bound_arguments
 from .source_line import source_of
-from .subgraphs import all_nodes
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
 """Names of arguments for training mode: True, or a probability above 0."""

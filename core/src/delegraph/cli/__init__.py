@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..command import terminal
 from ..command.outcome import Failed, Outcome, as_json, defect, describe_error
-from ..discovery import loading
+from ..discovery import import_target
 from ..errors import (
     BackendNotFound,
     DelegraphError,
@@ -37,7 +37,7 @@ from ..errors import (
     WriteError,
 )
 from ..io.escape import printable
-from . import native
+from . import native_output
 
 __all__ = ["main", "parser", "run"]
 
@@ -51,7 +51,7 @@ def run() -> NoReturn:
     which shows the plugin's file.
     """
     faulthandler.enable(file=2)
-    loading.shows_hangs = True
+    import_target.shows_hangs = True
     code = main(ends_process=True)
     # an exit handler of a plugin that fails does not change the code either
     with contextlib.suppress(BaseException):
@@ -79,7 +79,11 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         complete(parser)  # does not return
     terminal.occupy_closed_descriptors()
     try:
-        with _stoppable(ends_process), native.stdout_kept(), terminal.messages_kept():
+        with (
+            _stoppable(ends_process),
+            native_output.stdout_kept(),
+            terminal.messages_kept(),
+        ):
             return _finish(words)
     except KeyboardInterrupt as e:
         # ``_stoppable`` passes the signal as argument; code of the model may raise
@@ -175,7 +179,7 @@ def _finish(words: Sequence[str]) -> int:
         )
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit, loading.ProcessExit) as e:
+    except (Exception, SystemExit, import_target.ProcessExit) as e:
         # also exits: the command has returned no result
         outcome = _failure(defect(e), debug, e)
     if text is None:
@@ -199,10 +203,10 @@ def _run(words: Sequence[str]) -> Outcome:
         terminal.streams_guarded(),
         _readable_warnings(),
         tracebacks,
-        loading.exits_raise(),
+        import_target.exits_raise(),
     ):
         # imported late because it needs pluggy
-        from ..command.compilers import expect_installed
+        from ..command.compiler_flags import expect_installed
 
         _use_settings(_flags(words))
         command_line = parser(words)
@@ -271,7 +275,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     ``refuse``, which raises UsageError.
     """
     # imported late because they need pluggy: see ``defect``
-    from .lookup import find_command, list_commands
+    from .find_command import find_command, list_commands
 
     top = _Parser(
         prog="delegraph", description="Lower PyTorch programs to hardware backends."

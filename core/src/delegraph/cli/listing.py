@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from ..command.outcome import Outcome
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..discovery.records import BackendInfo, PluginRecord, Status
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning

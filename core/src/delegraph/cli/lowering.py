@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..command import terminal
-from ..command.compilers import add_compiler_flags, chosen_compiler
-from ..command.contract import parse_options
+from ..command.compiler_flags import add_compiler_flags, chosen_compiler
 from ..command.inputs import read_inputs
 from ..command.model import check_model, read_model
 from ..command.outcome import (
@@ -27,6 +26,7 @@ from ..command.outcome import (
     output_path,
     progress,
 )
+from ..command.protocol import parse_options
 from ..discovery.first_party import provided
 from ..discovery.options import assigned_backends
 from ..discovery.records import BackendInfo

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.loading import lazy_names
+from ..discovery.import_target import lazy_names
 
 if TYPE_CHECKING:
     from ..discovery.first_party import provided
     from ..io.escape import table
-    from .compilers import add_compiler_flags, chosen_compiler
-    from .contract import Command, parse_options
+    from .compiler_flags import add_compiler_flags, chosen_compiler
     from .inputs import read_array, read_inputs
     from .model import check_model, read_model, read_object
     from .outcome import (
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         progress,
         show,
     )
+    from .protocol import Command, parse_options
     from .terminal import tell
 
 __all__ = [
@@ -59,8 +59,8 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
         {
             "..discovery.first_party": "provided",
             "..io.escape": "table",
-            ".compilers": "add_compiler_flags chosen_compiler",
-            ".contract": "Command parse_options",
+            ".compiler_flags": "add_compiler_flags chosen_compiler",
+            ".protocol": "Command parse_options",
             ".inputs": "read_array read_inputs",
             ".model": "check_model read_model read_object",
             ".outcome": (

@@ -19,7 +19,7 @@ from typing import Any
 
 from delegraph_programs import Source
 
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..discovery.registry import Registry, default_registry
 from ..errors import FormatError, InputError, UsageError
 from ..plugin import ModelSpec

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
-from ..io.blob import join
+from ..io.lazy_blob import join
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from ..plugin import (
     RemoteBackendSpec,
     RuntimeSpec,
 )
-from .attribution import working
-from .explanations import PluginDefect, advice, describe, suggestion, without
-from .loading import exits_raise, load, missing
+from .error_advice import PluginDefect, advice, describe, suggestion, without
+from .import_target import exits_raise, load, missing
+from .plugin_errors import working
 from .records import Fault, PluginRecord, Status
 
 _BACKENDS = "delegraph_backends"

@@ -18,7 +18,7 @@ from ..plugin import (
     ModelSpec,
     ReportSpec,
 )
-from .loading import load, missing
+from .import_target import load, missing
 
 COMMANDS = (
     CommandSpec(

@@ -16,8 +16,14 @@ import pluggy
 
 from ..plugin import PROJECT
 from .declarations import plugin_manager, read_declarations
-from .explanations import advice, describe, name_and_text, without
-from .loading import exits_raise, find, hangs_shown, import_installed, installed_path
+from .error_advice import advice, describe, name_and_text, without
+from .import_target import (
+    exits_raise,
+    find,
+    hangs_shown,
+    import_installed,
+    installed_path,
+)
 from .records import ALLOW, DENY, Fault, PluginRecord, Status, canonical
 
 

@@ -18,7 +18,7 @@ from ..errors import (
     UsageError,
 )
 from ..plugin import BackendSpec, BySuffix, Declaration, RemoteBackendSpec
-from .explanations import nearest, suggestion
+from .error_advice import nearest, suggestion
 from .first_party import Provider, names_of_backends, provider_of
 from .records import (
     DENY,

@@ -35,7 +35,6 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
-from .attribution import AtWork
 from .declarations import (
     plugin_manager,
     read_declarations,
@@ -43,8 +42,8 @@ from .declarations import (
     resolve,
 )
 from .first_party import OWN, provider_of
+from .import_target import missing
 from .installed import discover, find_plugins
-from .loading import missing
 from .lookup_errors import (
     backend_conflict,
     backend_not_found,
@@ -56,6 +55,7 @@ from .lookup_errors import (
     unusable,
 )
 from .options import complete_options
+from .plugin_errors import AtWork
 from .records import (
     DENY,
     BackendEntry,

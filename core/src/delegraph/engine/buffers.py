@@ -18,7 +18,7 @@ from delegraph_programs.exported_program import (
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .partition import Partition, Tags, broken
+from .partition_records import Partition, Tags, broken
 
 
 def give_state(

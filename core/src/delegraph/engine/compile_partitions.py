@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from ..discovery.registry import Registry
 from ..errors import BackendNotFound, ContractViolation
-from .compile import fingerprint_of
+from .compiler_interface import Refused, Request, Session
 from .extract import ProgramsOf
-from .failures import log
+from .failures_to_refusals import log
 from .narrow import Narrowed, narrow
-from .partition import Plan, Work
+from .partition_records import Plan, Work
 from .refused import give_back
-from .session import Refused, Request, Session
+from .serial_compiler import fingerprint_of
 
 
 class Done(NamedTuple):

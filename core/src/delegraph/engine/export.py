@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from delegraph_programs.distinct_inputs import expect_distinct
 from delegraph_programs.export_module import expect_no_data_assigned, export_module
+from delegraph_programs.separate_inputs import expect_distinct
 from torch.export import ExportedProgram
 
 from .. import errors

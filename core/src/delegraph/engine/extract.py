@@ -26,8 +26,8 @@ from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..partitioner.contract import DelegationSpec, PartitionResult
-from .partition import Partition, Plan, Work
-from .plan import connected_partitions
+from .ask_partitioner import connected_partitions
+from .partition_records import Partition, Plan, Work
 
 _WRITES = {
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,

@@ -19,7 +19,7 @@ from delegraph_programs import (
 )
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.exported_program import outputs as program_outputs
-from delegraph_programs.subgraphs import put_back
+from delegraph_programs.extract_subgraphs import put_back
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
@@ -27,7 +27,7 @@ from torch.fx import Graph, Node
 from ..delegates.lowered_module import LoweredBackendModule
 from .buffers import stored_by_delegates
 from .extract import as_dtype, cast
-from .partition import Partition, Plan, Work
+from .partition_records import Partition, Plan, Work
 
 
 def insert_delegates(

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from delegraph_programs.node_sets import reachable
+from delegraph_programs.node_reachability import reachable
 from torch.fx import Node
 
 from ..partitioner import PartitionResult, levels
+from .ask_partitioner import connected_partitions
 from .extract import begin_work
-from .partition import Partition, Tags, Work
-from .plan import connected_partitions
+from .partition_records import Partition, Tags, Work
 from .schedule import draws
 
 MOST_COMPILATIONS = 8

@@ -12,9 +12,9 @@ import torch
 from delegraph_programs import normalize, user_inputs
 from delegraph_programs.exported_program import forget_guards, results, why_not_valid
 from delegraph_programs.known_scalars import fold_scalars
-from delegraph_programs.shared_state import mark_shared_state
+from delegraph_programs.lower_arguments import Transform
+from delegraph_programs.state_across_methods import mark_shared_state
 from delegraph_programs.training_mode import training_note
-from delegraph_programs.type_aliases import Transform
 from torch.export import ExportedProgram
 from torch.fx import Node
 

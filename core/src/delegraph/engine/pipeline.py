@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from delegraph_programs import TRACING, all_nodes
-from delegraph_programs.distinct_inputs import equal_inputs_note
-from delegraph_programs.subgraphs import next_handles
-from delegraph_programs.type_aliases import Transform
+from delegraph_programs.extract_subgraphs import next_handles
+from delegraph_programs.lower_arguments import Transform
+from delegraph_programs.separate_inputs import equal_inputs_note
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
@@ -27,19 +27,19 @@ from ..partitioner import Partitioner
 from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import GivenBack, Reasons, ReportOrigin, Rows, SupportCheck
-from .compile import Serial
 from .compile_partitions import PartitionCompiler, expect_known_backends
-from .decompose import Decomposer, in_core_aten, rebuild
+from .compiler_interface import Session
+from .decompose_on_demand import Decomposer, in_core_aten, rebuild
 from .export import Source, export_method
 from .extract import begin_work
 from .insert import insert_delegates
 from .normalize import normalize_programs
-from .partition import Plan, Work
+from .partition_records import Plan, Work
 from .planner import Planner, compute_constants
 from .refused import given_back_row
+from .repeatable_check import repeatable_check
 from .schedule import random_notes
-from .session import Session
-from .what_if import repeatable_check
+from .serial_compiler import Serial
 
 STEPS = (
     "export",

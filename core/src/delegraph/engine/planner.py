@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from delegraph_programs import user_inputs
-from delegraph_programs.call_arguments import VARYING
+from delegraph_programs.extract_subgraphs import Subgraph, extract_subgraphs, put_back
 from delegraph_programs.fold_constants import fold_constants
-from delegraph_programs.subgraphs import Subgraph, extract_subgraphs, put_back
+from delegraph_programs.program_arguments import VARYING
 from torch.export import ExportedProgram
 
-from ..discovery.attribution import attributing
+from ..discovery.plugin_errors import attributing
 from ..discovery.registry import Registry
 from ..partitioner import Partitioner
 from ..report.facts import format_size, pluralize
-from .checks import settle_checks
-from .decompose import Decomposer, rebuild, support_of
-from .partition import Plan, Tags
-from .plan import ask, check_settings, make_plan
+from .ask_partitioner import ask, check_settings, make_plan
+from .decompose_on_demand import Decomposer, rebuild, support_of
+from .partition_records import Plan, Tags
 from .schedule import order
+from .settle_assertions import settle_checks
 
 
 class Planner:

@@ -17,10 +17,10 @@ from torch.fx import Node
 
 from ..partitioner.contract import Reason, Refusal
 from ..report.rows import GivenBack
+from .compiler_interface import Refused
 from .narrow import Narrowed
-from .partition import Partition, Plan, Tags, Work
+from .partition_records import Partition, Plan, Tags, Work
 from .schedule import order
-from .session import Refused
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:

@@ -12,14 +12,14 @@ from itertools import pairwise
 
 from delegraph_programs import all_nodes, is_random
 from delegraph_programs.call_names import handle_of
-from delegraph_programs.subgraphs import subgraphs_of
+from delegraph_programs.extract_subgraphs import subgraphs_of
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..delegates.delegates import DelegateInfo
 from ..errors import ContractViolation
-from .partition import Partition, Plan, Unit
+from .partition_records import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:

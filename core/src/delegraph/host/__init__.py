@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.loading import lazy_names
+from ..discovery.import_target import lazy_names
 
 if TYPE_CHECKING:
-    from delegraph_programs.output_statistics import (
+    from delegraph_programs.compare_values import (
         TOLERANCES,
         OutputStatistics,
         compare,
@@ -43,7 +43,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     __getattr__ = lazy_names(
         __name__,
         {
-            "delegraph_programs.output_statistics": (
+            "delegraph_programs.compare_values": (
                 "TOLERANCES OutputStatistics compare finite"
             ),
             ".compatibility": "ProgramCompatibility",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..backend import CompileSpec, check_called_on_class
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..errors import ContractViolation, DelegraphError, FormatError, OptionError
 from ..formats import StoredBlob
 from ..io.escape import printable

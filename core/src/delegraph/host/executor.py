@@ -20,9 +20,8 @@ from delegraph_programs import (
     user_inputs,
     written_targets,
 )
-from delegraph_programs.call_arguments import Arguments, TensorCheck, packer
 from delegraph_programs.exported_program import MUTATIONS, STATE_WRITES
-from delegraph_programs.kept_inputs import KeptInputs, count_writes
+from delegraph_programs.program_arguments import Arguments, TensorCheck, packer
 from delegraph_programs.required_strides import (
     Layout,
     arrange,
@@ -31,10 +30,11 @@ from delegraph_programs.required_strides import (
     result_layouts,
     same_strides,
 )
+from delegraph_programs.restore_inputs import KeptInputs, count_writes
 from delegraph_programs.shared_memory import expect_written_apart
 from delegraph_programs.source_line import first_source
-from delegraph_programs.traced_sizes import failed_at
 from delegraph_programs.tracing_lock import ForkSafeLock
+from delegraph_programs.untraced_sizes import failed_at
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
@@ -43,7 +43,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ..backend import CompileSpec
 from ..delegates.delegates import delegate_calls
 from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ..discovery.attribution import AtWork
 from ..discovery.first_party import provided
+from ..discovery.plugin_errors import AtWork
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
 from ..formats import (
@@ -26,8 +26,8 @@ from ..formats import (
     defines,
     write_files,
 )
-from ..io.blob import is_blob
 from ..io.escape import printable
+from ..io.lazy_blob import is_blob
 from ..io.paths import as_path
 from ..plugin import FormatSpec
 from ..runtime import BEGINNING, BlobHeader

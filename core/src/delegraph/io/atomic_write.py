@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import WriteError
-from .blob import Blob
+from .lazy_blob import Blob
 from .paths import as_path
 
 __all__ = ["expect_writable", "write_whole"]

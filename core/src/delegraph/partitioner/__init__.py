@@ -1,6 +1,12 @@
 """Partitioners: they choose the nodes that a backend gets."""
 
-from .capability import CapabilityPartitioner, Grouped, Grouping, Limits, WhyNot
+from .capability_partitioner import (
+    CapabilityPartitioner,
+    Grouped,
+    Grouping,
+    Limits,
+    WhyNot,
+)
 from .contract import (
     DelegationSpec,
     Partitioner,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.loading import lazy_names
+from ..discovery.import_target import lazy_names
 
 if TYPE_CHECKING:
     from .collect import NOT_TAGGED, host_calls, left_operators, refused_by
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         write_report,
     )
     from .model import SCHEMA, Report
-    from .notation import Notation
     from .rows import Cause, DelegateRow, MethodRow
+    from .user_names import Notation
 
 __all__ = [
     "NOT_TAGGED",
@@ -69,7 +69,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
                 " verification_content write_report"
             ),
             ".model": "SCHEMA Report",
-            ".notation": "Notation",
+            ".user_names": "Notation",
             ".rows": "Cause DelegateRow MethodRow",
         },
     )

@@ -12,10 +12,10 @@ from delegraph_programs.call_names import count_operators
 from torch.fx import Node
 
 from ..delegates.delegates import DelegateInfo
-from .causes import find_causes
 from .collect import add_up, figures_by_line, left_operators
-from .notation import Notation
+from .root_causes import find_causes
 from .rows import Compilation, DelegateRow, LineFigures, ReportOrigin, Rows
+from .user_names import Notation
 
 
 def build_rows(

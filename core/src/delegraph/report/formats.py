@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command.outcome import json_text
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..discovery.registry import Registry, default_registry
 from ..io.atomic_write import write_whole
 from ..io.escape import printable

@@ -22,7 +22,7 @@ from .facts import (
     most_frequent,
     pluralize,
 )
-from .notation import Notation
+from .user_names import Notation
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -3,7 +3,7 @@
 import delegraph
 import torch
 from delegraph_analysis.accuracy.values import Measured, measure
-from delegraph_programs.output_statistics import compare
+from delegraph_programs.compare_values import compare
 
 INF = float("inf")
 

@@ -8,7 +8,7 @@ import torch
 from delegraph.command import read_model
 from delegraph.errors import InputError
 from delegraph_programs import copy_program, user_inputs
-from delegraph_programs.distinct_inputs import distinct_inputs
+from delegraph_programs.separate_inputs import distinct_inputs
 from torch.export import ExportedProgram
 
 from .programs import Example

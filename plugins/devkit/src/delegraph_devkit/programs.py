@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, InputError
-from delegraph_programs.distinct_inputs import distinct_inputs
+from delegraph_programs.separate_inputs import distinct_inputs
 from torch.export import Dim, ExportedProgram
 
 Example = tuple[torch.nn.Module | ExportedProgram, tuple[Any, ...]]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from delegraph.backend import NamedDataStore
 from delegraph.errors import FormatError, NamedDataError
-from delegraph.io.blob import TensorBlob, digest
+from delegraph.io.lazy_blob import TensorBlob, digest
 from delegraph_programs import why_no_bytes
-from delegraph_programs.tensor_memory import fingerprint
+from delegraph_programs.tensor_bytes import fingerprint
 
 if TYPE_CHECKING:
     import torch

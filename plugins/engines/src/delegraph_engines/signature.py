@@ -18,8 +18,8 @@ import torch
 from delegraph.errors import FormatError, InputError
 from delegraph.runtime import Border
 from delegraph_programs import output_values, user_inputs
-from delegraph_programs.call_arguments import TensorCheck
 from delegraph_programs.exported_program import MUTATIONS
+from delegraph_programs.program_arguments import TensorCheck
 from torch.export import ExportedProgram
 from torch.fx import Node
 

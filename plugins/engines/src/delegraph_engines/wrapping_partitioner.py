@@ -16,7 +16,7 @@ from delegraph.partitioner import (
     PartitionResult,
     WhyNot,
 )
-from delegraph.partitioner.validate import check_result
+from delegraph.partitioner.check_result import check_result
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

@@ -18,7 +18,7 @@ from typing import Any
 from delegraph.errors import FormatError, InputError
 from delegraph.io.escape import printable
 from delegraph_programs import flat_arguments
-from delegraph_programs.call_arguments import expect_indices, expect_within, is_fixed
+from delegraph_programs.program_arguments import expect_indices, expect_within, is_fixed
 from torch.utils import _pytree as pytree
 
 from .program.calling import index_ranges, input_ranges

@@ -24,7 +24,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 from delegraph_engines import NumberedCalls, Signature
-from delegraph_programs.subgraphs import all_nodes, graphs, subgraphs_of
+from delegraph_programs.extract_subgraphs import all_nodes, graphs, subgraphs_of
 from onnxscript import optimizer, version_converter
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

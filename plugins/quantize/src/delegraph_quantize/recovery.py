@@ -14,7 +14,7 @@ from delegraph import Registry, default_registry
 from delegraph.errors import InputError
 from delegraph.io.escape import table
 from delegraph_engines import quietly
-from delegraph_programs.type_aliases import Program
+from delegraph_programs.lower_arguments import Program
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 

@@ -28,8 +28,8 @@ from delegraph.backend import (
     TensorLayout,
 )
 from delegraph.errors import ContractViolation, FormatError
-from delegraph.io.blob import stream
-from delegraph_programs.tensor_memory import is_written, state_of
+from delegraph.io.lazy_blob import stream
+from delegraph_programs.tensor_bytes import is_written, state_of
 
 from .forms import DTYPES, Form, Memory
 

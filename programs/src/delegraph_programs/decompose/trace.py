@@ -29,16 +29,16 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 
-from ..constant_values import ConstantValues, constants_of
+from ..constant_calls import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
-from ..interpolation_scales import why_factor_undecided
-from ..node_sets import reachable
+from ..ignored_scale_factors import why_factor_undecided
+from ..node_reachability import reachable
 from ..operator_schema import is_random
 from ..source_line import source_of
 from ..tracing_lock import unlogged
 from .attention_mask import SEEN_ROWS, is_attention, sees_every_row
-from .convolution import convolution_of_any_size
 from .decomposition_tables import RECURRENT, Decompose, is_composite, to_core
+from .symbolic_convolution import convolution_of_any_size
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]

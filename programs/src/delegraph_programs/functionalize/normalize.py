@@ -41,12 +41,12 @@ from ..exported_program import (
     output_node,
     root_call,
 )
-from ..interpolation_scales import use_factors_of_eager
-from ..node_sets import reachable
+from ..extract_subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
+from ..ignored_scale_factors import use_factors_of_eager
+from ..node_reachability import reachable
 from ..operator_schema import overloads
 from ..shared_memory import overlapping, share_memory
 from ..source_line import source_of
-from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from ..tensor_subclasses import unwrap_subclasses
 from .aliases import have_common_storage
 from .operator_effects import aliased_arguments

@@ -33,9 +33,9 @@ from ..exported_program import (
     user_inputs,
     written_targets,
 )
+from ..extract_subgraphs import all_nodes, subgraphs_of
 from ..opaque_module import Opaque
 from ..required_strides import Layout, arrange, result_layouts
-from ..subgraphs import all_nodes, subgraphs_of
 from .aliases import families
 from .operator_effects import written_arguments, written_names
 from .writes import Reason

@@ -5,15 +5,15 @@
 
 import sys
 
-from delegraph.discovery.loading import installed_path
+from delegraph.discovery.import_target import installed_path
 
 if __name__ == "__main__":
     # -m puts the working directory first; a torch.py there would replace torch
     sys.path[:] = installed_path()
-    from delegraph.cli import lookup, run
+    from delegraph.cli import find_command, run
     from delegraph.plugin import CommandSpec
 
-    lookup.BUILT_IN["doctor"] = CommandSpec(
+    find_command.BUILT_IN["doctor"] = CommandSpec(
         "doctor", "delegraph_devkit.cli.doctor:Doctor"
     )
     sys.argv.insert(1, "doctor")

@@ -27,9 +27,9 @@ from typing import Any
 import delegraph
 import delegraph_programs
 from delegraph.discovery.declarations import plugin_manager, resolve
-from delegraph.discovery.explanations import without
+from delegraph.discovery.error_advice import without
+from delegraph.discovery.import_target import missing
 from delegraph.discovery.installed import load_plugin
-from delegraph.discovery.loading import missing
 from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.errors import DelegraphError, NoRuntime
 from delegraph.plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec

@@ -23,7 +23,7 @@ from delegraph.io.paths import as_path
 from delegraph.partitioner import Partitioner
 from delegraph.report import left_operators
 from delegraph_programs import TRACING, all_nodes
-from delegraph_programs.type_aliases import Transform
+from delegraph_programs.lower_arguments import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 

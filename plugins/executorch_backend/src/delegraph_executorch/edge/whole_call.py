@@ -14,8 +14,8 @@ from delegraph_programs import (
     placeholders,
     user_inputs,
 )
-from delegraph_programs.call_arguments import VARYING, is_fixed, wrong_input
 from delegraph_programs.exported_program import CALL_DELEGATE, MUTATIONS, STATE_WRITES
+from delegraph_programs.program_arguments import VARYING, is_fixed, wrong_input
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 from delegraph_programs import is_operator, source_of
+from delegraph_programs.extract_subgraphs import Subgraph
 from delegraph_programs.snapshot import Snapshot
-from delegraph_programs.subgraphs import Subgraph
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -19,8 +19,8 @@ from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
 from ..partitioner.contract import DelegationSpec, Refusal
-from .recompose import Composites
-from .session import Refused
+from .compiler_interface import Refused
+from .undo_decompositions import Composites
 
 ON_HOST = "checked_on_host"
 """Metadata key of a call that only checks something and stays on the host, whatever its

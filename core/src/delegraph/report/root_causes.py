@@ -15,11 +15,11 @@ from delegraph_programs.call_names import handle_of, unpacked
 from delegraph_programs.source_line import first_source
 from torch.fx import Node
 
-from ..discovery.loading import load, missing
+from ..discovery.import_target import load, missing
 from ..partitioner.contract import Reason
 from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
-from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
+from .user_names import Notation
 
 PREDICTED = 5
 """The most causes of a method and backend with a prediction, which delegraph-analysis

@@ -15,7 +15,7 @@ from delegraph_programs.assertions import ASSERTIONS
 from torch.fx import Node
 
 from ..report.facts import pluralize
-from .partition import ON_HOST, Plan
+from .partition_records import ON_HOST, Plan
 
 
 def settle_checks(plan: Plan) -> tuple[bool, str]:

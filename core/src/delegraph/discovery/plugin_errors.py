@@ -31,7 +31,7 @@ from delegraph_programs.source_line import first_source
 
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
-from .explanations import describe
+from .error_advice import describe
 from .records import PluginRecord
 from .torch_settings import put_back, remember
 

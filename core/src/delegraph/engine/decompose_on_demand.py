@@ -33,14 +33,14 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..errors import PluginFailed
 from ..partitioner import Partitioner, Support
-from .failures import log, may_be_refusal
-from .partition import ON_HOST, Plan
-from .plan import Answer, ask, make_plan
-from .recompose import Composites
-from .session import Session
+from .ask_partitioner import Answer, ask, make_plan
+from .compiler_interface import Session
+from .failures_to_refusals import log, may_be_refusal
+from .partition_records import ON_HOST, Plan
+from .undo_decompositions import Composites
 
 Keeps = Callable[[Node], bool]
 """A function that returns whether some backend takes a call whole."""

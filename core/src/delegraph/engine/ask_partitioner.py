@@ -17,14 +17,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..errors import PluginFailed
+from ..partitioner.check_result import check_result
 from ..partitioner.contract import Partitioner, PartitionResult, Refusal
-from ..partitioner.validate import check_result
 from .buffers import give_state, returned_values
-from .failures import guarded, may_be_refusal, reason_of
-from .partition import ON_HOST, Partition, Plan, Tags, broken
-from .session import Session
+from .compiler_interface import Session
+from .failures_to_refusals import guarded, may_be_refusal, reason_of
+from .partition_records import ON_HOST, Partition, Plan, Tags, broken
 
 
 class Answer(NamedTuple):

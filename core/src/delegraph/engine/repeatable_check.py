@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from ..partitioner import Partitioner
 from ..report.rows import SupportCheck
-from .decompose import Decomposer
-from .partition import Plan
+from .decompose_on_demand import Decomposer
+from .partition_records import Plan
 
 
 def repeatable_check(

@@ -43,7 +43,7 @@ class TensorBlob:
         nothing.
         """
         # imported late, so that blobs of bytes need no torch
-        from delegraph_programs.tensor_memory import state_of
+        from delegraph_programs.tensor_bytes import state_of
 
         self._tensor = tensor
         self._state = state_of(tensor)
@@ -56,7 +56,7 @@ class TensorBlob:
         the blob was made.
         """
         from delegraph_programs import memory_of
-        from delegraph_programs.tensor_memory import is_written
+        from delegraph_programs.tensor_bytes import is_written
 
         if is_written(self._tensor, self._state):
             text = (

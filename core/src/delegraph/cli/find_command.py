@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..command.outcome import Outcome
-from ..discovery.attribution import AtWork
 from ..discovery.first_party import COMMANDS
-from ..discovery.loading import load
+from ..discovery.import_target import load
+from ..discovery.plugin_errors import AtWork
 from ..discovery.records import canonical
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginFailed
 from ..plugin import CommandSpec
 
 if TYPE_CHECKING:
-    from ..command.contract import Command
+    from ..command.protocol import Command
 
 BUILT_IN = {spec.name: spec for spec in COMMANDS}
 

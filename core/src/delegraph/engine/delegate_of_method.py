@@ -24,7 +24,6 @@ from delegraph_programs import (
     user_inputs,
     written_targets,
 )
-from delegraph_programs.call_arguments import VARYING
 from delegraph_programs.exported_program import (
     CALL_DELEGATE,
     CONSTANT_KINDS,
@@ -33,7 +32,8 @@ from delegraph_programs.exported_program import (
     outputs,
     results,
 )
-from delegraph_programs.subgraphs import next_handles
+from delegraph_programs.extract_subgraphs import next_handles
+from delegraph_programs.program_arguments import VARYING
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
@@ -42,9 +42,9 @@ from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.registry import Registry
 from ..errors import InputError
-from .compile import Serial
+from .compiler_interface import Refused, Request
 from .extract import as_dtype, cast
-from .session import Refused, Request
+from .serial_compiler import Serial
 
 _TAG = "of all inputs and results"
 _HINT = "save a .pte file, which also has the host's part (delegraph-executorch)"

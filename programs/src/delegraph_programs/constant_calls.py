@@ -14,9 +14,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .exported_program import constant_placeholders, constant_tensor, placeholders
-from .node_sets import reachable
+from .node_reachability import reachable
 from .operator_schema import overloads
-from .tensor_memory import why_no_bytes
+from .tensor_bytes import why_no_bytes
 
 LARGEST = 16 * 2**20
 """The size limit in bytes of a computed value, and of each intermediate value."""

@@ -14,11 +14,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..backend import BackendDetails, CompileSpec, check_called_on_class
-from ..discovery.attribution import AtWork
+from ..discovery.plugin_errors import AtWork
 from ..discovery.records import InstalledBackend
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, DelegraphError, Unsupported
 from ..partitioner import Partitioner, PartitionResult
+from .compiler_interface import Compiled, Refused, Request, Session
 from .contract_checks import (
     check_others,
     check_result,
@@ -26,8 +27,7 @@ from .contract_checks import (
     flat_results,
     handles_of,
 )
-from .failures import may_be_refusal
-from .session import Compiled, Refused, Request, Session
+from .failures_to_refusals import may_be_refusal
 
 LOG = logging.getLogger("delegraph.progress")
 

@@ -14,7 +14,7 @@ from ..discovery.records import InstalledBackend
 from ..discovery.registry import Registry
 from ..errors import DelegraphError, Unsupported
 from ..partitioner import Partitioner, PartitionResult
-from .failures import HINT, text_of
+from .failures_to_refusals import HINT, text_of
 
 
 class Request(NamedTuple):
