@@ -81,7 +81,7 @@ def zeros(function: InferenceFunction) -> dict[str, NDArray]:
         try:
             array = np.zeros([int(size) for size in wanted.shape], wanted.dtype)
         except TypeError as error:
-            text = f"the state {name} is {wanted.dtype} {wanted.shape}: {error}"
+            text = f"the state {name} has no fixed sizes, but {wanted.shape}: {error}"
             raise FormatError("format-invalid", text) from error
         values[name] = NDArray(array)
     return values

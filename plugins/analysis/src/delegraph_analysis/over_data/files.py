@@ -53,7 +53,7 @@ def _of_python(text: str) -> Iterable[Any]:
     if not isinstance(found, Iterable):
         raise InputError(
             "input-invalid",
-            f"{text} is a {type(found).__name__}; samples are an iterable",
+            f"{text} is a {type(found).__name__}, but samples must be an iterable",
         )
     return GuardedSamples(found, text)
 

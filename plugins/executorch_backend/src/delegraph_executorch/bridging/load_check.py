@@ -63,7 +63,7 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
     except FormatError as e:
         reasons = [line for line in lines if _STATUS.search(line)]
         reason = reasons[0] if reasons else e.message
-        raise NotLoadable(f"XNNPACK cannot load it: {reason}") from e
+        raise NotLoadable(f"XNNPACK cannot load the blob: {reason}") from e
 
 
 def _named_data(result: PreprocessResult) -> dict[str, bytes]:

@@ -147,7 +147,7 @@ def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) ->
         )
         return result
     if self.is_complex():
-        raise NotImplementedError("the formula casts no complex type to another one")
+        raise NotImplementedError("the formula does not cast between complex types")
     real = self.to(dtype.to_real())
     return complex_from(real, torch.zeros_like(real))
 

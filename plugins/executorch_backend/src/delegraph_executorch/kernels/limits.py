@@ -190,7 +190,7 @@ def _why_not_complex(
         ]
         types = {(t.dtype, tuple(t.shape)) for t in (*operands, *results)}
         if len(operands) != 2 or len(types) != 1:
-            return "its complex operands need one type and one shape"
+            return "its complex operands must have the same type and the same shape"
         return None
     if kernel == "aten::index.Tensor_out":
         for index in given["indices"]:
