@@ -432,7 +432,7 @@ def no_rule(target: Any) -> Reason:
         return Reason("it makes a number of Python of the data", hint=hint)
     hint = (
         "write it with operators that TOSA takes, or add a backend that takes it;"
-        " `delegraph coverage tosa` (delegraph-devkit) lists them"
+        " `delegraph coverage tosa` of delegraph-devkit lists TOSA's operators"
     )
     return Reason(NO_RULE, hint=hint)
 
