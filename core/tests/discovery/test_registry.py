@@ -307,7 +307,7 @@ def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site
             again.get_backend(name)
         assert isinstance(error.value.__cause__, ValueError)
     with pytest.raises(
-        BackendNotFound, match="bad could not be loaded, see `delegraph doctor`"
+        BackendNotFound, match="bad could not be loaded, see `delegraph backends`"
     ):
         again.get_backend("something")
 

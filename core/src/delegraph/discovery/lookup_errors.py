@@ -143,7 +143,7 @@ def not_declared(
         code,
         f"there is no {title}{suggestion(asked, names)} ({kind.noun}s:"
         f" {', '.join(names) or 'none'})",
-        hint="`delegraph doctor` lists plugins that are broken",
+        hint="no plugin has it; `delegraph backends` lists broken plugins",
     )
 
 
@@ -205,7 +205,7 @@ def _unknown_backend(
         f" {', '.join(installed) or 'none'}"
     )
     if broken:
-        text += f"; {', '.join(broken)} could not be loaded, see `delegraph doctor`"
+        text += f"; {', '.join(broken)} could not be loaded, see `delegraph backends`"
     ours = names_of_backends()
     near = None if guess else nearest(name, ours)
     hint = None

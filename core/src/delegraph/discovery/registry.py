@@ -760,7 +760,7 @@ def _warn(records: Iterable[PluginRecord]) -> None:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
         # the frame that called the registry, at the usual depth
         warnings.warn(
-            f"{rows}. Run `delegraph doctor` for details.",
+            f"{rows}. `delegraph backends` lists them.",
             DelegraphWarning,
             stacklevel=5,
         )
