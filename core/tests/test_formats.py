@@ -225,7 +225,7 @@ def offering(*specs):
     [
         ("net.pte", "pip install delegraph-executorch"),
         ("NET.TOSA", "pip install delegraph-tosa"),
-        ("net.bin", "`delegraph backends` lists broken plugins"),
+        ("net.bin", "no plugin has it; `delegraph backends` lists broken plugins"),
     ],
 )
 def test_unknown_suffixes_name_the_package_to_install(name, hint):
