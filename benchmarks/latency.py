@@ -38,12 +38,19 @@ from typing import Any
 
 import delegraph
 import measuring
+import numpy as np
 import publishing
 import torch
 from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-18", "ResNet-50", "BERT-base", "ViT-B/16")
-SMALL = ("mobilenet-v2, small", "resnet-18, small", "vit-tiny, small")
+SMALL = (
+    "mobilenet-v2, small",
+    "resnet-18, small",
+    "vit-tiny, small",
+    "bert-tiny, small",
+    "llama, small",
+)
 """Models of matrix_models.py, for engines that are slow on this host."""
 HEADER = (
     *(
@@ -241,11 +248,20 @@ def _own_coreai(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
         asset = converter.to_coreai().save_asset(Path(folder, "model.aimodel"))
         model = loop.run_until_complete(asset.executable().__aenter__())
         function = model.load_function("main")
-    names = function.desc.input_names
+    described = function.desc
+    arrays = {}
+    for key, arg in zip(described.input_names, args, strict=True):
+        # token ids are int32 in Core AI
+        arrays[key] = arg.numpy().astype(described.input_descriptor(key).dtype)
+    # buffers that the program writes, such as caches of keys
+    states = {}
+    for key in described.state_names:
+        state = described.state_descriptor(key)
+        states[key] = NDArray(np.zeros(state.shape, state.dtype))
 
     async def run() -> list[Any]:
-        feeds = {k: NDArray(arg.numpy()) for k, arg in zip(names, args, strict=True)}
-        results = await function(feeds)
+        feeds = {key: NDArray(array) for key, array in arrays.items()}
+        results = await function(feeds, states)
         return [result.numpy() for result in results.values()]
 
     return lambda: lambda: loop.run_until_complete(run())
