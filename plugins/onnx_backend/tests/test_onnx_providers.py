@@ -123,6 +123,55 @@ def test_a_partition_of_which_a_provider_takes_nothing_is_refused():
 
 
 @needs_qnn
+def test_a_partition_that_a_provider_refuses_is_compiled_in_parts():
+    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
+
+    class Upsampling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before = nn.Conv2d(3, 4, 3, padding=1)
+            self.after = nn.Conv2d(4, 2, 1)
+
+        def forward(self, image):
+            features = torch.relu(self.before(image))
+            return self.after(nn.functional.interpolate(features, scale_factor=2.0))
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 3, 4, 5),) for _ in range(3)]
+    quantizer = TOSAQuantizer(Precision(torch.int16))
+    program = delegraph.quantize(Upsampling().eval(), batches, quantizer=quantizer)
+    options = {"onnx": {"ep": "qnn"}}
+    lowered = delegraph.lower(program, backends=["onnx"], options=options)
+    # it refuses a Resize of 16 bits in integers, and takes one with a float operand
+    assert lowered.host_operators == 0 and len(lowered.delegates) == 2
+    assert "OpType:Resize" in str(lowered.report)
+    assert lowered.verify(*batches[0]).relative_error < 0.01
+
+
+@needs_qnn
+def test_only_the_operator_that_a_provider_names_is_left_to_the_host(monkeypatch):
+    compiler = ort.ModelCompiler
+
+    def compile_without_sine(options, content, **others):
+        for node in onnx.ModelProto.FromString(content).graph.node:
+            if node.op_type == "Sin":
+                raise RuntimeError(f"Node '{node.name}' has no kernel")
+        return compiler(options, content, **others)
+
+    class Sine(nn.Module):
+        def forward(self, x):
+            return torch.sin(x @ x) @ x + x
+
+    monkeypatch.setattr(ort, "ModelCompiler", compile_without_sine)
+    x = torch.randn(4, 4)
+    lowered = lower(Sine(), x)
+    assert lowered.host_operators == 1 and len(lowered.delegates) == 2
+    assert "1 x aten.sin.default  onnx: its compiler" in str(lowered.report)
+    assert "has no kernel" in str(lowered.report)
+    assert lowered.verify(x).relative_error < 1e-2
+
+
+@needs_qnn
 def test_a_program_that_a_provider_refuses_is_not_written(tmp_path):
     class Erf(nn.Module):
         def forward(self, x):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import onnx
 import onnxruntime as ort
 from delegraph.errors import FormatError, Unsupported
+from delegraph_engines.numbered_calls import CallNotNamed
 
 from .exporter import Draft
 from .providers import CPU, make_options
@@ -38,9 +39,10 @@ class Compiled(NamedTuple):
 
 
 def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
-    """Compile a model for the provider of ``settings``. Raises Unsupported.
+    """Compile a model for the provider of ``settings``.
 
-    The model is refused if the provider fails, and if it takes no operator.
+    Raises Unsupported if the provider takes no operator, or if it fails and the model
+    has one call. Raises CallNotNamed if it fails and the model has several calls.
     """
     content = draft.content()
     options = make_options(settings)
@@ -50,7 +52,7 @@ def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
         )
         compiled = compiler.compile_to_bytes()
     except Exception as error:  # ONNX Runtime's errors have no common class
-        raise draft.refused(reason_of(error)) from error
+        raise _refusal(draft, reason_of(error)) from error
     model = onnx.ModelProto.FromString(compiled)
     contexts = [node for node in model.graph.node if node.op_type == CONTEXT]
     if contexts:
@@ -97,8 +99,17 @@ def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[s
 
 
 def _load(draft: Draft, content: bytes, settings: Settings) -> ort.InferenceSession:
-    """Return a session of a model. Raises Unsupported if it does not load."""
+    """Return a session of a model. Raises as ``compile_ahead`` if it does not load."""
     try:
         return make_session(content, settings, {})
     except FormatError as error:
-        raise draft.refused(error.message) from error
+        raise _refusal(draft, error.message) from error
+
+
+def _refusal(draft: Draft, reason: str) -> Exception:
+    """Return the exception for a model on which the provider failed.
+
+    An Unsupported would leave the whole partition to the host, even if the provider
+    names the operator. After a CallNotNamed, delegraph compiles parts of the partition.
+    """
+    return draft.refused(reason) if len(draft.calls) == 1 else CallNotNamed(reason)
