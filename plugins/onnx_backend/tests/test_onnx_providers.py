@@ -171,6 +171,72 @@ def test_only_the_operator_that_a_provider_names_is_left_to_the_host(monkeypatch
     assert lowered.verify(x).relative_error < 1e-2
 
 
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def check_equal(function, *args):
+    """Check that a program for a provider computes what eager computes."""
+    lowered = lower(Function(function), *args)
+    torch.testing.assert_close(lowered(*args), function(*args), rtol=1e-2, atol=1e-2)
+    return lowered
+
+
+TENTHS = torch.tensor([-2.7, -1.6, -0.5, 0.2, 1.1, 1.7, 2.9, 3.6])
+
+
+@needs_qnn
+def test_an_index_that_is_computed_from_floats_is_rounded_down():
+    table = torch.arange(24.0).reshape(3, 8)
+
+    def function(table, steps):
+        return torch.relu(table)[:, (steps * 0.5).to(torch.int64)]
+
+    lowered = check_equal(function, table, torch.arange(6.0))
+    assert lowered.host_operators == 0
+
+
+@needs_qnn
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_floats_that_become_integers_and_floats_lose_their_fractions(dtype):
+    lowered = check_equal(lambda x: (x * 2.0).to(dtype).float() * 3, TENTHS)
+    assert lowered.host_operators == 0
+
+
+@needs_qnn
+def test_integers_that_become_bool_and_numbers_are_zero_or_one():
+    integers = torch.arange(-3, 4)
+    check_equal(lambda x: (x * 3).bool().float() * 2, integers)
+    check_equal(lambda x: (x * 3).bool().long() * 2, integers)
+
+
+@needs_qnn
+@pytest.mark.parametrize("divisor", [4, 3, -3])
+def test_floor_division_of_negative_integers_rounds_down(divisor):
+    check_equal(lambda x: (x * 1) // divisor, torch.arange(-9, 9))
+
+
+@needs_qnn
+def test_several_index_tensors_are_taken_if_they_have_one_shape():
+    cube = torch.arange(24.0).reshape(2, 3, 4)
+    rows = torch.tensor([0, -1, 1])
+    columns = torch.tensor([2, 0, -1])
+    for function in (
+        lambda x, i, j: torch.relu(x)[i, j],
+        lambda x, i, j: torch.relu(x)[i, :, j],
+        lambda x, i, j: torch.relu(x)[:, j * 1, i + 0],
+    ):
+        check_equal(function, cube, rows, columns)
+    function = lambda x, i, j: torch.relu(x)[:, i[:, None], j]
+    lowered = check_equal(function, cube, rows, columns)
+    assert "aten.index.Tensor  onnx: Qualcomm's compiler" in str(lowered.report)
+
+
 @needs_qnn
 def test_a_program_that_a_provider_refuses_is_not_written(tmp_path):
     class Erf(nn.Module):

@@ -32,6 +32,7 @@ from torch.onnx._internal.exporter import _core
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from .casts import round_before_casts
 from .corrections import RULES
 from .float_weights import hide_float_weights
 from .quantized_activations import quantize_before_activations
@@ -80,6 +81,7 @@ class Draft(NumberedCalls):
             use_gemm(self.model)
             simplify_shapes(self.model)
             quantize_before_activations(self.model)
+            round_before_casts(self.model)
             _unshare_quantization(self.model)
         else:
             hide_float_weights(self.model)

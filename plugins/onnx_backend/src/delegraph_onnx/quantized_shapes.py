@@ -2,7 +2,8 @@
 
 Qualcomm's compiler does not transpose five dimensions of 16 bits, and does not expand
 constants of 16 bits. With a batch of one, such transposes have dimensions of size 1,
-and four others. Most expansions keep the shape.
+and four others. Most expansions keep the shape. Its gathers with several index tensors
+fail at the first call unless the shapes of the indices are known.
 """
 
 from __future__ import annotations
@@ -29,8 +30,21 @@ def _remove_expand(expand: ir.Node) -> None:
     source = expand.inputs[0]
     sizes = _sizes(source)
     if source is not None and sizes is not None:
-        if sizes == _sizes(expand.outputs[0]):
+        if sizes in (_sizes(expand.outputs[0]), _sizes_of_largest(expand.inputs[1])):
             ir.convenience.replace_all_uses_with(expand.outputs[0], source)
+
+
+def _sizes_of_largest(shape: ir.Value | None) -> list[int] | None:
+    """Return the common shape of index tensors; None if it is unknown.
+
+    ``shape``: how torch.onnx writes their broadcast shape, the shape of their maximum.
+    """
+    node = producer(shape, "Shape")
+    largest = None if node is None else producer(node.inputs[0], "Max")
+    if largest is None:
+        return None
+    first = _sizes(largest.inputs[0])
+    return first if all(_sizes(value) == first for value in largest.inputs) else None
 
 
 def _drop_dimensions(graph: ir.Graph, transpose: ir.Node) -> None:

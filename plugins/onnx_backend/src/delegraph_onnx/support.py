@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -75,7 +75,7 @@ class OnnxPartitioner(CapabilityPartitioner):
         if (why := why_absent(ep)) is not None:
             hint = f"pip install onnxruntime-{ep}, or onnxruntime-ep-{ep}"
             raise OptionError("option-invalid", why, hint=hint)
-        check = why_not if ep == "cpu" else why_not_ahead
+        check = CHECKS.get(ep, why_not_ahead)
         super().__init__(TRIALS.after(check), "OnnxBackend", to_specs(PREFIX, settings))
 
 
@@ -105,6 +105,39 @@ def why_not_ahead(node: Node) -> str | None:
     ONNX Runtime's ModelCompiler loses constants that a branch reads.
     """
     return why_subgraph(node, "its compiler for execution providers") or why_not(node)
+
+
+def why_not_on_qnn(node: Node) -> str | None:
+    """Return a reason as ``why_not_ahead`` does, for Qualcomm's provider."""
+    return why_not_ahead(node) or _why_wrong_on_qnn(node)
+
+
+CHECKS = {"cpu": why_not, "qnn": why_not_on_qnn}
+"""Execution providers -> their support checks. Others have ``why_not_ahead``."""
+
+
+def _why_wrong_on_qnn(node: Node) -> str | None:
+    """Return a reason if Qualcomm's compiler takes a call and computes it wrongly."""
+    name = str(node.target)
+    if name.startswith("aten.floor_divide."):
+        dtype = node.meta["val"].dtype
+        if dtype.is_signed and not dtype.is_floating_point:
+            return "Qualcomm's compiler divides negative integers wrongly"
+    if name == "aten.index.Tensor":
+        indices = [i for i in bound_arguments(node)["indices"] if i is not None]
+        shapes = [list(index.meta["val"].shape) for index in indices]
+        if len(shapes) > 1 and not _are_equal_and_static(shapes):
+            return "Qualcomm's compiler does not broadcast several index tensors"
+    return None
+
+
+def _are_equal_and_static(shapes: Sequence[Sequence[Any]]) -> bool:
+    """Whether shapes have no dynamic sizes and are equal."""
+    for shape in shapes:
+        # comparing dynamic sizes would add a guard to the program
+        if not all(type(size) is int for size in shape):
+            return False
+    return all(shape == shapes[0] for shape in shapes)
 
 
 def _why_computed_otherwise(node: Node) -> str | None:

@@ -1,0 +1,30 @@
+"""Round values before they are converted to integers or bool, for NPUs.
+
+Qualcomm's compiler replaces two conversions in a row by one. So 1.6 that is converted
+to int32 and to float32 again stays 1.6, and 3 that is converted to bool and to int32
+stays 3. If the operand already is a value of the new type, no conversion changes it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .node_writer import NodeWriter
+
+
+def round_before_casts(model: ir.Model) -> None:
+    """Convert only whole numbers to integers, and only 0 and 1 to bool."""
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        source = node.inputs[0] if node.op_type == "Cast" else None
+        target = node.outputs[0].dtype
+        if source is None or source.dtype is None or target is None:
+            continue
+        assert isinstance(node.graph, ir.Graph)
+        writer = NodeWriter(node.graph, node.name, before=node)
+        if target is ir.DataType.BOOL and source.dtype.is_integer():
+            sign = writer.add("Sign", [source])
+            node.replace_input_with(0, writer.add("Abs", [sign]))
+        elif target.is_integer() and source.dtype.is_floating_point():
+            whole = writer.add("Floor", [writer.add("Abs", [source])])
+            sign = writer.add("Sign", [source])
+            node.replace_input_with(0, writer.add("Mul", [sign, whole]))
