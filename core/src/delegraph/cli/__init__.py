@@ -43,8 +43,8 @@ __all__ = ["main", "parser", "run"]
 
 
 def run() -> NoReturn:
-    """Run the command of this process and end the process with its exit code. This is
-    the console script.
+    """Run the command line of this process, then end the process with the exit code of
+    the command. This is the console script.
 
     The process ends by ``os._exit``, so that the teardown of a plugin's native code
     cannot change the exit code. If native code crashes, the stack of Python is printed,
@@ -53,21 +53,22 @@ def run() -> NoReturn:
     faulthandler.enable(file=2)
     import_target.shows_hangs = True
     code = main(ends_process=True)
-    # an exit handler of a plugin that fails does not change the code either
+    # ``os._exit`` runs no exit handlers, which remove temporary files, for example. A
+    # handler that fails does not change the exit code.
     with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # they remove temporary files, for example
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # the stream is closed or missing
+        # suppressed: the stream is closed or None
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> int:
-    """Run one command and return its exit code: 128 plus the signal's number if a
-    signal ended the work.
+    """Run one command, print its result or error, and return its exit code. If a signal
+    ended the work, the code is 128 plus the signal's number.
 
-    ``argv``: the words of the command line after the program's name; None: those of
+    ``argv``: the words of the command line after the program's name; None for those of
     this process. ``ends_process``: the process exits after the command, so signal
     handlers are not restored.
     """
@@ -86,8 +87,8 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         ):
             return _finish(words)
     except KeyboardInterrupt as e:
-        # ``_stoppable`` passes the signal as argument; code of the model may raise
-        # KeyboardInterrupt as well
+        # ``_stoppable`` raises KeyboardInterrupt with the signal as argument. If code of
+        # the model raises KeyboardInterrupt without a signal, that counts as SIGINT.
         stop = next(
             (argument for argument in e.args if isinstance(argument, signal.Signals)),
             signal.SIGINT,
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
 
 
 _APART = 1.0
-"""A signal is ignored if it comes less than so many seconds after another one.
+"""A signal is ignored if it comes less than this number of seconds after another one.
 
 A process may get a signal twice: from the terminal, and from the program that started
 it and passes the signal on.
@@ -111,26 +112,28 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that
     temporary files are removed.
 
-    Signals that are ignored (nohup) or have a handler of the program are left alone.
-    ``ends_process``: the process exits after the block. It then ignores these signals,
-    so that a late one does not interrupt its exit.
-    Otherwise the handlers are restored.
+    A signal keeps its handler if it is ignored (nohup) or if the program has set a
+    handler of its own. Outside of the main thread the block changes nothing.
+    ``ends_process``: the process exits after the block. The signals are then ignored, so
+    that a late signal does not interrupt the exit. Otherwise the block restores the
+    handlers.
     """
     candidates = [
         getattr(signal, name)
         for name in ("SIGINT", "SIGTERM", "SIGHUP")
         if hasattr(signal, name)
     ]
-    # only the main thread can set handlers
+    # Python lets only the main thread set handlers
     if threading.current_thread() is not threading.main_thread():
         candidates = []
     handlers = {s: signal.getsignal(s) for s in candidates}
+    # the signals that get the handler ``stop``
     ours = [
         s
         for s, handler in handlers.items()
         if handler in (signal.SIG_DFL, signal.default_int_handler)
     ]
-    last = -math.inf  # when the last of these signals came
+    last = -math.inf  # the time at which the last of these signals came
 
     def stop(number: int, frame: object) -> None:
         """The handler: raise KeyboardInterrupt with the signal, unless the signal is
@@ -154,23 +157,25 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
 
 
 def _flags(words: Sequence[str]) -> Sequence[str]:
-    """Return the words before ``--``; those after it are no flags."""
+    """Return the words before the word ``--``: words after it are never flags."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _finish(words: Sequence[str]) -> int:
     """Run the command, print its result or error, and return the exit code."""
-    # the words are searched for --debug and --json, because an error may come before
-    # they are parsed
+    # --debug and --json are searched in the words, because an error may occur before the
+    # words are parsed
     flags = _flags(words)
     debug = "--debug" in flags
-    text = None  # of --help and --version: printed as it is, also with --json
+    # the text of --help or --version, which is the same with --json; otherwise None
+    text = None
     try:
         outcome = _run(words)
     except _HelpShown as e:
         outcome = Outcome("", {}, "")
         text = str(e)
-    except Failed as e:  # for a defect, its cause has the interesting traceback
+    except Failed as e:
+        # for a defect, --debug shows the traceback of the exception that caused it
         outcome = _failure(
             e.error,
             debug,
@@ -180,22 +185,27 @@ def _finish(words: Sequence[str]) -> int:
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except (Exception, SystemExit, import_target.ProcessExit) as e:
-        # also exits: the command has returned no result
+        # a command that exits has returned no result: that is a defect, too
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
     try:
-        terminal.show(text) if text else None
+        if text:
+            terminal.show(text)
     except WriteError as e:
         return _failure(e, debug).code
     return outcome.code
 
 
 def _run(words: Sequence[str]) -> Outcome:
-    """Parse the words and run the command that they name. Raises the errors of the
-    command, or UsageError.
+    """Parse the words and run the command that they name.
+
+    Raises ``_HelpShown`` for --help and --version, UsageError for wrong words, and the
+    errors of ``find_command``, of ``_use_settings`` and of the command.
     """
+    # kept here, because ``streams_guarded`` replaces ``sys.stdout``
     stdout = sys.stdout
+    # --debug also shows exceptions of backends that become refusals
     tracebacks = (
         _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
     )
@@ -205,17 +215,19 @@ def _run(words: Sequence[str]) -> Outcome:
         tracebacks,
         import_target.exits_raise(),
     ):
-        # imported late because it needs pluggy
+        # imported late because the module needs pluggy
         from ..command.compiler_flags import expect_installed
 
         _use_settings(_flags(words))
         command_line = parser(words)
-        # all else prints to stderr; but while arguments are parsed, ``output_path``
-        # looks at sys.stdout for /dev/stdout
+        # ``streams_guarded`` made ``sys.stdout`` write to stderr. Only the parser gets
+        # the original one back: for /dev/stdout, ``output_path`` needs its descriptor.
         with contextlib.redirect_stdout(stdout):
+            # not ``parse_args``: for unknown words, it would show the usage of
+            # delegraph, and not the usage of the command
             args, unknown = command_line.parse_known_args(words)
-            # ``parse_args`` would show the usage of delegraph, not that of the command
             if unknown:
+                # flags of a compiler that is not installed get an error of their own
                 expect_installed(unknown)
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
@@ -223,20 +235,20 @@ def _run(words: Sequence[str]) -> Outcome:
 
 
 def _use_settings(flags: Sequence[str]) -> None:
-    """Put the path of ``--config`` into the environment variable from which plugins
-    read their settings.
+    """If ``flags`` have ``--config``, put its path into the environment variable from
+    which plugins read their settings.
 
-    To be called before ``parser``, which loads plugins. Raises PluginUnavailable if
-    delegraph-workers, which reads settings files, is not installed.
+    Call this before ``parser``, which loads plugins. Raises PluginUnavailable if the
+    flag is given and delegraph-workers, which reads settings files, is not installed.
     """
-    from ..discovery.first_party import (
-        provided,  # imported late because it needs pluggy
-    )
+    # imported late because the module needs pluggy
+    from ..discovery.first_party import provided
 
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")
         # ``--config=FILE`` or ``--config FILE``
         if name == "--config" and (equals or k + 1 < len(flags)):
+            # only for its error if delegraph-workers is missing
             provided("delegraph_workers.config:settings", "--config")
             os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(
                 value if equals else flags[k + 1]
@@ -244,7 +256,7 @@ def _use_settings(flags: Sequence[str]) -> None:
 
 
 class _HelpShown(Exception):
-    """Raised for --help and --version; its text is to be printed."""
+    """Raised for --help and --version, with the text to print."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -255,6 +267,7 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError. argparse calls this for wrong usage."""
         raise UsageError(
             "usage-invalid",
             f"{message}\n{self.format_usage().rstrip()}",
@@ -262,19 +275,20 @@ class _Parser(argparse.ArgumentParser):
         )
 
     def _print_message(self, message: str, file: object = None) -> None:
+        """Raise ``_HelpShown``. argparse calls this for --help and --version."""
         raise _HelpShown(message.rstrip("\n"))
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser for the command with which ``words`` begin. Raises the errors
-    of ``find_command``.
+    """Return the parser for the command that ``words[0]`` names. Raises the errors of
+    ``find_command``.
 
-    If ``words`` are empty or begin with a flag, the parser only has the names and
-    summaries of all commands, for
-    --help. The parsed arguments have ``run_command``, which runs the command, and
-    ``refuse``, which raises UsageError.
+    The parsed arguments have ``run_command``, which runs the command, and ``refuse``,
+    which raises UsageError. If ``words`` are empty or begin with a flag, the parser only
+    has the names and summaries of all commands, for --help.
     """
-    # imported late because they need pluggy: see ``defect``
+    # imported late because the module needs pluggy; if pluggy is missing, ``defect``
+    # names it
     from .find_command import find_command, list_commands
 
     top = _Parser(
@@ -302,7 +316,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
         with warnings.catch_warnings():
-            # they would clutter the help
+            # warnings about broken plugins would clutter the help
             warnings.simplefilter("ignore", DelegraphWarning)
             for name, summary in list_commands():
                 commands.add_parser(name, help=printable(summary).replace("%", "%%"))
@@ -311,8 +325,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """A block in which each DelegraphWarning is one line on stderr; other warnings look
-    as usual.
+    """A block in which each DelegraphWarning is shown as one line on stderr. Other
+    warnings have their usual form.
     """
 
     def show(
@@ -323,7 +337,7 @@ def _readable_warnings() -> Iterator[None]:
         *_: Any,
         **__: Any,
     ) -> None:
-        """Replaces ``warnings.showwarning``, which Python calls for each warning."""
+        """Show a warning. Python calls this in place of ``warnings.showwarning``."""
         ours = issubclass(category, DelegraphWarning)
         text = (
             f"warning: {message}\n"
@@ -340,8 +354,10 @@ def _readable_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _showing_failures() -> Iterator[None]:
-    """A block in which exceptions of backends that become refusals are shown on stderr,
-    with their tracebacks.
+    """A block in which stderr shows exceptions of backends with their tracebacks, even
+    if they become refusals.
+
+    The engine logs these exceptions to ``delegraph.failures``.
     """
     logger = logging.getLogger("delegraph.failures")
     level = logger.level
@@ -371,9 +387,9 @@ def _failure(
     """Print an error to stderr (with ``--json`` as well, for logs) and return the
     outcome for it.
 
-    ``debug``: print a traceback, too: that of the exception ``shown`` or, if that is
-    None, of ``error``. ``content``: additional fields for JSON, such as a report. The
-    exit code is 2 for wrong usage, else 1.
+    ``debug``: also print a traceback: that of the exception ``shown``, or that of
+    ``error`` if ``shown`` is None. ``content``: additional fields for JSON, such as a
+    report. The exit code is 2 for wrong usage, else 1.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")

@@ -37,6 +37,7 @@ class Completion:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        """Return the script that the shell has to read."""
         script = shellcode(["delegraph"], shell=args.shell)
         return Outcome("delegraph.completion/1", {"script": script}, script)
 
@@ -45,15 +46,17 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
     """Write the completions for the line in the environment variables of argcomplete,
     and end the process.
 
-    ``make_parser``: returns the parser for the complete words of the line.
+    ``make_parser``: function that returns the parser for the complete words of the
+    line. ``_ARGCOMPLETE`` is the number of words before the command: that of the
+    program's name.
     """
     line, point, start = (
         os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE")
     )
-    # the complete words after the program's name
+    # item 3 of the result has the complete words before the cursor
     typed = split_line(line, int(point))[3][int(start) :]
     with warnings.catch_warnings():
-        # they would disturb the line being typed
+        # warnings would disturb the line that the user types
         warnings.simplefilter("ignore", DelegraphWarning)
         try:
             parser = make_parser(typed)
@@ -61,18 +64,19 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
             # the command does not exist or is broken, so there is nothing to complete
             os._exit(1)
         for action in _arguments(parser):
-            # FILE of a flag is a file to write, or of any format: argcomplete then
-            # offers all files
+            # FILE of a flag may be any file, and argcomplete offers all files for
+            # arguments without a completer
             if action.metavar in _COMPLETERS and not (
                 action.metavar == "FILE" and action.option_strings
             ):
                 action.completer = _COMPLETERS[action.metavar]  # type: ignore[attr-defined]
+        # ends the process
         CompletionFinder()(parser, always_complete_options=False, validator=_fits)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield all arguments of a parser and of its commands. (argparse lists them only in
-    private attributes.)
+    """Yield all arguments of a parser and of the parsers of its commands. (argparse
+    lists arguments only in private attributes.)
     """
     for action in parser._actions:
         commands = (
@@ -93,15 +97,17 @@ def _fits(candidate: str, prefix: str) -> bool:
 
 
 def _backend_names(**_: Any) -> list[str]:
+    """Return the names of all backends, usable or not."""
     return [info.name for info in default_registry().backends()]
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
-    """``tosa.spec=`` for each option of the backends on the line, or of all backends if
-    the line has none.
+    """Yield a candidate such as ``tosa.spec=`` for each option of the backends on the
+    line, or of all backends if the line has none.
 
-    An option with choices, or a bool, gets a candidate for each value.
+    An option with choices, or of type bool, gets a candidate for each value.
     """
+    # a list, or a str for commands that take a single --backend
     names = getattr(parsed_args, "backend", None) or _backend_names()
     for info in default_registry().backends():
         if info.name in ([names] if isinstance(names, str) else names):
@@ -115,7 +121,9 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """Return the files with the suffix of a declared format."""
+    """Return the files that begin with ``prefix`` and have the suffix of a declared
+    format.
+    """
     suffixes = [spec.suffix for spec, _ in default_registry().declared(FormatSpec)]
     return list(FilesCompleter(suffixes)(prefix))
 
@@ -126,5 +134,4 @@ _COMPLETERS: Mapping[Any, Any] = {
     "MODEL": FilesCompleter((".py", ".pt2")),
     "FILE": _readable_files,
 }
-"""Metavar -> completer. Other arguments, and FILE of an option, complete to any file.
-"""
+"""Metavar -> completer. Other arguments, and FILE of a flag, complete to any file."""

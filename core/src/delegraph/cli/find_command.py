@@ -22,8 +22,11 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 
 def list_commands() -> list[tuple[str, str]]:
-    """Return (name to type, summary) of each command. Imports the light modules of
-    plugins, but no target.
+    """Return (name to type, summary) of each command: first those of the core, then
+    those of plugins.
+
+    If several commands have one name, the user types ``distribution/name`` for those of
+    plugins. Imports the light modules of plugins, but no target.
     """
     declared = default_registry().declared(CommandSpec)
     names = [*BUILT_IN, *(spec.name for spec, _ in declared)]
@@ -39,8 +42,8 @@ def list_commands() -> list[tuple[str, str]]:
 def find_command(name: str) -> type[Command] | _PluginCommand:
     """Import and return the command ``name``, which may be ``distribution/name``.
 
-    Raises UsageError if there is none, PluginConflict, PluginUnavailable or
-    PluginBroken.
+    Raises UsageError if there is no such command, or PluginConflict, PluginUnavailable
+    or PluginBroken.
     """
     if name in BUILT_IN:
         command: type[Command] = load(BUILT_IN[name].target, installed=False)
@@ -50,21 +53,21 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
 
 @dataclass(frozen=True)
 class _PluginCommand:
-    """Wraps a plugin's command, so that errors that it raises name the plugin."""
+    """Wraps a plugin's command, so that errors of the command name the plugin."""
 
     target: type[Command]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """As ``Command.add_arguments``."""
+        """Add the arguments of the plugin's command to ``parser``."""
         with AtWork(self.target, "add_arguments", registry=default_registry()):
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
-        """As ``Command.run``. Raises ContractViolation if the command returns no
+        """Run the plugin's command. Raises ContractViolation if the command returns no
         Outcome.
 
-        A DelegraphError that the command itself raises passes as if delegraph had
-        raised it.
+        Other exceptions of the command become PluginFailed, which names the plugin. A
+        DelegraphError that the command raises on purpose does not name the plugin.
         """
         work = AtWork(self.target, "run", registry=default_registry())
         try:
@@ -72,8 +75,8 @@ class _PluginCommand:
                 outcome = self.target.run(args)
         except DelegraphError as e:
             if e.raised_by == work.text and not isinstance(e, PluginFailed):
-                # commands report wrong arguments by such errors: the plugin has no
-                # defect
+                # commands report wrong arguments by a DelegraphError, so the plugin has
+                # no defect
                 e.raised_by = None
             raise
         if not isinstance(outcome, Outcome):

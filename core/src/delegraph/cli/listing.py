@@ -24,25 +24,24 @@ class Backends:
             "-v",
             "--verbose",
             action="store_true",
-            help="also options, formats and origin",
+            help="also show options, formats and origin",
         )
         text = (
-            "ask the runtimes which backends can run programs here and now; imports"
-            " them"
+            "import the runtimes, and show which backends can run programs here and now"
         )
         parser.add_argument("--available", action="store_true", help=text)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """List the backends, and the plugins that cannot be used and have no known
-        backends.
+        """List the backends, and the unusable plugins with unknown backends. With
+        --available, also show which backends can run programs here.
         """
         with warnings.catch_warnings():
-            # the list has the faults
+            # the list shows the faults of broken plugins
             warnings.simplefilter("ignore", DelegraphWarning)
             infos = default_registry().backends()
-        # a plugin of another status has no backends in ``infos`` unless its faults are
-        # about single backends
+        # Backends of plugins with these statuses are in ``infos``. A plugin of another
+        # status has backends there only if it has ``faults``, which are by backend.
         in_table = (Status.OK, Status.CONFLICT)
         unlisted = [
             p
@@ -52,7 +51,7 @@ class Backends:
         backends = [_backend_json(info) for info in infos]
         text = _table_of_backends(infos, unlisted, args.verbose)
         if args.available and infos:
-            # why it cannot run programs here, "" if it can
+            # for each of ``infos``: why it cannot run programs here; "" if it can
             problems = [_why_unavailable(info) for info in infos]
             for backend, problem in zip(backends, problems, strict=True):
                 backend["available"] = problem
@@ -70,7 +69,7 @@ class Backends:
 
 def _why_unavailable(info: BackendInfo) -> str:
     """Return why programs of the backend cannot be run on this host now; "" if they
-    can.
+    can. Imports the runtime. An error of a plugin is such a reason, and not raised.
     """
     if info.status is not Status.OK:
         return f"is {info.status}"
@@ -89,10 +88,11 @@ def _why_unavailable(info: BackendInfo) -> str:
 def _table_of_backends(
     infos: list[BackendInfo], unlisted: list[PluginRecord], verbose: bool
 ) -> str:
-    """Return the text of ``delegraph backends``.
+    """Return the text of ``delegraph backends``: a table with a row for each backend,
+    or with ``verbose`` a paragraph for each.
 
-    ``unlisted``: plugins that cannot be used. Their backends are not known, so they
-    have no row in ``infos``.
+    ``unlisted``: unusable plugins with unknown backends. Each gets a line after the
+    table.
     """
     if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
@@ -167,6 +167,7 @@ _OF_PLUGIN = ("name", "distribution", "version", "location", "error", "hint")
 
 
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
+    """Return the fields of a backend in ``delegraph.backends/1``."""
     return {
         **{name: getattr(info, name) for name in _OF_BACKEND},
         **{name: getattr(info.spec, name) for name in _OF_SPEC},
@@ -177,5 +178,6 @@ def _backend_json(info: BackendInfo) -> dict[str, Any]:
 
 
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:
+    """Return the fields of a plugin in ``delegraph.backends/1``."""
     content = {name: getattr(plugin, name) for name in _OF_PLUGIN}
     return {**content, "status": plugin.status.value}

@@ -67,25 +67,26 @@ class Lower:
             "--output",
             type=Path,
             metavar="FILE",
-            help="its suffix chooses the format, such as .tosa",
+            help="file for the lowered program; the suffix chooses the format",
         )
         calibration = (
-            "quantize it with the backend's quantizer: an .npz file, one array"
-            " [batches, *input] an input"
+            "quantize the model with the backend's quantizer; the .npz file has an"
+            " array [batches, *shape] for each input"
         )
         add("--quantize", type=Path, metavar="CALIBRATION", help=calibration)
         add(
             "--verify",
             action="store_true",
-            help="run it on this host and compare with eager PyTorch",
+            help="run the lowered program here and compare it with eager PyTorch",
         )
         add(
             "--verify-operators",
             action="store_true",
-            help="the same, and say which operators differ, and where",
+            help="as --verify, and list the operators with different results",
         )
         inputs = (
-            "verify with these inputs; each time it is given they are compared anew"
+            "verify with the inputs in this file; repeat the flag to verify with"
+            " several files"
         )
         add(
             "--input",
@@ -96,13 +97,13 @@ class Lower:
             help=inputs,
         )
         tolerance = (
-            "difference from eager, by its largest value, that is accepted (default: by"
-            " type, 1e-3 of float32)"
+            "accept differences up to RATIO times the largest value of eager's output"
+            " (default: depends on the type, 1e-3 for float32)"
         )
         add("--tolerance", type=float, metavar="RATIO", help=tolerance)
         form = (
-            "write the report in the form of the suffix: .txt, .json, or one of a"
-            " plugin; may be given several times"
+            "write the report; the suffix chooses the format: .txt, .json, or that of a"
+            " plugin. Repeat the flag to write several files"
         )
         add(
             "--report",
@@ -116,33 +117,34 @@ class Lower:
             "-v",
             "--verbose",
             action="store_true",
-            help="also operators, border and time of each delegate",
+            help="also show operators, border and time of each delegate",
         )
         add(
             "--require-full",
             action="store_true",
-            help="fail if an operator is left to the host",
+            help="fail if an operator runs on the host",
         )
         add_compiler_flags(parser)
         add(
             "--min-delegated",
             type=_share,
             metavar="SHARE",
-            help="fail if fewer operators are delegated, such as 0.95",
+            help="fail if a smaller share of the operators is delegated (0.95: 95%%)",
         )
         add(
             "--max-delegates",
             type=natural_number,
             metavar="N",
-            help="fail if there are more delegates",
+            help="fail if there are more than N delegates",
         )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Check all arguments, then lower the MODEL."""
+        """Check all arguments, then lower the MODEL. Raises UsageError and other errors
+        for wrong arguments, and Failed if the work fails.
+        """
         registry = default_registry()
-        # everything that can be wrong with the arguments, before ``_lower`` imports
-        # torch
+        # all checks of arguments come first, because ``_lower`` imports torch
         if len(args.model) > 1:
             hint = (
                 f"delegraph matrix {' '.join(args.model)} --backends NAME"
@@ -158,26 +160,28 @@ class Lower:
         chosen = _choose_backends(registry, args)
         options = parse_options(chosen.names, args.option)
         if args.quantize:
-            provided(f"{_QUANTIZING}:check_calibration", "--quantize")(
-                args.quantize, args.model, chosen.names
-            )
+            check = provided(f"{_QUANTIZING}:check_calibration", "--quantize")
+            check(args.quantize, args.model, chosen.names)
         if args.output:
             _check_output(registry, chosen.names, args.output)
-        written = [*args.report, *filter(None, [args.output])]
-        expect_places(written, [*filter(None, [file, args.quantize]), *args.input])
+        # ``filter`` leaves out files that the user did not give
+        outputs = [*args.report, *filter(None, [args.output])]
+        inputs = [*args.input, *filter(None, [file, args.quantize])]
+        expect_places(outputs, inputs)
         expect_report_formats(args.report)
-        # the work
         return _outcome(_attempt(model, args, chosen, options))
 
 
 _QUANTIZING = "delegraph_quantize.command"
+"""The module of delegraph-quantize for --quantize."""
 
 
 @dataclass
 class Attempt(LoweringResult):
-    """The results so far.
+    """The results of ``delegraph lower`` so far; see LoweringResult for the other
+    fields.
 
-    ``bytes``: size of the saved program ``output``. ``reports``: paths of the reports.
+    ``bytes``: size of the file ``output``. ``reports``: paths of the written reports.
     """
 
     bytes: int = 0
@@ -199,14 +203,14 @@ class Attempt(LoweringResult):
         }
 
     def text(self) -> str:
-        """Return the text that is printed: its report, and the names of the files
-        written.
+        """Return the text that is printed: the report, and the names of written
+        files.
         """
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
         lines += (
             [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
         )
-        # a single report is at the path that the user gave
+        # the user knows the path of a single report; some formats write several files
         lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
         return "\n".join(lines)
 
@@ -215,13 +219,16 @@ def _is_given(value: Any) -> bool:
     """Return whether the user gave the argument with the parsed ``value``; 0 counts as
     given.
     """
-    # not ``value not in (None, False, [])``, because 0 == False
+    # ``value not in (None, False, [])`` would be wrong for 0, because 0 == False
     return value is not False and value not in (None, [])
 
 
 def _outcome(result: Attempt) -> Outcome:
-    """Return the outcome of the command. Raises Failed if ``result`` has an error."""
+    """Return the outcome of the command. If ``result`` has an error, show its report
+    on stderr and raise Failed.
+    """
     if result.error is not None:
+        # the text of these errors already has the reasons in the report
         explains_itself = (
             isinstance(result.error, NotFullyDelegated)
             or result.error.code == "verification-failed"
@@ -241,9 +248,9 @@ def _attempt(
     """Lower the MODEL as ``args`` say, and write its reports.
 
     ``chosen``: the backends, and the note for the report if the user named none.
-    ``options``: backend -> its options. An error ends the work and is kept in the
-    result. Reports are still written: by formats that report failures, and by all if
-    the error came after lowering.
+    ``options``: backend -> its options. Any exception ends the work and becomes
+    ``error`` of the result. Reports are still written: all of them if the error came
+    after lowering, otherwise only those of formats that report failures.
     """
     result = Attempt(model=model, verbose=args.verbose)
     start = time.perf_counter()
@@ -266,7 +273,9 @@ def _lower(
     chosen: DefaultBackends,
     options: dict[str, dict[str, Any]],
 ) -> None:
-    """Load, lower, verify and save the MODEL; put the results into ``result``."""
+    """Load, lower, verify and save the MODEL ``result.model``; put the results into
+    ``result``. Raises the error of the first step that fails.
+    """
     model = result.model
     backends = chosen.names
     with progress(f"loading {model}"):
@@ -297,12 +306,12 @@ def _lower(
 def _check(
     result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace
 ) -> None:
-    """Compare with eager if ``args`` ask for it, then check the demands of the flags
-    in ``_GATES``.
+    """If a flag requires it, compare the lowered program with eager. Then check the
+    gates: the flags in ``_GATES`` that the user gave.
 
-    Stores the comparisons and the verdict of each gate in ``result``. Raises the error
-    of the first gate that failed, but only after all are checked, so that the report
-    has them all. ``loaded``: the model, with its example inputs.
+    Stores the comparisons and the error of each gate (None if it passed) in ``result``.
+    All gates are checked, so that the report has all errors. After that, the first
+    error is raised. ``loaded``: the model, with its example inputs.
     """
     verifies = bool(args.verify or args.verify_operators or args.input)
     if verifies:
@@ -310,7 +319,7 @@ def _check(
             result.verifications = {
                 m: _verify(lowered, m, loaded, args) for m in lowered.methods
             }
-    # --verify-operators and --input ask for --verify, too
+    # --verify-operators and --input imply --verify
     values = vars(args) | {"verify": verifies}
     for name, check in _GATES.items():
         if _is_given(values[name.replace("-", "_")]):
@@ -324,12 +333,13 @@ def _check(
 
 
 def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) -> Any:
-    """Compare a method with eager on the inputs of --input, or on the model's example
-    inputs.
+    """Compare a method with eager PyTorch on the inputs of each --input; without that
+    flag, on the model's example inputs.
 
-    Returns a Verification; with several --input, the one with the worst figures of each
-    output. ``loaded``: the model. Raises InputError for a program without example
-    inputs: those of --input get their structure.
+    Returns a Verification. With several --input, it has the worst figures of each
+    output over all files. ``loaded``: the model. Raises InputError if a file of --input
+    does not fit, and if the model has no example inputs. Those are needed with --input,
+    too: ``read_inputs`` replaces their tensors by the arrays of the file.
     """
     if loaded.inputs[method] is None:
         hint = (
@@ -343,13 +353,15 @@ def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) ->
         )
     example = (loaded.inputs[method], loaded.kwargs[method])
     program = lowered.exported_program(method)
-    calls = [read_inputs(path, method, program, example) for path in args.input] or [
-        example
-    ]
+    # (arguments, keyword arguments) of each call to compare
+    calls = [example]
+    if args.input:
+        calls = [read_inputs(path, method, program, example) for path in args.input]
     results = [
         lowered.verify(*a, method=method, per_operator=args.verify_operators, **k)
         for a, k in calls
     ]
+    # the class is Verification; importing it at the top would import torch
     return type(results[0]).worst_of(results).within(args.tolerance)
 
 
@@ -383,7 +395,9 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
 
 
 def _accuracy_command(args: argparse.Namespace) -> str:
-    """Return the command that compares every operator of the same lowering with eager."""
+    """Return the ``delegraph accuracy`` command that lowers with the same arguments and
+    compares each operator with eager.
+    """
     parts = ["delegraph", "accuracy", *args.model]
     for backend in args.backend:
         parts += ["--backend", backend]
@@ -395,7 +409,7 @@ def _accuracy_command(args: argparse.Namespace) -> str:
 
 
 def _expect_share(result: Any, args: argparse.Namespace) -> None:
-    """Raise DelegraphError if a smaller share of the operators is delegated than
+    """Raise DelegraphError if the delegated share of the operators is smaller than
     --min-delegated.
     """
     share = result.report.delegated_share
@@ -448,11 +462,10 @@ _share.__name__ = "share from 0 to 1"  # argparse shows this name in errors
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
-    """Return the backends of ``--backend``; without that flag, the default among those
-    that suit the other flags.
+    """Return the backends of ``--backend``, or none for ``--host-only``. Without both
+    flags, return the default backend for the other flags.
 
-    The list is empty for ``--host-only``. Raises UsageError for both flags, and the
-    errors of ``default_backends``.
+    Raises UsageError if both flags are given, and the errors of ``default_backends``.
     """
     if args.host_only:
         if args.backend:
@@ -465,8 +478,8 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     output = FileFormat(args.output, registry) if args.output else None
 
     def suits(info: BackendInfo) -> bool:
-        """Return whether the backend's programs can be saved as --output, and it can
-        quantize if --quantize is given.
+        """Return whether programs of the backend can be saved as --output, and whether
+        the backend has a quantizer if --quantize is given.
         """
         can_save = output is None or output.why_not([info.backend_id]) is None
         return can_save and (info.has_quantizer or not args.quantize)
@@ -475,8 +488,8 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
 
 
 def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> None:
-    """Raise UsageError if programs lowered for these backends cannot be saved in the
-    format of ``output``.
+    """Raise UsageError if programs that are lowered for these backends cannot be saved
+    in the format of the file ``output``.
     """
     file_format = FileFormat(output, registry)
     if not file_format.defines("serialize") and not file_format.defines("write"):

@@ -19,19 +19,20 @@ def stdout_kept() -> Iterator[None]:
     """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of
     the original descriptor 1.
 
-    At the end of the block, the buffers of C are flushed, and descriptor 1 is restored.
-    If Python's ``sys.stdout`` does not write to descriptor 1, as in tests, it is left
-    alone.
+    At the end of the block, the buffers of C are flushed, and descriptor 1 and
+    ``sys.stdout`` are restored. If ``sys.stdout`` does not write to descriptor 1, as in
+    tests, only the descriptor is redirected.
     """
     original = os.dup(1)
     before = sys.stdout
     os.dup2(2, 1)  # from here on, descriptor 1 is stderr
     writes_to_1 = False
-    # sys.stdout is not a file, as in tests
+    # suppressed: sys.stdout is no file and has no descriptor
     with contextlib.suppress(OSError, AttributeError, ValueError):
         writes_to_1 = before.fileno() == 1
     try:
         if writes_to_1:
+            # the ``with`` statement also assigns the opened file to sys.stdout
             with open(
                 original,
                 "w",

@@ -16,7 +16,8 @@ def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all installed compilers (``CompilerSpec.options``) to
     ``parser``.
 
-    Raises PluginConflict if two distributions have one flag, or if the command has it.
+    Raises PluginConflict if two distributions declare the same flag, or if the command
+    itself has that flag.
     """
     owners: dict[str, str] = {}
     for spec, record in default_registry().declared(CompilerSpec):
@@ -35,8 +36,8 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
     """Return the compiler that the user's flags choose, for
     ``delegraph.lower(compiler=...)``.
 
-    None if no flag of a compiler is given. Raises UsageError for flags of several, and
-    the errors of the compiler for a wrong value.
+    None if no flag of a compiler is given. Raises UsageError if the flags belong to
+    several compilers, and the errors of the compiler for a wrong value.
     """
     chosen: list[tuple[str, dict[str, Any]]] = []  # full name, options
     for spec, record in default_registry().declared(CompilerSpec):
@@ -59,8 +60,8 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
 
 
 def expect_installed(words: Sequence[str]) -> None:
-    """Raise UsageError if one of ``words``, which a command does not know, is a flag of
-    a compiler that is missing.
+    """Raise UsageError if one of ``words`` is a flag of a compiler that is not
+    installed. ``words``: those that a command does not know.
     """
     declared = default_registry().declared(CompilerSpec)
     installed = {flag.name for spec, _ in declared for flag in spec.options}
@@ -78,7 +79,10 @@ def expect_installed(words: Sequence[str]) -> None:
 def _add_flag(
     parser: argparse.ArgumentParser, spec: CompilerSpec, flag: FlagSpec
 ) -> None:
-    """Add one flag. Its value is None if it is not given."""
+    """Add ``flag`` to ``parser``. If the user does not give the flag, its value is
+    None; if the user gives it without a value, ``flag.bare``.
+    """
+    # the keyword arguments of ``add_argument``
     given: dict[str, Any] = {
         "dest": _place(spec, flag),
         "help": flag.help.replace("%", "%%"),
@@ -94,7 +98,10 @@ def _add_flag(
 
 
 def _place(spec: CompilerSpec, flag: FlagSpec) -> str:
-    """Return the attribute of the parsed arguments that has the value of a flag."""
+    """Return the attribute of the parsed arguments that has the value of a flag.
+
+    With its slash it differs from all attributes of the command itself.
+    """
     return f"{spec.name}/{flag.name}"
 
 
@@ -103,7 +110,7 @@ def _split(text: str) -> list[str]:
 
 
 def _conflict(flag: FlagSpec, text: str) -> PluginConflict:
-    """Return the error for a flag that several would have."""
+    """Return the error for a flag with several owners, which ``text`` names."""
     hint = "set DELEGRAPH_DISABLE_PLUGINS to one of the distributions"
     return PluginConflict(
         "plugin-conflict", f"{text} the flag --{flag.name}", hint=hint

@@ -27,8 +27,8 @@ _UNREADABLE = (
     MemoryError,
     zipfile.BadZipFile,
 )
-"""Errors that numpy, zipfile and their parsers raise for damaged files. A header may
-state a shape that is larger than the memory.
+"""Errors that numpy, zipfile and their parsers raise for damaged files. MemoryError is
+among them, because the header of a damaged file may have a huge shape.
 """
 
 
@@ -62,8 +62,8 @@ def _read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
 
 @contextlib.contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
-    """A block that turns errors about a damaged file into an InputError. ``kind``: the
-    expected suffix, for errors.
+    """A block that turns errors about a damaged file into an InputError. An InputError
+    from inside passes unchanged. ``kind``: the expected suffix, for errors.
     """
     try:
         yield
@@ -78,15 +78,15 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
 def read_inputs(
     path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]
 ) -> tuple[Any, Any]:
-    """Return arguments and keyword arguments for ``method``: those of ``example``, with
-    the arrays of a ``.npz`` file as tensors.
+    """Return arguments and keyword arguments for ``method``: those of ``example``, in
+    which the arrays of a ``.npz`` file replace the tensors.
 
     ``program``: the method's program, which has the names of the inputs. In the file,
     arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the
-    order of the tensor inputs, as ``numpy.savez(file, *arrays)`` does. A name with the
-    method in front, such as ``forward.x``, takes precedence, for a file with inputs of
-    several methods. Inputs that are no tensors stay those of ``example``. Raises
-    InputError if the file cannot be read or lacks an array.
+    order of the tensor inputs, as ``numpy.savez(file, *arrays)`` does. A file with
+    inputs of several methods has names such as ``forward.x``, which take precedence.
+    Inputs that are no tensors are not replaced. Raises InputError if the file cannot be
+    read, lacks an array, or has an array that torch cannot convert.
     """
     import torch
     from delegraph_programs import user_inputs
@@ -95,8 +95,9 @@ def read_inputs(
     arrays = _read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)
     names = [node.name for node in user_inputs(program)]
-    # positions among all inputs
+    # positions of the tensor inputs among all inputs
     tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    # ``position``: place among the tensor inputs, ``k``: place among all inputs
     for position, k in enumerate(tensors):
         keys = (
             f"{method}.{names[k]}",
@@ -123,8 +124,9 @@ def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> An
     """Return the file's ``array``, called ``key``, as a tensor for an input of
     ``dtype``.
 
-    It keeps its own type, which the call checks later; only for bfloat16 inputs it is
-    converted. Raises InputError for a type that torch lacks.
+    For a bfloat16 input, the tensor is converted. Otherwise it keeps the type of the
+    array, even if that is not ``dtype``: the call of the program checks the type later.
+    Raises InputError for a type that torch lacks.
     """
     import torch
 

@@ -30,15 +30,15 @@ _FORM = (
     " an ExportedProgram or a dict"
 )
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
-"""Keys of the dict that a model file may return; each dict in its ``methods`` may have
-the first four.
+"""Keys of the dict that a model file may return. If it has ``methods``, the dict of each
+method may have the first four keys.
 """
 
 
 @dataclass
 class GivenModel:
-    """A loaded model: the arguments of ``delegraph.lower``, each as a mapping by
-    method.
+    """A loaded model: the arguments of ``delegraph.lower``, as mappings from the name of
+    each method.
 
     ``programs``: modules or ExportedPrograms. ``inputs``: example inputs; None for an
     ExportedProgram without any.
@@ -82,8 +82,8 @@ def read_model(text: str) -> GivenModel:
     function.
 
     Raises UsageError if there is no such file, function or scheme, FormatError for a
-    damaged ``.pt2`` file, InputError if the file's code fails or returns something else
-    than a model.
+    damaged ``.pt2`` file, InputError if the file's code fails or does not return a
+    model. For ``scheme:name`` also raises the errors of ``from_elsewhere``.
     """
     declared = _by_scheme(text)
     if declared is not None:
@@ -137,11 +137,11 @@ def from_elsewhere(
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
     """Return the declaration of the scheme in ``scheme:name``, and the name; None if
-    ``text`` is to be read as a file.
+    ``text`` means a file.
 
-    A text without a colon, or with a ``.`` or ``/`` before the first one, is that of a
-    file, and so is the name of a file that exists. Raises UsageError if no plugin
-    declares the scheme.
+    It means a file if it is the name of an existing file, has no colon, or has a ``.``
+    or ``/`` before the first colon. Otherwise raises UsageError if no plugin declares
+    the scheme, and other errors of ``Registry.find``.
     """
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():
@@ -181,10 +181,12 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
 
 
 def _as_dict(described: Any, text: str) -> Mapping[str, Any]:
-    """Return a method, or a whole model, in the form of a dict.
+    """Return a method, or a whole model, in the form of a dict. ``text`` names the model
+    in errors.
 
-    A tuple becomes a dict with ``model``, ``args`` and maybe ``kwargs``. An
-    ExportedProgram becomes the ``model``. Raises InputError for any other form.
+    A dict stays as it is. A tuple becomes a dict with ``model``, ``args`` and, if it has
+    three items, ``kwargs``. An ExportedProgram becomes a dict with ``model`` alone.
+    Raises InputError for any other form.
     """
     from torch.export import ExportedProgram
 
@@ -197,16 +199,19 @@ def _as_dict(described: Any, text: str) -> Mapping[str, Any]:
         raise _wrong(
             f"{text} returned {_describe(described)}; a model file has {_FORM}"
         )
+    # not strict: the tuple has the values of the first two or three keys
     return dict(zip(_KEYS, described, strict=False))
 
 
 def _add_method(
     model: GivenModel, text: str, method: str, fields: Mapping[str, Any]
 ) -> None:
-    """Add a method, which ``fields`` describe, to ``model``.
+    """Add a method, which ``fields`` describe, to ``model``. ``text`` names the model in
+    errors.
 
-    An ExportedProgram without ``args`` has its own example inputs. Raises InputError if
-    ``fields`` lack a model, and for example inputs of another type.
+    For an ExportedProgram without ``args``, the example inputs are those that it stores.
+    Raises InputError if ``fields`` lack a model, or if the example inputs are no tuple
+    or list.
     """
     from torch.export import ExportedProgram
 
@@ -224,7 +229,9 @@ def _add_method(
 
 
 def _add_program(model: GivenModel, method: str, program: Any) -> None:
-    """Add a method that is an ExportedProgram, with the example inputs that it has."""
+    """Add the ExportedProgram ``program`` as a method. Its example inputs are those that
+    it stores; None if it stores none.
+    """
     args, kwargs = program.example_inputs or (None, {})
     model.add(method, program, args, kwargs)
 
@@ -242,6 +249,7 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
 
 
 def _wrong(text: str) -> InputError:
+    """Return the error for a model file that returned a wrong value."""
     return InputError("input-invalid", text)
 
 
@@ -263,8 +271,8 @@ def _describe(value: Any) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """Return the file of a MODEL, without loading it; None for ``scheme:name``. Raises
-    UsageError if it does not exist.
+    """Return the file of a MODEL, without loading the model; None for ``scheme:name``.
+    Raises UsageError if the file or the scheme does not exist.
     """
     return None if _by_scheme(text) is not None else _path_and_function(text)[0]
 
@@ -309,7 +317,8 @@ def _load_exported(path: Path) -> Any:
             ):
                 importlib.import_module(_QUANTIZED)
                 return _load_exported(path)
-            # the first error is about the format that the file has
+            # torch tries the present format first, then older ones: the first error is
+            # the one that helps
             why = [*logged, _in_short(e)][0]
             raise FormatError(
                 "format-invalid",
@@ -319,16 +328,18 @@ def _load_exported(path: Path) -> Any:
 
 @contextmanager
 def _logged_errors(name: str) -> Iterator[list[str]]:
-    """A block in which exceptions logged by the logger ``name`` are collected as
-    one-line texts, and not shown.
+    """A block in which messages of the logger ``name`` are not shown. The block's value
+    is a list that collects their exceptions as one-line texts.
 
     If torch cannot read a file, it logs the error and tries an older format. It raises
-    only the error of the latter.
+    only the error of the older format.
     """
     errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        """The filter: keep the exception of a message, and do not show the message."""
+        """Add the exception of a message to ``errors``. Returns False, so the logger does
+        not show the message.
+        """
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             errors.append(_in_short(error))
@@ -343,7 +354,7 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
 
 
 def _in_short(error: BaseException) -> str:
-    """``type: first line of the message`` of an exception."""
+    """Return ``type: first line of the message`` of an exception."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
@@ -351,9 +362,9 @@ def _run_file(path: Path) -> ModuleType:
     """Run the file as a module and return the module. Raises InputError if the file's
     code fails.
 
-    The file's folder is appended to ``sys.path``, so that the file can import its
-    neighbours. As the folder comes last, the neighbours do not shadow installed
-    modules.
+    The file's folder is appended to ``sys.path``, so that the file can import other
+    modules in that folder. As the folder comes last, these modules do not shadow
+    installed ones.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -372,8 +383,9 @@ def _find_function(
     """Return the function ``name`` of a model file. Raises UsageError if the file has
     no such function.
 
-    If ``name`` is None: the function ``model``, else the one with the file's name, else
-    the only public one that can be called without arguments.
+    If ``name`` is None, return the function ``model``. Without that one, return the
+    function that is called like the file; without both, the only public function that
+    can be called without arguments.
     """
     # functions that the file defines itself, not those that it imports
     functions = {
@@ -381,6 +393,7 @@ def _find_function(
         for n, f in vars(module).items()
         if inspect.isfunction(f) and f.__module__ == module.__name__
     }
+    # names of public functions that can be called without arguments
     fitting = [
         n
         for n, f in functions.items()
@@ -411,10 +424,11 @@ def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
-    """Call ``run`` and return its result. An error becomes an InputError with the line
-    of ``path`` that led to it.
+    """Call ``run``, which executes code of the file ``path``, and return its result.
 
-    The working directory is the same afterwards.
+    The working directory is restored. Raises InputError in place of every exception
+    except KeyboardInterrupt. The source of the error is the innermost line of ``path``
+    in the traceback, if there is one.
     """
     try:
         with working_directory_kept():
@@ -429,7 +443,7 @@ def _guard(run: Callable[[], Any], path: Path) -> Any:
                 line = Source(frame.filename, number, frame.name, frame.line or "")
         text = _in_short(e)
         hint = None
-        # such as that of a standard stream that the file closes
+        # ``GuardedStream`` raises an InputError with a hint of its own
         if isinstance(e, InputError):
             text = e.message
             hint = e.hint

@@ -40,8 +40,8 @@ class Outcome:
 
 
 class Failed(Exception):
-    """A command failed with ``error``. With ``--json``, its results so far,
-    ``content``, are added to the error.
+    """A command failed with ``error``. With ``--json``, ``content`` is added to the
+    error: the results of the command so far.
     """
 
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
@@ -80,8 +80,8 @@ def _requirement_with_module(module: str) -> str | None:
     """Return the requirement of delegraph, such as ``pluggy>=1.5``, that provides
     ``module``; None if none does.
 
-    A requirement is found by its name, which is that of its module for each
-    distribution that delegraph requires.
+    The requirement is the one with the same name as the module: each distribution that
+    delegraph requires is called like its module.
     """
     try:
         requirements = metadata.requires("delegraph") or []
@@ -111,7 +111,7 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 def as_json(outcome: Outcome) -> str:
     """Return an outcome as the text of one JSON object, with its schema first."""
-    # a report has its own
+    # a report has a schema of its own, which is left out
     fields = {
         name: value for name, value in outcome.content.items() if name != "schema"
     }
@@ -126,8 +126,8 @@ def json_text(content: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value``, at any depth, with keys as str, None for infinity and NaN, and
-    the names of classes in their place.
+    """Return a copy of ``value`` for JSON: keys become str, infinity and NaN become
+    None, classes become their names, at any depth.
     """
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
@@ -141,7 +141,7 @@ def _plain(value: Any) -> Any:
 def expect_file(path: Path) -> None:
     """Raise UsageError unless ``path`` is a regular file that can be read.
 
-    It may be a folder if files of its format are folders.
+    A folder is accepted if files of its format are folders.
     """
     if _is_package(path):
         return
@@ -160,16 +160,18 @@ def expect_file(path: Path) -> None:
 def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     """Check, before the work, the files that a command will write and read.
 
-    Raises WriteError if one of ``written`` cannot be written, UsageError if it is there
-    twice or is also in ``read``.
+    Raises WriteError if a file in ``written`` cannot be written. Raises UsageError if
+    one file is twice in ``written``, or in ``written`` and in ``read``; streams such as
+    ``/dev/stdout`` may be.
     """
     # file -> why nothing else may be written to it
     taken = {_file_identity(path): "is read" for path in read}
     for path in written:
-        # a folder that is replaced is renamed, which its parent has to permit
+        # An existing folder is replaced by renaming another one, which needs permission
+        # to write in its parent. ``.new`` is such a new file.
         expect_writable(path.parent / ".new" if _is_package(path) else path)
         file = _file_identity(path)
-        # streams take several contents
+        # several contents can be written to a stream, one after the other
         if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):
             raise UsageError(
                 "usage-invalid", f"{path} {taken[file]}; write to another file"
@@ -178,11 +180,13 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Return whether ``path`` is a folder, and files of its format are folders."""
-    # unlike a Path, os.path takes a name that is too long
+    """Return whether ``path`` is a folder, and files of the format with its suffix are
+    folders.
+    """
+    # for a name that is too long, os.path returns False, and a Path raises OSError
     if not os.path.isdir(path):
         return False
-    # imported late because they need pluggy
+    # imported late because these modules need pluggy
     from ..discovery.registry import default_registry
     from ..plugin import FormatSpec
 
@@ -206,19 +210,21 @@ def _file_identity(path: Path) -> object:
 def output_path(text: str) -> Path:
     """For argparse: a path to write to.
 
-    While a command runs, descriptor 1 is stderr, and ``sys.stdout`` writes to another
-    descriptor (``cli.native``). So the path of that other descriptor is returned for
-    ``/dev/stdout``.
+    While a command runs, descriptor 1 is stderr, and the original stdout has another
+    descriptor (``cli.native_output``). So for ``/dev/stdout`` this returns the path of
+    that other descriptor. While arguments are parsed, ``sys.stdout`` has it.
     """
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
-        # closed, or replaced by an object that is no file
+        # suppressed: sys.stdout is closed, or replaced by an object that is no file
         with contextlib.suppress(OSError, AttributeError):
             return Path(f"/dev/fd/{sys.stdout.fileno()}")
     return Path(text)
 
 
 def natural_number(text: str) -> int:
-    """For argparse: an integer from 0 on."""
+    """Convert ``text`` to an integer from 0 on, for argparse. Raises ArgumentTypeError
+    for a negative number, ValueError if it is no integer.
+    """
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative")
@@ -229,8 +235,8 @@ natural_number.__name__ = "natural number"  # argparse shows this name in errors
 
 
 def show(text: str) -> None:
-    """Replace the last line on a terminal by ``text``. Does nothing if stderr is no
-    terminal.
+    """Replace the current line of the terminal by ``text``. If stderr is no terminal,
+    do nothing.
     """
     if terminal.is_watched():
         terminal.clear_line()
@@ -242,11 +248,11 @@ def working_directory_kept() -> Iterator[None]:
     """A block after which the working directory is as before, so that paths of the
     command line keep their meaning.
 
-    Code of a model may change it: its file when it is run, and ``forward`` when it is
-    exported or called.
+    Code of a model may change the working directory, for example in its file or in
+    ``forward``.
     """
     before = None
-    with contextlib.suppress(OSError):  # it may have been deleted
+    with contextlib.suppress(OSError):  # the directory may have been deleted
         before = os.getcwd()
     try:
         yield
@@ -269,10 +275,10 @@ def progress(text: str) -> Iterator[None]:
 
     On a terminal this is one line, which is removed at the end. Otherwise a line is
     written every INTERVAL seconds. The engine logs to ``delegraph.progress``, for
-    example which partition a backend compiles. The working directory is the same after
-    the block.
+    example which partition a backend compiles. The block also restores the working
+    directory (``working_directory_kept``).
     """
-    state = _ProgressHandler(text)
+    handler = _ProgressHandler(text)
     over = threading.Event()
     start = time.monotonic()
     watched = terminal.is_watched()
@@ -282,16 +288,16 @@ def progress(text: str) -> Iterator[None]:
         a thread of its own.
         """
         while not over.wait(1.0 if watched else INTERVAL):
-            line = f"{state.text}, {time.monotonic() - start:.0f} s ..."
+            line = f"{handler.text}, {time.monotonic() - start:.0f} s ..."
             show(line) if watched else terminal.tell(line)
 
     if watched:
-        terminal.tell(f"{state.text} ...", end="")
+        terminal.tell(f"{handler.text} ...", end="")
     thread = threading.Thread(target=write_lines, daemon=True)
     logger = logging.getLogger("delegraph.progress")
     level = logger.level
     logger.setLevel(logging.INFO)
-    logger.addHandler(state)
+    logger.addHandler(handler)
     thread.start()
     try:
         with working_directory_kept():
@@ -299,14 +305,16 @@ def progress(text: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        logger.removeHandler(state)
+        logger.removeHandler(handler)
         logger.setLevel(level)
         if watched:
             terminal.clear_line()
 
 
 class _ProgressHandler(logging.Handler):
-    """Keeps the text of the command, followed by the last logged message, in ``text``."""
+    """Has in ``text`` the activity of the command, and after it the last logged
+    message.
+    """
 
     def __init__(self, activity: str) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ class Command(Protocol):
         """Add the command's arguments to ``parser``, which already has ``--json`` and
         ``--debug``.
 
-        Must not import torch, since ``delegraph COMMAND --help`` calls it, too. Shell
+        Must not import torch, since ``delegraph COMMAND --help`` also calls this. Shell
         completion suggests values for arguments with the metavar BACKEND, MODEL or
         BACKEND.OPTION=VALUE, and for positional ones with FILE.
         """
@@ -41,8 +41,8 @@ def parse_options(
     """Return backend -> {option: value}, for texts ``BACKEND.OPTION=VALUE`` of
     ``--option``.
 
-    Raises BackendNotFound for an unknown backend, OptionError for a wrong option or a
-    backend not in ``backends``.
+    Raises OptionError for a wrong option, and for an option of a backend that is not in
+    ``backends``; BackendNotFound or PluginConflict for a name in ``backends``.
     """
     specs = {name: default_registry().spec(name) for name in backends}
     texts = split_assignments(assignments, backends)

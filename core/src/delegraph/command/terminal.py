@@ -23,8 +23,8 @@ from ..io.escape import printable
 def show(text: str, end: str = "\n") -> None:
     """Write a result to stdout. Raises WriteError if it cannot be written.
 
-    If the reader of a pipe has stopped, as ``head`` does, that is no error: the rest of
-    the result is dropped.
+    If stdout is a pipe and its reader, such as ``head``, has ended, the rest of the
+    result is dropped without an error.
     """
     if sys.stdout is None or sys.stdout.closed:
         raise WriteError(
@@ -34,7 +34,8 @@ def show(text: str, end: str = "\n") -> None:
         sys.stdout.write(_safe(text, sys.stdout) + end)
         sys.stdout.flush()
     except OSError as e:
-        # stdout becomes /dev/null; otherwise Python would flush again at exit, and fail
+        # stdout becomes /dev/null: otherwise Python would write the rest at exit, which
+        # would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(e, BrokenPipeError):
             raise WriteError(
@@ -44,11 +45,11 @@ def show(text: str, end: str = "\n") -> None:
 
 
 class GuardedStream:
-    """A standard stream that code of models and plugins cannot close; everything else
-    goes to ``stream``.
+    """A standard stream that code of models and plugins cannot close. All other methods
+    are those of ``stream``. ``name``: for the error, such as ``sys.stdout``.
 
-    Without it, a model that closes ``sys.stdout`` would take the errors of the command
-    with it.
+    Without this class, a model that closes ``sys.stdout`` would also suppress the errors
+    of the command.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -77,14 +78,14 @@ class GuardedStream:
         )
 
     def detach(self) -> NoReturn:
-        """Raise InputError: without its buffer the stream is of no use."""
+        """Raise InputError: the command cannot use a stream without its buffer."""
         self.close()
 
 
 @contextlib.contextmanager
 def streams_guarded() -> Iterator[None]:
-    """A block in which ``sys.stdout`` and ``sys.stderr`` write to stderr, and cannot be
-    closed.
+    """A block in which ``sys.stdout`` and ``sys.stderr`` both write to stderr, and code
+    cannot close them. If there is no stderr, the block changes nothing.
     """
     before = sys.stdout, sys.stderr
     if sys.stderr is not None:
@@ -100,14 +101,14 @@ def streams_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def messages_kept() -> Iterator[None]:
-    """A block with messages that reach stderr even if code in it replaces
-    ``sys.stderr``, or closes its descriptor.
+    """A block in which ``tell`` writes to the present stderr, even if code in the block
+    replaces ``sys.stderr`` or closes its descriptor.
     """
     global _messages, _descriptor
     before = _messages, _descriptor
     _messages = sys.stderr
     _descriptor = None
-    # stderr is closed, or no file, as in tests
+    # suppressed: stderr is closed, or is no file, as in tests
     with contextlib.suppress(OSError, ValueError, AttributeError):
         _descriptor = os.dup(sys.stderr.fileno())
     try:
@@ -119,16 +120,18 @@ def messages_kept() -> Iterator[None]:
 
 
 _messages: TextIO | None = None
-"""Where messages go inside of ``messages_kept``; None outside of it, where they go to
-``sys.stderr``.
+"""The stream for messages inside of ``messages_kept``. None outside of it: messages then
+go to ``sys.stderr``.
 """
 _descriptor: int | None = None
 """A copy of stderr's descriptor, for messages if the stream was closed."""
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write a message that is no result to stderr. Errors are ignored, because they
-    could not be shown.
+    """Write a message that is no result to stderr.
+
+    If the stream was closed, ``messages_kept`` has a copy of its descriptor, which gets
+    the message. Errors of writing are ignored, because nothing could show them.
     """
     stream = _messages or sys.stderr
     try:
@@ -152,14 +155,15 @@ def is_watched() -> bool:
 
 
 def occupy_closed_descriptors() -> None:
-    """Open /dev/null as each closed standard stream; otherwise the next opened file
-    would get its descriptor.
+    """Open /dev/null in place of each standard stream that is closed. Otherwise the next
+    opened file would get the descriptor of that stream, and prints would go into the
+    file.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            # gets the lowest free descriptor, which is this one
+            # the system assigns the lowest free descriptor, which is ``descriptor``
             os.open(os.devnull, os.O_RDWR)
 
 

@@ -47,10 +47,11 @@ def read_declarations(
     """Register ``plugin`` (a module or an object) in ``manager`` and call its hooks;
     return ``record`` with its declarations.
 
-    Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``; the
-    plugin is then not registered. Backends that cannot be used here are recorded as
-    faults. The whole plugin gets the first of these faults if it has nothing else to
-    use, or if that backend was written for another plugin API.
+    Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``, and
+    any error of the hooks; the plugin is then not registered. Each backend that cannot
+    be used here gets a fault in ``record.faults``. In two cases the first of these
+    faults is also that of the whole plugin: if that backend was written for another
+    plugin API, or if nothing else in the plugin can be used.
     """
     try:
         return _register_and_read(manager, plugin, record)
@@ -63,7 +64,9 @@ def read_declarations(
 def _register_and_read(
     manager: pluggy.PluginManager, plugin: Any, record: PluginRecord
 ) -> PluginRecord:
-    """As ``read_declarations``; after an error the plugin may stay registered."""
+    """Do the work of ``read_declarations``. After an error, the plugin may still be
+    registered in ``manager``.
+    """
     try:
         manager.register(plugin, record.full_name)
     except pluggy.PluginValidationError as e:
@@ -78,7 +81,7 @@ def _register_and_read(
         if fault is not None:
             faults[spec.name] = fault
     first = next(iter(faults.values()), None)
-    # its other hooks may be of another API version, too
+    # The plugin's other hooks may be of that API version as well: they are not called.
     if first is not None and first.status is Status.INCOMPATIBLE:
         return replace(record, declarations=tuple(backends), faults=faults).failed(
             first
@@ -90,8 +93,8 @@ def _register_and_read(
             others += _call_hook(manager, plugin, hook)
     _check_names([*backends, *others])
     checked = replace(record, declarations=(*backends, *others), faults=faults)
-    # One backend may need more than the rest of the plugin: an extra that is not
-    # installed does not disable the rest.
+    # A backend may need an extra that is not installed. That does not disable the rest
+    # of the plugin.
     has_backend = len(faults) < len(backends)
     has_other = any(d.alone and not missing(d.requires) for d in others)
     if first is None or has_backend or has_other:
@@ -100,10 +103,12 @@ def _register_and_read(
 
 
 def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequence[Any]:
-    """Call the hook of this one plugin; return its declarations, none if it lacks the
-    hook. (A joint call of all plugins would end at the first exception.)
+    """Call the hook of ``plugin`` and return its declarations; none if the plugin does
+    not implement the hook.
 
-    Raises PluginDefect for anything but a list of the hook's kind of declaration.
+    Raises PluginDefect if the hook does not return a list or tuple of its kind of
+    declaration. (pluggy's own call of a hook calls all plugins, and would end at the
+    first exception.)
     """
     wanted = DECLARATION_OF[hook].__name__
     implementations = getattr(manager.hook, hook).get_hookimpls()
@@ -134,8 +139,8 @@ def _shown(value: Any) -> str:
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """Raise PluginDefect for an unknown hook name, and for a hook without its
-    decorator: pluggy ignores both.
+    """Raise PluginDefect for a hook with an unknown name, and for a function with the
+    name of a hook but without the decorator. pluggy ignores both.
     """
     implemented = manager.get_hookcallers(plugin) or []
     for caller in implemented:
@@ -160,7 +165,7 @@ def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
 def _check_names(declarations: Sequence[Declaration]) -> None:
     """Raise PluginDefect if two declarations of one kind have the same key.
 
-    The key of a partitioner is its backend, which may have several.
+    Partitioners are exempt: their key is the backend, which may have several.
     """
     seen: set[tuple[type, str]] = set()
     for declared in declarations:
@@ -204,8 +209,8 @@ def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
 def resolve(spec: Declaration, record: PluginRecord) -> Any:
     """Import and return the target of ``spec``, which the plugin ``record`` declares.
 
-    Raises PluginBroken if the import fails (its error is the cause) or the object is
-    not of the declared kind.
+    Raises PluginBroken if the import fails, with the error of the import as cause, or
+    if the object is not of the declared kind.
     """
     title = f"{spec.noun} {spec.target!r} of {record.owner}"
     try:
@@ -263,9 +268,11 @@ def registered_backend(
     """Return the record of a backend that ``Registry.register`` adds; the arguments are
     those of ``register``.
 
-    ``backend``: its class or BackendSpec. Raises PluginBroken for an object of the
-    wrong kind, and for options with a partitioner instance.
+    ``backend``: its class or BackendSpec. If the backend cannot be used here, the record
+    has the fault. Raises PluginBroken for an object of the wrong kind, and if there are
+    options but ``partitioner`` is an instance, which can take none.
     """
+    # see ``PluginRecord.objects``; ``_target`` adds to it
     objects: dict[str, Any] = {}
     if isinstance(backend, BackendSpec):
         spec = replace(
@@ -311,7 +318,7 @@ def registered_backend(
 
 def _check_kind(declaration: Declaration, value: Any) -> None:
     """Raise PluginBroken unless ``value`` is of the declared kind. A partitioner may
-    also be an instance.
+    also be an instance of such a class.
     """
     is_instance = isinstance(declaration, PartitionerSpec) and not isinstance(
         value, type
@@ -333,8 +340,8 @@ def _check_kind(declaration: Declaration, value: Any) -> None:
 
 
 def _target(value: Any, objects: dict[str, Any]) -> str:
-    """Return the target of ``value``: itself if it is a str, else a new key of
-    ``objects``, which keeps it.
+    """Return the target of ``value``. A str is the target itself. Any other object is
+    stored in ``objects``, and its key there is the target.
     """
     if isinstance(value, str):
         return value

@@ -29,8 +29,8 @@ _SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
 _NOT_SHOWN = {*sys.stdlib_module_names, "delegraph", "delegraph_programs"} - {
     "__main__"
 }
-"""Packages with lines that are not shown for a plugin's error. The plugin's call of
-them is more useful.
+"""Packages of which no line is shown for a plugin's error. The line of the plugin that
+calls such a package is more useful.
 """
 
 
@@ -50,15 +50,17 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
 
 
 def name_and_text(error: BaseException) -> str:
-    """Return the name of an exception's class and the first line of its text."""
-    try:  # ``__str__`` may be the plugin's code, and fail
+    """Return the name of an exception's class and the first line of its text; only the
+    text for exceptions in ``_SELF_EXPLANATORY``.
+    """
+    try:  # ``__str__`` may be code of the plugin that fails
         text = str(error).strip().partition("\n")[0][:_LONGEST]
     except KeyboardInterrupt:
         raise
     except BaseException as e:
         text = f"its message cannot be shown, as that raises {type(e).__name__}"
     if isinstance(error, KeyError):
-        text = repr(error.args)  # its text may be the key alone
+        text = repr(error.args)  # the text of a KeyError may be the key alone
     if isinstance(error, _SELF_EXPLANATORY):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -66,9 +68,9 @@ def name_and_text(error: BaseException) -> str:
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
     """Return ``file:line`` of the plugin's code that ``describe`` shows; None if the
-    traceback has no such line.
+    traceback has no such line. ``own``: see ``describe``.
     """
-    # the traceback ends at the import; the error names the line with the mistake
+    # a traceback ends at the import; a SyntaxError has the line with the mistake
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}" if error.filename else None
     own_packages = {_package(name) for name in own}
@@ -92,8 +94,8 @@ def _package(module: str) -> str:
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:
-    """Return a hint for the error with which a plugin failed: for users and, if it is a
-    defect, for the plugin's authors.
+    """Return a hint for the error with which the plugin ``record`` failed. If the error
+    is a defect of the plugin, the hint is also for its authors.
     """
     owner = record.distribution
     if isinstance(error, ShadowedByWorkingDirectory):
@@ -118,17 +120,20 @@ def advice(error: BaseException, record: PluginRecord) -> str:
 
 
 def without(record: PluginRecord) -> str:
-    """Return the hint how to disable the plugin."""
+    """Return the hint how to disable the plugin ``record``."""
     return f"to go on without it, set {DENY}={record.distribution}"
 
 
 def _absent_module(name: str, record: PluginRecord) -> str:
-    """Return the hint for the missing module ``name``.
+    """Return the hint for the module ``name``, which the plugin ``record`` imports and
+    which is missing.
 
-    If a target or the light module lies in the same package, or if the light module
-    itself is missing, the plugin is incomplete.
+    The plugin is incomplete if the module belongs to the package of a target or of the
+    light module, or if the light module itself is missing. Otherwise the user has to
+    install another package.
     """
     top = _package(name)
+    # ``location`` is a folder if the light module was not found
     is_own = (
         top in map(_package, record.modules[1:])
         or f"{os.sep}{top}" in os.path.splitext(record.location)[0]
@@ -147,18 +152,19 @@ def _absent_module(name: str, record: PluginRecord) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"``, where x is the name in ``known`` that is
-    nearest to ``name``; "" if none is near.
+    nearest to ``name``; "" if no name is near.
     """
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in ``known`` that ``name`` was probably meant to be; None if none
-    is near. Case does not count.
+    """Return the name in ``known`` that is most similar to ``name``, without regard to
+    case; None if no name is similar.
     """
     from difflib import get_close_matches  # most commands do not need it
 
+    # name in lower case -> name
     by_lower: dict[str, str] = {}
     for candidate in known:
         by_lower.setdefault(candidate.lower(), candidate)

@@ -37,8 +37,8 @@ COMMANDS = (
         "print a script that completes in a shell",
     ),
 )
-"""The core's commands. They are looked up here first, so that they work without reading
-any plugin.
+"""The core's commands. The command line looks here first, so that these commands work
+without reading any plugin.
 """
 
 REPORTS = (
@@ -63,8 +63,8 @@ _GROUPS: Mapping[type[Declaration], str] = {
 
 
 class Provider(NamedTuple):
-    """A distribution of this project. ``install``: the requirement for pip, such as
-    ``delegraph-iree[engine]``.
+    """A distribution of this project. ``install``: the text for ``pip install``, with
+    an extra if one is needed, such as ``delegraph-iree[engine]``.
     """
 
     distribution: str
@@ -81,8 +81,8 @@ class Provider(NamedTuple):
 
 
 def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
-    """Return the distribution of this project that declares ``name``; None if none
-    does.
+    """Return the distribution of this project that declares ``name``, installed or not;
+    None if no distribution declares it.
 
     ``kind``: the class of the declaration, or "runtimes" for runtimes that execute
     whole files, or "flags" for flags of compilers. Backends are found by their name and
@@ -109,11 +109,12 @@ def _providers() -> dict[tuple[str, str], Provider]:
     """
     found = {}
     for distribution, described in _our_distributions().items():
+        # ``plain`` installs no extra, ``whole`` installs the one that backends need
         plain = Provider(distribution, distribution)
         whole = Provider(distribution, described.get("install", distribution))
         for group in (*_GROUPS.values(), "runtimes", "flags"):
             for name in described.get(group, ()):
-                # formats, reports and commands work without the extra
+                # only these three kinds need the extra
                 found[group, name] = (
                     whole if group in ("backends", "models", "runtimes") else plain
                 )
@@ -134,10 +135,10 @@ def provided(target: str, feature: str) -> Any:
     """Import and return ``target``, an object of another first-party distribution.
 
     Raises PluginUnavailable, with the pip command as hint, if that distribution is not
-    installed. ``feature``: the feature that needs it, for the error.
+    installed. ``feature``: the feature that needs ``target``, for the error.
     """
-    # a first-party distribution is called as its package: delegraph-analysis has
-    # delegraph_analysis
+    # a first-party distribution is called like its package: delegraph-analysis has the
+    # package delegraph_analysis
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):
         distribution = package.replace("_", "-")

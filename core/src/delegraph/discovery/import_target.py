@@ -18,8 +18,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 class ShadowedByWorkingDirectory(ImportError):
-    """The module would be loaded from the working directory, where it is neither
-    installed nor put on the path.
+    """The module would be loaded from the working directory, although it is not
+    installed there and the user did not put that folder on the path.
     """
 
 
@@ -43,6 +43,7 @@ def installed_path() -> list[str]:
     come from the installation (the ``.pth`` file of an editable install).
     """
     here = _working_directory()
+    # index of the standard library in ``sys.path``
     standard = len(sys.path)
     if _STANDARD_LIBRARY in sys.path:
         standard = sys.path.index(_STANDARD_LIBRARY)
@@ -55,8 +56,8 @@ def installed_path() -> list[str]:
 
 
 def _working_directory() -> str:
-    """Return the working directory; "" if it was deleted, since nothing can be loaded
-    from it then.
+    """Return the working directory. If it was deleted, nothing can be loaded from it,
+    and the result is "".
     """
     try:
         return os.getcwd()
@@ -65,8 +66,8 @@ def _working_directory() -> str:
 
 
 def find(module: str) -> ModuleSpec | None:
-    """Return the import spec of ``module``, which is not searched in the working
-    directory; None if not found.
+    """Return the import spec of ``module``; None if the module is not found. Does not
+    search the working directory (``installed_path``).
 
     Imports nothing, not even parent packages.
     """
@@ -82,7 +83,7 @@ def find(module: str) -> ModuleSpec | None:
 
 def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
     """Return the spec of a top-level module, from the first finder on ``sys.meta_path``
-    that has it; None if none has.
+    that finds the module; None if no finder does.
 
     Only the finder of files uses ``path``. Others (built-in modules, some editable
     installs) have tables of their own.
@@ -100,9 +101,8 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 def _is_there(module: str) -> bool:
-    """Return whether ``module`` can be imported. ``sys.modules`` has None for a
-    forbidden module.
-    """
+    """Return whether ``module`` is imported or can be found. Imports nothing."""
+    # None in ``sys.modules`` forbids the import of a module
     if module in sys.modules:
         return sys.modules[module] is not None
     return find(module) is not None
@@ -112,11 +112,11 @@ def import_installed(module: str) -> Any:
     """Import ``module`` and return it.
 
     Raises ShadowedByWorkingDirectory if Python would take the module's package from the
-    working directory although it is not installed there. Errors of the import itself
-    are raised as they are.
+    working directory although the package is not installed there. Other errors of the
+    import pass unchanged.
     """
     top = module.partition(".")[0]
-    # if the package was imported before, its own location counts
+    # if the package was imported before, the location from which it was loaded counts
     loaded = sys.modules.get(top)
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     location = _location(spec) if spec is not None else None
@@ -133,8 +133,8 @@ def import_installed(module: str) -> Any:
 
 
 def _location(spec: ModuleSpec) -> str | None:
-    """Return the package's folder or the module's file, as an absolute path; None if it
-    has neither.
+    """Return the folder of a package, or the file of another module, as an absolute
+    path; None if the module has neither.
     """
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))
@@ -146,15 +146,15 @@ def _location(spec: ModuleSpec) -> str | None:
 HANG = 5.0
 """Seconds that the import of a light module may take before its stack is shown."""
 shows_hangs = False
-"""Whether ``hangs_shown`` does anything. Commands set it: a process has one such timer,
-which a program may use.
+"""Whether ``hangs_shown`` does anything. Only the command line sets this: a process has
+one such timer, and another program may use the timer itself.
 """
 
 
 @contextlib.contextmanager
 def hangs_shown() -> Iterator[None]:
-    """A block during which the stack is printed to stderr if it takes longer than HANG
-    seconds.
+    """A block during which the stack is printed to stderr if the block takes longer than
+    HANG seconds. If ``shows_hangs`` is False, nothing is printed.
     """
     if not shows_hangs:
         yield
@@ -173,14 +173,17 @@ def hangs_shown() -> Iterator[None]:
 def exits_raise() -> Iterator[None]:
     """A block in which ``os._exit`` raises ProcessExit if this thread calls it.
 
-    In other threads, and in processes that are forked inside the block, it ends the
-    process as usual.
+    In other threads, and in processes that are forked inside the block, ``os._exit``
+    ends the process as usual.
     """
     outer_exit = os._exit
     inside = (os.getpid(), threading.get_ident())
     is_active = True
 
     def raise_or_exit(status: int) -> NoReturn:
+        """Raise ProcessExit in the thread of the block; otherwise end the process. This
+        replaces ``os._exit``.
+        """
         if not is_active or inside != (os.getpid(), threading.get_ident()):
             outer_exit(status)
         caller = sys._getframe(1)
@@ -191,7 +194,8 @@ def exits_raise() -> Iterator[None]:
     try:
         yield
     finally:
-        # if another thread is in such a block, its end may put this function back
+        # If blocks of two threads overlap, the end of the other block may set
+        # ``os._exit`` to this function again. It then only calls ``outer_exit``.
         is_active = False
         os._exit = outer_exit
 
@@ -209,8 +213,10 @@ def load(target: str, installed: bool = True) -> Any:
     """
     module, _, qualified = target.partition(":")
     value = import_installed(module) if installed else importlib.import_module(module)
+    # a qualified name such as ``Outer.Inner`` is looked up step by step
     for part in qualified.split("."):
         if not hasattr(value, part):
+            # imported late: only errors need it
             from difflib import get_close_matches
 
             file = getattr(sys.modules[module], "__file__", None) or "built in"
@@ -227,16 +233,19 @@ def load(target: str, installed: bool = True) -> Any:
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the function ``__getattr__`` of a package.
+    """Return the function ``__getattr__`` for a package that imports its modules only
+    when their names are used.
 
     ``names``: module, relative to the package -> its public names, with spaces between
-    them. For another name, the function raises AttributeError.
+    them. The function raises AttributeError for a name that is not among these.
     """
+    # public name -> its module
     homes = {
         name: module for module, listed in names.items() for name in listed.split()
     }
 
     def get(name: str) -> Any:
+        """Import the module of a public name and return the object."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name], package), name)

@@ -48,8 +48,11 @@ def discover(refused: Mapping[str, Fault] | None = None) -> list[PluginRecord]:
 
 
 def find_plugins() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
-    """Find each installed plugin, without importing it. The entry point is None if the
-    plugin must not or cannot be loaded; its record has the fault.
+    """Yield the entry point and the record of each installed plugin, without importing
+    the plugin.
+
+    If the plugin must not or cannot be loaded, the entry point is None, and the record
+    has the fault.
     """
     for entry, record in _read_distributions():
         fault = record.fault or _disabled(record)
@@ -60,9 +63,14 @@ def find_plugins() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
 
 
 def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
-    """Read the entry points of each distribution. Of several copies of a distribution,
-    the first on the path counts, as for Python's imports.
+    """Yield each entry point in the group ``delegraph``, with a record. If the
+    entry points of a distribution cannot be read, yield None and a record with the
+    fault.
+
+    Of several copies of a distribution, the first on the path counts, as for Python's
+    imports; the records have warnings about the others.
     """
+    # normalized name -> (version, distribution) of each copy
     copies: dict[str, list[tuple[str, Distribution]]] = {}
     for distribution in distributions(path=installed_path()):
         name, version = _name_and_version(distribution)
@@ -87,25 +95,29 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
 
 
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
-    """Return name and version, taken from the name of the metadata folder: this opens
-    no file. The metadata of an egg has no such name, and is read.
+    """Return name and version of a distribution.
+
+    They are in the name of the metadata folder, so usually no file is opened. An egg has
+    no such folder: its metadata are read. If that fails, the name is that of the folder,
+    and the version is "".
     """
-    # such as ``acme_npu-1.0.dist-info``
+    # for example ``acme_npu-1.0.dist-info``
     folder = os.path.basename(str(getattr(distribution, "_path", "")))
     name, _, version = folder.rpartition(".")[0].partition("-")
     if name:
         return name, version
     try:
         return distribution.metadata["Name"], distribution.version
-    except Exception:  # it is damaged; its folder has the name
+    except Exception:  # the metadata are damaged
         return os.path.basename(str(distribution.locate_file(""))), ""
 
 
 def _entry_points(distribution: Distribution) -> list[EntryPoint]:
     """Return the entry points of a distribution in the group ``delegraph``.
 
-    If the distribution has such a group and its file is damaged, this raises some
-    exception. Damaged files of other distributions are ignored.
+    Raises some exception if the file of the entry points has such a group and is
+    damaged. If a damaged file has no such group, or if there is no file, the list is
+    empty.
     """
     group = f"[{PROJECT}"
     try:
@@ -148,7 +160,9 @@ def _second_copy(name: str, version: str, distribution: Distribution) -> Fault:
 
 
 def _file_of(entry: EntryPoint) -> str | None:
-    """Return the file of a light module; None if it has none or is not found."""
+    """Return the file of a light module; None if the module has no file or is not
+    found.
+    """
     try:
         spec = find(entry.module)
     except (AttributeError, ImportError, OSError, ValueError):
@@ -160,15 +174,15 @@ def _file_of(entry: EntryPoint) -> str | None:
 
 
 def names_in(variable: str) -> list[str]:
-    """Return the names in an environment variable, in normalized form: of
-    distributions, of entry points, or ``distribution/entry point``.
+    """Return the names in an environment variable, in normalized form. A name is that
+    of a distribution, of an entry point, or ``distribution/entry point``.
     """
     names = os.environ.get(variable, "").split(",")
     return [canonical(name.strip()) for name in names if name.strip()]
 
 
 def is_named(record: PluginRecord, names: Sequence[str]) -> bool:
-    """Return whether one of ``names`` means the plugin."""
+    """Return whether one of ``names`` (see ``names_in``) means the plugin ``record``."""
     return not {
         record.distribution,
         canonical(record.name),
@@ -177,8 +191,8 @@ def is_named(record: PluginRecord, names: Sequence[str]) -> bool:
 
 
 def _disabled(record: PluginRecord) -> Fault | None:
-    """Return the fault of a plugin that the environment variables disable; None if it
-    may be loaded. A plugin in both variables is disabled.
+    """Return the fault of a plugin that the environment variables disable; None if the
+    plugin may be loaded. A plugin that both variables name is disabled.
     """
     if is_named(record, names_in(DENY)):
         return Fault(
@@ -200,8 +214,8 @@ def _disabled(record: PluginRecord) -> Fault | None:
 def load_plugin(
     manager: pluggy.PluginManager, entry: EntryPoint, record: PluginRecord
 ) -> PluginRecord:
-    """Import a light module and register it in ``manager``; return ``record`` with its
-    declarations, or with the fault if that fails.
+    """Import a light module and register it in ``manager``; return ``record`` with the
+    plugin's declarations. If anything fails, return it with the fault.
     """
     with exits_raise(), hangs_shown():
         try:

@@ -45,7 +45,8 @@ _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
 def unusable(record: PluginRecord, fault: Fault, subject: str = "") -> DelegraphError:
     """Return the error for an attempt to use a plugin that has a fault.
 
-    ``subject``: the beginning of the message; "" for one that names the plugin.
+    ``subject``: the subject of the message; if it is "", the message begins with the
+    plugin.
     """
     kind, code = _ERRORS[fault.status]
     subject = subject or f"plugin {record.name!r} of {record.owner}"
@@ -70,7 +71,9 @@ def needs_modules(
 
 
 def conflict(title: str, declared: Sequence[Declared[Any]]) -> PluginConflict:
-    """Return the error for several plugins that declare one name; ``title`` has it."""
+    """Return the error for several plugins that declare the same name. ``title``: kind
+    and name, such as ``the command 'doctor'``.
+    """
     names = [f"{record.distribution}/{spec.key}" for spec, record in declared]
     addresses = [record.address for _, record in declared]
     return _conflict(title, names, addresses)
@@ -79,8 +82,8 @@ def conflict(title: str, declared: Sequence[Declared[Any]]) -> PluginConflict:
 def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
     """Return the error for a name that several backends have.
 
-    The hint offers the backends that can be used, or all if none can. The message has
-    the faults of the others.
+    The hint offers the backends that can be used, or all of them if none can be used.
+    The message has the faults of those that cannot be used.
     """
     usable = [entry for entry in entries if entry.fault is None]
     error = _conflict(
@@ -101,8 +104,8 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
 def _conflict(
     title: str, full_names: Sequence[str], addresses: Sequence[str]
 ) -> PluginConflict:
-    """Return the error for several plugins at ``addresses`` that offer one thing. The
-    hint suggests ``full_names``.
+    """Return the error for several plugins at ``addresses`` that all offer ``title``.
+    The hint suggests ``full_names``.
     """
     names = " or ".join(sorted({*full_names}))
     return PluginConflict(
@@ -124,14 +127,15 @@ def not_declared(
     """Return the error for a command, format, report, model or compiler ``asked`` that
     no usable plugin declares.
 
-    If a distribution of this project has it, the error has the fault of that
-    distribution, or the command that installs it. Otherwise the error suggests the closest name
-    in ``known``.
+    If a distribution of this project declares that name, the error has the fault of the
+    installed distribution, or the command that installs the distribution. Otherwise the
+    error suggests the closest name in ``known``.
     """
     is_file = issubclass(kind, BySuffix)
     title = f"{kind.noun}{' for' if is_file else ''} {asked!r}"
     error: type[DelegraphError] = FormatNotFound if is_file else UsageError
     code = "format-not-found" if is_file else "usage-invalid"
+    # for a file's name: its possible suffixes
     for key in kind.meant_by(asked):
         provider = provider_of(kind, key)
         if provider is not None:
@@ -148,17 +152,24 @@ def not_declared(
 
 
 def not_installed(title: str, provider: Provider) -> str:
-    """Return the text for a thing of a distribution that is not installed."""
+    """Return the text of the error for ``title``, a thing from a distribution that is
+    not installed.
+    """
     return f"{title} comes with {provider.distribution}, which is not installed"
 
 
 def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphError:
     """Return the error for a backend ``name`` that is not declared.
 
-    If it is the class of a backend that is declared with another id, that declaration
-    is the fault. If a plugin that cannot be used has that name, or its distribution
-    does, the error has its fault. If a distribution of this project has such a backend,
-    the error has the command that installs it. Otherwise it suggests the closest name.
+    The first case that applies decides about the error:
+
+    - ``name`` is the class of a backend that is declared with another id: that
+      declaration is wrong.
+    - ``name`` is that of a plugin that cannot be used, or of its distribution: the
+      error has the plugin's fault.
+    - A distribution of this project has the backend: the error has the fault of the
+      installed distribution, or the command that installs the distribution.
+    - Otherwise, the error suggests the closest name.
     """
     entries = [BackendEntry(s, r) for r in records for s in r.backends]
     for entry in entries:
@@ -192,8 +203,10 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
 def _unknown_backend(
     name: str, entries: Sequence[BackendEntry], records: Sequence[PluginRecord]
 ) -> BackendNotFound:
-    """Return the error for a name that nothing is known about: it suggests the closest
-    one.
+    """Return the error for a backend that is unknown to all plugins and distributions.
+
+    It suggests the closest name: of a usable backend, else of a backend of this project
+    that is not installed.
     """
     usable = [entry for entry in entries if entry.fault is None]
     words = [word for e in usable for word in (*e.names, e.full_name)]
@@ -217,8 +230,8 @@ def _unknown_backend(
 def _unusable_provider(
     provider: Provider, title: str, records: Sequence[PluginRecord]
 ) -> DelegraphError | None:
-    """Return the error for a thing of a distribution that is installed and cannot be
-    used; None otherwise.
+    """Return the error for ``title``, a thing from ``provider``, if that distribution is
+    installed and its plugin cannot be used; None otherwise.
     """
     for record in records:
         if record.fault is not None and record.distribution == provider.distribution:
@@ -230,13 +243,13 @@ def _unusable_provider(
 def none_usable(
     records: Sequence[PluginRecord], backends: Sequence[BackendInfo]
 ) -> BackendNotFound:
-    """Return the error for an installation without a usable backend, with the faults of
-    those that are installed.
+    """Return the error for an installation without a usable backend. It has the faults
+    of the installed plugins and backends.
     """
     reasons = [
         f"{r.name} ({r.owner}) is {r.status}: {r.error}" for r in records if r.fault
     ]
-    # the fault of a plugin is also that of its backends
+    # these plugins are among the reasons already; their backends have the same faults
     named = {record.distribution for record in records if record.fault}
     reasons += [
         f"{b.name} is {b.status}: {b.error}"

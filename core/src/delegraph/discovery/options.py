@@ -17,8 +17,8 @@ from .error_advice import suggestion
 def complete_options(
     specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str
 ) -> dict[str, Any]:
-    """Return name -> value, for the options in ``given``, checked against ``specs``,
-    and for others that have a default.
+    """Return option -> value: the values in ``given``, checked against ``specs``, and
+    the defaults of the other options.
 
     A value of None counts as not given. An option that is not given and has no default
     is left out of the result, so that the partitioner decides. ``owner`` names the
@@ -26,6 +26,7 @@ def complete_options(
     type.
     """
     known = {s.name: s for s in specs}
+    # this also checks the names of options with the value None
     checked = {
         name: _value(_option(known, name, owner), value, owner)
         for name, value in given.items()
@@ -43,8 +44,8 @@ def complete_options(
 def from_text(
     specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str
 ) -> dict[str, Any]:
-    """Return texts of the command line, by option, converted to the types in ``specs``.
-    ``owner`` names the backend in errors.
+    """Return option -> value, where ``texts`` from the command line are converted to
+    the types in ``specs``. ``owner`` names the backend in errors.
 
     Raises OptionError for an unknown option or a text that cannot be converted.
     """
@@ -56,8 +57,8 @@ def from_text(
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """Return the backends named in texts of the form ``BACKEND.OPTION=VALUE``, each
-    once, in order.
+    """Return the backends in texts of the form ``BACKEND.OPTION=VALUE``, each once, in
+    order. A text without a backend adds none.
     """
     names = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, names)))
@@ -66,10 +67,11 @@ def assigned_backends(assignments: Iterable[str]) -> list[str]:
 def split_assignments(
     assignments: Iterable[str], backends: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single
-    backend ``spec=...`` is enough.
+    """Return backend -> {option: text}: for ``["tosa.spec=TOSA-1.0"]``, return
+    ``{"tosa": {"spec": "TOSA-1.0"}}``.
 
-    Raises OptionError for another form, or for a backend that is not in ``backends``.
+    If ``backends`` has a single one, ``spec=...`` is enough. Raises OptionError for
+    another form, or for a backend that is not in ``backends``.
     """
     texts: dict[str, dict[str, str]] = {}
     for text in assignments:
@@ -82,11 +84,11 @@ def split_assignments(
             )
         target = backend or backends[0]
         if target not in backends:
-            text = (
+            why = (
                 f"--option {text!r}: backend {target!r} is not among the backends"
                 f" ({', '.join(backends) or 'none'})"
             )
-            raise OptionError("option-invalid", text, hint=f"add --backend {target}")
+            raise OptionError("option-invalid", why, hint=f"add --backend {target}")
         texts.setdefault(target, {})[option] = value
     return texts
 
@@ -104,7 +106,7 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
     """Return ``value`` converted to the option's type; None stays None. Raises
-    OptionError if it is of another type.
+    OptionError if the option does not accept the value.
     """
     if value is None:
         return None
@@ -119,10 +121,11 @@ def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    """Return ``text`` converted to the option's type. Raises OptionError if it cannot
-    be converted.
+    """Return ``text`` converted to the option's type. Raises OptionError if that is not
+    possible, or if the option does not accept the value.
     """
-    value: Any = text  # stays a str if it cannot be converted; ``_value`` refuses that
+    # stays a str if the text cannot be converted; ``_value`` then raises the error
+    value: Any = text
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
     return _value(spec, value, owner)

@@ -4,13 +4,14 @@ delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through
 ``AtWork(...).around(function)``. An AtWork can be created in advance and entered many
 times (about a microsecond each), also by several threads at once::
 
-    work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward",
-    nodes, registry) with work:
+    where = "partition ToyBackend_0 of method forward"
+    work = AtWork(runtime, "delegate", where, nodes, registry)
+    with work:
         results = delegate(*args)
 
-Only the plugin's own call belongs inside: an error of delegraph raised there would be
-attributed to the plugin. Checks of the plugin's result come after the block, or raise a
-ContractViolation with the name of the plugin.
+Only the call of the plugin belongs inside: an error that delegraph raises there would
+get the name of the plugin. Checks of the plugin's result come after the block, or raise
+a ContractViolation with the name of the plugin.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class AtWork:
     plugin's task, such as "preprocess". ``where``: the partition, if there
     is one. ``nodes``: the operators that the call is about; an error shows the first
     known line of the user's program among them. ``registry``: finds the plugin's
-    distribution; if None, the registry of the enclosing ``attributing`` block does.
+    distribution; None for the registry of the enclosing ``attributing`` block.
 
     A DelegraphError keeps its class and code, and gets ``raised_by``. KeyboardInterrupt
     and errors of the program's own signal handlers pass unchanged. Every other error,
@@ -74,7 +75,7 @@ class AtWork:
 
     @cached_property
     def text(self) -> str:
-        """A line such as ``preprocess of ToyBackend (toy 1.0), at partition
+        """Return a line such as ``preprocess of ToyBackend (toy 1.0), at partition
         ToyBackend_0 of method forward``.
         """
         at = f", at {self.where}" if self.where else ""
@@ -82,8 +83,8 @@ class AtWork:
 
     @cached_property
     def owner(self) -> str:
-        """Return the plugin's distribution and version; the file of the class if no
-        installed plugin declares it.
+        """Return the plugin's distribution and version. If no installed plugin declares
+        the class, return the file of its module, or else the module's name.
         """
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
@@ -94,11 +95,12 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> Any:
-        """Return the plugin's class or function; for a wrapper, that of the object
-        inside.
+        """Return the plugin's class or function; for a wrapper, the class or function
+        of the wrapped object.
 
-        A class of wrappers has ``wraps = "NAME"``, the attribute with the object
-        inside. A subclass of it is no wrapper: its errors are its own.
+        A class of wrappers has ``wraps = "NAME"``, where the attribute NAME has the
+        wrapped object. Only that class itself counts, not its subclasses: errors of a
+        subclass have its own name.
         """
         plugin = self.plugin
         while "wraps" in vars(type(plugin)):
@@ -106,6 +108,7 @@ class AtWork:
         return plugin if isinstance(plugin, type | FunctionType) else type(plugin)
 
     def __enter__(self) -> None:
+        """Keep torch's settings, which ``__exit__`` restores."""
         remember()
 
     def __exit__(
@@ -114,8 +117,8 @@ class AtWork:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End the work. Raises PluginFailed in place of ``error``, but adds the
-        plugin's name to a DelegraphError.
+        """Restore torch's settings and treat the error, if there is one, as the class
+        describes.
         """
         put_back(self)
         if (
@@ -127,14 +130,14 @@ class AtWork:
         node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
-        # else an AtWork inside of this one has named the plugin
+        # otherwise an AtWork inside of this one has already named its plugin
         if error.raised_by is None:
             error.raised_by = self.text
             error.node = error.node or node
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function with the signature of ``function`` that calls it inside of
+        """Return a function that calls ``function`` with its own arguments, inside of
         this block.
         """
 
@@ -161,8 +164,8 @@ class AtWork:
 
 
 def _is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised the error, for example one
-    that ends the process.
+    """Return whether a signal handler of the program raised ``error``: whether one of
+    the functions in the traceback is the handler of a signal.
     """
     handlers = {
         getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()
@@ -174,9 +177,10 @@ def _node_argument(error: BaseException) -> Any:
     """Return the call node that ``error`` is about; None if not known.
 
     The traceback lists the functions that were running. A plugin usually passes the
-    node that it works on from function to function, so this returns the node of the
-    innermost function that has exactly one call node among its arguments. Other local
-    variables are not considered, because one may be left over from a loop.
+    node that it works on from function to function. So this considers the functions
+    with exactly one call node among their arguments, and returns the node of the
+    innermost one. Other local variables are not considered, because a variable may be
+    left over from a loop.
     """
     node = None
     # from the outermost function to the innermost
@@ -206,11 +210,10 @@ def attributing(registry: Owners) -> Iterator[None]:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A block of plugin code for callers that word its errors themselves: errors pass
-    unchanged.
+    """A block for plugin code that restores the settings of torch, as ``AtWork`` does,
+    but leaves errors unchanged: the caller words them itself.
 
-    As for an ``AtWork``, settings of torch that the plugin changed are restored; the
-    warning describes the work by ``text``.
+    The warning about changed settings describes the work by ``text``.
     """
     remember()
     try:

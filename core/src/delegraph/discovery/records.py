@@ -32,8 +32,8 @@ class Status(StrEnum):
 class Fault:
     """An ``error`` of a backend or a whole plugin, and a ``hint`` how to mend it.
 
-    ``status``: the status of a plugin with this fault; ``ok`` for a warning, after
-    which the plugin can be used.
+    ``status``: the status of a plugin with this fault; ``ok`` for a warning, which does
+    not prevent the use of the plugin.
     """
 
     status: Status
@@ -46,11 +46,12 @@ class PluginRecord:
     """One plugin, which is one entry point of a distribution, and the result of loading
     it.
 
-    ``name``: name of the entry point. ``distribution``: its normalized name.
+    ``name``: name of the entry point. ``distribution``: normalized name of the
+    distribution.
     ``location``: file of the light module, or the distribution's folder if the file is
     not known. ``fault``: why the whole plugin cannot be used; None if it can.
     ``exception``: the error that the fault describes. ``faults``: short name of a
-    backend that cannot be used -> why.
+    backend that cannot be used -> why. ``warnings``: other things to mend.
     """
 
     name: str
@@ -73,17 +74,17 @@ class PluginRecord:
 
     @property
     def error(self) -> str:
-        """Return the error of the plugin's fault; "" if it can be used."""
+        """Return the error of the plugin's fault; "" without a fault."""
         return "" if self.fault is None else self.fault.error
 
     @property
     def hint(self) -> str:
-        """Return the hint of the plugin's fault; "" if it can be used."""
+        """Return the hint of the plugin's fault; "" without a fault."""
         return "" if self.fault is None else self.fault.hint
 
     @property
     def full_name(self) -> str:
-        """``distribution/name``, the plugin's name for pluggy."""
+        """Return ``distribution/name``, which is also the plugin's name for pluggy."""
         return f"{self.distribution}/{self.name}"
 
     @property
@@ -127,14 +128,14 @@ class BackendEntry:
 
     @property
     def fault(self) -> Fault | None:
-        """Return why the backend cannot be used; None if it can. A name that another
-        backend has, too, is no fault here.
+        """Return why the backend cannot be used; None if it can. A conflict with another
+        backend of the same name is not considered here.
         """
         return self.record.faults.get(self.spec.name)
 
     @property
     def full_name(self) -> str:
-        """``distribution/name``, which is never ambiguous between distributions."""
+        """Return ``distribution/name``, which no backend of another distribution has."""
         return f"{self.record.distribution}/{self.spec.name}"
 
     @property
@@ -151,7 +152,9 @@ class BackendEntry:
 
     @property
     def producer(self) -> tuple[str, str]:
-        """Return (distribution, version) that have the backend."""
+        """Return (distribution, version) of the plugin that has the backend. For a
+        backend in another environment, they are those in that environment.
+        """
         if isinstance(self.spec, RemoteBackendSpec) and self.spec.origin:
             return self.spec.origin
         return self.record.distribution, self.record.version
@@ -173,8 +176,8 @@ class InstalledBackend(BackendEntry):
     kind: type[BackendDetails]
 
     def owner(self, kind: type) -> PluginRecord:
-        """Return the record, for errors of the backend's class
-        (``attribution.Owners``).
+        """Return the backend's plugin, for any ``kind``: errors of all its classes name
+        that plugin (``plugin_errors.Owners``).
         """
         return self.record
 
@@ -183,7 +186,7 @@ class InstalledBackend(BackendEntry):
 class BackendInfo(BackendEntry):
     """One row of ``delegraph.backends()``.
 
-    ``conflict``: the fault of a name that another backend has, too; None without one.
+    ``conflict``: the fault if another backend has the same name or id; None otherwise.
     ``formats``: suffixes of files. ``partitioners``: names.
     """
 
@@ -240,6 +243,8 @@ def canonical(distribution: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Return ``name`` with its distribution, if it has one, in normalized form."""
+    """Return ``name`` in the form in which names are compared: in
+    ``distribution/name``, the distribution is normalized.
+    """
     distribution, slash, rest = name.partition("/")
     return f"{canonical(distribution)}/{rest}" if slash else name

@@ -78,12 +78,14 @@ if TYPE_CHECKING:
 _DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
 """The owner of the declarations of delegraph itself."""
 _reading = threading.local()
+"""``busy``: whether this thread is reading the plugins."""
 _warned: set[str] = set()
+"""Full names of plugins for which a warning was shown."""
 
 
 class DefaultBackends(NamedTuple):
-    """The backends chosen for a call that names none. ``why``: the sentence for its
-    report.
+    """The backends that were chosen for a call without backends. ``why``: a sentence
+    about the choice, for the report; "" if it needs none.
     """
 
     names: list[str]
@@ -112,15 +114,16 @@ class Registry:
     # --- reading the plugins
 
     def read(self, refused: Mapping[str, Fault] | None = None) -> None:
-        """Read the installed plugins, unless that is done already, and warn of broken
-        ones. Plugins in ``refused`` (``distribution/name``) are not loaded, and their
-        records get these faults.
+        """Read the installed plugins, unless they were read before, and warn of broken
+        ones.
 
-        Raises PluginBroken if a light module that is being imported calls this.
+        ``refused``: plugin (``distribution/name``) that is not loaded -> the fault that
+        its record gets. Raises PluginBroken if a light module calls this while it is
+        imported.
         """
         if self._is_read:
             return
-        # ``_reading`` has a value of its own in each thread
+        # this thread is importing a light module
         if getattr(_reading, "busy", False):
             raise PluginBroken(
                 "plugin-broken",
@@ -128,13 +131,13 @@ class Registry:
             )
         _reading.busy = True
         try:
-            # without the lock: importing a plugin may wait for a thread that waits for
-            # the lock
+            # The lock is not held here: an import may wait for another thread, and that
+            # thread may wait for the lock.
             found = discover(refused)
         finally:
             _reading.busy = False
         with self._lock:
-            # another thread may have read the plugins meanwhile: its result stays
+            # if another thread has read the plugins meanwhile, its result is kept
             if self._is_read:
                 return
             self._records += found
@@ -142,12 +145,16 @@ class Registry:
         _warn(found)
 
     def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
-        """Return the installed plugins that this registry loads. Imports nothing."""
+        """Return the installed plugins that this registry loads; none for
+        ``discover=False``. Imports nothing.
+        """
         found = find_plugins() if self._discovers else ()
         return [(entry, record) for entry, record in found if entry is not None]
 
     def _plugins(self) -> list[PluginRecord]:
-        """Return all records, without conflicts between plugins."""
+        """Read the plugins, if that was not done before, and return all records.
+        Conflicts between plugins are not in these records.
+        """
         self.read()
         return list(self._records)
 
@@ -161,7 +168,8 @@ class Registry:
 
     def plugins(self) -> list[PluginRecord]:
         """Return one record for each installed or registered plugin, usable or not. If
-        two backends have the same name, their plugins have that fault.
+        two backends have the same name, the conflict is the fault of both plugins,
+        unless a plugin already has a fault.
         """
         entries = self._entries()
         records = []
@@ -189,7 +197,9 @@ class Registry:
                     yield spec, record
 
     def _entries(self) -> list[BackendEntry]:
-        """Return all declared backends, without those that a preferred one hides."""
+        """Return all declared backends, without those that a preferred backend hides
+        (``preferring``).
+        """
         entries = [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
         taken = {name for entry in self._preferred for name in entry.names}
         return [
@@ -201,7 +211,7 @@ class Registry:
     def _info(
         self, entry: BackendEntry, entries: Sequence[BackendEntry]
     ) -> BackendInfo:
-        """Return the row of ``backends()`` for a backend; ``entries``: all of them."""
+        """Return the row of ``backends()`` for a backend. ``entries``: all backends."""
         formats = [
             spec.suffix
             for spec, record in self.declared(FormatSpec)
@@ -221,22 +231,22 @@ class Registry:
     # --- backends by name
 
     def spec(self, name: str) -> BackendSpec:
-        """Return the declaration of the backend ``name``. Raises BackendNotFound or
-        PluginConflict.
+        """Return the declaration of the backend ``name``. Raises the errors of
+        ``entry``.
         """
         return self.entry(name).spec
 
     def installed(self, name: str) -> InstalledBackend:
-        """Return the backend ``name``: its imported class with its declaration. Raises
-        the errors of ``get_backend``.
+        """Import the class of the backend ``name`` and return it with its declaration.
+        Raises the errors of ``get_backend``.
         """
         entry = self._usable(name)
         kind: type[BackendDetails] = self._resolve(entry.spec, entry.record)
         return InstalledBackend(entry.spec, entry.record, kind)
 
     def get_backend(self, name: str) -> type[BackendDetails]:
-        """Return the class of the backend ``name``, imported. Another backend is never
-        chosen in its place.
+        """Import and return the class of the backend ``name``. Never returns another
+        backend in its place.
 
         Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or
         PluginBroken.
@@ -244,12 +254,13 @@ class Registry:
         return self.installed(name).kind
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
-        """Construct the default partitioner of the backend ``name``, or the partitioner
-        of that name, with ``options``.
+        """Construct the default partitioner of the backend ``name``, with ``options``.
+        ``name`` may also be that of one partitioner.
 
         Options that are not passed get their declared defaults. A partitioner that was
         registered as an instance is returned as it is. Raises OptionError for wrong
-        options, and the errors of ``get_backend``.
+        options, PluginFailed if the constructor fails, and the errors of
+        ``get_backend``.
         """
         entry, spec, record = self._find_partitioner(name)
         values = complete_options(
@@ -274,13 +285,16 @@ class Registry:
     def _find_partitioner(
         self, name: str
     ) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
-        """Find the default partitioner of the backend ``name`` or, if no backend has
-        that name, the partitioner ``name``; with its backend and its plugin.
+        """Return the default partitioner of the backend ``name``, with the backend and
+        the plugin of the partitioner. If no backend has that name, return the
+        partitioner called ``name``.
 
-        Raises the errors of ``_usable``, and PluginBroken if the backend has no
-        partitioner, or several without exactly one default.
+        A single partitioner is the default even if it is not declared as such. Raises
+        the errors of ``_usable``, and PluginBroken if the backend has no partitioner, or
+        several without exactly one default.
         """
         entries = self._entries()
+        # no backend has that name
         if all(key_of(name) not in entry.keys for entry in entries):
             for entry in entries:
                 for spec, record in self._of_backend(PartitionerSpec, entry):
@@ -306,8 +320,9 @@ class Registry:
     def runtime_for(self, name: str) -> type[BackendRuntime]:
         """Return the class that runs blobs of the backend ``name`` on this host.
 
-        Raises NoRuntime if none is declared or a module that it needs is missing, and
-        the errors of ``get_backend``.
+        Raises NoRuntime if no runtime is declared, or if a module that the runtime needs
+        is missing; PluginConflict if several are declared; and the errors of
+        ``get_backend``.
         """
         entry = self._usable(name)
         declared = self._only(RuntimeSpec, entry)
@@ -331,11 +346,11 @@ class Registry:
         return runtime
 
     def native_code(self, name: str) -> str:
-        """Return the kind of native code that blobs of the backend ``name`` are, as its
-        RuntimeSpec declares it.
+        """Return the kind of native code in the blobs of the backend ``name``, as the
+        RuntimeSpec of the backend declares it.
 
-        "" if they are none, or if no backend of this name is installed: then nothing
-        here runs them.
+        "" if the blobs are no native code, or if the backend or its runtime cannot be
+        found: then nothing on this host runs the blobs.
         """
         try:
             declared = self._only(RuntimeSpec, self.entry(name))
@@ -346,8 +361,9 @@ class Registry:
     def get_quantizer(self, name: str) -> Any:
         """Return the quantizer class of the backend ``name``.
 
-        Raises OptionError if none is declared, PluginUnavailable if a module that it
-        needs is missing, and the errors of ``get_backend``.
+        Raises OptionError if no quantizer is declared, PluginUnavailable if a module
+        that the quantizer needs is missing, PluginConflict if several are declared, and
+        the errors of ``get_backend``.
         """
         entry = self._usable(name)
         declared = self._only(QuantizerSpec, entry)
@@ -365,8 +381,8 @@ class Registry:
         return self._resolve(*declared)
 
     def usable_backends(self) -> list[BackendInfo]:
-        """Return the backends that can be used, by name. Raises BackendNotFound, with
-        the reasons, if there are none.
+        """Return the backends that can be used, sorted by name. If there are none,
+        raises BackendNotFound with the reasons.
         """
         declared = self.backends()
         usable = [info for info in declared if info.usable]
@@ -381,12 +397,12 @@ class Registry:
     ) -> DefaultBackends:
         """Choose the backends of a call that names none.
 
-        If the user gave options for backends (``optioned``), these are chosen.
-        Otherwise one is chosen: the only usable backend for which ``suits`` is true or,
-        of several, the one that is declared as default. If no backend suits, all usable
-        ones are considered, so that the call fails later with the reason. Raises
-        BackendNotFound if no backend can be used, OptionError if several could be
-        chosen.
+        ``optioned``: backends for which the user gave options. If there are any, they
+        are chosen. Otherwise the only usable backend for which ``suits`` is true is
+        chosen. If several suit, the one that is declared as default is chosen. If no
+        backend suits, the choice is among all usable ones: the call then fails later,
+        with the reason. Raises BackendNotFound if no backend can be used, and
+        OptionError if several suit without exactly one default.
         """
         names = list(optioned)
         if names:
@@ -416,13 +432,15 @@ class Registry:
         )
 
     def preferring(self, names: Iterable[str]) -> Registry:
-        """Return a registry of the same plugins in which the backends that ``names``
-        has as ``distribution/name`` hide others of the same name or id.
+        """Return a registry of the same plugins that prefers some backends: they hide
+        other backends with the same name or id.
 
-        Programs store bare backend ids, and two distributions may have backends of the
-        same id: in the result, that id means the backend in ``names``. Bare names in
-        ``names`` have no effect. Raises PluginConflict if two backends in ``names``
-        have the same name or id.
+        The preferred backends are those in ``names`` with the form
+        ``distribution/name``; other names have no effect, and without such a name the
+        result is this registry. Programs store bare backend ids, and two distributions
+        may have backends with the same id: in the result, that id means the preferred
+        backend. Raises PluginConflict if two preferred backends have the same name or
+        id, and the errors of ``entry``.
         """
         preferred = [self.entry(name) for name in names if "/" in name]
         if not preferred:
@@ -438,7 +456,7 @@ class Registry:
                         " and a program stores only that name",
                         hint="lower for one of them at a time",
                     )
-        # it shares the list of records, and the imported objects
+        # the copy shares the list of records, and the imported objects
         view = copy.copy(self)
         view._preferred = preferred
         return view
@@ -446,8 +464,9 @@ class Registry:
     def entry(self, name: str) -> BackendEntry:
         """Return the backend called ``name``, whether it can be used or not.
 
-        Raises PluginConflict if several have that name; if none has it,
-        BackendNotFound, or the error for a plugin of that name that cannot be used.
+        Raises PluginConflict if several backends have that name. If no backend has it,
+        raises BackendNotFound, or another error if a plugin that cannot be used has the
+        name (``backend_not_found``).
         """
         key = key_of(name)
         entries = [entry for entry in self._entries() if key in entry.keys]
@@ -458,8 +477,8 @@ class Registry:
         return entries[0]
 
     def _usable(self, name: str) -> BackendEntry:
-        """As ``entry``, but raises PluginIncompatible or PluginUnavailable if the
-        backend cannot be used.
+        """Return the backend called ``name``. Raises the errors of ``entry``, and
+        PluginIncompatible or PluginUnavailable if the backend cannot be used.
         """
         entry = self.entry(name)
         if entry.fault is not None:
@@ -467,11 +486,11 @@ class Registry:
         return entry
 
     def _of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
-        """Return the declarations of a kind for a backend: those of its own
-        distribution or, if it has none, those of others.
+        """Return the declarations of a kind for a backend: those in the distribution of
+        the backend or, if there are none, those in other distributions.
 
-        If another distribution has a backend of that name, its declarations are for its
-        own one.
+        A distribution that has a backend of the same name is left out: its declarations
+        are for its own backend.
         """
         declared = [
             (spec, record)
@@ -490,8 +509,10 @@ class Registry:
         ]
 
     def _only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
-        """Return the declaration of a kind of which a backend has at most one (runtime,
-        quantizer); None if it has none. Raises PluginConflict for several.
+        """Return the only declaration of a kind for a backend; None if there is none.
+
+        This is for runtimes and quantizers: a backend may have one of each. Raises
+        PluginConflict for several.
         """
         declared = self._of_backend(kind, entry)
         if len(declared) > 1:
@@ -509,10 +530,11 @@ class Registry:
         """Import and return the target of a declaration that belongs to no backend: a
         command, format, report, model or compiler.
 
-        ``kind``: the declaration's class. ``asked``: its name, ``distribution/name``,
-        or a file's name, of which the suffix counts. Raises PluginConflict,
-        PluginUnavailable or PluginBroken; if no plugin declares it, FormatNotFound or
-        UsageError, with a distribution to install as hint.
+        ``kind``: the declaration's class. ``asked``: the name of the declaration,
+        ``distribution/name``, or for formats and reports the name of a file, from which
+        the suffix is taken. Raises PluginConflict, PluginUnavailable or PluginBroken. If
+        no plugin has such a declaration, raises FormatNotFound or UsageError; the hint
+        names the distribution to install, if this project has one.
         """
         return self._resolve(*self._get(kind, asked))
 
@@ -531,21 +553,24 @@ class Registry:
         return kind
 
     def _get(self, kind: type[D], asked: str) -> Declared[D]:
-        """Return the declaration that ``get`` imports, with its plugin."""
-        # a plugin's declaration of a name that delegraph has is found only as
-        # distribution/name
+        """Return the declaration of the target that ``get`` imports, with its plugin.
+        Raises the same errors except PluginBroken.
+        """
         available = [(spec, _DELEGRAPH) for spec in OWN if isinstance(spec, kind)]
         own_keys = [spec.key for spec, _ in available]
         available += self._of_kind(kind)
+        # for a file, the keys are its suffixes, the longest first
         for key in (asked, *kind.meant_by(asked)):
+            # If delegraph itself has the name, a plugin's declaration of the same name
+            # is found only as distribution/name.
             declared = [
                 (spec, record)
                 for spec, record in available
                 if key_of(key) == f"{record.distribution}/{spec.key}"
                 or (spec.key == key and (record is _DELEGRAPH or key not in own_keys))
             ]
-            # if a distribution that is not installed has r.nodes.json, the file is not
-            # written as .json
+            # If a distribution that is not installed declares ``.nodes.json``, the search
+            # ends without a result: ``.json`` would be another format.
             if declared or provider_of(kind, key):
                 break
         if not declared:
@@ -561,8 +586,9 @@ class Registry:
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """Return the suffix of the files that the runtime ``runtime`` executes; of
-        several suffixes the first by name. Raises NoRuntime if no plugin declares it.
+        """Return the suffix of the files that the runtime ``runtime`` executes. Of
+        several suffixes, return the first in alphabetical order. Raises NoRuntime if no
+        plugin declares a format for that runtime.
         """
         specs = [spec for spec, _ in self.declared(FormatSpec)]
         for spec in specs:
@@ -583,9 +609,10 @@ class Registry:
         """Return a new compiler of the kind that a plugin declares as the default
         (``CompilerSpec``), without options.
 
-        If no plugin of this registry does, one of ``default_registry()`` is taken.
-        ``feature`` needs it, for errors. Raises PluginUnavailable if none is installed,
-        and PluginConflict if several are the default.
+        If no plugin of this registry declares a default, ``default_registry()`` is
+        searched. ``feature``: the feature that needs the compiler, for errors. Raises
+        PluginUnavailable if no default is installed, PluginConflict if there are
+        several, and PluginBroken if the compiler cannot be imported.
         """
         declared = [pair for pair in self.declared(CompilerSpec) if pair[0].default]
         if not declared and self is not default_registry():
@@ -607,12 +634,12 @@ class Registry:
     # --- objects and their owners
 
     def _resolve(self, spec: Declaration, record: PluginRecord) -> Any:
-        """Return the target of ``spec``, which the plugin ``record`` declares: imported
-        at the first call, checked and kept.
+        """Return the target of ``spec``, which the plugin ``record`` declares. The first
+        call imports and checks the target and keeps it for later calls.
 
-        Raises PluginBroken if it cannot be imported or is of the wrong kind.
+        Raises PluginBroken if the target cannot be imported or is of the wrong kind.
         """
-        # an object that was registered in this process
+        # an object that was registered in this process needs no import
         if spec.target in record.objects:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
@@ -621,8 +648,10 @@ class Registry:
         return self._targets[key]
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """Return the plugin that declares the class ``kind``, else the only one with a
-        target in its top-level package; None if there is neither.
+        """Return the plugin that declares the class ``kind``. Without such a plugin,
+        return the only one with a target in the top-level package of the class.
+
+        None if several distributions have such a plugin, or none.
         """
         package = kind.__module__.partition(".")[0]
         target = f"{kind.__module__}:{kind.__qualname__}"
@@ -640,8 +669,8 @@ class Registry:
         return None
 
     def attributing(self, plugin: Any, doing: str) -> AtWork:
-        """Return a block that adds the plugin's name to errors: ``with
-        registry.attributing(quantizer, "annotation"):``.
+        """Return a block that adds the name of ``plugin`` to errors: ``with
+        registry.attributing(quantizer, "annotation"):``. ``doing``: the plugin's task.
         """
         return AtWork(plugin, doing, registry=self)
 
@@ -663,9 +692,9 @@ class Registry:
         ``partitioner`` and ``runtime``: classes, or ``"module:Name"``. For a backend
         without options, ``partitioner`` may also be an instance. ``name``: by default
         the class's name in lower case. The result removes the backend again, at the end
-        of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if the
-        name is taken, PluginBroken for an
-        object of the wrong kind, or with arguments that it does not take.
+        of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if
+        another backend has the name or id, PluginBroken for an object of the wrong kind,
+        or for arguments that do not go with the object.
         """
         self.read()
         if isinstance(spec_or_class, (type, BackendSpec)):
@@ -699,11 +728,12 @@ class Registry:
         return registration
 
     def _read_object(self, plugin: Any, name: str) -> PluginRecord:
-        """Return the record of an object with hooks. Raises PluginBroken if it has
-        none.
+        """Return the record of ``plugin``, an object with hooks. Raises PluginBroken if
+        the object has no hooks or they declare nothing, and PluginDefect for wrong ones.
         """
         record = PluginRecord(name, IN_PROCESS, "", repr(plugin))
-        # a manager of its own: several objects may be registered without a name
+        # each object gets a manager of its own, because objects that are registered
+        # without a name all have the same one
         record = read_declarations(plugin_manager(), plugin, record)
         if not record.declarations:
             raise PluginBroken(
@@ -715,9 +745,9 @@ class Registry:
         return record
 
     def _remove(self, record: PluginRecord) -> None:
-        """Remove a registered plugin."""
+        """Remove a registered plugin; do nothing if it was removed before."""
         with self._lock:
-            # views share the list
+            # the list itself is changed, because registries of ``preferring`` share it
             self._records[:] = [r for r in self._records if r is not record]
 
 
@@ -734,8 +764,8 @@ class Registration(ExitStack):
 def _conflict_fault(
     entry: BackendEntry, entries: Sequence[BackendEntry]
 ) -> Fault | None:
-    """Return the fault of a backend if another of ``entries``, usable or not, has the
-    same name or id; None otherwise.
+    """Return the fault of a backend with the same name or id as another backend in
+    ``entries``, usable or not; None if there is no other.
     """
     for name in entry.names:
         same = [other for other in entries if name in other.names]
@@ -746,8 +776,8 @@ def _conflict_fault(
 
 
 def _warn(records: Iterable[PluginRecord]) -> None:
-    """Warn about installed plugins that are broken or incompatible, about each only
-    once in this process.
+    """Show one warning about all plugins in ``records`` that are broken or incompatible,
+    except those for which this process has shown a warning before.
     """
     new = [
         record
@@ -758,7 +788,7 @@ def _warn(records: Iterable[PluginRecord]) -> None:
     _warned.update(record.full_name for record in new)
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
-        # the frame that called the registry, at the usual depth
+        # stacklevel: usually the frame that called the registry
         warnings.warn(
             f"{rows}. `delegraph backends` lists them.",
             DelegraphWarning,

@@ -21,12 +21,12 @@ _warned: set[str] = set()
 
 
 def remember() -> None:
-    """Push the current settings on this thread's stack; called when a plugin begins to
-    work. Takes 0.5 microseconds.
+    """Push the current settings on this thread's stack. Call this before a plugin works,
+    and ``put_back`` after it. Takes 0.5 microseconds.
     """
     try:
         _local.before.append(_settings())
-    except AttributeError:
+    except AttributeError:  # the first call in this thread
         _local.before = [_settings()]
 
 
@@ -34,15 +34,17 @@ def put_back(who: Any) -> None:
     """Pop the settings that ``remember`` pushed, and restore those that changed, with a
     warning.
 
-    Called when the plugin's work is done; ``who.text`` describes the work in the
-    warning. Each warning is shown once.
+    Call this when the plugin's work is done. ``who.text`` describes the work in the
+    warning. Each warning is shown once in the process.
     """
     before = _local.before.pop()
     now = _settings()
-    if now == before or now is None:  # nothing changed, or torch is not imported
+    # nothing changed, or torch is still not imported
+    if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    # torch was imported in the meantime: its initial settings
+    # ``before`` is None if torch was imported in the meantime: then torch's initial
+    # settings count, with any number of threads
     wanted = before or (torch.float32, True, now[2])
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
     for name, old, new, restore in zip(_NAMES, wanted, now, setters, strict=True):
@@ -52,7 +54,7 @@ def put_back(who: Any) -> None:
                 f"{who.text}, changed torch's {name} from {old} to {new}; it is {old}"
                 " again"
             )
-            # a runtime may do it in each call, and one warning is enough
+            # a runtime may change a setting in each call, and one warning is enough
             if text not in _warned:
                 _warned.add(text)
                 warnings.warn(text, DelegraphWarning, stacklevel=3)

@@ -43,9 +43,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
         old = _status(target)
         descriptor = None if old is None else _open_descriptor(target, old)
         if old is None or (stat.S_ISREG(old.st_mode) and descriptor is None):
-            # sees to hard links and owners, too
+            # a regular file or none; ``_replace`` also handles hard links and owners
             _replace(Path(os.path.realpath(target)), old, content)
-        else:  # a device, a pipe, or a descriptor of this process
+        else:  # a device, a pipe or a descriptor of this process is written in place
             with open(
                 target if descriptor is None else os.dup(descriptor), "wb"
             ) as file:
@@ -55,10 +55,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
 
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError if ``write_whole`` would fail, without writing.
+    """Raise WriteError if ``write_whole`` would fail, without writing; InputError if
+    ``path`` cannot name a file.
 
-    It would fail for a folder, without permission to write, and without a folder for
-    the file. Other failures show only during the write.
+    This finds three failures: ``path`` is a folder, the permission to write is missing,
+    or the folder of the file does not exist. Other failures show only during the write.
     """
     target = as_path(path)
     try:
@@ -90,30 +91,33 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """Return the descriptor of this process to write to, or None to open ``target``.
+    """Return the open descriptor of this process that ``target`` means: the one in a
+    path such as ``/dev/fd/7``, or stdout or stderr if it is redirected to that file.
 
-    There is one if the path names a descriptor (``/dev/fd/7``), or if stdout or stderr
-    is redirected to the same file. If that file were opened a second time, later prints
-    would overwrite the content.
+    None if there is no such descriptor. If a file to which stdout is redirected were
+    opened a second time, later prints would overwrite the content. ``status``: that of
+    ``target``.
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
     # 1 and 2 are stdout and stderr
     for descriptor in (int(match[1]),) if match else (1, 2):
-        with contextlib.suppress(OSError):  # the descriptor is closed
+        # suppressed: the descriptor is closed
+        with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor
     return None
 
 
 def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) -> None:
-    """Write the content to a temporary file, then replace ``target`` by that.
+    """Write the content to a temporary file, then rename that file to ``target``.
 
-    ``old``: status of the existing target; None if there is none. A target with several
-    hard links, or with another owner than new files get, is not replaced: the content
-    is copied into it. The temporary file is gone at the end.
+    ``old``: status of the existing target; None if no target exists. If the target has
+    several hard links, or another owner than new files get, the content is copied into
+    the target instead. The temporary file does not remain, also after an error. Raises
+    PermissionError if the target must not be written, or another OSError.
     """
-    # a rename does not check the target's permissions; another process may have removed
-    # the target by now
+    # A rename does not check the target's permissions, so they are checked here. If
+    # another process has removed the target by now, there is nothing to check.
     if old is not None and not os.access(target, os.W_OK) and os.path.lexists(target):
         raise PermissionError(None, "no permission to write to it")
     _remove_leftovers(target.parent)
@@ -124,7 +128,8 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
         with file:
             _write_content(content, file)
             new = os.fstat(file.fileno())
-            # no link: another process replaced the target while its status was read
+            # not ``!= 1``: a target that another process replaced while its status was
+            # read has 0 links
             if old is not None and (
                 old.st_nlink > 1 or (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
             ):
@@ -134,7 +139,8 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
                 with target.open("wb") as existing:
                     shutil.copyfileobj(file, existing, 1 << 20)  # 1 MiB at a time
                 return
-            # the bits of the old target, also those that the umask has taken away
+            # the umask took bits away when the temporary file was opened; the old target
+            # may have these bits
             if old is not None:
                 os.chmod(file.name, mode)
             if sys.platform == "win32":
@@ -156,12 +162,14 @@ def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
 def _open_temporary(folder: Path, mode: int) -> BinaryIO:
     """Open a new file with a temporary name, and lock it.
 
-    The lock shows other processes that the file is in use (``_remove_leftovers``). On a
-    file system without locks, the file is not locked. Another process may lock and
-    remove the file between its creation and its lock here; then another file is made.
+    The lock shows ``_remove_leftovers`` of other processes that the file is in use. On a
+    file system without locks, the file is not locked. Before the file is locked here,
+    another process may lock and remove it; then this function makes another file.
+    ``mode``: permission bits, from which the system takes those of the umask.
     """
     while True:
-        # not made from the target's name, which may be as long as names can be
+        # the target's name is not part of this one: it may already have the greatest
+        # length that the file system allows
         name = folder / f".delegraph-{secrets.token_hex(8)}.part"
         file = open(
             name,
@@ -173,13 +181,14 @@ def _open_temporary(folder: Path, mode: int) -> BinaryIO:
         try:
             _lock(file.fileno())
         except BlockingIOError:
-            # another process locked it first: it is about to remove it as a leftover
+            # another process locked the file first and is about to remove it
             file.close()
             continue
         except OSError:
-            # this file system has no locks, so no process removes leftovers
+            # this file system has no locks, so no process removes leftovers here
             return file
-        if os.fstat(file.fileno()).st_nlink:  # it was not removed before it was locked
+        # a file that was removed before it was locked has no links
+        if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
 
@@ -187,7 +196,7 @@ def _open_temporary(folder: Path, mode: int) -> BinaryIO:
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary files that are not locked, because their processes were killed."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
-        # it is locked, belongs to another user, or is gone by now
+        # suppressed: the file is locked, belongs to another user, or is gone by now
         with contextlib.suppress(OSError):
             descriptor = os.open(folder / name, os.O_RDWR)
             try:
@@ -200,8 +209,8 @@ def _remove_leftovers(folder: Path) -> None:
 def _lock(file: int) -> None:
     """Lock an open file, given its descriptor.
 
-    Raises BlockingIOError if another process has locked it, another OSError if the
-    system cannot lock files.
+    Raises BlockingIOError if another process has locked the file, another OSError if
+    the system cannot lock files.
     """
     if sys.platform == "win32":
         raise OSError("files are not locked on Windows")

@@ -11,12 +11,12 @@ LONGEST = 2000
 
 
 def printable(shown: str, kept: str = "") -> str:
-    """Return ``shown`` with an escape in place of each character that does not print;
-    characters in ``kept`` stay.
+    """Return ``shown`` with an escape in place of each character that does not print,
+    except the characters in ``kept``.
     """
     if shown.isprintable():
         return shown
-    # the escape is that of Python's literals: "\n" becomes a backslash and an n
+    # escapes are those of Python's literals: a line break becomes a backslash and an n
     return "".join(
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode()
         for c in shown
@@ -24,8 +24,11 @@ def printable(shown: str, kept: str = "") -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of equally many cells as text: columns are left-aligned, two spaces
-    apart; line breaks are escaped.
+    """Return rows as the text of a table: columns are left-aligned, with two spaces
+    between them. All rows have the same number of cells. Without rows, the text is
+    empty.
+
+    Characters that do not print, such as line breaks, are escaped.
     """
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = (

@@ -17,11 +17,12 @@ __all__ = ["Blob", "TensorBlob", "equal", "head", "join", "stream"]
 
 @runtime_checkable
 class Blob(Protocol):
-    """Bytes that are only put together when they are written. Backends return one if
-    most of their blob is weights.
+    """Bytes that are only put together when they are written to a file. A backend
+    returns a Blob, and not ``bytes``, if most of the bytes are weights.
 
-    A Blob reads weights from the model's own memory each time it is written, so it
-    needs no copy of them. The model must not change between lowering and writing.
+    A Blob reads the weights from the memory of the model each time it is written, so it
+    needs no copy of the weights. The model must not change between lowering and
+    writing.
     """
 
     def __len__(self) -> int:
@@ -34,13 +35,13 @@ class Blob(Protocol):
 
 
 class TensorBlob:
-    """A Blob of the elements of a tensor, in C order. The tensor must not be written
-    until the blob is.
+    """A Blob of the elements of a tensor, in C order. Do not change the tensor before
+    the blob is written to a file.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Keep a reference to ``tensor``, and the state that shows a later write; copy
-        nothing.
+        """Keep a reference to ``tensor``, not a copy. Keep its state as well, which
+        shows whether the tensor is written later.
         """
         # imported late, so that blobs of bytes need no torch
         from delegraph_programs.tensor_bytes import state_of
@@ -52,8 +53,8 @@ class TensorBlob:
         return self._tensor.nbytes
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append the elements. Raises ContractViolation if the tensor was written since
-        the blob was made.
+        """Append the elements to ``file``. Raises ContractViolation if the tensor was
+        changed after the blob was made.
         """
         from delegraph_programs import memory_of
         from delegraph_programs.tensor_bytes import is_written
@@ -81,10 +82,13 @@ class TensorBlob:
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """Return a key for the elements of this blob.
+        """Return a key of the memory and the layout of the elements.
 
-        Blobs with equal keys have equal bytes, so they need not be read.
+        If two blobs have equal keys, their bytes are equal, and ``equal`` does not read
+        them.
         """
+        # The same memory is not enough: if the tensor was written after the first of two
+        # blobs was made, they have different states, and reading the first one raises.
         tensor = self._tensor
         return (
             self._state,
@@ -98,7 +102,8 @@ class TensorBlob:
 def is_blob(data: Any) -> bool:
     """Return whether ``data`` is a Blob.
 
-    ``isinstance`` alone is also true of a Blob class, which has the same attributes.
+    ``isinstance`` alone would also accept a class of blobs, which has the same methods
+    as its instances.
     """
     return isinstance(data, Blob) and not isinstance(data, type)
 
@@ -115,8 +120,8 @@ def join(data: bytes | Blob) -> bytes:
 def head(data: bytes | Blob, size: int) -> bytes:
     """Return the first ``size`` bytes of ``data``.
 
-    A Blob has to write all its bytes for this. Raises ContractViolation if their number
-    is not its ``len()``.
+    A Blob writes all its bytes for this. Raises ContractViolation if the number of
+    these bytes is not the blob's ``len()``.
     """
     if isinstance(data, bytes):
         return data[:size]
@@ -144,7 +149,7 @@ def head(data: bytes | Blob, size: int) -> bytes:
 def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
     """Call ``take`` with all bytes of ``data``, piece by piece.
 
-    A piece is valid only during the call.
+    Each piece is valid only during the call that gets it.
     """
     if isinstance(data, bytes):
         take(memoryview(data))
@@ -153,11 +158,11 @@ def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
-    """Return whether both have the same bytes.
+    """Return whether ``ours`` and ``theirs`` have the same bytes.
 
-    Blobs are compared by the digests of their bytes, so that neither is joined. They
-    are not read at all if they are one object, of different lengths, or blobs of the
-    same memory.
+    Blobs are compared by the digests of their bytes, so that no blob is joined. No blob
+    is read if both are one object, if their lengths differ, or if both are TensorBlobs
+    with equal ``place()``.
     """
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
@@ -189,10 +194,10 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Pass ``data``, any object with a buffer, to ``take``; returns the number of
-        bytes.
+        """Pass the bytes of ``data``, an object with a buffer, to ``take``, and return
+        their number. If there are none, ``take`` is not called.
         """
         view = memoryview(data)
-        if view.nbytes:  # an empty one cannot be cast
+        if view.nbytes:  # an empty view cannot be cast
             self._take(view.cast("B"))
         return view.nbytes
