@@ -59,9 +59,7 @@ _ELSEWHERE = {
     "quantization_errors": "delegraph_quantize:quantization_errors",
     "quantize": "delegraph_quantize:quantize",
 }
-"""Names of delegraph that other distributions of this project have -> their targets
-there.
-"""
+"""Public name of delegraph -> its target in another distribution of this project."""
 
 
 if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
@@ -81,8 +79,11 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     )
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used, and keep it. Raises
-        AttributeError for any other name.
+        """Return the object of a public name. Raises AttributeError for other names.
+
+        A name of this distribution is imported when it is first used, and kept. A name
+        in ``_ELSEWHERE`` is looked up at each use, and raises PluginUnavailable if its
+        distribution is not installed.
         """
         if name in _ELSEWHERE:
             from .discovery.first_party import provided

@@ -1,4 +1,4 @@
-"""``python -m delegraph``."""
+"""Runs the command line for ``python -m delegraph``."""
 
 import sys
 

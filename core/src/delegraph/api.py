@@ -41,8 +41,8 @@ Returned = TypeVar("Returned")
 
 
 def _name_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Let ``function`` suggest the nearest argument if it is called with one that it
-    does not have.
+    """Return ``function`` with a check of its keyword arguments: for an unknown one it
+    raises a TypeError that suggests the nearest name.
     """
     known = inspect.signature(function).parameters
 
@@ -92,8 +92,8 @@ def lower(
     method for ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes``; or an
     object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. None: the
-    backends for which ``options`` are given, else the only usable one or the default;
-    the report names it. ``options``: {backend name: {option: value}}. ``transforms``:
+    backends for which ``options`` are given; without options, the only usable backend,
+    or the one that is declared as the default. The report then names the choice. ``options``: {backend name: {option: value}}. ``transforms``:
     functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left
     to the host. ``compiler``: compiles the partitions, such as
@@ -102,8 +102,8 @@ def lower(
     declared as the default takes over if the environment variable ``DELEGRAPH_CACHE``
     is set, or if a backend declares to be isolated.
 
-    If a backend refuses a call that has only constant operands, it is computed here,
-    unless the result has more than 16 MiB. Numbers that are read off constants
+    If a backend refuses a call that has only constant operands, ``lower`` computes the
+    call itself, unless the result has more than 16 MiB. Numbers that are read off constants
     (``.item()``) become literals.
 
     The model is not changed, and its weights are not copied. Errors are
@@ -116,19 +116,19 @@ def lower(
     if backends is None:
         backends, why_these_backends = registry.default_backends(options)
     backends = _expect_backends(backends)
-    # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare
-    # id means
-    chosen = registry.preferring(b for b in backends if isinstance(b, str))
-    compiler, why_not_cached = (
-        (compiler, None) if compiler is not None else _default_compiler(chosen)
-    )
     names = [b for b in backends if isinstance(b, str)]
+    # A program stores bare backend ids. If several backends have the same id, a name
+    # such as ``acme/npu`` decides which of them the id means in ``chosen``.
+    chosen = registry.preferring(names)
+    why_not_cached = None
+    if compiler is None:
+        compiler, why_not_cached = _default_compiler(chosen)
     with compiler.session(chosen, names) as session:
         partitioners = _named_partitioners(backends, options, registry)
-        if (
-            example_inputs is None
-            and (model := _model_of_plugin(program, registry)) is not None
-        ):
+        model = None
+        if example_inputs is None:
+            model = _model_of_plugin(program, registry)
+        if model is not None:
             program = model.programs
             transforms = (*model.transforms, *transforms)
             example_inputs = model.inputs
@@ -137,15 +137,14 @@ def lower(
         sources = sources_by_method(
             program, example_inputs, example_kwargs, dynamic_shapes
         )
+        turns = [
+            Turn(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
+            for given, (name, partitioner) in zip(backends, partitioners, strict=True)
+        ]
         settings = Settings(
             chosen,
             session,
-            turns=[
-                Turn(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
-                for given, (name, partitioner) in zip(
-                    backends, partitioners, strict=True
-                )
-            ],
+            turns,
             transforms=dict.fromkeys(sources, transforms),
             has_report=True,
         )
@@ -204,9 +203,8 @@ def load(
     ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for
     ``.pte``. None: each delegate runs in its backend's runtime, which loads it at the
     first call. ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a
-    call): limits for files that are not trusted; None: those of the format (``.pte``: 8
-    GiB and
-    100000). ``allow_native=False``: raise InputError for a file with delegates that are
+    call): limits for files that are not trusted; None: the limits of the format
+    (``.pte``: 8 GiB and 100000). ``allow_native=False``: raise InputError for a file with delegates that are
     native code, or programs for a compiler in this process (SECURITY.md). The result's
     ``native_blobs`` names them.
 
@@ -231,12 +229,10 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     """
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
-    # the class and its base classes
-    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
-    # a plugin may name a type by the top-level package from which users import it
-    types |= {
-        f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types
-    }
+    kinds = type(program).__mro__
+    types = {f"{k.__module__}:{k.__qualname__}" for k in kinds}
+    # a plugin may name the top-level package, from which users import the class
+    types |= {f"{k.__module__.partition('.')[0]}:{k.__qualname__}" for k in kinds}
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
             from .command.model import from_elsewhere
@@ -246,10 +242,12 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
-    """Return the compiler for a call of ``lower`` without one; and a note if it keeps
-    no results, although the user wants it.
+    """Return the compiler for a call of ``lower`` that passes none, and a note for the
+    report, or None.
 
-    The user wants it who set a variable of ``CACHE_VARIABLES``.
+    If an environment variable in ``CACHE_VARIABLES`` is set, the user wants a cache:
+    then this is the installed default compiler, which has one. If none is installed,
+    the compiler has no cache, and the note is the reason.
     """
     wanted = next((name for name in CACHE_VARIABLES if os.environ.get(name)), None)
     if wanted is None:
@@ -264,7 +262,7 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
     """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
     tables = [options]
     if isinstance(options, Mapping):
-        tables += options.values()  # the options of each backend
+        tables += options.values()  # a mapping for each backend
     if not all(
         isinstance(table, Mapping) and all(isinstance(key, str) for key in table)
         for table in tables
@@ -277,6 +275,7 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
         raise OptionError(
             "option-invalid", f"transforms is a list of functions, not {transforms!r}"
         )
+    # an instance with the method, and not a class that the user forgot to call
     has_sessions = callable(getattr(compiler, "session", None)) and not isinstance(
         compiler, type
     )
@@ -325,8 +324,8 @@ def _named_partitioners(
     options: Mapping[str, Mapping[str, Any]],
     registry: Registry,
 ) -> list[tuple[str, Partitioner]]:
-    """Return (name, partitioner) of each backend; the name of a Partitioner that the
-    user passes is that of its class.
+    """Return (name, partitioner) for each of ``backends``, in their order. For a
+    Partitioner that the user passed, the name is that of its class.
 
     Raises OptionError for options of a name that is not in ``backends``, and the errors
     of ``Registry.get_partitioner``.

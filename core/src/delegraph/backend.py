@@ -78,8 +78,8 @@ class BackendDetails(ABC):
     """Base class of backends. The class's name is the backend's id; the class is never
     instantiated.
 
-    Defining a subclass without an enforced method raises ContractViolation, unless it
-    is a shared base, defined as ``class Base(BackendDetails, abstract=True)``.
+    Defining a subclass without an enforced method raises ContractViolation, unless the
+    subclass is a shared base, defined as ``class Base(BackendDetails, abstract=True)``.
     """
 
     thread_safe: ClassVar[bool] = False
@@ -99,10 +99,13 @@ class BackendDetails(ABC):
     """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        """Check the class ``cls`` as it is defined. ``abstract``: a shared base, which
-        may lack enforced methods.
+        """Check the subclass ``cls`` when it is defined. ``abstract``: a shared base,
+        which may lack enforced methods.
+
+        Raises ContractViolation for a missing method, or one with other parameters.
         """
         super().__init_subclass__(**kwargs)
+        # a method that has the mark is inherited from this class
         missing = [
             n
             for n in dir(cls)
@@ -132,9 +135,10 @@ class BackendDetails(ABC):
 
         The placeholders of ``edge_program`` are its constants, then its inputs; the
         program returns a flat tuple. In ``edge_program.graph_module.meta``, "method" is
-        the name of its method, and "partition" its partitioner's tag. Raises
-        Unsupported for a partition that cannot be compiled: ``delegraph.lower`` then
-        leaves it to the next backend or the host, and reports the reason.
+        the name of its method, and "partition" the tag that its partitioner gave it.
+        Raises Unsupported for a partition that cannot be compiled: ``delegraph.lower``
+        then leaves the partition to the next backend or the host, and reports the
+        reason.
         """
         raise NotImplementedError
 
@@ -144,11 +148,12 @@ class BackendDetails(ABC):
         arguments.
 
         An example is the compiler's version. The text is stored with each delegate, for
-        the runtime's ``compatible``, and is part of a cache's keys. It need not have
-        the versions of the backend's own package, delegraph and torch. None means that
-        results must not be cached. Return None if the dependencies are not known.
-        Return it also if ``preprocess`` writes files with these compile specs, or if
-        its result depends on names or source lines.
+        the runtime's ``compatible``, and is part of a cache's keys. The text need not
+        have the versions of the backend's own package, delegraph and torch.
+
+        None means that results must not be cached. Return None in three cases: the
+        dependencies are not known; ``preprocess`` writes files with these compile
+        specs; the result of ``preprocess`` depends on names or source lines.
         """
         return None
 
@@ -160,8 +165,9 @@ class BackendDetails(ABC):
     ) -> dict[str, list[PreprocessResult]]:
         """Compile all partitions, and return the results of each method in order.
 
-        The default calls ``preprocess`` for each. ``compile_specs`` has one list for
-        each program. Raises ContractViolation if their numbers differ.
+        The default calls ``preprocess`` for each program. ``compile_specs`` has one
+        list for each program. Raises ContractViolation if a method has more or fewer
+        lists than programs.
         """
         results: dict[str, list[PreprocessResult]] = {}
         for method, programs in edge_programs.items():
@@ -182,8 +188,8 @@ class BackendDetails(ABC):
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
     """Raise ContractViolation unless the class has a callable method ``name``.
 
-    The method must take positional ``arguments``. These are the names of the arguments;
-    only their number is checked against the signature. Nothing is called.
+    The method must take as many positional arguments as ``arguments`` has names, which
+    the error shows. Nothing is called.
     """
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)
@@ -216,15 +222,15 @@ class DelegateMappingBuilder:
         handles: int | Sequence[int | None] | None = None,
         identifier: int | str | None = None,
     ) -> int | str:
-        """Map an identifier to ``handles``, or to the debug handles of ``nodes``, and
-        return it.
+        """Map an identifier to ``handles``, or to the debug handles of ``nodes``.
+        Return the identifier.
 
         ``identifier``: must be passed, unless the builder generates identifiers; then
-        it must not.
+        it must not be passed.
 
         Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is
-        passed. Raises it also if there is no debug handle, or if ``identifier`` is
-        missing, not wanted or in use.
+        passed, if there is no debug handle, or if ``identifier`` is missing, not wanted
+        or in use.
         """
         if (nodes is None) == (handles is None):
             raise ContractViolation(
@@ -253,9 +259,11 @@ class DelegateMappingBuilder:
     def _identifier(self, identifier: int | str | None) -> int | str:
         """Return the identifier of a new entry: the caller's, or the next number.
 
-        Raises ContractViolation if it is missing, not wanted or in use.
+        Raises ContractViolation if the caller's identifier is missing, not wanted or in
+        use.
         """
-        # passed although generated, or missing although not
+        # passed although the builder generates identifiers, or missing although it
+        # does not
         if self._generated == (identifier is not None):
             wanted = (
                 "generates its identifiers"

@@ -1,7 +1,7 @@
 """All errors that delegraph raises, each with a stable code.
 
-This module imports no torch, so that plugins and the command line can use it without. A
-message has the fault, its place (operator and line of the user's program), the reason,
+This module imports no torch, so that plugins and the command line can use it without
+torch. A message has the fault, its place (operator and line of the user's program), the reason,
 and advice.
 """
 
@@ -169,8 +169,8 @@ class FormatError(DelegraphError, ValueError):
 
 
 class WriteError(DelegraphError, OSError):
-    """A file could not be written. It is as before, unless it had to be written in
-    place: a device, a hard link.
+    """A file could not be written. The file is as before, unless it had to be written
+    in place, because it is a device or a hard link.
     """
 
 
@@ -179,8 +179,8 @@ class UsageError(DelegraphError):
 
 
 class NoRuntime(DelegraphError):
-    """There is no runtime on this host for a backend or a file, or it lacks a module or
-    a device.
+    """There is no runtime on this host for a backend or a file, or the runtime lacks a
+    module or a device.
     """
 
 

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 LARGEST = 5
-"""The number of constants that a summary lists."""
+"""The most constants that a summary lists."""
 _NAME = 60
 """The most characters of a name that the text of a tensor shows."""
 
@@ -92,13 +92,13 @@ class ProgramContents(Protocol):
         """Return the number of operators that no delegate computes, in all methods."""
 
     def whole_delegate(self) -> DelegateInfo:
-        """Return the program's one delegate, with the inputs and outputs of its method:
-        all of them, in order.
+        """Return the program's one delegate, with all inputs and outputs of its method,
+        in order.
 
-        For a program of one method that one delegate computes. The delegate is compiled
-        again if its own inputs and outputs differ, as those of ``delegates`` may.
-        Raises InputError if a file of one delegate cannot have the program, for example
-        because the host writes buffers.
+        For a program of one method that one delegate computes. The delegate in
+        ``delegates`` may have other inputs and outputs than the method; then it is
+        compiled again. Raises InputError if a file of one delegate cannot have the
+        program, for example because the host writes buffers.
         """
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
@@ -113,11 +113,11 @@ class ProgramContents(Protocol):
     def core_program(
         self, name: str = "forward", keep: Collection[Any] = ()
     ) -> ExportedProgram:
-        """As ``exported_program``, but with calls on the host decomposed to core ATen,
-        except operators in ``keep``.
+        """Return ``exported_program(name)`` with calls on the host decomposed to core
+        ATen, except operators in ``keep``.
 
-        For runtimes that have kernels only for these. An ``EdgeProgramManager`` returns
-        its program unchanged: its user has chosen the operators.
+        For runtimes that have kernels only for core ATen. An ``EdgeProgramManager``
+        returns its program unchanged: its user has chosen the operators.
         """
 
 
@@ -172,18 +172,21 @@ class Step(NamedTuple):
 
 
 class FileTimer(Protocol):
-    """Gets the times of a program in a file; the format's part is ``see``."""
+    """Gets the times of a program in a file. Formats call ``see``; delegraph calls
+    ``spent``.
+    """
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
-        """A call of a delegate took ``seconds`` in its runtime; comes before its
-        ``see``.
+        """A call of a delegate took ``seconds`` in its runtime. Called before ``see``
+        gets the call.
 
-        ``read()`` returns the times of its operators, and may take a while itself.
+        ``read()`` returns the times of the delegate's operators, and may take a while
+        itself.
         """
 
     def see(self, step: Step) -> None:
-        """An instruction has been executed, since the one before it, or since the call
-        began.
+        """An instruction has been executed. It began when the instruction before it
+        ended, or when the call began.
         """
 
 
@@ -198,8 +201,8 @@ class TensorSummary:
     it. ``shape``: None for a number; a size of None is not known. ``bounded``: the
     sizes are upper limits. ``scale`` and ``zero_point``: an integer means
     ``(integer - zero_point) * scale``; None if the file does not have them. ``within``:
-    the lowest and the highest integer that calls may give, where the program was
-    lowered for such; None for all of the type.
+    the lowest and the highest integer that callers may pass, if the program was lowered
+    for a range of integers; None: all integers of the type.
     """
 
     name: str
@@ -279,8 +282,8 @@ class Summary:
     ``kind``: a name for such files, such as "TOSA program". ``version``: of the format.
     ``needs``: requirements on a device or runtime, such as {"profiles": ["FP"]}.
     ``constants`` and ``constant_bytes``: number and total size of the constants.
-    ``largest``: the LARGEST largest of them, largest first. ``producer``: the
-    program that wrote the file, "" if not known.
+    ``largest``: the largest constants, at most LARGEST, the largest first.
+    ``producer``: the program that wrote the file, "" if not known.
     """
 
     kind: str
@@ -295,7 +298,7 @@ class Summary:
 
     @staticmethod
     def largest_of(constants: Sequence[ConstantSummary]) -> tuple[ConstantSummary, ...]:
-        """Return the LARGEST largest of ``constants``, largest first."""
+        """Return the largest of ``constants``, at most LARGEST, the largest first."""
         return tuple(sorted(constants, key=lambda c: (-c.bytes, c.name))[:LARGEST])
 
     def to_json(self) -> dict[str, Any]:
@@ -331,8 +334,8 @@ class QuantizationParameters(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """The inputs and outputs of a program, in order: name -> parameters, or None if it
-    is not quantized.
+    """The inputs and outputs of a program, in order: name -> parameters, or None for an
+    input or output that is not quantized.
     """
 
     inputs: Mapping[str, QuantizationParameters | None]
@@ -370,8 +373,8 @@ class ProgramFormat:
         itself; others are written into its folder.
 
         For example, ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
-        Only a format of several files overrides this; its ``serialize`` raises an error
-        for a program that needs more than one.
+        Only a format of several files overrides this method. Its ``serialize`` raises
+        an error for a program that needs more than one file.
         """
         return {"": cls.serialize(program, options)}
 
@@ -381,8 +384,8 @@ class ProgramFormat:
     ) -> None:
         """Write ``path`` and further files, each completely or not at all.
 
-        Only a format that does more than write ``files`` overrides this; it must write
-        each file by ``write_whole``.
+        Only a format that does more than write the result of ``files`` overrides this
+        method. It must write each file by ``write_whole``.
         """
         write_files(cls.files(program, options), path)
 
@@ -393,9 +396,10 @@ class ProgramFormat:
         """Return name -> function for each method of the program in a file, called like
         the method that was saved.
 
-        If its files demand memory or loops, a format also takes ``max_memory: int``
-        (bytes) and ``max_iterations: int``, both with defaults; ``delegraph.load`` and
-        ``delegraph run`` pass the user's limits.
+        A format with files that decide how much memory or how many loops a call takes
+        has the further parameters ``max_memory: int`` (bytes) and ``max_iterations:
+        int``, both with defaults. ``delegraph.load`` and ``delegraph run`` pass the
+        user's limits to them.
         """
         raise NotImplementedError
 
@@ -403,8 +407,8 @@ class ProgramFormat:
     def profile(
         path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``, but a call passes each instruction to ``see`` as soon as it has
-        been executed.
+        """Return the methods as ``read`` does, but a call passes each instruction to
+        ``see`` as soon as the instruction has been executed.
 
         Optional: without it ``delegraph profile FILE`` calls the functions of ``read``,
         and only delegates are timed.
@@ -434,8 +438,8 @@ class ProgramFormat:
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``, but ``runtime`` executes the whole program; it is one of the
-        ``runtimes`` of the FormatSpec.
+        """Return the methods as ``read`` does, but ``runtime``, one of the ``runtimes``
+        of the FormatSpec, executes the whole program.
 
         Raises NoRuntime, with the command that installs it, if the runtime is missing.
         """
@@ -453,7 +457,7 @@ class ProgramFormat:
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """A summary of a file, for ``delegraph inspect --summary`` and the key
+        """Return a summary of a file, for ``delegraph inspect --summary`` and the key
         "summary" of its JSON.
         """
         raise NotImplementedError
@@ -520,20 +524,19 @@ def defines(kind: type[ProgramFormat], ability: str) -> bool:
     ``ProgramFormat``.
     """
     # static: a class method would be a new object at each access
-    inherited, defined = (
-        inspect.getattr_static(k, ability) for k in (ProgramFormat, kind)
-    )
-    return defined is not inherited
+    inherited = inspect.getattr_static(ProgramFormat, ability)
+    return inspect.getattr_static(kind, ability) is not inherited
 
 
 class DelegateFormat(ProgramFormat):
     """Base class of formats with the blob of one delegate as file, for programs that a
     single delegate computes.
 
-    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime
-    gets the blob without compile specs, so the blob must contain all that it needs. If
-    its ``serialize`` puts named data into the file, a subclass sets ``holds_named_data =
-    True``; otherwise a delegate with named data raises InputError.
+    A subclass sets ``backend_id``, and defines further methods, such as ``inspect``.
+    The runtime gets the blob without compile specs, so the blob must contain all that
+    the runtime needs. A subclass with a ``serialize`` that puts named data into the file
+    sets ``holds_named_data = True``. For other subclasses, ``serialize`` raises
+    InputError for a delegate with named data.
     """
 
     backend_id: ClassVar[str]
@@ -554,7 +557,9 @@ class DelegateFormat(ProgramFormat):
     def serialize(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> bytes | Blob:
-        """Return the blob of ``delegate(program)``. Raises OptionError for any option."""
+        """Return the blob of ``delegate(program)``. Raises OptionError for any option,
+        and the errors of ``delegate``.
+        """
         if options:
             raise OptionError(
                 "option-invalid",
@@ -567,21 +572,21 @@ class DelegateFormat(ProgramFormat):
         """Return the delegate that the file holds: the program's only one, with the
         inputs and outputs of its method.
 
-        Raises InputError if the program has anything else: host operators, other
-        delegates, other methods, another backend's delegate, or named data (see
-        ``holds_named_data``); and the errors of ``whole_delegate``.
+        Raises InputError if there is no delegate, or anything else: host operators,
+        other delegates, other methods, another backend's delegate, or named data (see
+        ``holds_named_data``). Raises the errors of ``whole_delegate``, too.
         """
-        # a file of one delegate cannot compute sizes either, which ``host_operators``
-        # leaves out
+        # ``host_operators`` does not count computations of sizes, which a file of one
+        # delegate cannot hold either
         count = len(program.delegates)
         host = program.host_operators + _computed_sizes(program)
         if count != 1 or host:
-            text = "the file holds one delegate and nothing of the host;"
-            text += f" this program has delegates: {count}, host operators: {host}"
+            text = (
+                "the file holds one delegate and nothing of the host; this program has"
+                f" delegates: {count}, host operators: {host}"
+            )
             hint = (
                 "a .pte file holds all of it (delegraph-executorch), or save each with"
-            )
-            hint += (
                 " lowered.delegates[k].save(path); the report says what stayed on the"
                 " host, and why"
             )
@@ -607,18 +612,16 @@ class DelegateFormat(ProgramFormat):
             and whole.named_data.pte_data
             and not cls.holds_named_data
         ):
+            key = next(iter(whole.named_data.pte_data))
             text = (
                 f"the file holds only a blob, but the blob of {cls.backend_id} reads named"
-                " data, such as"
+                f" data, such as {key!r}, which would be lost"
             )
-            text += f" {next(iter(whole.named_data.pte_data))!r}, which would be lost"
             hint = (
                 "a .pte file holds both (delegraph-executorch); for the format's"
-                " authors: put the data into the file"
+                " authors: put the data into the file and say holds_named_data = True"
             )
-            raise InputError(
-                "input-invalid", text, hint=f"{hint} and say holds_named_data = True"
-            )
+            raise InputError("input-invalid", text, hint=hint)
         return whole
 
     @classmethod
@@ -655,7 +658,7 @@ def _computed_sizes(program: ProgramContents) -> int:
     for method in program.methods:
         graph = program.exported_program(method).graph
         for node in {*graph.nodes} - find_checks(graph):
-            count += node.op == "call_function" and isinstance(
-                node.meta.get("val"), torch.SymInt
-            )
+            value = node.meta.get("val")
+            if node.op == "call_function" and isinstance(value, torch.SymInt):
+                count += 1
     return count

@@ -100,10 +100,9 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Return {}.
+        """Return {}: no method of this class only returns a constant.
 
-        Formats ask for it, because an EdgeProgramManager may have methods that return a
-        constant.
+        Formats read this property, because an EdgeProgramManager may have such methods.
         """
         return {}
 
@@ -126,8 +125,10 @@ class LoweredProgram(MethodPrograms):
     def whole_delegate(self) -> DelegateInfo:
         """Return the only delegate, with all inputs and outputs of its method in order.
 
-        If its own differ, it is compiled again. Raises InputError if a file of one
-        delegate cannot have the program, for example because the host writes a buffer.
+        The program must have exactly one delegate. If the delegate has other inputs or
+        outputs than its method, the first call compiles the delegate again, and keeps
+        the result. Raises InputError if a file of one delegate cannot have the program,
+        for example because the host writes a buffer.
         """
         if self._whole is None:
             (delegate,) = self.delegates
@@ -155,8 +156,8 @@ class LoweredProgram(MethodPrograms):
     def instance(self) -> LoweredProgram:
         """Return a program with buffers of its own, in their initial state.
 
-        It is for another thread, stream or session. Weights, generated code and
-        delegates without state are shared with this program.
+        The new program is for another thread, stream or session. It shares weights,
+        generated code and delegates without state with this program.
         """
         return self._with_methods(
             {m: method.instance() for m, method in self._methods.items()}
@@ -166,8 +167,9 @@ class LoweredProgram(MethodPrograms):
         """Return a program that treats delegates without a runtime on this host
         differently.
 
-        It is in its initial state. ``how`` "eager": run their operators in eager
-        PyTorch; the report has a note. "error": raise NoRuntime, as by default.
+        The new program is in its initial state. ``how`` "eager": run the operators of
+        such delegates in eager PyTorch; the new report has a note about this. "error":
+        raise NoRuntime, as by default. Raises OptionError for another ``how``.
         """
         if how not in get_args(OnMissingRuntime):
             wanted = " or ".join(map(repr, get_args(OnMissingRuntime)))
@@ -236,15 +238,15 @@ class LoweredProgram(MethodPrograms):
 
         ``method``: by default the only one, or "forward". ``runtime``: a runtime that
         executes whole files, such as "executorch"; the program is saved to a temporary
-        file and run there. ``observer``: gets the values of the run on this host.
-        ``per_operator``: compare every value, by
-        ``delegraph_analysis.verify_operators``.
+        file, which the runtime executes. ``observer``: gets the values of the run on
+        this host. ``per_operator``: compare every value, by
+        ``delegraph_analysis.verify_operators``; then ``observer`` gets nothing.
 
         Raises NoRuntime if the runtime is missing, InputError for a runtime with
         ``observer`` or ``per_operator``, for an unknown method, if the model itself
-        fails on these inputs, and if a transform changed the inputs or results. Waits
-        while another thread lowers, because torch then replaces weights of the model by
-        tracers.
+        fails on these inputs, and if a transform changed the inputs or results. The
+        call waits while another thread lowers, because torch then replaces weights of
+        the model by tracers.
         """
         if runtime and per_operator:
             raise self._no_values_of(runtime)
@@ -265,11 +267,10 @@ class LoweredProgram(MethodPrograms):
     def verify_over(self, data: Iterable[Any], metric: Any = None, **more: Any) -> Any:
         """Compare a method with eager PyTorch on each sample of a data set.
 
-        See ``delegraph_analysis.verify_over``, which gets the arguments.
+        See ``delegraph_analysis.verify_over``, which gets all arguments.
         """
-        return provided("delegraph_analysis:verify_over", "verify_over()")(
-            self, data, metric, **more
-        )
+        compare = provided("delegraph_analysis:verify_over", "verify_over()")
+        return compare(self, data, metric, **more)
 
     def run_both(
         self,
@@ -280,10 +281,10 @@ class LoweredProgram(MethodPrograms):
         runtime: str | None = None,
         observer: Observer | None = None,
     ) -> tuple[Any, Any]:
-        """Return the results of a method and of eager PyTorch on the same inputs, from
-        the initial state.
+        """Return (results of a method, results of eager PyTorch) on the same inputs,
+        from the initial state.
 
-        Both start with the same random seed. For the parameters and errors see
+        Both runs start with the same random seed. For the parameters and errors see
         ``verify``.
         """
         from .host.verify import call_of_model
@@ -295,15 +296,13 @@ class LoweredProgram(MethodPrograms):
         # first, so that errors of the model itself are not errors of its lowering
         with call_of_model(name):
             expected = self.run_eager(args, kwargs, method=name)
-        # the program may write to them
-        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)
+        # the program may write to its arguments, which are the caller's
+        args = copy.deepcopy(args)
+        kwargs = copy.deepcopy(kwargs)
         torch.set_rng_state(seed)
-        actual = (
-            self._run_in_runtime(runtime, name, *inputs)
-            if runtime
-            else self._run_here(name, observer, *inputs)
-        )
-        return actual, expected
+        if runtime:
+            return self._run_in_runtime(runtime, name, args, kwargs), expected
+        return self._run_here(name, observer, args, kwargs), expected
 
     def run_eager(
         self,
@@ -322,8 +321,8 @@ class LoweredProgram(MethodPrograms):
         """
         name = self._chosen(method)
         self._expect_border_of_eager(name)
-        # eager may write the state that delegates keep, and the targets that the lowered
-        # program writes
+        # Names of the parameters and buffers that eager may write: the state that
+        # delegates keep, and the targets that the host's part of the program writes.
         written = {
             target
             for d in self.delegates
@@ -390,16 +389,17 @@ class LoweredProgram(MethodPrograms):
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Return data columns for Model Explorer.
 
-        See ``delegraph_analysis.node_data``, which gets the arguments.
+        See ``delegraph_analysis.node_data``, which gets the name of the method and all
+        other arguments.
         """
-        return provided("delegraph_analysis:node_data", "node data")(
-            self, self._chosen(method), *args, **kwargs
-        )
+        columns_of = provided("delegraph_analysis:node_data", "node data")
+        return columns_of(self, self._chosen(method), *args, **kwargs)
 
     def _expect_border_of_eager(self, name: str) -> None:
-        """Raise InputError if a transform changed inputs or results.
+        """Raise InputError if a transform changed inputs or results of the method
+        ``name``.
 
-        Eager cannot be called in the same way then.
+        The model in eager PyTorch then has other inputs or results than the method.
         """
         if name in self._changed:
             hint = (
@@ -415,7 +415,8 @@ class LoweredProgram(MethodPrograms):
     def _eager_module(self, name: str) -> torch.nn.Module:
         """Return the program before lowering, as a module.
 
-        It is cached, because ``ExportedProgram.module`` takes long.
+        The first call puts the module into ``_eager`` in place of an ExportedProgram,
+        because ``ExportedProgram.module`` takes long.
         """
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
@@ -427,15 +428,15 @@ class LoweredProgram(MethodPrograms):
     ) -> Any:
         """Return the results of a method, run on this host from its initial state.
 
-        ``observer``: gets all values of the run. If it is None, each delegate's inputs
-        are compared before and after its calls, to find a runtime that writes to them.
+        ``observer``: gets all values of the run. None: instead, the inputs of each
+        delegate are compared before and after its calls, to find a runtime that writes
+        to its inputs.
         """
         if observer is not None:
             return self.observed(observer, name)(*args, **kwargs)
-        executable = self._methods[name]
-        return SuspiciousExecutable(executable._method, executable._delegates)(
-            *args, **kwargs
-        )
+        method = self._methods[name]
+        comparing = SuspiciousExecutable(method._method, method._delegates)
+        return comparing(*args, **kwargs)
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         """Return the results of a method, run by ``runtime`` from a temporary file."""
@@ -458,22 +459,26 @@ class LoweredProgram(MethodPrograms):
         """Write the program, completely or not at all, in the format that the path's
         suffix chooses.
 
-        ``named_data``: key -> data to store in the file with that of the delegates.
-        ``options``: the format's. Raises FormatNotFound if no plugin declares the
+        ``named_data``: key -> data to store in the file, with the delegates' own named
+        data. ``options``: options of the format. Raises FormatNotFound if no plugin declares the
         format, InputError if the format cannot hold this program (a backend's own
         format, such as ``.tosa``, holds a single delegate), OptionError for wrong
         options, WriteError.
         """
         with TRACING:  # a lock: a format may trace
+            # a copy, so that ``named_data`` is for this file only
             with_data = copy.copy(self)
             with_data._own_data = dict(named_data)
             FileFormat(path, self._registry).save(with_data, options)
+            # keep the delegate that ``whole_delegate`` may have compiled for the file
             self._whole = with_data._whole
 
     def _chosen(self, method: str | None) -> str:
-        """Return ``method``; without a name, ``forward`` or the only method.
+        """Return ``method``; for None, "forward" if there is such a method, else the
+        only method.
 
-        Raises InputError if there is no such method.
+        Raises InputError for an unknown name, and for None if there are several methods
+        without "forward".
         """
         if method is not None:
             return self._known(method)
@@ -491,20 +496,20 @@ class LoweredProgram(MethodPrograms):
 def _restoring_state(
     module: torch.nn.Module, written: Collection[str]
 ) -> Iterator[Callable[..., Any]]:
-    """Let the block call ``module``, and restore the state that it writes.
+    """Give ``module`` to the block, which calls it. When the block ends, give the
+    state of ``module`` its old values back.
 
-    ``written``: names of the parameters and buffers to restore. The state of delegates
-    that ``module`` itself calls is restored, too. The block gets ``module``.
+    This state has two parts: the parameters and buffers with a name in ``written``, and
+    the state tensors of delegates that ``module`` itself calls.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
+    # name of a parameter or buffer -> copy of its value
     old_values = {name: t.detach().clone() for name, t in tensors if name in written}
-    of_delegates = [
-        t
-        for m in module.modules()
-        if isinstance(m, LoweredBackendModule)
-        for t in m.state_tensors()
-    ]
-    old_of_delegates = [t.detach().clone() for t in of_delegates]
+    delegate_tensors: list[torch.Tensor] = []
+    for part in module.modules():
+        if isinstance(part, LoweredBackendModule):
+            delegate_tensors += part.state_tensors()
+    old_delegate_values = [t.detach().clone() for t in delegate_tensors]
     try:
         yield module
     finally:
@@ -513,5 +518,5 @@ def _restoring_state(
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if name in old_values:
                 tensor.data.copy_(old_values[name])
-        for tensor, value in zip(of_delegates, old_of_delegates, strict=True):
+        for tensor, value in zip(delegate_tensors, old_delegate_values, strict=True):
             tensor.data.copy_(value)

@@ -75,8 +75,8 @@ class NamedDataStore:
 
     def __init__(self) -> None:
         self._output = NamedDataStoreOutput()
-        # (length, first bytes) -> indices of the buffers with these
-        self._alike: dict[tuple[int, bytes], list[int]] = {}
+        # (length, first bytes) -> indices of the buffers that have these
+        self._candidates: dict[tuple[int, bytes], list[int]] = {}
 
     def add_named_data(
         self,
@@ -101,14 +101,15 @@ class NamedDataStore:
         _check_arguments(key, alignment, external_tag, tensor_layout)
         content, layout = _content(key, data, tensor_layout)
         length_and_head = len(content), head(content, _COMPARED_FIRST)
-        alike = self._alike.get(length_and_head, ())
-        equal_buffers = (k for k in alike if equal(self._output.buffers[k], content))
+        candidates = self._candidates.get(length_and_head, ())
+        buffers = self._output.buffers
+        equal_buffers = (k for k in candidates if equal(buffers[k], content))
         index = next(equal_buffers, None)
         self._check_same_entry(key, index, external_tag, layout)
         if index is None:
-            index = len(self._output.buffers)
-            self._output.buffers.append(content)
-            self._alike.setdefault(length_and_head, []).append(index)
+            index = len(buffers)
+            buffers.append(content)
+            self._candidates.setdefault(length_and_head, []).append(index)
         entries = self._output.pte_data
         if external_tag is not None:
             entries = self._output.external_data.setdefault(external_tag, {})
@@ -117,11 +118,12 @@ class NamedDataStore:
         entries[key] = replace(entry, alignment=math.lcm(entry.alignment, alignment))
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
+        """Return the collected data itself: data that is added later is in it, too."""
         return self._output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add all data of ``other``. Raises NamedDataError for data that cannot be
-        stored.
+        """Add all data of ``other``. Raises the errors of ``check_output`` and
+        ``add_named_data``.
         """
         check_output(other)
         for tag, entries in other.files():
@@ -137,17 +139,18 @@ class NamedDataStore:
         """Raise NamedDataError if ``key`` was added before with other data, another
         layout or for another file.
 
-        ``index``: the stored buffer that equals the new data; None if no buffer does.
-        ``tag`` and ``layout``: those of the new data.
+        ``index``: of the stored buffer that equals the new data; None if there is none.
+        ``tag``: the external file for the new data; None for the program file.
+        ``layout``: the layout of the new data.
         """
-        for home, entries in self._output.files():
+        for earlier_tag, entries in self._output.files():
             if key not in entries:
                 continue
             entry = entries[key]
             if entry.buffer_index != index:
                 raise _error(key, "was added before with different data")
-            if home != tag:
-                file = home or "the program file"
+            if earlier_tag != tag:
+                file = earlier_tag or "the program file"
                 other = tag or "the program file"
                 raise _error(key, f"is in {file} already, and cannot go to {other} too")
             if entry.tensor_layout != layout:
@@ -156,8 +159,11 @@ class NamedDataStore:
 
 
 def check_output(output: Any) -> None:
-    """Raise NamedDataError unless ``output`` is a valid NamedDataStoreOutput, or
-    NamedDataTypeError for wrong types.
+    """Raise an error unless ``output`` is a valid NamedDataStoreOutput.
+
+    NamedDataTypeError: ``output`` has another type, or the buffer of an entry is
+    neither bytes nor a Blob. NamedDataError: an entry is no DataEntry, or has the index
+    of no buffer, or an alignment that is not a positive integer.
     """
     if isinstance(output, NamedDataStore):
         text = "a NamedDataStore was given instead of a NamedDataStoreOutput"
@@ -176,24 +182,32 @@ def check_output(output: Any) -> None:
                 text = f"has the entry {entry!r:.80}, and there are {count} buffers"
                 raise _error(key, text)
             if not _is_positive(entry.alignment):
-                text = f"has the alignment {entry.alignment!r:.80}"
-                raise _error(key, f"{text}, which is not a positive integer")
+                text = (
+                    f"has the alignment {entry.alignment!r:.80}, which is not a"
+                    " positive integer"
+                )
+                raise _error(key, text)
             data = output.buffers[entry.buffer_index]
             if not isinstance(data, bytes) and not is_blob(data):
                 raise _type_error(key, data)
 
 
 def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
-    """Raise NamedDataError for wrong arguments of ``add_named_data``, or
-    NamedDataTypeError for a wrong key.
+    """Check the arguments of ``add_named_data``, except the data.
+
+    Raises NamedDataTypeError if the key is not a str, NamedDataError if another
+    argument is wrong.
     """
     if not isinstance(key, str):
         raise NamedDataTypeError(
             "contract-violation", f"the key of named data is a str, not {key!r:.80}"
         )
     if not _is_positive(alignment):
-        text = f"cannot be aligned: alignment {alignment!r:.80} is not positive, or not"
-        raise _error(key, f"{text} an integer")
+        text = (
+            f"cannot be aligned: alignment {alignment!r:.80} is not positive, or not an"
+            " integer"
+        )
+        raise _error(key, text)
     if tag is not None and (not isinstance(tag, str) or not tag):
         raise _error(key, f"goes to an external file by its name, not to {tag!r:.80}")
     if layout is not None and not isinstance(layout, TensorLayout):
@@ -201,6 +215,7 @@ def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
 
 
 def _is_positive(number: Any) -> bool:
+    """Return whether ``number`` is an int above 0; a bool is not."""
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
@@ -233,6 +248,7 @@ def _content(
 
 
 def _type_error(key: Any, data: Any) -> NamedDataTypeError:
+    """Return the error about data of a wrong type under ``key``."""
     kind = type(data).__name__
     text = f"named data {key!r} is {kind}; bytes or a tensor are wanted, or a Blob"
     return NamedDataTypeError("contract-violation", text)

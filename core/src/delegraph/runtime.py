@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 Verdict = Literal["runs", "rebuild", "cannot"]
-"""``rebuild``: it runs, but compiling it again would be better, or will be needed soon.
+"""``rebuild``: the blob runs, but compiling it again would be better, or will be needed
+soon.
 """
 BEGINNING = 4096
 """The number of bytes at the beginning of a blob that its ``BlobHeader`` has."""
@@ -46,8 +47,8 @@ class BlobHeader:
     file that is not trusted.
 
     ``producer``: distribution and version of the backend that compiled it (``acme-npu
-    1.0``). ``fingerprint``: the result of ``BackendDetails.fingerprint`` there. Both
-    are "" if not known. ``size``: number of bytes. ``beginning``: the first BEGINNING
+    1.0``). ``fingerprint``: the result of ``BackendDetails.fingerprint`` when it
+    compiled the blob. Both are "" if not known. ``size``: number of bytes. ``beginning``: the first BEGINNING
     bytes.
     """
 
@@ -109,8 +110,8 @@ class Border:
     """A key of ``Spent``: the time for handing over, such as copying, the input or
     output at ``place``.
 
-    It counts for the operator that computes the output, or for the only one that reads
-    the input.
+    The time counts for the operator that computes the output, or for the only operator
+    that reads the input.
     """
 
     side: Literal["input", "output"]
@@ -130,7 +131,10 @@ identifiers is a key for operators that the engine fused when it loaded the blob
 
 
 def fused(key: Any) -> tuple[Any, ...]:
-    """Return the identifiers of a key of ``Spent``; None has no identifiers."""
+    """Return the identifiers of ``key``, a key of ``Spent``.
+
+    A tuple has several identifiers, None has none, and any other key is one itself.
+    """
     if isinstance(key, tuple):
         return key
     return () if key is None else (key,)
@@ -152,14 +156,14 @@ class ProfiledDelegate(Protocol):
 
 
 class BackendRuntime:
-    """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never
-    instantiated.
+    """Loads the blobs of one backend; declared with a ``RuntimeSpec``. The class is
+    never instantiated.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check a runtime when it is defined.
 
-        Raises ContractViolation for a method with other parameters.
+        Raises ContractViolation for a ``load`` or ``observe`` with other parameters.
         """
         super().__init_subclass__(**kwargs)
         for name in ("load", "observe"):
@@ -182,8 +186,8 @@ class BackendRuntime:
     """The backend's implementation for ExecuTorch's runtime: a C++ file that registers
     it, or a library built from one.
 
-    With it, program files that contain delegates of this backend run in ExecuTorch's
-    runtime on this host. None if there is none.
+    With such a file, program files that contain delegates of this backend run in
+    ExecuTorch's runtime on this host. None if the backend has none.
     """
 
     @staticmethod
@@ -191,7 +195,7 @@ class BackendRuntime:
         """Return whether delegates can be run now.
 
         An example for False is a device that is not connected. Instead of returning
-        False, it may raise NoRuntime with the reason. Only ``delegraph backends
+        False, this method may raise NoRuntime with the reason. Only ``delegraph backends
         --available`` and ``delegraph doctor`` call this.
         """
         return True
@@ -224,7 +228,7 @@ class BackendRuntime:
 
         ``named_data``: key -> bytes that the backend stored next to the blob. If the
         compiled program writes buffers (BUFFER_MUTATION outputs), the delegate keeps
-        them from call to call and returns only the other outputs. Each load starts with
+        these buffers from call to call and returns only the other outputs. Each load starts with
         the buffers' values in the compiled program.
         """
         raise NotImplementedError
@@ -235,8 +239,8 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ObservedDelegate:
-        """As ``load``, but calls of the result also return values inside of it, for
-        ``verify(per_operator=True)``.
+        """Load a blob as ``load`` does, so that calls also return values inside of the
+        delegate, for ``verify(per_operator=True)``.
 
         Optional: without it, only the outputs of the delegate are compared.
         """
@@ -253,7 +257,8 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``, but the delegate also returns the times of its operators.
+        """Load a blob as ``load`` does, so that calls also return the times of the
+        delegate's operators.
 
         Optional: without it, ``LoweredProgram.profile`` times calls of the delegate as
         a whole.
@@ -277,8 +282,8 @@ class Observer(Protocol):
         """``node``, a call on the host or of a delegate, has computed ``value``."""
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """The execution of a branch or loop body, ``module``, begins with ``inputs``;
-        it lasts until ``leave``.
+        """The execution of a branch or loop body, ``module``, begins with ``inputs``.
+        It ends with the call of ``leave``.
 
         ``owner``: the ``get_attr`` node that fetches ``module``. Not called for bodies
         that torch runs vectorized.
@@ -288,7 +293,7 @@ class Observer(Protocol):
         """The branch or loop body that was entered last has ended."""
 
     def inside(self, delegate: DelegateInfo, values: Inside) -> None:
-        """The values inside of a delegate, of which it computed its outputs. Only for
+        """A call of a delegate has computed ``values`` inside of the delegate. Only for
         runtimes with ``observe``.
         """
 
@@ -299,15 +304,16 @@ class Observer(Protocol):
 
 
 class Timer(Observer, Protocol):
-    """An Observer that gets times: delegates run as their runtimes ``profile`` them,
-    and do not tell values.
+    """An Observer that gets times: delegates are loaded by ``profile`` of their
+    runtimes, and ``inside`` is not called.
     """
 
     def spent(
         self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
     ) -> None:
-        """A call of a delegate took ``seconds`` in its runtime; comes before its
-        ``see``.
+        """A call of a delegate took ``seconds`` in its runtime. Called before ``see``
+        gets the call.
 
-        ``read()`` returns the times of its operators, and may take a while itself.
+        ``read()`` returns the times of the delegate's operators, and may take a while
+        itself.
         """

@@ -1,5 +1,5 @@
-"""Asks runtimes whether stored blobs still run, by a small header and before anything
-is loaded.
+"""Asks runtimes whether stored blobs still run. A runtime decides from a small header;
+no blob is loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProgramCompatibility:
         return next((v for v in ("cannot", None, "rebuild") if v in verdicts), "runs")
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Return a dictionary of plain values."""
         rows = [
             {
                 "method": blob.method,
@@ -59,8 +59,8 @@ class ProgramCompatibility:
         return {"verdict": self.verdict, "delegates": rows}
 
     def __str__(self) -> str:
-        """Return a line with the worst verdict, then one for each delegate: where it
-        is, its producer, verdict, reason.
+        """Return a line with the worst verdict, then one line for each delegate: its
+        method, backend, producer (if known), verdict and reason.
         """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
@@ -73,7 +73,7 @@ class ProgramCompatibility:
                 f"  {row['method']}  {row['backend']}{by} "
                 f" {row['verdict'] or 'not known'}: {row['reason']}"
             )
-        # a line end in a name of the file begins no line here
+        # names of the file may contain line ends, which ``printable`` escapes
         return "\n".join(map(printable, lines))
 
 
@@ -83,13 +83,14 @@ def compatibility_of(
     registry: Registry,
     device: str | None = None,
 ) -> Compatibility | None:
-    """Return the answer of the runtime of the blob's backend about ``header``; None if
-    the runtime gives none.
+    """Return whether the runtime of ``header.backend_id`` can run the blob, by the
+    runtime's ``compatible``; None if the runtime does not know.
 
-    If no runtime of the backend is installed, the answer is "cannot", with that reason.
+    The verdict is also "cannot" if the backend has no usable runtime here, or if the
+    runtime raises OptionError or FormatError; the reason is the error's message.
     ``compile_specs``: those with which the blob was compiled. ``device``: the device in
-    question; None for this host. Raises ContractViolation for an answer that is no
-    Compatibility.
+    question; None for this host. Raises ContractViolation if the runtime returns
+    anything else than a Compatibility or None, PluginFailed if it raises another error.
     """
     try:
         runtime = registry.runtime_for(header.backend_id)
@@ -97,7 +98,7 @@ def compatibility_of(
         return Compatibility(
             "cannot", f"{e.message}; {e.hint}" if e.hint else e.message
         )
-    # the base class's answer is None
+    # the runtime does not define the method
     if runtime.compatible is BackendRuntime.compatible:
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
@@ -118,7 +119,9 @@ def compatibility_of(
 def expect_compatible(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry
 ) -> None:
-    """Raise FormatError, with the runtime's reason, if the runtime cannot run the blob."""
+    """Raise FormatError, with the runtime's reason, if the runtime cannot run the blob.
+    Return if the runtime does not know.
+    """
     answer = compatibility_of(header, compile_specs, registry)
     if answer is not None and answer.verdict == "cannot":
         hint = "lower the model again here, or run the file on the host that it was made for"

@@ -74,8 +74,10 @@ class DelegateHook:
         return runtime.load
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function of inputs that returns outputs only; ``run``: the loaded
-        blob.
+        """Return a function from inputs to outputs, and nothing but outputs.
+
+        ``run``: the loaded blob. ``attribute``: for further functions of the plugin
+        that the result calls.
         """
         return run
 
@@ -105,23 +107,25 @@ class Delegates:
         self.registry = registry
         self.on_missing = on_missing
         self._hook_of = hook_of
-        # without state: all instances share this table
+        # delegates without state; all instances share this table
         self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
-        # of this instance alone
+        # delegates with state, of this instance alone
         self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
 
     def fresh(self) -> Delegates:
-        """Return the delegates of another instance: those without state are shared, the
-        others are loaded again.
+        """Return the delegates of a new instance. Both instances share the delegates
+        without state; the new one loads the others again.
         """
         another = Delegates(self.registry, self.on_missing, self._hook_of)
         another._loaded = self._loaded
         return another
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """Return the delegate that runs the calls of ``module``."""
+        """Return the delegate that runs the calls of ``module``; the first call for
+        ``module`` makes it.
+        """
         table = self._stateful if module.state else self._loaded
-        # ``setdefault``: of two threads, both get the delegate of the first
+        # ``setdefault``: if two threads come at once, both get the same delegate
         loaded = LoadedDelegate(module, self, self._hook_of(module))
         return table.setdefault(module, loaded)
 
@@ -130,7 +134,8 @@ class Delegates:
 class StoredDelegate:
     """A delegate that was read from a file, without the program of its partition.
 
-    ``data``: named data. ``where``: where the delegate is, for errors.
+    ``data``: named data. ``where``: where the delegate is, for errors. ``outputs``:
+    None, because a file does not record the types of outputs.
     """
 
     backend_id: str
@@ -143,8 +148,8 @@ class StoredDelegate:
 
     @property
     def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Return where the delegate is, and its nodes (none), for errors of its
-        runtime.
+        """Return (where the delegate is, its nodes), for errors of its runtime. The
+        nodes are not known.
         """
         return self.where, ()
 
@@ -154,8 +159,8 @@ class StoredDelegate:
 
 
 class LoadedDelegate:
-    """A delegate as a function. Its runtime loads the blob at the first call; plugin
-    runtimes run only here.
+    """A delegate as a function. The runtime loads the blob at the first call. No other
+    class calls runtimes of plugins.
 
     Raises ContractViolation if results do not have the recorded types, or if the
     runtime writes to its inputs.
@@ -180,12 +185,13 @@ class LoadedDelegate:
             if module.outputs is None
             else [_type_check(output) for output in module.outputs]
         )
-        # or the lock of a runtime that is not thread-safe
+        # held while the blob is loaded. ``_load`` replaces it by the lock of the
+        # runtime, if that is not thread-safe; calls hold that lock, too.
         self._turn = ForkSafeLock("loading the same delegate")
         self._run: Delegate | None = None
-        # whether results are copied, since the next call may overwrite them
+        # Whether results are copied, since the next call may overwrite them. This and
+        # ``_any_strides`` are set when the blob is loaded.
         self._copies = False
-        # whether the runtime is loaded, and takes inputs of any strides
         self._any_strides = False
         self._suspected = True  # whether the next call compares its inputs
 
@@ -194,20 +200,20 @@ class LoadedDelegate:
         run = self._run or self._load()
         if not self._copies:
             return self._check(self._call(run, args))
-        # A runtime that is not thread-safe may hand out buffers that its next call
-        # overwrites.
+        # the runtime is not thread-safe, and may return buffers that its next call
+        # overwrites
         with self._turn:
             return self._hook.copy(self._check(self._call(run, args)))
 
     def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Return an input as the runtime takes it: with the ``layout`` that the backend
-        saw, unless it takes any strides.
+        """Return an input in the ``layout`` that the backend saw, or unchanged if the
+        runtime takes any strides.
         """
         return value if self._any_strides else arrange(value, layout)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate and compare its inputs before and after. Raises
-        ContractViolation if it wrote one.
+        ContractViolation if the delegate wrote to one of them.
         """
         self._suspected = True
         return self(*args)
@@ -216,10 +222,11 @@ class LoadedDelegate:
         """Call the runtime and check that it does not write to its inputs.
 
         Most calls only compare torch's counts of writes to the inputs before and after.
-        Another count proves nothing, since another thread may have written to another
-        part of the same memory, but it raises a suspicion: the next call then compares
-        the inputs themselves, as the first call does. If a compared input was written,
-        it gets its values back, and ContractViolation is raised.
+        A changed count proves nothing, since another thread may have written to another
+        part of the same memory. It sets ``_suspected``: the next call then compares the
+        values of the inputs, as the first call does. If the runtime wrote to an input
+        with compared values, the input gets its old values back, and ContractViolation
+        is raised.
         """
         if not self._suspected:
             counts = count_writes(args)
@@ -228,8 +235,9 @@ class LoadedDelegate:
             return results
         copies = KeptInputs.of(args)
         results = run(*args)
-        if written := copies.put_back():
-            raise self._input_written(written[0], args[written[0]])
+        positions = copies.put_back()  # of inputs that the runtime wrote
+        if positions:
+            raise self._input_written(positions[0], args[positions[0]])
         self._suspected = False
         return results
 
@@ -257,12 +265,14 @@ class LoadedDelegate:
         )
 
     def _load(self) -> Delegate:
-        """Return the function that runs the blob, loaded unless another thread has done
-        so, and kept in ``_run``.
+        """Load the blob, unless another thread has done so, and return the function
+        that runs it.
 
-        If the backend has no runtime, the function runs the original operators in eager
-        PyTorch where ``on_missing`` is "eager" and they are known, as they are not for
-        a delegate from a file. Raises NoRuntime otherwise.
+        Keeps the function in ``_run``, and sets ``_turn``, ``_copies`` and
+        ``_any_strides`` as the runtime needs them. If the backend has no runtime,
+        NoRuntime is raised. If ``on_missing`` is "eager", the function instead runs the
+        original operators in eager PyTorch; this is not possible for a delegate from a
+        file, which has no original operators.
         """
         module = self._module
         registry = self._delegates.registry
@@ -281,7 +291,7 @@ class LoadedDelegate:
                     module.original_module, self._delegates
                 )
                 return self._run
-        # one lock for all of its delegates, in all programs
+        # one lock for all delegates of the runtime, in all programs
         if not runtime.thread_safe:
             with _BUILDING:
                 self._turn = _TURN_OF_RUNTIME.setdefault(
@@ -366,10 +376,11 @@ def uncompiled(function: Function) -> Function:
     """Make torch.compile break its graph at calls of ``function``, and run them as they
     are.
 
-    Dynamo would trace code that reads tables and runs engines. A call while
-    torch.export traces raises InputError.
+    Without this, Dynamo would trace code that reads tables and runs engines. A call
+    while torch.export traces raises InputError.
     """
-    # ``function``, in which Dynamo compiles nothing either; at most one
+    # empty, or with one entry: ``function`` in a wrapper that keeps Dynamo from
+    # compiling the functions that ``function`` calls
     disabled: list[Callable[..., Any]] = []
 
     @wraps(function)
@@ -413,8 +424,8 @@ class Method:
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)
         names = [n.name for n in self.inputs]
-        # the specs say which outputs are new values of an input (its name is the
-        # target) or of a buffer
+        # the kind of a spec tells whether an output is a new value of an input or of a
+        # buffer; its target is the name of the input or buffer
         self.copied = [
             (k, names.index(str(s.target)))
             for k, s in specs
@@ -428,8 +439,8 @@ class Method:
 
     @cached_property
     def parameters(self) -> list[Node]:
-        """Return the placeholders that the code takes, in order: the written buffers,
-        then the user's inputs.
+        """Return the placeholders for the arguments of ``graph``, in order: the written
+        buffers, then the user's inputs.
         """
         written = written_targets(self.program)
         return [
@@ -453,10 +464,10 @@ class Method:
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
-        """Return name of each written buffer -> its initial tensor, and its recorded
-        layout (None if it is not strided).
+        """Return name of each written buffer -> (initial tensor, recorded layout).
 
-        In the order in which the code takes them.
+        The layout is None if the tensor is not strided. The buffers are in the order of
+        ``parameters``.
         """
         specs = [
             (n, s)
@@ -492,8 +503,8 @@ class Method:
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """Return the inputs that must have their recorded strides: position, node, and
-        the operator that depends on it.
+        """Return (position, node, operator that depends on the strides) for each input
+        that must have its recorded strides.
         """
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
@@ -503,8 +514,9 @@ class Executable:
     """One instance of a method: called with the arguments of the exported module, by
     any number of threads.
 
-    It keeps the buffers that the program or its delegates write; the caller's module
-    never changes. Calls of a program that writes buffers run one after the other.
+    The instance keeps the buffers that the program or its delegates write; the caller's
+    module never changes. Calls of a program that writes buffers run one after the
+    other.
     """
 
     def __init__(
@@ -513,8 +525,9 @@ class Executable:
         delegates: Delegates | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """``delegates``: those of another instance, or new ones; None for a program
-        that calls no delegate. ``observer``: gets each node and its value.
+        """``delegates``: a table of delegates, of which this instance makes its own by
+        ``fresh``; None for a program that calls no delegate. ``observer``: gets each
+        node and its value.
         """
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
@@ -536,7 +549,8 @@ class Executable:
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """Return a copy; its buffers have the present values of this one's.
+        """Return a copy of this instance. Its buffers have the present values of the
+        buffers of this instance.
 
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
@@ -589,8 +603,8 @@ class Executable:
     __call__ = uncompiled(run)
 
     def _prepare(self) -> Callable[..., Any]:
-        """Return the function that runs the program. The first call makes it, and the
-        buffers.
+        """Return the function that runs the program. The first call makes the function
+        (``_run``) and the buffers (``_state``).
         """
         with _BUILDING:
             if self._run is None:
@@ -631,11 +645,11 @@ class Executable:
         return self._delegates(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """Store the new values of inputs and buffers; returns the outputs that the
+        """Write the new values of inputs and buffers, and return the outputs that the
         caller gets.
 
-        ``results``: all outputs of the code. ``flat``: the inputs of the call, some of
-        which may be written.
+        ``results``: all outputs of the graph. ``flat``: the inputs of the call;
+        ``copied`` has the positions of those that this method writes.
         """
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
@@ -670,9 +684,8 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
     if not same_strides(value, wanted):
         text = (
             f"input {node.name} has the strides {list(value.stride())}; it was exported"
-            f" with {list(wanted)}, "
+            f" with {list(wanted)}, on which the result of {reader.target} depends"
         )
-        text += f"on which the result of {reader.target} depends"
         hint = (
             "give the input in the layout of the example, or export with one in this"
             " layout"
@@ -681,7 +694,9 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
-    """Return a subgraph as a function in which delegates run their original operators."""
+    """Return the graph of ``module`` as a function of its placeholders. Delegates in it
+    run their original operators in eager PyTorch.
+    """
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphFunction(
         Graph(module, inputs, {}, {}),

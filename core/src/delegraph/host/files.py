@@ -35,8 +35,8 @@ from .compatibility import ProgramCompatibility, compatibility_of
 
 
 class LoadedProgram:
-    """A program that was read from a file, called as before it was saved. ``methods``:
-    name -> function.
+    """A program that was read from a file. Its methods are called like those of the
+    program that was saved. ``methods``: name -> function.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class LoadedProgram:
     def profile(
         self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
     ) -> Any:
-        """Where the time of a call goes: see ``delegraph_analysis.profile_file``. Calls
-        the file's program anew.
+        """Return the times of a call: see ``delegraph_analysis.profile_file``, which
+        loads the file again.
         """
         profile = provided("delegraph_analysis:profile_file", "profile()")
         return profile(
@@ -123,27 +123,31 @@ class LoadedProgram:
 
     @property
     def native_blobs(self) -> dict[str, str]:
-        """Return the kind of native code by backend, for the delegates in the file that
+        """Return backend id -> kind of native code, for the delegates in the file that
         are native code.
         """
         return self._file.native_blobs()
 
     @property
     def only_method(self) -> str:
-        """Return the method of calls that name none: the only one, or ``forward``."""
+        """Return the name of the method for calls that name none: the only method, or
+        "forward", also if there is no such method.
+        """
         return self.methods[0] if len(self._methods) == 1 else "forward"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``forward``, or the only method."""
+        """Call the only method, or ``forward``. Raises InputError if there are several
+        without ``forward``.
+        """
         return self.method(self.only_method)(*args, **kwargs)
 
 
 class FileFormat:
-    """The format of one file, chosen by the name of ``path``. ``suffix`` is the
-    format's.
+    """The format of one file, chosen by the name of ``path``. ``suffix``: the declared
+    suffix of the format.
 
-    Methods of the format are called through this object, so that errors in them name
-    the plugin.
+    Methods of the format are called through this object, so that errors in these
+    methods name the plugin.
     """
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
@@ -164,8 +168,8 @@ class FileFormat:
         return defines(self.kind, ability)
 
     def __getattr__(self, ability: str) -> Callable[..., Any]:
-        """Return the format's method ``ability``, such as ``file.serialize``; errors in
-        it name the plugin.
+        """Return the format's method ``ability``, such as ``file.serialize``, as a
+        function with errors that name the plugin.
 
         Called for each attribute that this class does not have itself. Raises
         OptionError if the format does not define the method.
@@ -193,9 +197,9 @@ class FileFormat:
     ) -> dict[str, bytes | Blob]:
         """Return file name -> contents, for all files of a program.
 
-        The name of the program's own file is ``""``; its folder gets the others, too.
-        ``options``: those of ``save``. Raises ContractViolation if the format returns
-        something else than bytes and Blobs.
+        The name of the program's own file is ``""``; the other files are written to the
+        same folder. ``options``: those of ``save``. Raises ContractViolation if the
+        format returns no own file, or something else than bytes and Blobs.
         """
         if self.defines("files"):
             contents = self.files(program, options)
@@ -215,7 +219,8 @@ class FileFormat:
                     f" {type(content).__name__}, not bytes or a Blob"
                 )
                 raise ContractViolation("contract-violation", text)
-        # a Blob's code runs when it is written; errors in it name the plugin, too
+        # the code of a Blob runs later, when the Blob is written; errors in that code
+        # name the plugin, too
         work = self._work("write_to")
         return {
             name: c if isinstance(c, bytes) else _AttributedBlob(c, work)
@@ -223,27 +228,29 @@ class FileFormat:
         }
 
     def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
-        """Write a program to the path, completely or not at all; returns the size of
-        the file in bytes.
+        """Write a program to the path, completely or not at all; return the size in
+        bytes of the file, or of all files in the folder.
 
-        ``options``: those of ``save``. Unless the format writes files itself, the
-        format only makes the bytes and delegraph writes them: an error of the disk then
-        does not count as the plugin's.
+        ``options``: those of ``save``. A format may define ``write``, and then writes
+        its files itself. Otherwise the format only makes the bytes, and delegraph
+        writes them, so an error of the disk does not count as an error of the plugin.
         """
         if self.defines("write"):
             self.write(program, self.path, options)
-            written = self.path.rglob("*") if self.is_folder else [self.path]
-            return sum(file.stat().st_size for file in written)
+            paths = self.path.rglob("*") if self.is_folder else [self.path]
+            return sum(path.stat().st_size for path in paths)
         contents = self.contents(program, options)
         write_files(contents, self.path)
         return len(contents[""])
 
     def native_blobs(self, runtime: str | None = None) -> dict[str, str]:
-        """Return the kind of native code by backend id, for the delegates that are
-        native code where they run.
+        """Return backend id -> kind of native code, for the delegates that are native
+        code where they run.
 
-        A ``runtime`` that executes the whole file executes all delegates with native
-        code of its own. {} for a format that does not list its delegates.
+        ``runtime``: a runtime that executes the whole file; None: the runtimes of the
+        backends. With ``runtime``, all delegates count as native code, because it
+        executes them with native code of its own. {} for a format that does not list
+        its delegates.
         """
         if not self.defines("blobs"):
             return {}
@@ -256,7 +263,9 @@ class FileFormat:
         return found
 
     def check_native(self, runtime: str | None = None) -> None:
-        """Raise InputError if the file has delegates that are native code."""
+        """Raise InputError if the file has delegates that are native code. The error
+        names the first.
+        """
         for backend_id, kind in self.native_blobs(runtime).items():
             raise _native_refused(self.path, backend_id, kind)
 
@@ -267,11 +276,11 @@ class FileFormat:
         allow_native: bool = True,
         **limits: int | None,
     ) -> LoadedProgram:
-        """Read the program in the file, for this host or for the ``runtime`` of that
-        name.
+        """Read the program in the file. ``runtime``: the name of a runtime that executes
+        the whole program; None: each delegate runs in its backend's runtime.
 
-        ``timer`` gets the times of this host's calls: of delegates, and of all
-        instructions if the format has ``profile``. ``limits``, except those that are
+        ``timer`` gets the times of delegates, and those of all instructions if the
+        format has ``profile``; it gets nothing from ``runtime``. ``limits``, except those that are
         None, are passed to the format's ``read``. ``allow_native``: whether delegates
         may be native code. Raises InputError for a file that cannot be opened, or that
         has native code which is not allowed, NoRuntime if the runtime does not execute
@@ -344,9 +353,9 @@ class FileFormat:
         """Return the limits of ``load`` that the user gave: ``limits`` without those
         that are None.
 
-        Raises OptionError for a limit that is no natural number, or that the format's
-        ``read`` has no parameter for. A ``runtime`` that executes the whole file has no
-        limits.
+        Raises OptionError for a limit that is no natural number, or for which the
+        format's ``read`` has no parameter. With a ``runtime``, which executes the whole
+        file, it raises OptionError for any limit.
         """
         bounds = {name: value for name, value in limits.items() if value is not None}
         for name, value in bounds.items():
@@ -386,7 +395,8 @@ class _DelegateLoader:
         """Return a delegate in the file as a function, loaded at its first call.
 
         ``named_data``: None if the delegate has none. ``header``: None if the format
-        keeps no facts about blobs; then it is made from the blob itself.
+        keeps no facts about blobs; then a header is made from the blob itself. Raises
+        InputError if the delegate is native code, which ``allow_native`` forbids.
         """
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
@@ -415,6 +425,7 @@ class _DelegateLoader:
 
 
 def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:
+    """Return the error about a delegate that is native code, of this ``kind``."""
     text = (
         f"{path} has native code, which is not allowed: a delegate of {backend_id} is"
         f" {kind}"
@@ -428,8 +439,8 @@ def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:
 
 @dataclass(frozen=True, eq=False)
 class _AttributedBlob:
-    """A plugin's blob. Errors of its code name the plugin; errors of the file that it
-    writes to stay OSErrors.
+    """A plugin's blob. Errors in the blob's code name the plugin, except OSErrors, which
+    come from the file that is written.
     """
 
     blob: Blob

@@ -1,4 +1,4 @@
-"""Makes a Python function of the graph of a program. Calls of it share no state."""
+"""Makes a Python function from the graph of a program. Its calls share no state."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 may have others.
 """
 OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
-"""Operators that call their subgraphs with plain tensors, so that values inside can be
-seen; others vectorize them.
+"""Operators that call their subgraphs with plain tensors, so that an observer can see
+the values inside. Other operators vectorize their subgraphs.
 """
 Function = Callable[..., Any]
 
@@ -34,8 +34,8 @@ Function = Callable[..., Any]
 class BoundDelegate(NamedTuple):
     """A delegate as a function.
 
-    ``arrange``: returns an input in the layout that the backend saw, or as it is if the
-    runtime takes any strides.
+    ``run``: takes the inputs and returns the outputs. ``arrange``: returns an input in
+    the layout that the backend saw, or unchanged if the runtime takes any strides.
     """
 
     run: Function
@@ -56,8 +56,8 @@ def eager_target(node: Node) -> Any:
 
 
 def is_observable(owner: Node) -> bool:
-    """Return whether an ``Observer`` can see the values in the subgraph that ``owner``
-    fetches.
+    """Return whether an ``Observer`` can see the values in the subgraph that ``owner``,
+    a ``get_attr`` node, fetches: all calls that get the subgraph are in OBSERVABLE.
     """
     return all(
         getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users
@@ -83,9 +83,10 @@ class _Step(NamedTuple):
 class Graph(NamedTuple):
     """A graph that several functions may execute.
 
-    ``parameters``: the placeholders that a call passes, in order. ``constants``:
-    placeholder -> value, for all others. ``layouts``: node -> the layout that its value
-    gets as soon as it is computed.
+    ``parameters``: the placeholders for the arguments of a call, in order.
+    ``constants``: placeholder -> value, for all other placeholders. ``layouts``: node
+    -> the layout that its value gets as soon as the value is computed. ``is_subgraph``:
+    it is a branch or loop body.
     """
 
     module: GraphModule
@@ -98,8 +99,9 @@ class Graph(NamedTuple):
 class GraphFunction:
     """A function of a graph's parameters that returns its outputs.
 
-    Threads may call it at the same time. ``bind`` returns the function that runs a
-    delegate. ``observer`` gets the value of each call.
+    Several threads may call the function at the same time. ``bind`` returns the
+    function that runs a delegate. ``observer`` gets the value of each node that is a
+    call.
     """
 
     def __init__(
@@ -162,8 +164,8 @@ class GraphFunction:
         return map_arg(self._output, values.__getitem__)
 
     def _fetch(self, node: Node) -> Any:
-        """Return the object that a ``get_attr`` node fetches; for a subgraph, the
-        function that runs it; for a delegate, a ``BoundDelegate``.
+        """Return the object that a ``get_attr`` node fetches. In place of a subgraph,
+        return the function that runs it; in place of a delegate, a ``BoundDelegate``.
         """
         value: Any = self._graph.module
         # the target is a path of attributes, such as ``body.lowered_0``
@@ -183,14 +185,17 @@ class GraphFunction:
         return _observed(run, observer, node, value)
 
     def _with_constants(self, value: Any) -> Any:
-        """Return ``value`` with constants in place of their nodes."""
+        """Return ``value``, which contains nodes, with the values of constants in place
+        of their nodes.
+        """
         return map_arg(value, lambda node: self._constants.get(node, node))
 
     def _function_of(self, node: Node) -> tuple[Function, tuple[Any, ...]]:
         """Return the function that computes ``node``, and its arguments.
 
-        The function checks a squeeze if its rank matters, and indices that the host
-        computes for a delegate.
+        If another rank of a squeeze would break later calls, the function checks the
+        rank. If ``node`` casts indices for a delegate, the function checks that they
+        are in range.
         """
         if node.target is CALL_DELEGATE:
             delegate, *inputs = node.args
@@ -205,7 +210,9 @@ class GraphFunction:
 
 
 def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
-    """Return node -> the nodes that no later node uses, itself included."""
+    """Return node -> the nodes with values that can be deleted after it: those among
+    its operands and the node itself that no later node uses.
+    """
     used_later: set[Node] = set()
     uses: dict[Node, list[Node]] = {}
     for node in reversed(graph.nodes):
@@ -216,8 +223,8 @@ def _last_uses(graph: torch.fx.Graph) -> dict[Node, list[Node]]:
 
 
 def _arranging(delegate: BoundDelegate, inputs: Sequence[Any]) -> Function:
-    """Return the function of a delegate, with inputs in the layouts that its backend
-    saw.
+    """Return a function that runs ``delegate`` with values in the layouts that its
+    backend saw. ``inputs``: the arguments of the call in the graph.
     """
     layouts = [
         Layout.of(node.meta.get("val")) if isinstance(node, Node) else None
@@ -244,7 +251,7 @@ def _observed(
     """
 
     def call(*inputs: Any) -> Any:
-        """Call the subgraph. ``leave`` is called even if that fails."""
+        """Call the subgraph. ``leave`` is called even if the subgraph raises an error."""
         observer.enter(owner, module, inputs)
         try:
             return run(*inputs)

@@ -19,8 +19,10 @@ from ..io.escape import printable
 
 @contextmanager
 def call_of_model(method: str) -> Iterator[None]:
-    """A block that runs the model's own operators: an error of PyTorch becomes an
-    InputError, because delegraph and plugins have no part in it.
+    """Run a block that only calls the model in PyTorch, and turn its errors into
+    InputError: delegraph and plugins have no part in such an error.
+
+    A DelegraphError passes as it is.
     """
     try:
         yield
@@ -41,8 +43,8 @@ class Verification:
     """How the outputs of a call compare with eager PyTorch's; one entry for each
     output.
 
-    ``tolerance``: the relative error that is accepted; None takes that of each output's
-    type in ``TOLERANCES``.
+    ``tolerance``: the relative error that is accepted; None: the tolerance in
+    ``TOLERANCES`` for the type of each output.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -50,7 +52,9 @@ class Verification:
 
     @classmethod
     def of(cls, got: Any, wanted: Any) -> Verification:
-        """Compare two results of the same structure, output by output."""
+        """Compare two results of the same structure, output by output. ``wanted``: the
+        results of eager.
+        """
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
         return cls(
             tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs))
@@ -82,8 +86,8 @@ class Verification:
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Return whether some output has elements, and none that is finite: no number
-        of it was compared.
+        """Return whether there is an output with elements of which none is finite, so
+        that no number of this output was compared.
         """
         return any(o.has_only_non_finite for o in self.outputs)
 
@@ -109,8 +113,8 @@ class Verification:
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """Return for each output, the worst of ``several`` verifications of one method
-        with different inputs.
+        """Return a verification with the worst figures of each output. ``several``: the
+        verifications of one method with different inputs.
         """
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))
@@ -125,13 +129,13 @@ class Verification:
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
-    """Return the worst figures in ``column``, which has those of one output in several
+    """Return the worst figures in ``column``: the figures of one output in several
     runs.
 
     If the worst run has no remark, the result has the first remark of another run.
     """
-    # first runs that do not agree, then those with most mismatched elements, then those
-    # in which no element is finite, then those with the largest error
+    # runs that do not agree are worst; of equal runs those with the most mismatched
+    # elements, then those without finite elements, then those with the largest error
     worst = max(
         column,
         key=lambda o: (

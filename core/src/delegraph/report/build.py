@@ -1,5 +1,5 @@
-"""Builds the rows of a report. This is done when the report is first read, which saves
-time in each lowering.
+"""Builds the rows of a report. A report calls this module when its rows are first read,
+so that a lowering takes no time for rows that are never read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def build_rows(
     """
     # (backend id, target) of each delegate, once
     targets = {(d.backend_id, d.facts.get("target")) for d in origin.delegates}
+    # backend id -> number of different targets
     targets_of = Counter(backend_id for backend_id, _ in targets)
     rows = Rows(
         [
@@ -43,7 +44,7 @@ def build_rows(
         ]
     )
     for method in origin.programs:
-        operators = left_operators(nodes[method])  # those that are left to the host
+        operators = left_operators(nodes[method])
         rows.host[method] = dict(Counter(entry.operator for entry in operators))
         by_line = figures_by_line(d for d in origin.delegates if d.method == method)
         rows.figures += [
@@ -51,8 +52,8 @@ def build_rows(
             for sources, figures in by_line.items()
         ]
         rows.causes += find_causes(method, operators, origin, origin.notation(method))
-        # a compiler's reason may have torch's names of sizes; ``notation`` puts the
-        # user's names in their place
+        # a compiler's reason may have torch's names of sizes; ``notation`` replaces them
+        # by the user's names
         given_back = [row for row in origin.given_back if row.method == method]
         rows.given_back += [
             replace(row, reason=origin.notation(method).text(row.reason))

@@ -25,8 +25,9 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
     Calls of delegates, the unpacking of their results and casts at their borders are
     left out.
     """
+    # calls of delegates, the unpacking of their results, and casts at their borders
     excluded: set[Node] = set()
-    computed: list[Node] = []
+    calls: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
         # the engine marks the casts that it inserts at the border of a delegate as
         # "boundary"; ``unpacked``: the call of which ``node`` takes one result, None
@@ -38,8 +39,8 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
         ):
             excluded.add(node)
         else:
-            computed.append(node)
-    return computed
+            calls.append(node)
+    return calls
 
 
 class LeftOperator(NamedTuple):
@@ -58,11 +59,12 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     about it as a whole. Calls that only check something (``find_checks``) are left out,
     because no backend is expected to have them.
     """
+    # a call, or the key of the call that was decomposed to it -> the operator
     operators: dict[Any, LeftOperator] = {}
     calls = host_calls(nodes)
-    checks = {
-        check for graph in {n.graph for n in calls} for check in find_checks(graph)
-    }
+    checks: set[Node] = set()
+    for graph in {node.graph for node in calls}:
+        checks |= find_checks(graph)
     for node in calls:
         if is_operator(node) and node not in checks:
             # (debug handle, name, operator) of the call that was decomposed to ``node``
@@ -91,19 +93,18 @@ def figures_by_line(
     backends expect for them, largest first.
 
     Backends give amounts for delegate debug identifiers. Each identifies some
-    operators. If these come from one line, the key is a tuple of that line. If they
-    come from several lines, as in a fusion, the amounts are counted for the tuple of
-    these lines, because the share of each line is not known. The first amount decides
-    the order.
+    operators. The key of their amounts is the tuple of the lines of these operators: one
+    line, or several for a fusion, because the share of each line is not known. The key
+    is () if no line is known. The first amount decides the order.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
+        # debug handle -> line of the operator, or None
         lines = {handle_of(node): line_of(node) for node in info.nodes}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
-            sources = dict.fromkeys(
-                filter(None, map(lines.get, handles.get(identifier, ())))
-            )
+            found = map(lines.get, handles.get(identifier, ()))
+            sources = dict.fromkeys(filter(None, found))
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     return dict(
@@ -116,7 +117,9 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
-    """Return the refusals of one backend's partitioner as a table of reasons."""
+    """Return the reasons in ``refusals``, which one backend's partitioner made, by
+    backend, debug handle and operator.
+    """
     return {
         (backend, handle_of(r.node), operator_name(r.node)): r.reason for r in refusals
     }
@@ -136,15 +139,15 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     """Return why ``backend`` did not take ``node``, a call of the host.
 
     The backend refused the node's operator, or one of the operators that were
-    decomposed to it; the innermost one that ``reasons`` has is returned. If there is
-    none, the reason is NOT_TAGGED.
+    decomposed to it; the innermost one that ``reasons`` has is returned. If ``reasons``
+    has none, the outermost one is returned with the reason NOT_TAGGED.
     """
     # operators that were decomposed, outermost first
     outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
     for depth, op in enumerate((operator_name(node), *reversed(outer))):
         reason = reasons.get((backend, handle_of(node), op))
         if reason is not None:
-            # then ``op`` is no part of another operator
+            # the outermost operator is not part of another one
             is_outermost = depth == len(outer)
             return RefusedOperator(op, reason, "" if is_outermost else outer[0])
     return RefusedOperator(outer[0] if outer else operator_name(node), NOT_TAGGED, "")
@@ -163,8 +166,8 @@ def refused_by(
 
 
 def full_reason(refusal: RefusedOperator) -> str:
-    """Return the reason, followed by the operator that was decomposed to the refused
-    one, if there is one.
+    """Return the reason of ``refusal``. If another operator was decomposed to the
+    refused one, its name follows in brackets.
     """
     return (
         f"{refusal.reason} (part of {refusal.part_of})"

@@ -62,7 +62,8 @@ class WithFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes in ``KEYS`` as plain JSON values. The keys are stable
-        within one ``schema`` of a report.
+        within one ``schema`` of a report. Values under "seconds" are rounded to
+        microseconds.
         """
         content = {name: as_json(getattr(self, name)) for name in self.KEYS}
         for phase, seconds in content.get("seconds", {}).items():
@@ -71,7 +72,9 @@ class WithFacts:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value of a row as plain JSON values."""
+    """Return a value of a row as plain JSON values. An object of another type becomes
+    its text.
+    """
     if isinstance(value, WithFacts):
         return value.to_json()
     if isinstance(value, Source):
@@ -99,13 +102,13 @@ def list_counts(operators: Mapping[str, int]) -> list[str]:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """``1 operator`` or ``2 operators``, for a count and a noun in the singular."""
+    """Return ``1 operator`` or ``2 operators``, for a count and a noun in the singular."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_size(count: int) -> str:
-    """Return a number of bytes as text, in the largest of byte, kB, MB and GB that does
-    not exceed it: ``6.0 kB``.
+    """Return a number of bytes as text, in the largest unit that is not larger than the
+    number: ``6.0 kB``. The units are byte, kB, MB and GB.
     """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:

@@ -50,9 +50,9 @@ class LoweringResult:
 class ReportFormat:
     """Base of file formats for reports; a ``ReportSpec`` declares the suffix.
 
-    A subclass implements ``render``, or ``write`` if it writes several files. Only with
-    ``tells_failures = True`` is it called when lowering failed and ``result.report`` is
-    None.
+    A subclass implements ``render``, or ``write`` if it writes several files. If
+    lowering failed, ``result.report`` is None; then only a format with ``tells_failures
+    = True`` is called.
     """
 
     tells_failures = False
@@ -64,8 +64,8 @@ class ReportFormat:
 
     @classmethod
     def write(cls, result: LoweringResult, path: Path) -> Sequence[Path]:
-        """Write the file ``path``, and others if the format has any; returns the paths
-        of all.
+        """Write the file ``path``, and further files if the format has any; return the
+        paths of all written files.
 
         Each file is written completely or not at all. Raises WriteError.
         """
@@ -116,8 +116,8 @@ class JsonReport(ReportFormat):
 
 
 def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
-    """Return a text for the verification of each method; it begins with the method's
-    name if there are several.
+    """Return a text for the verification of each method. If there are several methods,
+    each text begins with the method's name.
     """
     several = len(verifications) > 1
     return [
@@ -145,8 +145,8 @@ def declared_for(path: Path) -> str:
 
 
 def expect_report_formats(paths: Iterable[Path]) -> None:
-    """Check, before the work, that a plugin declares the format of each report. Raises
-    FormatNotFound.
+    """Raise FormatNotFound unless a plugin declares the format of each path. Called
+    before the work of which the reports are written.
     """
     for path in paths:
         default_registry().find(ReportSpec, declared_for(path))
@@ -158,11 +158,12 @@ def write_report(
     registry: Registry | None = None,
 ) -> Sequence[Path]:
     """Write a ``LoweringResult`` in the format that the suffix of ``path`` chooses;
-    returns the files written.
+    return the paths of the written files.
 
-    Writes nothing if lowering failed and the format does not report failures. Raises
-    FormatNotFound if no plugin declares the suffix (the hint is the command that installs one),
-    WriteError if a file cannot be written.
+    Writes nothing, and returns [], if lowering failed and the format does not report
+    failures. Raises FormatNotFound if no plugin declares the suffix (the hint is the
+    command that installs one), WriteError if a file cannot be written, PluginFailed if
+    the format raises another error.
     """
     target = Path(path)
     chosen = registry or default_registry()
@@ -170,5 +171,5 @@ def write_report(
     if result.report is None and not report_format.tells_failures:
         return []
     with AtWork(report_format, "write", registry=chosen):
-        written: Sequence[Path] = report_format.write(result, target)
-    return written
+        paths: Sequence[Path] = report_format.write(result, target)
+    return paths

@@ -36,12 +36,12 @@ verbose.
 
 
 class Report(WithFacts):
-    """The results of one lowering. ``print`` it, convert it by ``to_json()``, or write it to
-    a file by ``save``.
+    """The results of one lowering. ``print`` the report, convert it by ``to_json()``,
+    or write it to a file by ``save``.
 
-    ``rows`` are built when they are first read. Until ``release``, the report keeps the
-    programs alive, from which rows and pictures are made. ``notes``: sentences about
-    the lowering. ``seconds``: phase -> duration.
+    ``rows`` are built when they are first read. Rows and pictures are made from the
+    lowered programs, which the report keeps alive until ``release``. ``notes``:
+    sentences about the lowering. ``seconds``: phase -> duration.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Report(WithFacts):
 
     @property
     def causes(self) -> list[Cause]:
-        """Return the causes that keep operators on the host, ordered as by
-        ``find_causes`` for each method.
+        """Return the causes that keep operators on the host, method by method, each in
+        the order of ``find_causes``.
         """
         return self.rows.causes
 
@@ -108,7 +108,7 @@ class Report(WithFacts):
     @property
     def figures(self) -> list[LineFigures]:
         """Return amounts that backends expect, such as cycles, for lines of the user's
-        program; largest first in a method.
+        program. The rows of a method are together, the largest amount first.
         """
         return self.rows.figures
 
@@ -140,8 +140,9 @@ class Report(WithFacts):
         """Build the rows, and drop the reference to the programs, so that their memory
         can be freed.
         """
-        if self.rows:  # always true; reading the property builds them
-            self.origin = ReportOrigin()
+        # the property builds the rows, and must do so before the programs are dropped
+        self._source = self.rows
+        self.origin = ReportOrigin()
 
     @property
     def host_operators(self) -> int:
@@ -154,6 +155,7 @@ class Report(WithFacts):
 
     @property
     def delegated_operators(self) -> int:
+        """Return the number of operators in delegates, in all methods together."""
         return sum(row.operator_count for row in self.delegates)
 
     def save(
@@ -180,12 +182,11 @@ class Report(WithFacts):
         """Return the report as an HTML page with pictures, as ``save("report.html")``
         writes it. Needs ``delegraph-analysis``.
 
-        Raises PluginUnavailable, with the pip command as hint, if that is not
-        installed.
+        Raises PluginUnavailable, with the pip command as hint, if that distribution is
+        not installed.
         """
-        page: str = provided("delegraph_analysis:render_page", "the report as a page")(
-            self, verifications
-        )
+        render = provided("delegraph_analysis:render_page", "the report as a page")
+        page: str = render(self, verifications)
         return page
 
     def to_text(self, verbose: bool = False) -> str:
@@ -223,15 +224,16 @@ class Report(WithFacts):
         """Yield the lines of ``to_text``."""
         yield self.summary()
         for method in self.methods.values():
-            yield from self._method(method, verbose)
+            yield from self._method_lines(method, verbose)
         yield from (f"note: {text}" for text in self.notes)
         yield from self.details()
 
-    def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
-        """Yield the lines of ``to_text`` about one method: its facts, delegates,
-        figures by line, and operators on the host.
+    def _method_lines(self, method: MethodRow, verbose: bool) -> Iterator[str]:
+        """Yield the lines of ``to_text`` about one method.
 
-        Each heading is left out if nothing follows it.
+        In order: its name and facts, its delegates, figures by line of the program,
+        partitions that a compiler refused, and operators on the host. A heading without
+        lines below it is left out.
         """
         yield f"{method.name}:"
         yield from (f"  {line}" for line in method.details())
@@ -241,22 +243,22 @@ class Report(WithFacts):
                 yield from (f"      {line}" for line in row.details())
         figures = [row for row in self.figures if row.method == method.name]
         shown = figures if verbose else figures[:_MOST_LINES]
-        yield from ["  by line of the program:"] if shown else []
+        if shown:
+            yield "  by line of the program:"
         yield from (f"    {row}" for row in shown)
-        yield from (
-            [f"    and {len(figures) - len(shown)} more"]
-            if len(shown) < len(figures)
-            else []
-        )
+        if len(shown) < len(figures):
+            yield f"    and {len(figures) - len(shown)} more"
         given_back = [row for row in self.given_back if row.method == method.name]
-        yield from ["  refused when they were compiled:"] if given_back else []
+        if given_back:
+            yield "  refused when they were compiled:"
         yield from (f"    {row}" for row in given_back)
         causes = [cause for cause in self.causes if cause.method == method.name]
         if method.left:
-            operators = pluralize(method.host_operators, "operator")
-            yield "  left to the host:" + (
-                "" if causes else f" {operators}; no backend was asked"
-            )
+            heading = "  left to the host:"
+            if not causes:
+                operators = pluralize(method.host_operators, "operator")
+                heading += f" {operators}; no backend was asked"
+            yield heading
         yield from (f"    {cause}" for cause in causes)
 
     KEYS = (
@@ -276,7 +278,7 @@ class Report(WithFacts):
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values, with its ``schema``.
 
-        "cause" of a refusal is the index of its cause.
+        The key "cause" of a refusal is the index of its cause in "causes".
         """
         refusals = [
             {**row.to_json(), "cause": k}

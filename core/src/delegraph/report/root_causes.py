@@ -22,8 +22,8 @@ from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 from .user_names import Notation
 
 PREDICTED = 5
-"""The most causes of a method and backend with a prediction, which delegraph-analysis
-makes.
+"""The most causes of one method and backend for which ``Cause.frees`` is predicted, by
+delegraph-analysis.
 
 Each prediction partitions the method again.
 """
@@ -60,16 +60,18 @@ def find_causes(
 
     ``origin``: has the backends' reasons. ``notation``: writes these with the user's
     names. The causes of a backend are in this order: first those that follow from no
-    other cause, and of two such causes first that with more operators.
+    other cause, then the others. Within both parts, causes with more operators are
+    first.
     """
     causes: list[Cause] = []
-    # returns the reason with the best hint, and how many operators that frees
+    # returns the reason of a cause with the best hint, and how many operators the
+    # backend would take without the cause; None if nothing can be predicted
     predict = None
     if origin.checks and not missing(["delegraph_analysis"]):
         predict = load("delegraph_analysis.what_if:predict")
     for backend in origin.backends:
         roots = _Roots(backend, origin.reasons.get(method, {}))
-        groups: dict[tuple[str, ...], list[_Member]] = {}
+        groups: dict[tuple[str, ...], list[_Member]] = {}  # key of a root -> members
         for operator in left:
             member = roots.member(operator)
             groups.setdefault(member.root.key, []).append(member)
@@ -118,9 +120,10 @@ class _Roots:
     def _root(self, reason: Reason) -> _Root:
         """Return the root of the cause that ``reason`` has.
 
-        A reason may say which operand it is about, and the backend may have refused
-        that operand for the same cause. This follows the reasons from operand to
-        operand, up to the last with that cause: it is the root.
+        A reason may name an operand (``of``), and the backend may have refused that
+        operand for the same cause. This method follows the reasons from operand to
+        operand, up to the last one with that cause. The root is made of the last one,
+        and kept in ``_known`` for all reasons on the way.
         """
         path: dict[int, Reason] = {}  # id -> reason, for the reasons on the way
         while id(reason) not in self._known:
@@ -131,8 +134,8 @@ class _Roots:
                 or earlier.cause != reason.cause
                 or id(earlier) in path
             ):
-                # If the path leads back into itself, the cause follows from no other
-                # one.
+                # ``reason`` is the last one with its cause. If the path leads back into
+                # itself, the cause follows from no other one.
                 follows_from_another = earlier is not None and id(earlier) not in path
                 self._known[id(reason)] = _root_of(reason, follows_from_another)
             else:
@@ -188,9 +191,10 @@ def _cause(
 ) -> Cause:
     """Return the row of the cause that all members of ``group`` share.
 
-    ``reason``: that of the root, with the hint to give. ``frees``: how many operators
-    the backend would take without this cause; None if not known. ``notation``: writes
-    reason and hint with the user's names of sizes.
+    ``reason``: the reason of the root, or a prediction's copy with a better hint; only
+    its hint is read. ``frees``: how many operators the backend would take without this
+    cause; None if not known. ``notation``: writes reason and hint with the user's names
+    of sizes.
     """
     root = group[0].root  # all members have equal root keys
     hint = reason.hint if isinstance(reason, Reason) else ""

@@ -33,8 +33,8 @@ Reasons = dict[tuple[str, int, str], str]
 """(backend, debug handle, operator) -> the reason for which the backend refused the
 operator, often a ``Reason``.
 
-A call that is decomposed passes its handle on to the calls that replace it, so the
-handle alone is no key.
+If a call is decomposed, the calls that replace it get its handle. So one handle may
+belong to several operators.
 """
 
 
@@ -75,10 +75,11 @@ class Compilation(NamedTuple):
     """How a delegate was compiled.
 
     ``producer``: distribution and version of its backend. ``target``: the device or
-    version that it was compiled for, if the backend states it, else "". ``seconds``:
-    phase of the lowering -> duration for this delegate; empty if not measured.
-    ``origin``: "compiled", "from the cache", or "equal to" and the name of another; ""
-    without a cache. ``output``: the text that its compiler printed, if it is known.
+    version that the delegate was compiled for; "" if the backend states none.
+    ``seconds``: phase of the lowering -> duration for this delegate; empty if not
+    measured. ``origin``: "compiled", "from the cache", or "equal to" and the name of
+    another delegate; "" without a cache. ``output``: the text that the compiler
+    printed; "" if not known.
     """
 
     producer: str
@@ -92,7 +93,7 @@ class Compilation(NamedTuple):
 class DelegateRow(WithFacts):
     """One delegate.
 
-    ``method``: the method that calls it. ``operators``: operator -> count. ``bytes``:
+    ``method``: the method that calls the delegate. ``operators``: operator -> count. ``bytes``:
     size of its blob. ``facts``: name -> fact that the backend states about it.
     ``figures``: amounts that the backend expects, such as cycles, summed over the
     delegate. ``facts`` has the target only if delegates of the backend differ in it.
@@ -214,14 +215,14 @@ class RefusalRow(WithFacts):
 class Cause(WithFacts):
     """One cause for which a backend refused operators.
 
-    ``reason``: the reason of the first operator refused for this cause. Operators that
-    are refused only because they depend on it have reasons of their own in
-    ``refusals``, which has a row for each pair of operator and reason. ``hint``: advice
-    of the backend for the user, else "". ``behind``: the operator that
-    computes the operand in question, if that operator is refused for another cause,
-    from which this one follows; else "". ``frees``: how many more operators
-    of the method the backend would take without this cause; None if not computed. ``handles``: debug handles of
-    the refused operators, in the order of the program.
+    ``reason``: the reason of the first operator refused for this cause. Further
+    operators are refused only because they depend on the first one, and have reasons of
+    their own. ``refusals``: a row for each pair of operator and reason. ``hint``: advice
+    of the backend for the user, else "". ``behind``: if this cause follows from another
+    one, the operator that is refused for that other cause, and computes an operand of
+    the first operator; else "". ``frees``: how many more operators of the method the
+    backend would take without this cause; None if not computed. ``handles``: debug
+    handles of the refused operators, in the order of the program.
     """
 
     method: str
@@ -253,7 +254,7 @@ class Cause(WithFacts):
         """
         return next((row.source for row in self.refusals if row.source), None)
 
-    # text and page write them as sentences (``remarks`` and ``__str__``)
+    # text and pages write these values as sentences (``remarks`` and ``__str__``)
     KEYS = (
         "method",
         "backend",
@@ -268,13 +269,12 @@ class Cause(WithFacts):
 
     @property
     def remarks(self) -> list[str]:
-        """A line each for ``behind``, ``hint`` and ``frees``, if they are known."""
-        remarks = (
-            [f"follows from {self.behind}, which is left to the host itself"]
-            if self.behind
-            else []
-        )
-        remarks += [f"hint: {self.hint}"] if self.hint else []
+        """Return a line for each of ``behind``, ``hint`` and ``frees`` that is known."""
+        remarks = []
+        if self.behind:
+            remarks = [f"follows from {self.behind}, which is left to the host itself"]
+        if self.hint:
+            remarks.append(f"hint: {self.hint}")
         if self.frees is not None:
             taken = pluralize(self.frees, "more operator")
             others = "" if self.frees else "; other reasons keep them on the host"
@@ -307,8 +307,8 @@ class Cause(WithFacts):
 
 @dataclass(frozen=True)
 class GivenBack(WithFacts):
-    """A partition that a backend's partitioner took and its compiler refused: the next
-    backend or the host gets it.
+    """A partition that a backend's partitioner took and its compiler refused. The next
+    backend or the host gets the partition.
 
     ``operators``: operator -> count. ``source``: the line that the compiler's error
     names, else the partition's first line; None if neither is known.
@@ -382,10 +382,11 @@ class Rows:
 class ReportOrigin:
     """The material of the rows and pictures of a report.
 
-    ``programs``: method -> lowered program. ``reasons``: method -> refusals.
-    ``backends``: names of the backends that were asked, in order. ``checks``: method
-    and backend -> the support check to repeat for ``Cause.frees``. ``given_back``:
-    partitions that a compiler refused.
+    ``programs``: method -> lowered program. ``reasons``: method -> reasons for which
+    backends refused operators. ``backends``: names of the backends with which the
+    program was lowered, in order of preference. ``checks``: (method, backend) -> the
+    support check to repeat for ``Cause.frees``. ``given_back``: partitions that a
+    compiler refused.
     """
 
     programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
@@ -397,8 +398,8 @@ class ReportOrigin:
     _notations: dict[str, Notation] = field(default_factory=dict)
 
     def notation(self, method: str) -> Notation:
-        """Return the ``Notation`` of a method's program: the first that was made, since
-        it keeps its results.
+        """Return the ``Notation`` of a method's program. All calls for a method return
+        the same object, because a Notation keeps its tables.
         """
         return self._notations.setdefault(
             method, Notation(self.programs[method].graph.nodes)

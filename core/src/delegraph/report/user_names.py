@@ -60,7 +60,7 @@ class Notation:
     def text(self, text: str) -> str:
         """Return a backend's text, with users' names in place of torch's.
 
-        Symbols of sizes are replaced unless a value of the program has the same name.
+        A symbol of a size is replaced unless a value of the program has the same name.
         An input of a loop body gets the name of the value that the loop starts with.
         """
         # a name that neither table has stays as it is
@@ -76,7 +76,8 @@ class Notation:
         """Return name of an input of a loop body -> name of the value that the loop
         starts with.
 
-        Names that several bodies use for different values are left out.
+        Left out are names that several bodies use for different values, and names that
+        a node of the program has, too.
         """
         nodes = list(self._nodes)
         # each body has its own ``arg0_1``, so one name may stand for several values
@@ -111,8 +112,8 @@ class Notation:
         }
 
     def argument(self, argument: Argument) -> Argument:
-        """``argument``, an input or output of a delegate, with its symbolic sizes as
-        text.
+        """Return ``argument``, an input or output of a delegate, with its symbolic
+        sizes as text. A shape of None stays None.
         """
         shape = argument.shape and tuple(
             size if isinstance(size, int) else self.size(size)
@@ -128,7 +129,7 @@ def _name_in_program(value: Node) -> str:
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
     # an output of a delegate is unpacked by ``getitem(call, index)``; the delegate
-    # records its outputs' names
+    # records its outputs' names. (None, None) is for nodes with fewer arguments.
     call, index = (*producer.args, None, None)[:2]
     if (
         not isinstance(call, Node)
@@ -148,12 +149,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def _names_in_bodies(
     nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name of a subgraph's input, name of the value that the call passes to it),
-    for subgraphs at any depth.
+    """Yield (name of a subgraph's input, name of the operand that the input gets), for
+    the subgraphs that ``nodes`` fetch, at any depth.
 
-    ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph,
-    names of its inputs -> names of the values that are passed to them in the user's
-    program.
+    The name of an operand is its name in the user's program. ``nodes``: the nodes of
+    one graph. ``outer``: if that graph is itself a subgraph, the pairs of its own
+    inputs, as a mapping; empty for the graph of a program.
     """
     for fetch in nodes:
         body: Any = (
@@ -165,13 +166,14 @@ def _names_in_bodies(
             continue
         names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
         for call in fetch.users:
-            passed = pytree.tree_leaves(call.args)
-            # operands are the last arguments of a call
-            pairs = zip(reversed(names), reversed(passed), strict=False)
-            inside = {
-                name: outer.get(v.name) or _name_in_program(v)
-                for name, v in pairs
-                if isinstance(v, Node)
+            arguments = pytree.tree_leaves(call.args)
+            # The inputs get the last arguments of the call, so pairs are made from the
+            # end. Arguments before these, such as the subgraph itself, have no pair.
+            pairs = zip(reversed(names), reversed(arguments), strict=False)
+            operand_of = {
+                name: outer.get(operand.name) or _name_in_program(operand)
+                for name, operand in pairs
+                if isinstance(operand, Node)
             }
-            yield from inside.items()
-            yield from _names_in_bodies(body.graph.nodes, inside)
+            yield from operand_of.items()
+            yield from _names_in_bodies(body.graph.nodes, operand_of)
