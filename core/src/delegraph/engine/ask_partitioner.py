@@ -42,9 +42,9 @@ class Answer(NamedTuple):
 def check_settings(
     partitioner: Partitioner, programs: Mapping[str, ExportedProgram]
 ) -> None:
-    """Let ``partitioner`` check its settings.
+    """Let ``partitioner`` check its settings; it may raise OptionError.
 
-    ``programs``: those of all methods that it will be asked about.
+    ``programs``: those of all methods that the partitioner will be asked about.
     """
     with AtWork(partitioner, "check_settings"):
         partitioner.check_settings(programs)
@@ -58,9 +58,11 @@ def ask(
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it only sets tags.
 
-    ``session``: calls the partitioner, or has an earlier answer; None: it is called
-    here. ``may_fail``: an exception of the partitioner refuses the calls that it is
-    about, or all calls if that is not known. Raises ContractViolation.
+    ``session``: calls the partitioner, or has an earlier answer; None: the partitioner
+    is called here. ``may_fail``: if the partitioner raises an exception, the calls that
+    the exception is about are refused, or all calls if these are not known. Without it,
+    PluginFailed is raised. Raises ContractViolation for a result of a wrong type, a tag
+    that is not allowed, and for a partitioner that changes more than tags.
     """
     before = Snapshot(program)
     try:
@@ -90,16 +92,17 @@ def _result_after_failure(
 ) -> PartitionResult:
     """Return a result for a partitioner that raised an exception.
 
-    If it has a support check, it is asked again, and calls are refused if the check
-    raises an exception about them. Otherwise all calls are refused.
+    If the partitioner has a support check, it is asked again, with a check that refuses
+    the calls about which it raises an exception. If there is no support check, or if
+    the second attempt fails, too, all calls are refused.
     """
     _forget_tags(program)
-    twin = guarded(partitioner)
-    if twin is not None:
+    guarded_partitioner = guarded(partitioner)
+    if guarded_partitioner is not None:
         try:
-            return _result(program, twin)
-        except PluginFailed as again:
-            if not may_be_refusal(again):
+            return _result(program, guarded_partitioner)
+        except PluginFailed as second_failure:
+            if not may_be_refusal(second_failure):
                 raise
             _forget_tags(program)
     reason = reason_of(failure)
@@ -110,6 +113,7 @@ def _result_after_failure(
 
 
 def _forget_tags(program: ExportedProgram) -> None:
+    """Remove the tags that a failed partitioner wrote."""
     for node in program.graph.nodes:
         node.meta.pop("delegation_tag", None)
 
@@ -118,12 +122,12 @@ def make_plan(answer: Answer) -> Plan:
     """Return the plan for an answer. Raises ContractViolation for impossible tags."""
     program, result, tags, before = answer
     partitions = connected_partitions(program, result, tags)
-    # the first tag of a call names the partition that returns its value; if it is None,
-    # the host computes the value
+    # The first tag of a call names the partition that returns its value. If the first
+    # tag is None, the host computes the value.
     provider = {
-        n: partitions[t[0]]
-        for n, t in tags.items()
-        if n.op != "placeholder" and t[0] is not None
+        node: partitions[node_tags[0]]
+        for node, node_tags in tags.items()
+        if node.op != "placeholder" and node_tags[0] is not None
     }
     return Plan(
         program,
@@ -140,12 +144,13 @@ def connected_partitions(
 ) -> dict[str, Partition]:
     """Return the partitions of a program by tag, with inputs, outputs and state.
 
-    A partition without ``nodes`` has only constants.
+    A partition without ``nodes`` has only constants. Raises ContractViolation for a
+    constant or a written buffer that a partition cannot own.
     """
     partitions = _collect(tags, result)
-    # first the buffers that partitions keep: the host then does not return their new
-    # values
     position = {n: k for k, n in enumerate(program.graph.nodes)}
+    # before outputs are found: the host does not return new values of buffers that
+    # partitions keep
     give_state(program, tags, partitions)
     returned = returned_values(
         program, {n for p in partitions.values() for n in p.state}
@@ -159,7 +164,7 @@ def connected_partitions(
 def _check_untouched(subject: str, before: Snapshot) -> None:
     """Raise ContractViolation if a partitioner changed more than tags since ``before``.
 
-    ``subject`` names the partitioner.
+    ``subject`` names the partitioner. Restores changed recorded values.
     """
     subgraphs = before.edited_subgraphs()
     tensors = before.written_tensors()
@@ -182,11 +187,12 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
     """Return node -> its tags, for nodes that have some.
 
-    Calls that only check something and stay on the host have none. ``valid``: the tags
-    that the partitioner returned, as keys. ``subject`` names the partitioner in errors.
-    Raises ContractViolation for an unknown tag, or a tag on a node that cannot be
+    Tags of calls that only check something and stay on the host (``ON_HOST``), and of
+    buffers that several methods share, are left out. ``valid``: has the tags that the
+    partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises ContractViolation for an unknown tag, or a tag on a node that cannot be
     delegated.
     """
+    # the placeholders that may be tagged
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
@@ -200,7 +206,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
                 "placeholder node for non-params, non-buffer, and non-tensor constants"
             )
             raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
-        # None in the first place is not a tag to look up: the host computes the call, too
+        # a first entry None is no tag to look up: the host computes the call as well
         is_on_host = node_tags[0] is None and node.op == "call_function"
         for tag in node_tags[1:] if is_on_host else node_tags:
             if tag not in valid:
@@ -232,7 +238,7 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
             " a str",
             node,
         )
-    # None alone is no tag; together with tags, it is the host
+    # None alone means that there is no tag; together with tags, None is the host
     if node_tags == (None,):
         node_tags = ()
     if node.target is not operator.getitem or node.op != "call_function":
@@ -248,9 +254,9 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """Return the partitions by tag, without inputs and outputs.
+    """Return the partitions by tag, with calls, constants and boundary types.
 
-    Raises ContractViolation if a constant without copies ("no_copy") has a user outside
+    Inputs, outputs and state are empty yet. Raises ContractViolation if a constant without copies ("no_copy") has a user outside
     of its partition.
     """
     dtypes = result.boundary_types
@@ -264,8 +270,8 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
                 if tag is not None:  # not the host
                     partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # its calls and their operands: among these are its constants, and its values
-        # with a boundary type
+        # calls and operands of the partition; constants, and values with a boundary
+        # type, are among them
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {
@@ -335,8 +341,9 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
 def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """Return whether ``node`` is an output of its partition.
 
-    It is one if something elsewhere needs its value and has no copy. A call with
-    several results is never an output; the nodes that unpack them are.
+    It is an output if the host returns or stores its value, or if a user needs the
+    value and does not compute it itself. A call with several results is never an output: the nodes that unpack these
+    results are outputs.
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]

@@ -26,7 +26,8 @@ def give_state(
 ) -> None:
     """Let partitions own the written buffers that are tagged for them.
 
-    Fills their ``state``. Raises ContractViolation if a buffer has several tags, or if
+    Fills ``state`` of the partitions, and adds the buffers to their ``constants``.
+    Raises ContractViolation if a buffer has several tags, or if
     a node outside of the partition reads the buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
@@ -66,7 +67,7 @@ def give_state(
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
     """Return the nodes that the host returns or stores.
 
-    New values of buffers ``kept`` by delegates are not among them.
+    ``kept``: the buffers that delegates keep. Their new values are left out.
     """
     stored = stored_by_delegates(program, kept)
     return {
@@ -77,9 +78,12 @@ def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Nod
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Return the positions of outputs that are new values of the buffers in ``kept``."""
+    """Return the positions of outputs that are new values of buffers in ``kept``.
+
+    ``kept``: the buffers that delegates keep.
+    """
     if not kept:
         return set()
     targets = {s.target for n, s in placeholders(program) if n in kept}
-    mutations = enumerate(program.graph_signature.output_specs)
-    return {k for k, s in mutations if s.kind in STATE_WRITES and s.target in targets}
+    specs = enumerate(program.graph_signature.output_specs)
+    return {k for k, s in specs if s.kind in STATE_WRITES and s.target in targets}

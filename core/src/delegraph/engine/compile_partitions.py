@@ -31,8 +31,9 @@ class Done(NamedTuple):
 class PartitionCompiler(NamedTuple):
     """Compiles partitions in a session.
 
-    ``gives_back``: a refused partition stays with its caller. Without it, a refusal is
-    an error, because no report could show the refusal.
+    ``registry``: finds the backends. ``gives_back``: the calls of a refused partition
+    stay on the host. Without it, a refusal is raised as an error, because no report
+    could show the refusal.
     """
 
     registry: Registry
@@ -40,8 +41,13 @@ class PartitionCompiler(NamedTuple):
     gives_back: bool
 
     def compile(self, plans: Mapping[str, Plan], work: Sequence[Work]) -> Done:
-        """Compile ``work``, and take refused partitions out of their ``plans``."""
+        """Compile ``work``, and take refused partitions out of their ``plans``.
+
+        ``plans``: those of all methods. The modules of compiled partitions get their
+        blobs.
+        """
         self._request(work)
+        # for each partition that was not compiled: its parts that are
         narrowed = [
             narrow(item, lambda part: self._request([part]))
             for item in work
@@ -51,6 +57,7 @@ class PartitionCompiler(NamedTuple):
         for one in narrowed:
             done.work.extend(one.kept)
             done.refused.extend(one.refused)
+            # the report shows refused parts by itself
             if not one.refused:
                 done.notes.append(_split_note(one))
         for top in plans.values():
@@ -60,13 +67,16 @@ class PartitionCompiler(NamedTuple):
         return done
 
     def _request(self, work: Sequence[Work]) -> None:
-        """Compile partitions, and store the result or the refusal of each."""
+        """Compile partitions, and store the result or the refusal in each ``Work``.
+
+        Raises the error of a refusal, unless ``gives_back``.
+        """
         requests: list[Request] = []
         for item in work:
             spec = item.partition.spec
             backend = self.registry.installed(spec.backend_id)
-            # a partitioner may give a backend's short name: from here on, modules have
-            # the name of its class
+            # a partitioner may use the short name of a backend; from here on, the module
+            # has the name of the backend's class
             item.module.backend_id = backend.kind.__name__
             request = Request(
                 backend,
@@ -99,8 +109,8 @@ class PartitionCompiler(NamedTuple):
 
     def _attach(self, work: Sequence[Work]) -> None:
         """Store the results in the modules of the host's program."""
-        # one call for each backend and its settings, because a backend may have to
-        # start its compiler to know its fingerprint
+        # Backend and its settings -> fingerprint. A backend may have to start its
+        # compiler to find the fingerprint, so this is done once for equal settings.
         fingerprints: dict[Any, str | None] = {}
         for item in work:
             assert item.result is not None, "refused work was taken out"
@@ -115,7 +125,8 @@ class PartitionCompiler(NamedTuple):
 def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -> None:
     """Raise BackendNotFound for a partition of a backend that is not installed.
 
-    ``name``: the backend with the partitioner that made the partition.
+    ``name``: the backend that has the partitioner. The error's hint names both, and the
+    partition.
     """
     for item in work:
         backend_id = item.module.backend_id
@@ -130,7 +141,7 @@ def expect_known_backends(work: Sequence[Work], name: str, registry: Registry) -
 
 
 def _split_note(narrowed: Narrowed) -> str:
-    """Return the note for a partition that only compiles in several parts."""
+    """Return the note about a partition that compiles only as several parts."""
     work = narrowed.work
     assert work.not_compiled is not None
     parts = ", ".join(part.partition.tag for part in narrowed.kept)

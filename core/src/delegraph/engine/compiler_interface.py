@@ -21,9 +21,9 @@ class Request(NamedTuple):
     """A partition to compile.
 
     ``backend``: the backend that compiles it. ``compile_specs``: the settings for it.
-    ``method`` and ``tag``: the method and the partition's tag in it. ``extract``
-    returns the partition's program, a fresh one at each call, because ``preprocess``
-    may rewrite it.
+    ``method`` and ``tag``: the method, and the tag of the partition in that method.
+    ``extract`` returns the partition's program. Each call returns a fresh one, because
+    ``preprocess`` may rewrite its program.
     """
 
     backend: InstalledBackend
@@ -34,7 +34,7 @@ class Request(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Return the partition in words."""
+        """Return a text that names the partition and its method."""
         return f"partition {self.tag} of method {self.method}"
 
 
@@ -55,7 +55,9 @@ class Refused:
 
     @property
     def reason(self) -> str:
-        """Return why the partition is not compiled."""
+        """Return the reason in words: name and text of an exception, or the text of
+        Unsupported.
+        """
         return text_of(self.error) if self.has_failed else self.error.message
 
     @property
@@ -70,7 +72,8 @@ class Compiled(NamedTuple):
     ``origin``: the origin of the result, for the report: "compiled", "from the cache",
     or "" for a compiler that keeps no results. ``seconds``: the time of the call that
     succeeded, divided by the number of its partitions; 0 if the request is refused.
-    ``equal_to``: the position of an equal request that has the same result.
+    ``equal_to``: the position of an equal request that has the same result; None if
+    there is none.
     """
 
     result: PreprocessResult | Refused
@@ -82,12 +85,12 @@ class Compiled(NamedTuple):
 class Session(Protocol):
     """A context manager with the work of a ``Compiler`` for one lowering.
 
-    ``notes``: lines for the report, which are read at the end of the lowering.
+    ``notes`` are read at the end of the lowering.
     """
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return the notes so far."""
+        """Return the notes so far, which are lines for the report."""
 
     def __enter__(self) -> Session:
         """Begin the session. Returns it."""
@@ -106,8 +109,9 @@ class Session(Protocol):
         """Call ``partitioner`` with ``program``, in a block of
         ``registry.attributing``.
 
-        A session that kept the answer may return it instead. It then sets the tags and
-        the metadata of the program's nodes as the partitioner would.
+        A session that kept an earlier answer may return that answer instead. The
+        session then sets the tags and the metadata of the program's nodes as the
+        partitioner would.
         """
 
     def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
@@ -117,7 +121,7 @@ class Session(Protocol):
 class Compiler(Protocol):
     """Compiles the partitions of lowerings, for ``delegraph.lower(compiler=...)``.
 
-    Several threads may call it at once.
+    Several threads may call one compiler at once.
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:

@@ -22,10 +22,10 @@ from ..named_data import check_output
 def handles_of(program: ExportedProgram) -> set[int]:
     """Return the debug handles that a debug map may name.
 
-    These are the handles of the program's nodes, and as many after the largest. A
-    backend that lowers its program through another one adds calls of delegates. They
-    get the handles after the largest, and there are at most as many as nodes with
-    handles.
+    These are the handles of the program's nodes, and as many handles after the largest
+    of them. A backend that lowers its program through another backend adds calls of
+    delegates, at most one for each node. The added calls get the handles after the
+    largest.
     """
     handles = {
         n.meta["debug_handle"]
@@ -42,7 +42,7 @@ def flat_results(
     """Return the results of ``preprocess_multimethod`` as one list, in the order of
     ``programs``.
 
-    Raises ContractViolation unless each method has as many results as programs.
+    ``returned``: method -> its results, as the class ``backend`` returned them. Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
     if isinstance(returned, Mapping):
@@ -52,7 +52,7 @@ def flat_results(
             for m, r in returned.items()
         }
     else:
-        # written for the message alone: the text of results has all bytes of the blobs
+        # ``returned`` as text, for the error; cut, because it may have all bytes of blobs
         counts = f"{returned!r:.80}"
     if counts != wanted:
         text = (
@@ -66,12 +66,14 @@ def flat_results(
 def check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
     """Raise ContractViolation unless ``result`` is a correct PreprocessResult.
 
-    Its debug handles must be among ``handles``. ``backend`` and ``tag``: the names of
-    the backend and of the partition.
+    The debug handles of ``result`` must be among ``handles``. ``backend`` and ``tag``:
+    the names of the backend and of the partition.
     """
 
     def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
-        """Return the error for a result; ``wanted`` describes a correct one."""
+        """Return the error: ``returned`` describes the result, ``wanted`` a correct
+        one.
+        """
         text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
         return ContractViolation("contract-violation", text, hint=hint)
 
@@ -101,7 +103,10 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
 
 
 def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
-    """Return the fault of a ``debug_handle_map`` in words, or None."""
+    """Return the first fault of a ``debug_handle_map`` in words, or None.
+
+    The map may be None.
+    """
     if debug_map is None:
         return None
     if not isinstance(debug_map, Mapping):
@@ -121,9 +126,9 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """Return the fault of ``output``, ``facts`` or ``figures`` in words, or None.
+    """Return the first fault of ``output``, ``facts`` or ``figures`` in words, or None.
 
-    Report files contain all three.
+    Report files contain all three, so their values must fit into such files.
     """
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
@@ -142,7 +147,7 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
             is_number = isinstance(amount, (int, float)) and not isinstance(
                 amount, bool
             )
-            # NaN is not less either
+            # ``not ... <``, and not ``>=``: NaN is a fault as well
             if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:
                 return f"the figure {name!r:.80} of {identifier!r:.80}"
     return None
@@ -157,10 +162,11 @@ def check_untouched(
 ) -> None:
     """Raise ContractViolation if a backend made a change that is forbidden.
 
-    ``program``: the program of the partition ``tag`` after the call. ``before``: a
-    snapshot of it from before the call. ``extract`` returns the program as it was. A
-    backend may rewrite the graph of its program. It must not change things that it
-    shares with others (``check_others``), nor the inputs and outputs of the delegate.
+    ``program``: the program of the partition ``tag`` after the call of ``preprocess``.
+    ``before``: a snapshot from before the call. ``extract`` returns the program as it
+    was then. A backend may rewrite the graph of its program. But it must not change
+    tensors and subgraphs that it shares (``check_others``), nor the inputs and outputs
+    of the delegate.
     """
     check_others(backend, tag, before)
     if before.is_rewritten():
@@ -168,10 +174,11 @@ def check_untouched(
 
 
 def check_others(backend: str, tag: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed something that it shares.
+    """Raise ContractViolation if a backend changed tensors or subgraphs that it shares.
 
-    It shares the weights with the caller. It shares subgraphs of branches and loops
-    with the host's graph.
+    A backend shares the weights with the caller, and the subgraphs of branches and
+    loops with the host's graph. ``before``: a snapshot of the partition ``tag`` from
+    before the call.
     """
     written = before.written_tensors()
     edited = before.edited_subgraphs()
@@ -198,8 +205,9 @@ def _check_convention(
     """Raise ContractViolation if a backend changed the inputs or outputs of its
     program.
 
-    The host would then call the blob in a wrong way. ``fresh``: the program as it was.
-    Inputs are compared by name, outputs by type.
+    The host would then call the blob in a wrong way. ``program``: the program after the
+    call. ``fresh``: the program as it was before. Inputs are compared by name, outputs
+    by type.
     """
     inputs = [node.name for node in user_inputs(fresh)]
     inputs_now = [
@@ -208,12 +216,12 @@ def _check_convention(
         if n.op == "placeholder" and n.name in inputs
     ]
     outputs = [_type_of(value) for value in results(fresh)]
-    # the backend may have left another number of outputs
+    # not strict, since the backend may have left another number of outputs
     specs = program.graph_signature.output_specs
     pairs = zip(specs, output_values(program), strict=False)
     values = [value for spec, value in pairs if spec.kind not in MUTATIONS]
-    # a backend's own nodes may have no recorded type: then the old type counts, or "?"
-    # if there was no such output
+    # An output may be a node of the backend without a recorded type. It then counts as
+    # having the old type, or "?" if there was no output at its position.
     outputs_now = [
         _type_of(v) or old
         for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")
@@ -227,16 +235,20 @@ def _check_convention(
                 f"{backend}.preprocess changed how partition {tag} is called: its"
                 f" {kind} are {wanted}"
             )
+            text += f", and {present} in the program that it left"
             hint = (
                 "an input that the compiled part does not need is still passed; ignore"
                 " it there"
             )
-            text += f", and {present} in the program that it left"
             raise ContractViolation("contract-violation", text, hint=hint)
 
 
 def _type_of(value: Any) -> str | None:
-    """Return the type of an output as text; None for a node without a recorded value."""
+    """Return the type of an output as text.
+
+    ``value``: the output, a node or a Python number. Returns None for a node without a
+    recorded value.
+    """
     if not isinstance(value, Node):
         return Argument.of("", value).type
     return Argument.of("", value.meta["val"]).type if "val" in value.meta else None

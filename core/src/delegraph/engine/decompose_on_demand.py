@@ -1,11 +1,11 @@
 """Decomposes operators on demand.
 
 An operator that a backend keeps stays whole. Every other call that has a decomposition
-is traced by itself, with fake tensors. The decomposition replaces it, and the backend
-is asked about the new calls. If no backend takes any part, the call stays whole, and
-the host calls it as eager PyTorch does. Program files that need core ATen ask for it
-afterwards (``in_core_aten``). The program is never retraced as a whole. If a backend
-refuses nothing, nothing is done.
+is traced by itself, with fake tensors. The decomposition replaces the call, and the
+backend is asked about the new calls. If no backend takes any of the new calls, the call
+stays whole, and the host runs the call as eager PyTorch does. For program files that
+need core ATen, ``in_core_aten`` decomposes the host's calls afterwards. The program is
+never retraced as a whole. If a backend refuses nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ Keeps = Callable[[Node], bool]
 class Decomposer:
     """The decompositions of one lowering.
 
-    Remembers traces, and which decompositions were of no use. It changes the graphs of
-    the programs that it gets, so they must belong to the lowering. ``session``: calls
-    the partitioners; None: they are called here. ``may_fail``: an exception of a
-    partitioner refuses the calls that it is about.
+    Remembers traces, and which decompositions were of no use. Changes the graphs of the
+    programs that it gets, so these must be copies of the lowering. ``session``: calls
+    the partitioners; None: they are called without one. ``may_fail``: if a partitioner
+    raises an exception, the calls that the exception is about are refused. Without it,
+    the exception ends the lowering.
     """
 
     def __init__(self, session: Session | None = None, may_fail: bool = False) -> None:
@@ -76,8 +77,8 @@ class Decomposer:
         """Return the plan of ``partitioner``; calls that no backend keeps are
         decomposed.
 
-        ``later``: the partitioners of the next backends. A call that one of them keeps
-        stays whole for it.
+        ``later``: the partitioners of the next backends. A call that one of these keeps
+        stays whole for it. Calls of which no part is delegated are restored.
         """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
@@ -100,30 +101,33 @@ class Decomposer:
         """Return the answer of ``partitioner``; refused calls are decomposed if that
         helps.
 
-        ``later``: the partitioners of the next backends. A call that one of them keeps
-        stays whole for it. ``composites`` gets the calls that are decomposed.
+        ``later``: the partitioners of the next backends. A call that one of these keeps
+        stays whole for it. ``composites`` gets the calls that are decomposed; None: no
+        record is kept.
         """
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # After each change, the partitioner is asked about the whole graph again: its
-        # nodes have to form partitions, so an answer depends on the whole graph. A turn
+        # Each turn asks the partitioner about the whole graph, because calls have to
+        # form partitions, so an answer depends on the whole graph. The turn then
         # decomposes calls that the partitioner left. Exceptions are calls that were
         # ``attempted`` before, final refusals, calls that torch cannot decompose, and
-        # calls that only check something (``ON_HOST``). The next turn may refuse new
-        # calls, so the loop ends when no call is left to attempt.
+        # calls that only check something (``ON_HOST``). The partitioner may leave some
+        # of the new calls. So the loop ends when there is no new call to attempt, or
+        # when no call was decomposed.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._session, self._may_fail)
-            final = {r.node for r in answer.result.refusals if r.final}
+            not_decomposed = {r.node for r in answer.result.refusals if r.final}
             left = [
                 n
                 for n in _calls(program)
                 if n not in answer.tags and ON_HOST not in n.meta
             ]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
-            new = [n for n in left if n not in attempted and n not in final]
+            new = [n for n in left if n not in attempted and n not in not_decomposed]
             attempted.update(new)
+            # ``_decompose_left`` decomposes calls of ``program``, if it can
             if not new or not self._decompose_left(
                 program, partitioner, later, new, composites
             ):
@@ -140,7 +144,7 @@ class Decomposer:
         """Return ``program``, decomposed for a partitioner without a support check.
 
         Such a partitioner is asked about core ATen, and about the other operators that
-        it or a ``later`` partitioner keeps whole. If ``partitioner`` has a support
+        ``partitioner`` or one of ``later`` keeps whole. If ``partitioner`` has a support
         check, the program does not change. ``composites`` gets the calls that are
         decomposed.
         """
@@ -152,6 +156,7 @@ class Decomposer:
         if not decomposable:
             return program
         reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
+        # ``decompose`` replaces a call, and returns whether it did
         changed = [
             n
             for n in decomposable
@@ -167,17 +172,18 @@ class Decomposer:
         refused: Sequence[Node],
         composites: Composites,
     ) -> bool:
-        """Decompose the calls that ``partitioner`` ``refused``, unless one of ``later``
-        keeps them.
+        """Decompose calls of ``refused``, those that ``partitioner`` refuses.
 
-        Returns whether any call was decomposed.
+        A call that one of ``later`` keeps is not decomposed. If ``partitioner`` has a
+        support check, neither is a call of which it takes no useful part. ``composites``
+        gets the calls that are decomposed. Returns whether there are any.
         """
         kept_later, _ = self._kept(program, later)
         unwanted = [n for n in refused if not kept_later(n)]
         support = support_of(partitioner)
         if support is None:
             reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
-            # a list: all of them, not just the first
+            # a list, since ``any`` of a generator would stop after the first success
             return any([reducer.decompose(n, composites) for n in unwanted])
         keeps = self._guarded(partitioner, _KeepsByAsking(support))
         attempts = _Attempts(
@@ -188,15 +194,15 @@ class Decomposer:
     def _kept(
         self, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> tuple[Keeps, frozenset[Any]]:
-        """Return a function, whether one of ``partitioners`` keeps a call whole, and
-        operators.
+        """Return a function and a set of operators.
 
-        A trace must not decompose these operators, because the partitioners are asked
-        about them. They are the operators that partitioners without a support check
-        list, and ``LINEAR`` if one has a support check. Each support check begins with
-        ``program`` here.
+        The function returns whether one of ``partitioners`` keeps a call whole. Traces
+        must not decompose the operators, because the partitioners are asked about them.
+        They are the operators that partitioners without a support check list, and
+        ``LINEAR`` if one has a support check. Each support check begins with ``program``
+        here. If partitioners may fail, one that raises an exception keeps nothing.
         """
-        answers: list[Keeps] = []
+        keeps_by_partitioner: list[Keeps] = []
         whole: set[Any] = set()
         for partitioner in partitioners:
             try:
@@ -206,16 +212,22 @@ class Decomposer:
                     raise
                 log(failure)
                 continue
-            answers.append(keeps)
+            keeps_by_partitioner.append(keeps)
             whole.update(operators)
-        return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
+
+        def is_kept(node: Node) -> bool:
+            """Return whether a partitioner keeps the call ``node`` whole."""
+            return any(keeps(node) for keeps in keeps_by_partitioner)
+
+        return is_kept, frozenset(whole)
 
     def _kept_by(
         self, program: ExportedProgram, partitioner: Partitioner
     ) -> tuple[Keeps, Collection[Any]]:
-        """Return a function, whether ``partitioner`` keeps a call whole, and operators.
+        """Return a function and operators, as ``_kept`` does for several partitioners.
 
-        The partitioner wants to be asked about these operators.
+        If ``partitioner`` has a support check, the check begins with ``program``, and is
+        asked about each call.
         """
         support = support_of(partitioner)
         work = AtWork(partitioner, "support check")
@@ -225,28 +237,34 @@ class Decomposer:
             listed = frozenset(operators)
 
             def is_listed(node: Node) -> bool:
-                """Return whether the call is kept; ``wanted`` None keeps all calls."""
+                """Return whether the call is kept; if ``wanted`` is None, each call of a
+                listed operator is.
+                """
                 return node.target in listed and (wanted is None or wanted(node))
 
             return self._guarded(partitioner, is_listed), listed
         with work:
             support.begin(program)
         keeps = self._guarded(partitioner, _KeepsByAsking(support))
-        # the contract of ``Support``: every call, in graph order
+        # the contract of ``Support``: every call is asked about, in graph order;
+        # ``keeps`` remembers the answers
         for node in _calls(program):
             keeps(node)
         return keeps, LINEAR
 
     def _guarded(self, partitioner: Partitioner, keeps: Keeps) -> Keeps:
-        """Return ``keeps``, a function of ``partitioner``, with errors that name it.
+        """Return ``keeps``, a function of ``partitioner``, with errors that name the
+        partitioner.
 
-        If partitioners may fail, it keeps no call about which it raises an exception.
+        If partitioners may fail, the function returns False for a call about which
+        ``keeps`` raises an exception.
         """
         attributed = AtWork(partitioner, "support check").around(keeps)
         if not self._may_fail:
             return attributed
 
         def kept(node: Node) -> bool:
+            """Return the answer of ``keeps``; log an exception and return False."""
             try:
                 return attributed(node)
             except PluginFailed as failure:
@@ -303,10 +321,10 @@ def support_of(partitioner: Partitioner) -> Support | None:
 
 
 class _KeepsByAsking:
-    """A function, whether a backend takes a call, by its support check.
+    """A function that asks a support check whether the backend takes a call.
 
-    It remembers the answers. The support check has begun with the program of the call,
-    or with a program into which the call was inserted.
+    Remembers the answers. Before, the support check must begin with the program that
+    has the call, or into which the call is inserted.
     """
 
     def __init__(self, support: Support) -> None:
@@ -316,16 +334,17 @@ class _KeepsByAsking:
     def __call__(self, node: Node) -> bool:
         """Return whether the backend takes the call ``node``.
 
-        If the call unpacks results, the call that makes them counts.
+        A call that unpacks results has the answer about the call that returns them.
         """
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
-            self._known[node] = False  # also if the check raises an exception
+            # this answer stays if the check raises an exception
+            self._known[node] = False
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # also part of the contract: the backend may need this answer when it is
-                # asked about the users
+                # also the contract of ``Support``: the check may need its own answer when
+                # it is asked about the users of ``node``
                 self._support.is_constant(node)
         return self._known[node]
 
@@ -343,11 +362,10 @@ class _Reducer:
         self.whole = whole
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Replace ``node`` by its decomposition, and new calls that are not kept by
-        theirs.
+        """Decompose ``node``, and in turn the new calls that are not kept.
 
-        ``composites`` records it, unless it is None. Returns False if ``node`` has no
-        decomposition.
+        ``composites`` gets ``node``; None: no record is kept. Returns False, without a
+        change, if ``node`` has no decomposition.
         """
         decomposition = self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -355,7 +373,7 @@ class _Reducer:
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
-                # without ``composites``: the new calls are parts of ``inlining``
+                # without ``composites``, since the new calls are parts of ``node``
                 self.decompose(call)
         if composites is not None:
             composites.add(inlining)
@@ -366,9 +384,9 @@ class _Reducer:
 class _Attempts:
     """Decomposes calls if a backend with a support check then takes some of the parts.
 
-    A core ATen operator is decomposed only if the backend takes all parts. Parts left
-    to the host gain nothing, since the host runs the whole operator just as well.
-    ``useless``: keys of calls that were decomposed without use.
+    A core ATen operator is decomposed only if the backend takes all parts. ``keeps``
+    returns whether the backend takes a call. ``useless``: keys of calls that were
+    decomposed without use; it belongs to the lowering, and gets more keys.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
@@ -379,7 +397,7 @@ class _Attempts:
     def decompose(self, node: Node, composites: Composites) -> bool:
         """Decompose ``node`` if the backend then takes more of the program.
 
-        Returns whether it did.
+        ``composites`` gets ``node`` if it is decomposed. Returns whether it is.
         """
         # The key has the operators of the operands, because answers may depend on them,
         # for example on constants.
@@ -398,9 +416,11 @@ class _Attempts:
         return False
 
     def attempt(self, node: Node) -> _Attempt | None:
-        """Insert the decomposition of ``node`` before it, and ask the backend about it.
+        """Insert the decomposition of ``node`` before ``node``, and ask the backend
+        about the inserted calls.
 
-        Returns None if there is no decomposition.
+        The caller must ``commit`` or ``undo`` the result. Returns None, without a
+        change, if there is no decomposition.
         """
         decomposition = self.tracer.decompose(
             node, to_core(node.target) or beyond_core(node.target)
@@ -411,8 +431,9 @@ class _Attempts:
 class _Attempt(Inlining):
     """A decomposition that is inserted before its call, with the backend's answers.
 
-    ``complete``: the backend takes all parts. ``gains``: it takes at least one that is
-    not a view or a constant.
+    ``complete``: the backend takes all parts. ``gains``: it takes at least one part
+    that is neither a view nor a constant. ``_constant``: the parts that compute
+    constants: parts without operands, and parts with operands that are such parts.
     """
 
     def __init__(
@@ -428,15 +449,20 @@ class _Attempt(Inlining):
 
     @property
     def is_worthwhile(self) -> bool:
-        """Return whether the decomposition should replace the call."""
+        """Return whether the decomposition should replace the call.
+
+        If the backend takes only some parts, that is so for an operator outside of core
+        ATen, and if one of them is a gain. For a core ATen operator, such parts gain
+        nothing, since the host runs the whole operator just as well.
+        """
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:
-        """Ask the backend about one part, and update ``complete`` and ``gains``.
+        """Ask the backend about the part ``call``, and update the attributes.
 
-        If the backend refuses the part, attempt to decompose the part.
+        If the backend refuses the part, the part is decomposed in turn, if that is
+        worthwhile.
         """
-        # computed from nothing, or from such calls alone
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)
         if attempts.keeps(call):

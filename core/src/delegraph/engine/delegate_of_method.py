@@ -2,8 +2,9 @@
 
 A delegate takes the values that its calls use, in the order of their first use, and
 returns each value once. The host's program adds the rest: unused inputs, results that
-occur twice, inputs and constants that are results. A file has no host. So if these
-differ, its delegate is compiled again.
+occur twice, inputs and constants that are results. A file has no host. So if inputs or
+results of delegate and method differ, the delegate is compiled again with those of the
+method.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from .compiler_interface import Refused, Request
 from .extract import as_dtype, cast
 from .serial_compiler import Serial
 
-_TAG = "of all inputs and results"
+_TAG = "of all inputs and results"  # names the partition in errors
 _HINT = "save a .pte file, which also has the host's part (delegraph-executorch)"
 
 
@@ -54,9 +55,10 @@ _HINT = "save a .pte file, which also has the host's part (delegraph-executorch)
 class _Border:
     """The inputs and outputs of a method that is one delegate.
 
-    ``inputs``: the placeholders of its inputs. ``passed``: the placeholders that the
-    host passes to the delegate, in calling order. ``outputs``: for each result, the
-    position of a delegate's output, or the placeholder that is the result itself.
+    All nodes are placeholders of the host's program. ``inputs``: the inputs of the
+    method. ``passed``: the inputs and constants that the host passes to the delegate,
+    in calling order. ``outputs``: for each result of the method, the position of an
+    output of the delegate, or the placeholder that is the result itself.
     """
 
     inputs: list[Node]
@@ -64,7 +66,9 @@ class _Border:
     outputs: list[int | Node]
 
     def is_of(self, module: LoweredBackendModule) -> bool:
-        """Return whether the delegate itself has these inputs and outputs."""
+        """Return whether the delegate ``module`` itself has these inputs and outputs,
+        in the same order.
+        """
         return self.inputs == self.passed and self.outputs == list(
             range(len(module.outputs))
         )
@@ -75,12 +79,12 @@ def whole_delegate(
 ) -> DelegateInfo:
     """Return ``delegate`` with the inputs and outputs of ``program``, in order.
 
-    If its own differ, it is compiled again. ``program``: a lowered method with one
-    operator, the call of ``delegate``. Duplicates and inputs that are results become
-    ``aten.clone`` in the delegate; so do constants that are results. Inputs that the
-    export fixed, such as numbers and None, are left out. Raises InputError if the host
-    writes a buffer or an input, if a result is not a tensor, or if the backend refuses
-    the program.
+    If the delegate has other inputs or outputs, it is compiled again. ``program``: a
+    lowered method with one operator, the call of ``delegate``. A result that occurs
+    before, an input or a constant becomes an ``aten.clone`` in the delegate. Inputs
+    that the export fixed, such as numbers and None, are left out. Raises InputError if
+    the host writes a buffer or an input or computes a value, if a result is not a
+    tensor, or if the backend refuses the program.
     """
     border = _border_of(program)
     module = delegate.module
@@ -94,7 +98,7 @@ def whole_delegate(
 def _border_of(program: ExportedProgram) -> _Border:
     """Return the values that the host passes and returns.
 
-    Raises InputError if a file of one delegate cannot have them.
+    Raises InputError if a file of one delegate cannot have these values.
     """
     (call,) = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     passed = [_through_casts(arg) for arg in call.args[1:]]
@@ -120,8 +124,10 @@ def _border_of(program: ExportedProgram) -> _Border:
 
 
 def _origin_of(value: Any, call: Node, position: int) -> int | Node:
-    """Return the origin of the result at ``position``: a delegate's output or a
-    placeholder.
+    """Return the origin of ``value``, the result at ``position``.
+
+    The origin is the position of an output of the delegate that ``call`` calls, or a
+    placeholder. Raises InputError for any other origin, and for a number.
     """
     if not isinstance(value, Node):
         text = (
@@ -143,7 +149,10 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 
 
 def _through_casts(node: Any) -> Node:
-    """Return the value before casts at the border of a delegate."""
+    """Return the node that casts at the border of a delegate start from.
+
+    Returns ``node`` itself if it is no such cast.
+    """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
     found: Node = node
@@ -151,6 +160,7 @@ def _through_casts(node: Any) -> Node:
 
 
 def _cannot(text: str, hint: str = _HINT) -> InputError:
+    """Return the error for a program that cannot be a file; ``text`` has the reason."""
     return InputError(
         "input-invalid",
         f"the program cannot be a file of one delegate: {text}",
@@ -159,6 +169,7 @@ def _cannot(text: str, hint: str = _HINT) -> InputError:
 
 
 def _kept_by_host(target: str) -> InputError:
+    """Return the error for the buffer ``target``, which the host keeps and writes."""
     hint = (
         "save a .pte file (delegraph-executorch), or use a backend with delegates that"
         " keep state: TOSA's targets with +variable"
@@ -169,8 +180,10 @@ def _kept_by_host(target: str) -> InputError:
 class _Build:
     """Builds the program of a delegate with the inputs and outputs of its method.
 
-    ``env``: node of the delegate's program, or placeholder of the host's program -> its
-    copy.
+    ``host``: the method's program. ``part``: the delegate's present program. ``graph``
+    gets the nodes of the new program, and ``inputs`` and ``outputs`` get their specs.
+    ``env``: node of ``part``, or placeholder of ``host`` -> the node of ``graph`` that
+    has its value.
     """
 
     def __init__(
@@ -185,11 +198,11 @@ class _Build:
         self.inputs: list[InputSpec] = []
         self.outputs: list[OutputSpec] = []
         self.handles = next_handles(self.part.graph_module)
-        # constants of the host that become the delegate's
+        # target -> tensor, for constants of the host that become the delegate's
         self.tensors: dict[str, torch.Tensor] = {}
 
     def program(self) -> ExportedProgram:
-        """Return the program, with its constants first, as partitions have it."""
+        """Return the new program: constants first, as in the programs of partitions."""
         part = self.part
         for node, spec in placeholders(part):
             if spec.kind is not InputKind.USER_INPUT:
@@ -222,8 +235,10 @@ class _Build:
     def _add(
         self, node: Node, spec: InputSpec, dtype: torch.dtype | None = None
     ) -> Node:
-        """Add a placeholder for ``node``; ``dtype``: its type at the border, if it
-        differs.
+        """Add a placeholder for ``node``, and return it.
+
+        ``node``: the placeholder of ``part`` or ``host`` with the recorded value.
+        ``dtype``: the dtype at the border; None for the recorded dtype.
         """
         new = placeholder_of(self.graph, node)
         new.meta.pop("debug_handle", None)
@@ -236,7 +251,12 @@ class _Build:
         return new
 
     def _add_constants(self) -> None:
-        """Add the constants that the host passes to the delegate or returns."""
+        """Add the constants that the host passes to the delegate or returns.
+
+        The constants that the delegate owns must have been added before. If the delegate
+        owns a constant of the host, both are one.
+        """
+        # target of a constant that the delegate owns -> its placeholder
         own = {
             spec.target: node
             for node, spec in placeholders(self.part)
@@ -256,23 +276,32 @@ class _Build:
                     self.tensors[str(spec.target)] = constant_tensor(self.host, spec)
 
     def _add_inputs(self) -> None:
-        """Add all inputs of the method, in its order, and connect those that are read."""
+        """Add all inputs of the method, in its order, and give every input of the
+        delegate a value in ``env``.
+
+        ``_add_constants`` comes first: an input of the delegate may get a constant.
+        """
         specs = dict(placeholders(self.host))
-        reading = dict(zip(self.border.passed, user_inputs(self.part), strict=True))
+        # The delegate has an input for each value that the host passes:
+        # placeholder of the host -> placeholder of the delegate
+        input_for = dict(zip(self.border.passed, user_inputs(self.part), strict=True))
         for node in self.border.inputs:
-            if node in reading:
-                self.env[node] = self._add(reading[node], specs[node])
+            if node in input_for:
+                # the placeholder of the delegate has its boundary type already
+                self.env[node] = self._add(input_for[node], specs[node])
             else:
+                # the delegate does not read this input, so only the host knows it
                 self._add(node, specs[node], self.module.boundary_types.get(node.name))
-        for node, own in reading.items():
-            if own not in self.env:  # a constant of the host
-                self.env[own] = self._crossing(
+        for node, own_input in input_for.items():
+            # not added above, so the host passes a constant in the place of an input
+            if own_input not in self.env:
+                self.env[own_input] = self._crossing(
                     self.env[node], self.module.boundary_types.get(node.name)
                 )
 
     def _return(self) -> None:
-        """Return the new values of the delegate's own buffers, then the results of the
-        method.
+        """Add the output: new values of the delegate's own buffers, then the results
+        of the method. Adds their specs to ``outputs``.
         """
         values: list[Node] = []
         for spec, value in outputs(self.part):
@@ -293,10 +322,11 @@ class _Build:
     def _result(
         self, origin: int | Node, own: Sequence[Node], taken: Collection[Node]
     ) -> Node:
-        """Return the node of one result.
+        """Return the node of the result that comes from ``origin``.
 
-        Each result must be a value of its own, so it may be a clone. ``own``: the
-        delegate's outputs. ``taken``: nodes that are results already.
+        Each result must be a node of its own. So a placeholder, and a node in ``taken``
+        (the nodes that are returned already), gets a clone. ``own``: the delegate's
+        outputs.
         """
         if isinstance(origin, int):
             value = own[origin]
@@ -308,7 +338,10 @@ class _Build:
         )
 
     def _crossing(self, value: Node, dtype: torch.dtype | None) -> Node:
-        """Return ``value`` in the dtype in which it crosses the border."""
+        """Return ``value`` in the dtype in which it crosses the border.
+
+        Adds a cast if the dtypes differ. ``dtype`` None: the dtype of ``value``.
+        """
         if dtype is None or value.meta["val"].dtype is dtype:
             return value
         new = cast(self.graph, value, dtype)
@@ -316,6 +349,7 @@ class _Build:
         return new
 
     def _clone(self, value: Node) -> Node:
+        """Add a clone of ``value`` with its place in the model, and return the clone."""
         name = f"{value.name}_copy"
         new = self.graph.create_node(
             "call_function", torch.ops.aten.clone.default, (value,), name=name
@@ -336,12 +370,15 @@ class _Build:
 def _compiled(
     build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry
 ) -> DelegateInfo:
-    """Return the delegate that the backend compiles from the program of ``build``.
+    """Return ``delegate`` with the module that its backend compiles.
 
-    Raises InputError, with the reason, if the backend refuses it.
+    ``build`` returns the program to compile, a fresh one at each call. Raises
+    InputError, with the reason, if the backend refuses the program, and the error of
+    the backend if it fails.
     """
     module = delegate.module
-    program = build()  # for the result; the backend gets programs of its own
+    # the program of the new module; the backend gets another one, since it may change it
+    program = build()
     backend = registry.installed(module.backend_id)
     request = Request(
         backend, tuple(module.compile_specs), delegate.method, _TAG, build
@@ -358,12 +395,12 @@ def _compiled(
             f" {result.reason}"
         )
         raise _cannot(text, result.hint or _HINT) from result.error
-    names = user_inputs(program)
+    inputs = user_inputs(program)
     whole = LoweredBackendModule(
         module.backend_id,
         program,
         module.compile_specs,
-        [Argument.of(node.name, node.meta["val"]) for node in names],
+        [Argument.of(node.name, node.meta["val"]) for node in inputs],
         [Argument.of(node.name, node.meta["val"]) for node in results(program)],
     )
     whole.attach(result, backend.producer, delegate.fingerprint)

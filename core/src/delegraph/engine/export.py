@@ -21,8 +21,10 @@ _OWN_FOLDER = str(Path(errors.__file__).parent)
 
 
 class Source(NamedTuple):
-    """The source of a method: an ExportedProgram alone, or a module with the arguments
-    of torch.export.
+    """The source of a method: a program or module, and the arguments of ``export``.
+
+    ``program``: an ExportedProgram, or a module to export. ``inputs``, ``kwargs`` and
+    ``shapes``: the arguments of ``torch.export.export`` for a module, or None.
     """
 
     program: Any
@@ -37,9 +39,10 @@ def sources_by_method(
     """Return the source of each method, by name, from the arguments of ``lower``.
 
     If ``program`` is a mapping by method, each of the other arguments is a mapping by
-    method or None. A method that is missing in one of these gets None. Otherwise there
-    is one method, ``forward``. Raises InputError for names and arguments of other
-    types.
+    method or None. A method that such a mapping lacks gets None. If ``program`` is no
+    mapping, the only method is ``forward``. Raises InputError for an empty
+    ``program``, for a name or a mapping of a wrong type, and for the name of an unknown
+    method.
     """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
@@ -55,7 +58,7 @@ def sources_by_method(
         "example_kwargs": kwargs,
         "dynamic_shapes": shapes,
     }
-    tables: list[Mapping[str, Any]] = []
+    tables: list[Mapping[str, Any]] = []  # one for each argument: method -> value
     for argument, table in arguments.items():
         if table is not None and not isinstance(table, Mapping):
             text = (
@@ -82,10 +85,11 @@ def export_method(method: str, source: Source) -> ExportedProgram:
     """Return the program of a method, exported if ``source`` has a module.
 
     Raises InputError for a program that cannot be lowered, such as a module in training
-    mode.
+    mode, and for a ``source`` of another type.
     """
     program = source.program
     if isinstance(program, torch.nn.Module):
+        # the other fields of ``source`` are the arguments of the export
         program = export_module(program, *source[1:], libraries=[_OWN_FOLDER])
     if not isinstance(program, ExportedProgram):
         kind = (

@@ -64,17 +64,18 @@ def extract(
 ) -> ExportedProgram:
     """Return a partition of the program ``whole`` as a program.
 
-    Its placeholders are its constants, then its inputs; it returns a flat tuple. A
-    value with a boundary type crosses the border in that dtype, and is cast inside. The
-    partition first returns the new values of buffers that it owns and writes, as
-    mutations. It gets copies of their tensors. ``meta`` of the graph module has the
+    The new program has placeholders of the partition's constants, then of its inputs.
+    It returns a flat tuple: first the new values of buffers that the partition owns and
+    writes, as mutations, then the outputs. A value with a boundary type crosses the
+    border in that dtype, and is cast inside. The program has copies of tensors that it
+    writes, and shares all others with ``whole``. ``meta`` of the graph module has the
     ``method`` and the tag (``partition``), for the backend.
     """
     build = _Build(whole, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
-    # Not validated: its nodes are copies of valid ones, in their order. torch takes
-    # half a millisecond for each hundred of them, and makes closures that only the
-    # garbage collector frees.
+    # Not validated, because the nodes are copies of valid nodes, in the same order.
+    # Validation takes half a millisecond for each hundred nodes, and makes closures
+    # that only the garbage collector frees.
     program = build_program(
         whole.graph_module,
         build.graph,
@@ -90,7 +91,7 @@ def extract(
             program.state_dict if target in program.state_dict else program.constants
         )
         shared = tensors[target]
-        copy = tensors[target].detach().clone()
+        copy = shared.detach().clone()
         # torch expects a parameter where the signature has one
         is_parameter = isinstance(shared, torch.nn.Parameter)
         tensors[target] = (
@@ -103,8 +104,9 @@ class ProgramsOf:
     """A function that returns the partition's program for its backend, a fresh one each
     time.
 
-    The host's module has the first program. A backend may change its program, so each
-    later call also gives the module the new one.
+    The first call returns the program that the partition's module has already. A
+    backend may change its program, so each later call makes a new program, and stores
+    it in the module as well.
     """
 
     def __init__(self, work: Work) -> None:
@@ -123,7 +125,8 @@ class ProgramsOf:
 class _Build:
     """Builds the graph of one partition and its signature.
 
-    ``env``: node of the plan's program -> its copy in the partition's graph.
+    ``graph``: the partition's graph. ``inputs`` and ``outputs``: its signature.
+    ``env``: node of the whole program -> the node of ``graph`` that has its value.
     """
 
     def __init__(self, whole: ExportedProgram, partition: Partition) -> None:
@@ -134,7 +137,7 @@ class _Build:
         self.partition = partition
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
-        # placeholder -> its spec
+        # placeholder of the whole program -> its spec; only constants need one
         specs = dict(placeholders(whole)) if partition.constants else {}
         for node in partition.constants:
             spec = specs[node]
@@ -144,8 +147,7 @@ class _Build:
             )
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
-            # subgraphs that the call takes are fetched by nodes, which belong to no
-            # partition
+            # the nodes that fetch the call's subgraphs belong to no partition
             for operand in node.all_input_nodes:
                 if operand.op == "get_attr" and operand not in self.env:
                     self._copy(operand)
@@ -155,12 +157,12 @@ class _Build:
         )
 
     def _copy(self, node: Node) -> None:
-        """Add a copy of a node that is not a placeholder."""
+        """Add a copy of ``node``, which is no placeholder, to the graph and to ``env``."""
         self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
         new.meta.pop("delegation_tag", None)
 
     def _placeholder(self, node: Node) -> Node:
-        """Add a placeholder for ``node``."""
+        """Add a placeholder for ``node`` to the graph and to ``env``, and return it."""
         new = placeholder_of(self.graph, node)
         new.meta.pop("delegation_tag", None)
         new.meta.pop("debug_handle", None)
@@ -168,10 +170,10 @@ class _Build:
         return new
 
     def _input(self, node: Node) -> InputSpec:
-        """Add a placeholder for a run-time input, and return its spec.
+        """Add a placeholder for the run-time input ``node``, and return its spec.
 
-        If the input has a boundary type, a cast inside of the partition restores the
-        recorded dtype.
+        If the input has a boundary type, the placeholder has it. A cast inside of the
+        partition then restores the recorded dtype.
         """
         placeholder = self._placeholder(node)
         if node in self.partition.boundary:
@@ -190,8 +192,9 @@ class _Build:
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
         """Add the graph's output, and return its specs.
 
-        The new values of ``state`` come first, then the results in their boundary
-        types. ``state``: last value of each buffer, and the buffer's spec.
+        The new values of buffers come first, then the results in their boundary types.
+        ``state``: for each buffer that the partition writes, its last value and its
+        spec.
         """
         values: list[Node] = []
         specs: list[OutputSpec] = []
@@ -212,10 +215,10 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """Add a cast of ``node`` in core ATen.
+    """Add a cast of ``node`` in core ATen to ``graph``, and return the cast.
 
-    It is named after the node and the dtype, and has the source and debug handle of the
-    node.
+    The cast is named after the node and the dtype, and has the source and the debug
+    handle of the node.
     """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node(
@@ -245,16 +248,17 @@ def extract_partition(
 ) -> ExportedProgram:
     """Return the program that ``preprocess`` would get for a partition of ``nodes``.
 
-    A support check may compile it in ``Support.partition_why_not(nodes)``.
-    ``exported_program`` is the one that ``begin`` got; ``nodes`` are calls of it. The
-    calls keep their names and debug handles. Buffers that the program writes become
-    inputs. ``boundary_types``: those of the ``PartitionResult``. The result shares
-    tensors and subgraphs with the program, so only read them. Takes time linear in the
-    program.
+    A support check may compile this program in ``Support.partition_why_not(nodes)``.
+    ``exported_program``: the program that ``Support.begin`` got. ``nodes``: calls of
+    that program. The calls keep their names and debug handles. Buffers that
+    ``exported_program`` writes become inputs. ``boundary_types``: those of the
+    ``PartitionResult``. The result shares tensors and subgraphs with
+    ``exported_program``, so do not change these. Takes time linear in the size of
+    ``exported_program``.
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}
-    # the tag of the partition is the empty text
+    # the one partition has the empty text as its tag
     tags: dict[Node, tuple[str | None, ...]] = {
         n: ("",) for n in exported_program.graph.nodes if n in used
     }

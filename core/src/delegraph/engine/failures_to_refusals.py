@@ -28,12 +28,14 @@ HINT = (
 def may_be_refusal(error: BaseException) -> bool:
     """Return whether an exception of a plugin can count as a refusal.
 
-    It cannot if memory was exhausted, or if the plugin tried to exit. Errors of
-    delegraph itself, such as a broken contract or a wrong option, cannot either.
-    Subclasses of them that a plugin defines can.
+    The errors of ``delegraph.errors``, such as ContractViolation and OptionError,
+    cannot, with one exception: PluginFailed can, because it reports an exception of a
+    plugin. Subclasses that a plugin defines can, too. No exception can if it is, or was
+    caused by, a MemoryError or an attempt to exit (an exception that is no
+    ``Exception``).
     """
-    is_own = getattr(errors, type(error).__name__, None) is type(error)
-    if is_own and not isinstance(error, PluginFailed):
+    is_own_error = getattr(errors, type(error).__name__, None) is type(error)
+    if is_own_error and not isinstance(error, PluginFailed):
         return False
     cause: BaseException | None = error
     while cause is not None:
@@ -44,7 +46,10 @@ def may_be_refusal(error: BaseException) -> bool:
 
 
 def text_of(failure: DelegraphError) -> str:
-    """Return the name and the text of the exception that a plugin raised."""
+    """Return the name and the text of the exception that a plugin raised.
+
+    That is the cause of ``failure``, or ``failure`` itself if it has no cause.
+    """
     return name_and_text(failure.__cause__ or failure)
 
 
@@ -54,11 +59,11 @@ def log(failure: DelegraphError) -> None:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Return the reason for a call that is refused because of ``error``, and log the
-    error.
+    """Log ``error``, and return the reason for the calls that are refused because of it.
 
-    A partitioner or its support check raised ``error`` about the call.
+    A partitioner or its support check raised ``error`` about these calls.
     """
+    # a PluginFailed reports the exception of the plugin
     failure = (
         error.__cause__
         if isinstance(error, PluginFailed) and error.__cause__
@@ -74,7 +79,11 @@ def reason_of(error: BaseException) -> Reason:
 
 
 class GuardedSupport:
-    """A support check that refuses calls about which ``inner`` raises an exception."""
+    """A support check that refuses calls about which ``inner`` raises an exception.
+
+    ``inner`` gives all other answers. Its exceptions in ``begin`` and ``is_constant``
+    pass.
+    """
 
     wraps = "inner"
 
@@ -101,8 +110,9 @@ class GuardedSupport:
 
 
 def guarded(partitioner: Partitioner) -> Partitioner | None:
-    """Return a copy of ``partitioner`` with a guarded support check; None without a
-    check.
+    """Return a copy of ``partitioner`` with a guarded support check.
+
+    Returns None if the partitioner, or the one that it wraps, has no support check.
     """
     twin: Any = copy.copy(partitioner)
     inner = getattr(twin, "inner", None)
@@ -116,6 +126,10 @@ def guarded(partitioner: Partitioner) -> Partitioner | None:
 
 
 def _refusal(error: Exception) -> Reason:
+    """Return the reason for a refusal because of ``error``, and log the error.
+
+    Raises ``error`` if it cannot count as a refusal.
+    """
     if not may_be_refusal(error):
         raise error
     return reason_of(error)

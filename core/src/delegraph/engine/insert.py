@@ -35,7 +35,7 @@ def insert_delegates(
 ) -> ExportedProgram:
     """Return the program of ``plan`` in which calls of modules replace the partitions.
 
-    That includes the partitions of subgraphs. ``work`` has the modules. ``handles``
+    Partitions of subgraphs are replaced as well. ``work`` has the modules. ``handles``
     yields debug handles for the calls. ``names`` yields names for the modules, first
     for this graph, then for its subgraphs.
     """
@@ -44,12 +44,13 @@ def insert_delegates(
     used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
     free_names = (name for name in names if name not in used_names)
     module_names = list(islice(free_names, len(plan.partitions)))
-    # subgraphs first, since their delegates may make constants of this graph
-    # superfluous
+    # (subgraph, its new program); first, because delegates inside may own constants
+    # that this graph then does not need
     lowered = [
         (subgraph, insert_delegates(inner, work, handles, names))
         for subgraph, inner in plan.inner
     ]
+    # the constants of this graph that no subgraph takes any more
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
     host = _HostProgram(plan, dropped, iter(module_names))
@@ -69,12 +70,16 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """
     if node.op != "get_attr" or not node.users:
         return False
-    # a call without tags, or with None among them, is the host's
+    # the host computes a call without tags, or with None among its tags
     return all(None not in plan.tags.get(user, (None,)) for user in node.users)
 
 
 class _HostProgram:
-    """Builds the host's new graph, its signature, and the table of its modules."""
+    """Builds the host's new graph, its signature, and the table of its modules.
+
+    The caller calls ``copy`` and ``call`` in the order in which the host runs nodes and
+    partitions, and then ``build``.
+    """
 
     def __init__(
         self, plan: Plan, dropped: Collection[Node], names: Iterator[str]
@@ -90,11 +95,11 @@ class _HostProgram:
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.env: dict[Node, Node] = {}  # node of the plan's program -> its copy
         self.modules: dict[str, LoweredBackendModule] = {}  # by name
-        # that delegates keep
+        # the buffers that delegates keep
         self.state = {
             buffer for partition in plan.partitions for buffer in partition.state
         }
-        self.inputs: list[InputSpec] = []  # of the placeholders that stay
+        self.inputs: list[InputSpec] = []  # specs of the placeholders that stay
         for node, spec in placeholders(plan.program):
             if self._stays(node, dropped):
                 self.inputs.append(spec)
@@ -103,22 +108,21 @@ class _HostProgram:
     def _stays(self, node: Node, dropped: Collection[Node]) -> bool:
         """Return whether the host needs the placeholder ``node``.
 
-        It does not need a constant that only delegates use, nor a buffer that a
-        delegate keeps.
+        The host does not need a constant that only delegates use, a buffer that a
+        delegate keeps, nor an unused placeholder in ``dropped``.
         """
         if node in self.state:
             return False
-        # if the model itself does not use it, the host keeps it all the same
+        # a placeholder that the model itself does not use stays, too
         if not node.users:
             return node not in dropped
-        # if every user is computed only in partitions that own the constant, the host
-        # does not need the constant
+        # not needed if each user is computed only in partitions that own the constant
         tags = self.plan.tags
         owning = {*tags.get(node, ())}
         return not all(user in tags and {*tags[user]} <= owning for user in node.users)
 
     def copy(self, node: Node) -> None:
-        """Copy a node that the host computes."""
+        """Add a copy of ``node``, a placeholder or a node that the host computes."""
         new = copy_node(self.graph, node, lambda n: self.env[n])
         new.meta.pop("delegation_tag", None)
         self.env[node] = new
@@ -126,11 +130,10 @@ class _HostProgram:
     def call(
         self, partition: Partition, module: LoweredBackendModule, handle: int
     ) -> None:
-        """Call ``module`` instead of its partition; ``handle`` is the debug handle of
-        the call.
+        """Add a call of ``module``, which replaces ``partition``.
 
-        A value with a boundary type is cast to it before the call, or back from it
-        after the call.
+        ``handle``: the debug handle of the call. An input with a boundary type is cast
+        to that type before the call. An output is cast back to its recorded dtype.
         """
         name = next(self.names)
         self.modules[name] = module
@@ -142,7 +145,7 @@ class _HostProgram:
             for n in partition.inputs
         ]
         call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
-        vals = []  # the results of the delegate, in their boundary types
+        vals = []  # recorded values of the delegate's results, in boundary types
         for k, node in enumerate(partition.outputs):
             recorded = node.meta["val"]
             vals.append(
@@ -156,16 +159,18 @@ class _HostProgram:
         call.meta = {"val": tuple(vals), "debug_handle": handle}
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Add a cast at a border, marked so that reports do not count it as an
-        operator.
+        """Add a cast at a border, and return it.
+
+        A mark keeps reports from counting the cast as an operator.
         """
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
-        """Return the finished program, without new values of buffers that delegates
-        keep.
+        """Return the finished program.
+
+        It does not return new values of buffers that delegates keep.
         """
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs

@@ -44,9 +44,9 @@ class Narrowed:
 def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
     """Compile parts of a partition on which its compiler failed.
 
-    ``work`` has the failure. ``compile_part`` stores a result in the work that it gets,
-    or the reason why there is none. If the compiler raised Unsupported, or if the
-    partition cannot be split, the whole partition is refused.
+    ``work`` has the failure. ``compile_part`` gets the work on a part, and stores the
+    result in it, or the reason why there is none. If the compiler raised Unsupported,
+    or if the partition cannot be split, the whole partition is refused.
     """
     assert work.not_compiled is not None, "only a failed partition is narrowed"
     if not work.not_compiled.has_failed or not _can_be_split(work.partition):
@@ -59,7 +59,8 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
 def _can_be_split(partition: Partition) -> bool:
     """Return whether a partition may become several.
 
-    State, and constants without copies, belong to one delegate.
+    It may not if it owns state or constants without copies: these belong to one
+    delegate.
     """
     return not partition.state and not any(
         node.meta.get("no_copy") for node in partition.constants
@@ -69,8 +70,9 @@ def _can_be_split(partition: Partition) -> bool:
 class _Search:
     """The search for the calls of one partition that its compiler fails on.
 
-    ``kept`` and ``refused``: those of ``Narrowed``. ``_left``: the number of attempts
-    that may still be made. ``_reason``: the reason of the last attempt that failed.
+    ``run`` fills ``kept`` and ``refused``, which are those of ``Narrowed``. ``_left``:
+    the number of attempts that may still be made. ``_reason``: the reason of the last
+    attempt that failed. ``_constant``: the calls that compute constants.
     """
 
     def __init__(self, work: Work, compile_part: Callable[[Work], None]) -> None:
@@ -83,15 +85,18 @@ class _Search:
         self._constant = _constant_calls(work.partition)
 
     def run(self) -> None:
-        """Fill ``kept`` and ``refused`` with the calls of the partition."""
+        """Fill ``kept`` and ``refused`` with parts of the partition.
+
+        Constant calls are in each part that needs them.
+        """
         nodes = self._work.partition.nodes
         # a call that unpacks results is not separated from the call that makes them
         units = levels.units(n for n in nodes if n not in self._constant)
-        if not units:
+        if not units:  # there are only constant calls
             self.refused.append(self._work)
         while units:
-            # the first ``good`` units compile, as ``beginning``; the first ``bad`` ones
-            # do not
+            # the first ``good`` units compile, with the work ``beginning``; the first
+            # ``bad`` units do not compile
             good = 0
             bad = len(units)
             beginning = None
@@ -106,24 +111,29 @@ class _Search:
             if beginning is not None:
                 self.kept.append(beginning)
                 # the units that follow may have failed only together with the beginning
-                if self._keep(units[good:]):
+                if self._compiles(units[good:]):
                     return
             self._refuse(units[good:bad])
+            # first attempt to compile all units that follow, then search among them
             units = units[bad:]
-            if units and self._keep(units):
+            if units and self._compiles(units):
                 return
 
-    def _keep(self, units: Sequence[levels.Unit]) -> bool:
-        """Return whether ``units`` compile; their work is then in ``kept``."""
+    def _compiles(self, units: Sequence[levels.Unit]) -> bool:
+        """Attempt to compile ``units``, and return whether that succeeded.
+
+        If it did, adds the work on them to ``kept``.
+        """
         compiled = self._attempt(units)
         if compiled is not None:
             self.kept.append(compiled)
         return compiled is not None
 
     def _attempt(self, units: Sequence[levels.Unit]) -> Work | None:
-        """Return the compiled work on a part with ``units``.
+        """Compile a part with ``units``, and return the work on it.
 
-        Returns None if it does not compile, or if no attempt is left.
+        Returns None if the part does not compile, or if no attempt is left. Counts the
+        attempt, and keeps the reason of a failure.
         """
         if self._left == 0:
             return None
@@ -148,8 +158,8 @@ class _Search:
         tags: Tags = {node: (tag,) for node in whole.constants if node in used}
         for node in whole.nodes:  # in graph order
             if node in nodes:
-                # None: the host computes a constant call as well, so that the call is
-                # never an output
+                # None means that the host computes the constant call as well: it is
+                # then no output of the part
                 tags[node] = (None, tag) if node in self._constant else (tag,)
         result = PartitionResult(program, {tag: whole.spec}, whole.boundary_types)
         return connected_partitions(program, result, tags)[tag]
@@ -167,7 +177,7 @@ class _Search:
 def _constant_calls(partition: Partition) -> set[Node]:
     """Return the calls of a partition that compute constants.
 
-    All of their operands are constants, and they draw no random numbers.
+    Such a call has operands, all of them constants, and draws no random numbers.
     """
     known = set(partition.constants)
     for node in partition.nodes:

@@ -46,8 +46,8 @@ def normalize_programs(
     """
     result = Normalized({}, {}, [])
     for method, exported in programs.items():
-        # before writes become functional, which replaces batch norm that writes its
-        # statistics by another operator
+        # before ``normalize``, which replaces a batch norm that writes its statistics
+        # by another operator
         if note := training_note(exported):
             result.notes.append(f"{method} was {note}")
         program, notes = normalize(exported)
@@ -58,12 +58,13 @@ def normalize_programs(
                 program, notes = _transformed(program, transform)
                 result.notes.extend(f"{method} was {note}" for note in notes)
             if change := _change_of_border(before, _border(program)):
-                # the result can no longer be compared with eager
+                # the results can no longer be compared with those of eager
                 result.changed[method] = change
                 forget_guards(program)
         result.programs[method] = program
     result.notes.extend(mark_shared_state(result.programs))
-    # after the marks: another method may write the buffer off which a number is read
+    # After buffers that methods share are marked: no number may be read from a buffer
+    # that another method writes.
     for method, program in result.programs.items():
         folded = fold_scalars(program)
         if note := _folded_note(folded.numbers, folded.conditions):
@@ -74,7 +75,10 @@ def normalize_programs(
 def _transformed(
     program: ExportedProgram, transform: Transform
 ) -> tuple[ExportedProgram, list[str]]:
-    """Return the normalized result of ``transform``, and notes about it."""
+    """Return the normalized result of ``transform``, and notes about it.
+
+    Raises ContractViolation if the result is no valid ExportedProgram.
+    """
     name = f"transform {getattr(transform, '__name__', type(transform).__name__)}"
     changed = transform(program)
     if not isinstance(changed, ExportedProgram):
@@ -88,7 +92,9 @@ def _transformed(
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:
-    """Return ``input x`` or ``output 0`` -> its type as text, for tensors."""
+    """Return ``input x`` or ``output 0`` -> its type as text, for inputs and outputs of
+    ``program`` that are tensors.
+    """
     nodes = {f"input {node.name}": node for node in user_inputs(program)}
     for position, value in enumerate(results(program)):
         if isinstance(value, Node):
@@ -101,7 +107,10 @@ def _border(program: ExportedProgram) -> dict[str, str]:
 
 
 def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Describe the first input or output with another type; "" if there is none."""
+    """Describe the first input or output with another type than before.
+
+    Returns "" if there is none. Inputs and outputs that are new do not count.
+    """
     for name, kind in after.items():
         old = before.get(name, kind)
         if old != kind:
@@ -110,7 +119,10 @@ def _change_of_border(before: Mapping[str, str], after: Mapping[str, str]) -> st
 
 
 def _folded_note(numbers: int, conditions: int) -> str:
-    """Describe the numbers and conditions that were read from constants."""
+    """Describe the numbers and conditions that were read from constants.
+
+    ``numbers`` and ``conditions`` are counts. Returns "" if both are 0.
+    """
     facts = []
     if numbers:
         facts.append(f"{pluralize(numbers, 'number')} read from constants")

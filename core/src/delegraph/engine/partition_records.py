@@ -27,7 +27,7 @@ ON_HOST = "checked_on_host"
 tags.
 """
 Tags = dict[Node, tuple[str | None, ...]]
-"""Node -> where it is computed: tags of partitions, and None for the host."""
+"""Node -> where its value is computed: tags of partitions, and None for the host."""
 
 
 @dataclass
@@ -35,12 +35,14 @@ class Partition:
     """The calls and values of one delegate. Lists are in graph order, except
     ``inputs``.
 
-    ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and
-    constants that it owns. ``state``: buffer that it owns and writes -> last value.
-    ``inputs``: values that it gets at run time, in the order in which its calls first
-    use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in
-    which its value crosses the border, if that is not the recorded one.
-    ``boundary_types``: the same for all values of the program, by name.
+    ``spec``: its backend, and the settings for it. ``nodes``: its calls. ``constants``:
+    the placeholders of parameters, buffers and constants that it owns. ``state``:
+    placeholder of a buffer that it owns and writes -> the buffer's last value.
+    ``inputs``: nodes with the values that it gets at run time, in the order in which
+    its calls first use them. ``outputs``: its calls with values that the host or other
+    partitions use. ``boundary``: call or operand of the partition -> the dtype in which
+    its value crosses the border, if that is not the recorded one. ``boundary_types``:
+    name -> this dtype, for all values of the program.
     """
 
     tag: str
@@ -62,17 +64,18 @@ Unit = Partition | Node
 class Plan:
     """The partitions of one program, and the calls that stay on the host.
 
-    ``tags``: node -> partitions that compute it; None is the host. A constant
+    ``tags``: node -> the partitions that compute the node; None is the host. A constant
     may have several tags, and None as well. ``provider``: delegated node -> the
     partition that returns its value. ``snapshot``: the program as the partitioner got
     it. ``units``: partitions and nodes of the host, in the order in which they run.
     ``inner``: subgraphs of calls that the host makes, with their plans. ``composites``:
     calls that were decomposed for this plan.
 
-    A buffer that the program writes stays with the host by default: the host passes it
-    to delegates and stores their results. If the partitioner tagged its placeholder,
-    the one delegate that reads and writes the buffer owns it. Then the buffer is in the
-    ``state`` of that partition, and the host has neither the placeholder nor the write.
+    By default, the host keeps a buffer that the program writes: the host passes the
+    buffer to delegates and stores its new values. If the partitioner tagged the
+    placeholder of the buffer, the one delegate that reads and writes the buffer owns
+    it. Then the buffer is in the ``state`` of that partition, and the host has neither
+    the placeholder nor the write.
     """
 
     program: ExportedProgram
@@ -115,10 +118,10 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """Return the delegate that the partition became, and set ``name``.
+        """Set ``name``, and return the delegate that the partition became.
 
-        ``name``: the attribute of the method's program that has its module. Equal
-        partitions refer to it.
+        ``name``: the attribute of the method's program that has the module. An equal
+        partition that comes later reads this name for its ``origin``.
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
@@ -133,8 +136,9 @@ class Work:
 def broken(
     text: str, node: Node | None = None, hint: str | None = None
 ) -> ContractViolation:
-    """Return the error for a partitioner that broke its contract, with the node or
-    None.
+    """Return the error for a partitioner that broke its contract.
+
+    ``node``: the node that the error is about; None if there is none.
     """
     return ContractViolation(
         "contract-violation", text, node, source_of(node) if node else None, hint

@@ -56,7 +56,7 @@ class Turn(NamedTuple):
     """The turn of one backend: its name in the report, and its partitioner by method.
 
     ``own``: the partitioners were made for this lowering, and not by the caller. Only
-    then may the report ask them again.
+    then may the report ask these partitioners again.
     """
 
     name: str
@@ -69,9 +69,11 @@ class Settings(NamedTuple):
 
     ``session``: calls partitioners and compiles partitions. ``turns``: one for each
     backend, in order of preference. ``transforms``: the user's, by method.
-    ``decomposes``: decompose operators that no backend keeps. ``has_report``: fold constants, and leave partitions that a compiler refuses to the
-    next backend or the host; without a report, such a refusal is an error. ``whole``:
-    the one partition of a method is called with all inputs of its program.
+    ``decomposes``: decompose operators that no backend keeps. ``has_report``: fold
+    constants, and leave a partition that its compiler refuses to the next backend or
+    the host. Without a report, such a refusal is an error, and so is an exception of a
+    partitioner. ``whole``: the one partition of a method is called with all inputs of
+    its program.
     """
 
     registry: Registry
@@ -92,8 +94,10 @@ class Journal:
 
     @contextmanager
     def step(self, name: str, alone: bool = True) -> Iterator[None]:
-        """Time a step. ``alone``: no other thread lowers meanwhile, because torch, a
-        partitioner or a transform may trace in it.
+        """Add the time of the block to the step ``name``.
+
+        ``alone``: no other thread lowers meanwhile, because torch, a partitioner or a
+        transform may trace in the block. A block that raises an exception is not timed.
         """
         with TRACING if alone else nullcontext():
             start = time.perf_counter()
@@ -105,7 +109,7 @@ class Journal:
 class Findings:
     """The material of the report, besides the programs.
 
-    ``reasons``: method -> why backends refused operators. ``given_back``: partitions
+    ``delegates``: those of all methods and backends. ``reasons``: method -> why backends refused operators. ``given_back``: partitions
     that compilers refused. ``checks``: method and backend -> the support check, if the
     report may repeat it.
     """
@@ -145,7 +149,11 @@ def export_programs(
 def lower_exported(
     exported: Mapping[str, ExportedProgram], settings: Settings, journal: Journal
 ) -> Lowered:
-    """Lower programs: normalize them, then let each backend take its part."""
+    """Lower programs: normalize them, then let each backend take its part.
+
+    ``exported``: method -> its program, which does not change. ``journal`` gets notes,
+    and the time of each step.
+    """
     with journal.step("normalize"):
         programs, changed, notes = normalize_programs(exported, settings.transforms)
         journal.notes += notes
@@ -200,7 +208,12 @@ def _all_plans(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
 def _delegates(
     method: str, program: ExportedProgram, work: Sequence[Work]
 ) -> list[DelegateInfo]:
-    """Return the delegates that ``program``, the method with delegates, calls now."""
+    """Return the delegates that ``work`` became, and set their names.
+
+    ``program``: the program of ``method``, which calls these delegates now. Work on
+    other methods is left out.
+    """
+    # module -> the attribute that has the module
     modules = program.graph_module.named_modules()
     places = {module: place for place, module in modules}
     return [item.info(places[item.module]) for item in work if item.method == method]
@@ -209,9 +222,10 @@ def _delegates(
 def _add_refusals(
     findings: Findings, turn: Turn, plans: Mapping[str, Plan], refused: Sequence[Work]
 ) -> None:
-    """Keep why the backend of ``turn`` refused operators, and how to ask it again.
+    """Add to ``findings`` why the backend of ``turn`` refused operators.
 
-    ``refused``: the partitions that its compiler refused.
+    If the report may ask the backend again, adds its support checks. ``refused``: the
+    partitions that the backend's compiler refused.
     """
     findings.given_back += [given_back_row(turn.name, item) for item in refused]
     for method, plan in _all_plans(plans):
@@ -233,9 +247,10 @@ def _add_refusals(
 def _compute_left_constants(
     programs: dict[str, ExportedProgram], journal: Journal
 ) -> None:
-    """Compute calls on constants that the last backend's compiler refused.
+    """Compute the calls on constants that the host has after the last backend.
 
-    No other backend was asked about them.
+    The compiler of the last backend may have refused such calls, and no other backend
+    was asked about these. Replaces changed programs in ``programs``, and adds notes.
     """
     for method, program in programs.items():
         if note := compute_constants(program, tags={}, taken_too=False):
@@ -266,6 +281,7 @@ def _report(
     }
 
     def rows() -> Rows:
+        """Return the rows of the report."""
         # imported late: many reports are never read
         from ..report.build import build_rows
 
@@ -290,14 +306,15 @@ def lower_programs(
     """Lower ``programs`` without a report, for entry points other than ``lower``.
 
     Returns method -> lowered program; the given programs do not change. ``turns``: for
-    each backend, in order of preference, method -> its partitioner. A backend is not
-    asked about a method that its mapping lacks. ``transforms``: method -> functions
-    that change its normalized program. ``core_aten``: decompose operators that no
-    backend keeps, and bring the host's calls into core ATen, except these operators;
-    None: decompose nothing. ``whole``: the one delegate of a method takes all inputs of
-    its program, in their order. ``registry`` None: the default one.
+    each backend, in order of preference, a mapping method -> partitioner. A backend is
+    not asked about a method that its mapping lacks. ``transforms``: method -> functions
+    that change its normalized program. ``core_aten``: operators that stay whole, while
+    operators that no backend keeps are decomposed, and the host's calls are brought
+    into core ATen; None: decompose nothing. ``whole``: the one delegate of a method
+    takes all inputs of its program, in their order. ``registry`` None: the default
+    registry.
 
-    Raises an error for a partition that its compiler refuses.
+    Raises the error of a compiler that refuses a partition.
     """
     registry = registry or default_registry()
     with Serial().session(registry, ()) as session:

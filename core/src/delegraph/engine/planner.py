@@ -1,7 +1,7 @@
 """The step ``decompose-and-partition``: decides who computes each call of the programs.
 
-A plan depends on itself: checks go to the host, constants are computed, and subgraphs
-are decomposed. After each such change the program is planned again.
+A first plan shows which checks go to the host, which constants are computed, and which
+subgraphs are decomposed. After each such change, the program is planned again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .settle_assertions import settle_checks
 
 
 class Planner:
-    """Makes the plans of one backend for all methods that it is asked about.
+    """Makes the plans of one backend for all methods.
 
     ``decomposer`` None: operators are not decomposed. ``folds_constants``: compute
     calls on constants that the backend refuses. ``whole``: the one partition of a
@@ -50,14 +50,16 @@ class Planner:
         turns: Sequence[Mapping[str, Partitioner]],
         registry: Registry,
     ) -> dict[str, Plan]:
-        """Plan ``programs`` for the first of ``turns``: method -> its partitioner.
+        """Return the plan of each method for the current backend.
 
-        The others belong to the next backends. A method without a partitioner in the
-        first one is not planned.
+        ``turns``: for the current backend, and then for each of the next backends, a
+        mapping method -> partitioner. A method without a partitioner of the current
+        backend has no plan. Adds to ``notes``.
         """
         current = turns[0]
         asked = {m: program for m, program in programs.items() if m in current}
         with attributing(registry):
+            # each partitioner once, with all of its methods
             for partitioner in {id(p): p for p in current.values()}.values():
                 own = {m: p for m, p in asked.items() if current[m] is partitioner}
                 check_settings(partitioner, own)
@@ -71,9 +73,10 @@ class Planner:
     def _plan_method(
         self, method: str, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> Plan:
-        """Plan a method, with its checks on the host and its constants computed.
+        """Plan a method; decide about its checks, and compute its constants.
 
-        ``partitioners``: that of the current backend, then those of the next ones.
+        ``partitioners``: the partitioner of the current backend, then those of the next
+        backends.
         """
         plan = self._plan(program, partitioners)
         is_changed, note = settle_checks(plan)
@@ -88,7 +91,7 @@ class Planner:
             self.notes.append(f"{method}: {note}")
             plan = self._plan(rebuild(plan.program), partitioners)
         if self._whole:
-            # not inputs that the export fixed, such as None or a text
+            # without inputs that the export fixed, such as None or a text
             inputs = [
                 node
                 for node in user_inputs(plan.program)
@@ -101,7 +104,10 @@ class Planner:
     def _plan(
         self, program: ExportedProgram, partitioners: Sequence[Partitioner]
     ) -> Plan:
-        """Plan a program, and the subgraphs of calls that it leaves to the host."""
+        """Plan a program, and the subgraphs of calls that the host runs.
+
+        ``partitioners``: as in ``_plan_method``.
+        """
         if self._decomposer is None:
             plan = make_plan(ask(program, partitioners[0]))
         else:
@@ -130,7 +136,10 @@ class Planner:
 
 
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
-    """Return whether ``plan`` decomposed a subgraph and delegates all of its calls."""
+    """Return whether ``plan`` changed ``subgraph`` and delegates all of its calls.
+
+    ``plan``: the plan of the subgraph.
+    """
     # if something was decomposed, the plan has a new program
     if plan.program is subgraph.program:
         return False
@@ -139,12 +148,12 @@ def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
 
 
 def compute_constants(program: ExportedProgram, tags: Tags, taken_too: bool) -> str:
-    """Compute the host's calls on constants alone, and return a note.
+    """Replace the host's calls on constants alone by their values, and return a note.
 
-    Returns "" without a change. ``tags``: node -> where it is computed. ``taken_too``:
-    also compute calls that the backend takes. That is for a partitioner without a
-    support check. Its backend would compute these calls in each run, and operators
-    after them would not see that their weights are constant.
+    Returns "" if there are no such calls. ``tags``: those of the plan of ``program``.
+    ``taken_too``: also replace calls that the backend takes. A partitioner without a
+    support check needs this. Its backend would compute these calls in each run, and
+    the operators that use them would not see that their weights are constant.
     """
     folded = fold_constants(
         program, lambda node: taken_too or None in tags.get(node, (None,))

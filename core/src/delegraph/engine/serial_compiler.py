@@ -42,15 +42,17 @@ def compile_here(
     checked, and so are the parts of a program that a backend must not change.
 
     If a backend raises Unsupported, the requests that the error is about are refused.
-    The backend is called again with the others. If it raises an exception of its own,
-    each program is compiled alone, and programs that fail again are refused.
+    The backend is called again with the other requests of the call. If a backend raises
+    an exception of its own, each program of the call is compiled alone, and programs
+    that fail again are refused.
 
     ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the
-    first request, and the number of all requests.
+    first request, and the number of all requests (None: those in ``requests``).
 
-    Raises ContractViolation for wrong results and for forbidden changes.
+    Raises ContractViolation for wrong results and for forbidden changes. Raises an
+    exception of a backend that cannot count as a refusal (``may_be_refusal``).
     """
-    answers: dict[int, Compiled] = {}
+    answers: dict[int, Compiled] = {}  # position of a request -> its answer
     total = len(requests) if total is None else total
     for positions in calls_of(requests):
         last = first + len(positions) - 1
@@ -68,11 +70,13 @@ def compile_here(
 
 
 def calls_of(requests: Sequence[Request]) -> list[list[int]]:
-    """Return the positions of the requests of each call of a backend.
+    """Return the calls of backends, each as a list of positions in ``requests``.
 
-    Backends come in the order of their first requests. A backend that compiles jointly
-    is called once. Other backends are called once for each partition.
+    A backend that compiles jointly is called once, with all of its requests. Any other
+    backend is called once for each of its requests. All calls of one backend follow
+    each other. Backends come in the order of their first requests.
     """
+    # class of a backend -> the positions of its requests
     by_backend: dict[type[BackendDetails], list[int]] = {}
     for position, request in enumerate(requests):
         by_backend.setdefault(request.backend.kind, []).append(position)
@@ -88,7 +92,7 @@ def calls_of(requests: Sequence[Request]) -> list[list[int]]:
 def compiles_jointly(kind: type[BackendDetails]) -> bool:
     """Return whether a backend compiles the partitions of all methods in one call.
 
-    That is so if its class overrides ``preprocess_multimethod``. The default of that
+    It does so if its class overrides ``preprocess_multimethod``. The default of that
     method compiles one partition after the other.
     """
     default: Any = BackendDetails.preprocess_multimethod
@@ -101,7 +105,8 @@ class _Given:
     """A request with the program that a backend gets.
 
     ``before``: a snapshot of the program. ``handles``: the debug handles that the
-    result may name. ``result``: the answer, once there is one.
+    result may name. ``result``: None, then the backend's result or a ``Refused``.
+    ``seconds``: the share of this request in the time of its last successful call.
     """
 
     def __init__(self, request: Request) -> None:
@@ -111,14 +116,18 @@ class _Given:
         self.extract()
 
     def extract(self) -> None:
-        """Get a fresh program: a call that failed may have rewritten the last one."""
+        """Get a fresh program, because a failed call may have rewritten the last one."""
         self.program = self.request.extract()
         self.before = Snapshot(self.program)
         self.handles = handles_of(self.program)
 
 
 def _compile(call: Sequence[_Given]) -> None:
-    """Call a backend with the programs of ``call``, and store the result of each."""
+    """Call a backend with the programs of ``call``, and store the ``result`` of each.
+
+    All requests of ``call`` have the same backend. If the backend raises an exception,
+    some are refused and the others are compiled in calls of their own.
+    """
     backend = call[0].request.backend
     name = backend.kind.__name__
     programs: dict[str, list[ExportedProgram]] = {}
@@ -127,6 +136,7 @@ def _compile(call: Sequence[_Given]) -> None:
         method = given.request.method
         programs.setdefault(method, []).append(given.program)
         specs.setdefault(method, []).append(list(given.request.compile_specs))
+    # the backend gets the programs by method, so its results come in this order
     in_order = [g for method in programs for g in call if g.request.method == method]
     try:
         returned = _call_backend(backend, in_order, programs, specs)
@@ -153,8 +163,8 @@ def _call_backend(
 ) -> Any:
     """Call ``preprocess_multimethod`` and return the unchecked results by method.
 
-    This is the only place where partitions are compiled. ``call``: the partitions in
-    the order of ``programs``.
+    This is the only place where partitions are compiled. ``call``: the requests in the
+    order of ``programs``. Stores the time of a successful call in their ``seconds``.
     """
     places = ", ".join(given.request.place for given in call)
     nodes = [n for given in call for n in given.program.graph.nodes]
@@ -169,27 +179,36 @@ def _call_backend(
 
 
 def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:
-    """Refuse the requests that ``error`` is about, and call the backend with others."""
+    """Refuse the requests that ``error`` is about, and compile the other requests.
+
+    ``error``: Unsupported, or an exception of the backend that may be a refusal.
+    """
     if isinstance(error, Unsupported):
-        concerned = _concerned(call, error)
-        others = [given for given in call if given not in concerned]
-        calls = [others] if others else []
+        refused = _concerned(call, error)
+        others = [given for given in call if given not in refused]
+        next_calls = [others] if others else []
     elif len(call) > 1:
-        concerned = []
-        calls = [[given] for given in call]
+        # it is not known which request the exception is about: each is tried alone
+        refused = []
+        next_calls = [[given] for given in call]
     else:
-        concerned = call
-        calls = []
-    for given in concerned:
+        refused = call
+        next_calls = []
+    for given in refused:
         given.result = Refused(error)
-    for again in calls:
-        for given in again:
+    for next_call in next_calls:
+        for given in next_call:
             given.extract()
-        _compile(again)
+        _compile(next_call)
 
 
 def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]:
-    """Return the requests that a refusal is about: those with its node, or all."""
+    """Return the requests that a refusal is about.
+
+    These are the requests with the node that the refusal names. If it names none, or a
+    node of no request, they are all requests of ``call``. Adds the source of the node
+    to a refusal without one.
+    """
     node = refusal.node
     if not isinstance(node, Node):
         return call
@@ -205,9 +224,9 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
 def fingerprint_of(
     backend: InstalledBackend, compile_specs: Sequence[CompileSpec]
 ) -> str | None:
-    """Return the backend's fingerprint for ``compile_specs``, or None.
+    """Return the backend's fingerprint for ``compile_specs``; None if it has none.
 
-    Raises ContractViolation for anything but a text or None.
+    Raises ContractViolation if the backend returns anything but a text or None.
     """
     kind = backend.kind
     check_called_on_class(kind, "fingerprint", ("compile_specs",))
@@ -229,19 +248,21 @@ CACHE_VARIABLES = ("DELEGRAPH_CACHE", "DELEGRAPH_CACHE_REMOTE")
 class Serial:
     """The compiler that compiles in this process, one partition after the other.
 
-    If a backend is declared as isolated, the installed default compiler takes over. It
-    then gets all partitions and all calls of partitioners.
+    If a backend is declared as isolated, the session calls the installed default
+    compiler instead. From then on, that compiler gets all partitions and all calls of
+    partitioners.
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:
-        """Return a new session, which only calls the default compiler if necessary."""
+        """Return a new session; ``backends``: names of its backends, if known."""
         return _SerialSession(registry, backends)
 
 
 class _SerialSession:
     """The session of ``Serial``.
 
-    ``_default``: the session of the default compiler; None until it is needed.
+    ``_default``: the session of the default compiler; None until an isolated backend
+    needs it.
     """
 
     def __init__(self, registry: Registry, backends: Sequence[str]) -> None:
@@ -255,7 +276,10 @@ class _SerialSession:
         return self._default.notes if self._default is not None else ()
 
     def __enter__(self) -> _SerialSession:
-        """Start the default compiler now if a backend is isolated: that takes time."""
+        """Start the default compiler if a backend is isolated, and return the session.
+
+        The start takes time, so it is not left to the first call.
+        """
         if any(self._registry.spec(name).traits.isolated for name in self._backends):
             self._begin_default()
         return self
@@ -280,7 +304,11 @@ class _SerialSession:
         return self._default.compile(requests)
 
     def _begin_default(self) -> None:
-        """Begin a session of the default compiler. Raises PluginUnavailable."""
+        """Begin a session of the default compiler.
+
+        Raises PluginUnavailable if none is installed, and PluginConflict if several
+        compilers are the default.
+        """
         compiler = self._registry.default_compiler("compiling in other processes")
         session: Session = compiler.session(self._registry, self._backends)
         self._open.enter_context(session)

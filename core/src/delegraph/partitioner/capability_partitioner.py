@@ -42,11 +42,11 @@ WhyNot = Callable[["Node"], str | None]
 
 
 class Grouped(NamedTuple):
-    """Calls in the units that must not be separated.
+    """The result of a ``Grouping``: units of calls that must not be separated.
 
-    ``units``: each after the units that it needs. ``kept_out``: accepted calls that
-    stay on the host because of their group -> the reason. If there are any, ``units``
-    is not read.
+    ``units``: all calls in units, each unit after the units that it needs.
+    ``kept_out``: accepted call -> the reason why its group keeps it on the host. If
+    ``kept_out`` is not empty, ``units`` is not read.
     """
 
     units: Sequence[Unit]
@@ -54,8 +54,9 @@ class Grouped(NamedTuple):
 
 
 Grouping = Callable[[Sequence["Node"], Mapping["Node", str]], Grouped]
-"""A function that groups calls, which come in graph order. The second argument has the
-refused calls with their reasons.
+"""A function ``(calls, refused) -> Grouped``.
+
+``calls`` are in graph order. ``refused``: refused call -> the reason.
 """
 
 
@@ -74,10 +75,11 @@ class Predicate:
         self._constant = constant_placeholders(exported_program)
 
     def is_constant(self, node: Node) -> bool:
-        """Return whether ``node`` computes a constant.
+        """Return whether ``node`` computes a constant, and remember constant calls.
 
-        It does if all of its operands are constants and it draws no random numbers.
-        Calls come in graph order. Remembers a constant call for its users.
+        A call computes a constant if it draws no random numbers and each operand is a
+        constant. That includes a call without operands. Calls must come in graph order,
+        because the answer depends on the remembered calls.
         """
         is_constant = not is_random(node) and self._constant.issuperset(
             node.all_input_nodes
@@ -110,8 +112,10 @@ class CapabilityPartitioner(Partitioner):
     """Gives a backend every node that it takes, in the fewest partitions without cycles.
 
     ``support``: a function ``why_not(node) -> str | None``, or a ``Support``.
-    ``additional_checks``: more functions like ``why_not``, called before ``support``;
-    the first reason counts.
+    ``backend_id`` and ``compile_specs``: the backend of all partitions, and its
+    settings. ``additional_checks``: more functions like ``why_not``, called before
+    ``support``; the first reason counts. ``limits``: the partitions that the backend
+    can run; None for no limits. Raises ContractViolation for another ``support``.
 
     Constants, and calls that compute from constants alone, go into every partition that
     uses them. Every refusal is kept with its reason.
@@ -127,6 +131,7 @@ class CapabilityPartitioner(Partitioner):
         limits: Limits | None = None,
     ) -> None:
         super().__init__()
+        # a plain function becomes a ``Support``
         self.support: Support = (
             support if isinstance(support, Support) else Predicate(support)
         )
@@ -148,13 +153,14 @@ class CapabilityPartitioner(Partitioner):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes that the backend takes, and list the others with reasons.
 
-        A constant call that the host needs as well is tagged and listed.
+        A constant call that the host needs as well is tagged and listed. Raises
+        ContractViolation for a wrong answer of the backend.
         """
         search = _Search(self, exported_program)
+        # ``parts`` ends the search: all that follows reads its result
         parts = search.parts()
-        # known once the search for partitions has ended
         for_host = search.constants_for_host()
-        constant = search.constant | constant_placeholders(exported_program)
+        constant = search.constant_calls | constant_placeholders(exported_program)
         backend_id = self.delegation_spec.backend_id
         tags = _write_tags(parts, constant, for_host, backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
@@ -166,48 +172,57 @@ class CapabilityPartitioner(Partitioner):
 class _Search:
     """The search for the partitions of one program, by ``partitioner``.
 
-    ``refused``: node -> its reason, as known so far. ``final``: refused nodes that must
-    not be decomposed either. ``constant``: accepted calls that compute constants. Each
-    partition has its own copy of a constant that it uses. So such calls never tie two
-    partitions together: those in use are left out of the groups. ``unreadable``: placeholder of a
-    constant that cannot be stored -> the reason.
+    The search begins with answers about single calls (``__init__``). ``parts`` then
+    refuses more calls. The other public methods read the result of ``parts``.
+
+    ``refused``: call -> the reason, as known so far. ``not_decomposed``: refused calls
+    that must not be decomposed either. ``constant_calls``: accepted calls that compute
+    constants. Each partition has its own copy of a constant that it uses. So constant
+    calls never tie two partitions together, and groups leave out those in use.
+    ``why_not_stored``: placeholder of a constant that cannot be stored -> the reason.
     """
 
     def __init__(
         self, partitioner: CapabilityPartitioner, program: ExportedProgram
     ) -> None:
-        """Ask the backend about each call of ``program`` by itself."""
+        """Ask the backend about each call of ``program`` by itself.
+
+        Fills the four collections that the class describes. Raises ContractViolation
+        for an answer that is neither a text nor None.
+        """
         self.partitioner = partitioner
         self.support = partitioner.support
         self.limits = partitioner.limits
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         self._positions = {node: k for k, node in enumerate(self.calls)}
-        self.refused: dict[Node, str] = {}
-        self.final: set[Node] = set()
-        self.constant: set[Node] = set()
-        self.unreadable: dict[Node, str] = {}
+        self.refused: dict[Node, str] = {}  # call -> the reason
+        self.not_decomposed: set[Node] = set()  # refused calls that must stay whole
+        self.constant_calls: set[Node] = set()  # accepted calls on constants alone
+        self.why_not_stored: dict[Node, str] = {}  # constant's placeholder -> reason
         for node, spec in placeholders(program):
             if spec.kind in CONSTANT_KINDS:
                 why = why_no_bytes(constant_tensor(program, spec))
                 if why:
-                    self.unreadable[node] = f"{spec.target} cannot be stored: {why}"
+                    self.why_not_stored[node] = f"{spec.target} cannot be stored: {why}"
         self.support.begin(program)
+        # in graph order: an answer may depend on the answers about the operands
         for node in self.calls:
-            reason = self._why_not(node)
+            reason = self._ask_about(node)
             if reason is not None:
                 self.refused[node] = reason
             elif self._is_constant(node):
-                self.constant.add(node)
+                self.constant_calls.add(node)
         self.grouping = partitioner.grouping(program)
 
     def parts(self) -> list[list[Node]]:
         """Return the partitions, each a list of nodes in graph order.
 
-        Refuses more calls until no group, no partition of the backend and no limit
-        refuses any.
+        Calls that cannot be in any partition are added to ``refused`` before. Raises
+        ContractViolation if the backend gives a wrong answer about a partition.
         """
-        # A refusal may change all other partitions. So the backend is asked when groups
-        # are settled. Sizes come last, because a refusal for its size is final.
+        # Each refusal may change all partitions, so the search then starts again. It
+        # ends when groups, the backend and the limit of size refuse no more call. Sizes
+        # are checked last, because a call refused for its size must not be decomposed.
         while True:
             parts, kept_out = self._group()
             if kept_out:
@@ -215,7 +230,7 @@ class _Search:
                 continue
             by_backend: dict[Node, str] = {}
             for part in parts:
-                nodes = [*_constants_of(part, self.constant), *part]
+                nodes = [*_constants_of(part, self.constant_calls), *part]
                 answer = self.support.partition_why_not(nodes)
                 if not isinstance(answer, Mapping):
                     raise self._wrong(f"returned {answer!r} for a partition")
@@ -231,10 +246,10 @@ class _Search:
             self._refuse(too_small, final=True)
 
     def _group(self) -> tuple[list[list[Node]], Mapping[Node, str]]:
-        """Return partitions of the calls accepted so far, and refusals.
+        """Return the partitions of the calls accepted so far, and {}.
 
-        The refusals are accepted calls that their groups keep on the host. If there are
-        any, there are no partitions yet.
+        If groups keep accepted calls on the host, returns [] and these calls with their
+        reasons.
         """
         unplaced = self._unplaced_constants()
         placed = [n for n in self.calls if n not in unplaced]
@@ -253,10 +268,13 @@ class _Search:
             parts = [piece for part in parts for piece in limit(part, largest)]
         return [flatten(part, self._positions) for part in parts], {}
 
-    def _why_not(self, node: Node) -> str | None:
-        """Return the reason to refuse a call, or None if the backend takes it.
+    def _ask_about(self, node: Node) -> str | None:
+        """Return the reason to refuse a call, or None if the backend takes the call.
 
-        A refusal by an additional check, or because of a tensor, is recorded as final.
+        Asks the additional checks, then the support check, then ``_ask_about_tensors``.
+        If the first or the last of these refuses the call, adds the call to
+        ``not_decomposed``. Calls of delegates are refused. A call that unpacks results
+        has the answer of the call that returns them, which must be asked about before.
         """
         if node.target is CALL_DELEGATE:
             return "it is already a call of a delegate"
@@ -269,14 +287,16 @@ class _Search:
         for check in self.partitioner.additional_checks:
             why = self._checked(node, check(node), "an additional check")
             if why is not None:  # an empty text is a refusal, too
-                self.final.add(node)
+                self.not_decomposed.add(node)
                 return why
         why = self._checked(node, self.support.why_not(node), "the support check")
-        return self._why_wrapped(node) if why is None else why
+        return self._ask_about_tensors(node) if why is None else why
 
     def _checked(self, node: Node, why: Any, check: str) -> str | None:
-        """Return ``why``, the answer of ``check``. Raises ContractViolation unless it
-        is a text or None.
+        """Return ``why``, the answer about ``node``.
+
+        ``check``: the check that gave the answer, in words. Raises ContractViolation
+        unless ``why`` is a text or None.
         """
         if why is None or isinstance(why, str):
             return why
@@ -288,45 +308,44 @@ class _Search:
         )
         raise ContractViolation("contract-violation", text, node, source_of(node))
 
-    def _why_wrapped(self, node: Node) -> str | None:
-        """Return the reason to refuse a call for a tensor that it reads or returns.
+    def _ask_about_tensors(self, node: Node) -> str | None:
+        """Return the reason to refuse a call because of its operands or its result.
 
-        Such a tensor is a constant that cannot be stored, or a subclass that wraps
-        other tensors. The refusal is recorded as final. Returns None if the call has no
-        such tensor.
+        No backend takes a constant that cannot be stored, or a tensor subclass that
+        wraps other tensors. If the call has one, adds the call to ``not_decomposed``.
+        Returns None if the call has none.
         """
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
-            # nearly all are plain fake tensors, and comparing the type is much faster
-            # than asking torch
+            # nearly all values are plain fake tensors, and comparing the type is much
+            # faster than asking torch
             wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
-            if value in self.unreadable or wraps:
-                self.final.add(node)
+            if value in self.why_not_stored or wraps:
+                self.not_decomposed.add(node)
                 kind = type(val).__name__
                 wrapper = f"{value.name} is a {kind}, and delegates pass plain tensors"
-                return self.unreadable.get(value, wrapper)
+                return self.why_not_stored.get(value, wrapper)
         return None
 
     def _is_constant(self, node: Node) -> bool:
         """Return whether every partition can compute ``node`` by itself.
 
-        All of its computed operands must be constants. ``zeros_like(y)`` has a constant
-        value, but cannot be computed without ``y``.
+        The support check must answer that ``node`` computes a constant, and each operand
+        that is a call must be a constant call. For example, ``zeros_like(y)`` has a
+        constant value, but a partition needs ``y`` to compute it.
         """
         if node.target is operator.getitem:
-            return node.args[0] in self.constant
-        computed = [i for i in node.all_input_nodes if i.op == "call_function"]
-        return all(i in self.constant for i in computed) and self.support.is_constant(
-            node
-        )
+            return node.args[0] in self.constant_calls
+        calls = [i for i in node.all_input_nodes if i.op == "call_function"]
+        return self.constant_calls.issuperset(calls) and self.support.is_constant(node)
 
     def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
-        """Refuse the nodes in ``reasons``, with the calls that unpack their results.
+        """Refuse the calls in ``reasons``, with the calls that unpack their results.
 
-        If a node unpacks a result, the call that makes the result is refused as well.
-        ``final``: the refused nodes must not be decomposed either.
-        Raises ContractViolation for a node that is no accepted call: without progress,
-        the search would not end.
+        If a call unpacks a result, the call that returns the result is refused as well.
+        Updates ``refused`` and ``constant_calls``. ``final``: the refused calls must not
+        be decomposed either. Raises ContractViolation for a node that is no accepted
+        call: without progress, the search would not end.
         """
         for node, why in reasons.items():
             self._expect_refusal(node, why)
@@ -339,12 +358,12 @@ class _Search:
             seen.add(node)
             self.refused[node] = why
             waiting += [(u, why) for u in node.users if u.target is operator.getitem]
-            # the call makes all of its results, so they stay together
+            # one call returns all of its results, so all of them are refused
             if node.target is operator.getitem:
                 waiting.append((node.args[0], why))  # type: ignore[arg-type]
-        self.constant -= seen
+        self.constant_calls -= seen
         if final:
-            self.final |= seen
+            self.not_decomposed |= seen
 
     def _expect_refusal(self, node: Any, why: Any) -> None:
         """Raise ContractViolation unless ``why`` refuses an accepted call."""
@@ -354,7 +373,7 @@ class _Search:
         raise self._wrong(f"refused {node} with {why!r}")
 
     def _wrong(self, answer: str) -> ContractViolation:
-        """Return the error for a wrong answer about a partition."""
+        """Return the error for a wrong ``answer`` about a partition, given in words."""
         backend_id = self.partitioner.delegation_spec.backend_id
         text = (
             f"the support of {backend_id} {answer}; it must map calls of the partition"
@@ -366,11 +385,11 @@ class _Search:
         """Return the constant calls that accepted calls use, with the calls that unpack
         their results.
 
-        The search leaves them out: each partition gets copies of those that it uses.
+        Groups leave these calls out: each partition gets copies of those that it uses.
         """
         used = {
             n
-            for n in self.constant
+            for n in self.constant_calls
             if any(u.op == "call_function" and u not in self.refused for u in n.users)
         }
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
@@ -378,7 +397,8 @@ class _Search:
     def constants_for_host(self) -> set[Node]:
         """Return the constant calls in partitions that the host computes as well.
 
-        The host needs one if a refused call, the output, or another such call uses it.
+        The host computes a constant call if one of its users is a refused call, the
+        output, or another constant call that the host computes.
         """
         unplaced = self._unplaced_constants()
         needed: set[Node] = set()
@@ -392,8 +412,9 @@ class _Search:
     def refusals(self, constants_for_host: Iterable[Node]) -> list[Refusal]:
         """Return the refusals in graph order.
 
-        They leave out delegates, and calls that only unpack results. Constant calls
-        that the host computes as well are listed, too.
+        There are none for calls of delegates, and for calls that only unpack results.
+        There is one for each of ``constants_for_host``, the constant calls in
+        partitions that the host computes as well.
         """
         why = "the host needs this constant too and computes it itself"
         reasons = dict.fromkeys(constants_for_host, why) | self.refused
@@ -402,10 +423,13 @@ class _Search:
             for n in self.calls
             if n in reasons and n.target not in (operator.getitem, CALL_DELEGATE)
         ]
-        return [Refusal(n, reasons[n], n in self.final) for n in nodes]
+        return [Refusal(n, reasons[n], n in self.not_decomposed) for n in nodes]
 
     def _why_too_small(self, part: list[Node]) -> dict[Node, str]:
-        """Return the calls of ``part`` with a reason, if the partition is too small."""
+        """Return the calls of ``part`` with a reason, if the partition is too small.
+
+        Returns {} if the partition is large enough, or if there is no such limit.
+        """
         why_too_small = self.limits.why_too_small
         if why_too_small is None:
             return {}
@@ -414,24 +438,29 @@ class _Search:
 
 
 def _constants_of(part: Sequence[Node], constant: set[Node]) -> list[Node]:
-    """Return the nodes in ``constant`` that ``part`` needs, each before its users."""
+    """Return the nodes in ``constant`` that ``part`` needs, each before its users.
+
+    ``part`` needs the operands of its calls, and the operands of these. Nodes in
+    ``part`` itself are left out.
+    """
     members = set(part)
-    computed: dict[Node, None] = {}
-    # Depth first without recursion. A node is visited twice: first its operands are put
-    # on the stack, then, when they are done (``ready``), the node itself is listed.
+    found: dict[Node, None] = {}  # an ordered set
+    # Depth first without recursion. A constant is on the stack twice: first its
+    # operands are put above it, then, when they were found, it is found itself.
+    # (node, whether its operands were found)
     stack: list[tuple[Node, bool]] = [
         (i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)
     ]
     while stack:
-        node, ready = stack.pop()
-        if node not in constant or node in members or node in computed:
+        node, has_operands = stack.pop()
+        if node not in constant or node in members or node in found:
             continue
-        if ready:
-            computed[node] = None
+        if has_operands:
+            found[node] = None
         else:
             stack.append((node, True))
             stack += [(i, False) for i in node.all_input_nodes]
-    return list(computed)
+    return list(found)
 
 
 def _write_tags(
@@ -444,10 +473,10 @@ def _write_tags(
     names of the partitions in order.
 
     ``parts``: the calls of each partition. ``constant``: calls and placeholders that
-    are constants; each partition gets a copy of those that it uses. A tag is the name
-    of a partition. The tag of a constant that is in no list of ``parts`` may be a
-    tuple: None if the host computes it too (``for_host``), and each partition that
-    gets a copy.
+    are constants; each partition gets a copy of those that it uses. ``for_host``:
+    constant calls that the host computes as well. A tag is the name of a partition. If
+    several places compute a constant, its tag is a tuple: first None for the host, if
+    the host is one of them, then the partitions.
     """
     tags: dict[Node, list[str | None]] = {node: [None] for node in for_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
@@ -457,7 +486,8 @@ def _write_tags(
         for node in _constants_of(part, constant):
             tags.setdefault(node, []).append(name)
     for node in tags:
-        producer = node  # a ``getitem`` gets the tags of the call that it unpacks
+        # a ``getitem`` gets the tags of the call that it unpacks
+        producer = node
         while producer.target is operator.getitem:
             producer = producer.args[0]  # type: ignore[assignment]
         node_tags = tags[producer]

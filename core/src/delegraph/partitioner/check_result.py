@@ -32,8 +32,10 @@ def check_result(
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """Yield the faults in the types of a partitioner's result, as texts that follow the
-    partitioner's name in an error.
+    """Yield the faults in the types of a partitioner's result.
+
+    Each fault is the text that follows the partitioner's name in an error. The helpers
+    below yield such texts, too.
     """
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
@@ -52,7 +54,7 @@ def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
 
 
 def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
-    """Yield the faults in one entry of ``partition_tags``."""
+    """Yield the faults in one entry of ``partition_tags``: the tag and its ``spec``."""
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
@@ -80,7 +82,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
-    """Yield the faults in ``boundary_types``."""
+    """Yield the faults in ``types``, the ``boundary_types`` of a result."""
     if not isinstance(types, Mapping):
         yield (
             f" returned {_show(types)} as boundary_types; a dict from names of nodes to"
@@ -113,5 +115,5 @@ def _faults_of_refusals(refusals: Any) -> Iterator[str]:
 
 
 def _show(value: Any) -> str:
-    """Return a value, shortened, with its type."""
+    """Return a value as text, cut to 80 characters, with its type."""
     return f"{value!r:.80} ({type(value).__name__})"

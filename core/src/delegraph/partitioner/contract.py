@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 class _DelegationSpec(NamedTuple):
+    """The fields of ``DelegationSpec``, which adds a constructor."""
+
     backend_id: str
     compile_specs: tuple[CompileSpec, ...]
 
@@ -45,8 +47,9 @@ class DelegationSpec(_DelegationSpec):
     def __new__(
         cls, backend_id: str, compile_specs: Sequence[CompileSpec] = ()
     ) -> DelegationSpec:
-        """``compile_specs`` becomes a tuple if it can be iterated; a wrong type is kept
-        for the later error.
+        """Make ``compile_specs`` a tuple.
+
+        A value that cannot be iterated is kept for the later error.
         """
         specs: Any = (
             tuple(compile_specs)
@@ -69,12 +72,13 @@ class Reason(str):
     the program, its inputs or an option. ``cause``: a key that users do not see.
     Refusals with the same cause are one row of the report, even with different texts.
     Refusals without a cause are one row if operator and text are the same. ``of``: the
-    operand with the problem; if that is refused for the same cause, both are in one
-    row. ``unless``: the change of ``of`` that would remove the problem. It is a dtype,
-    ``"static"`` for fixed sizes, or the lowest and the highest integer of an input. The
-    report then repeats the support check and shows how many more operators the backend
-    would take. ``instead``: another hint with another ``unless``. The report gives the
-    hint with which the backend takes the most operators, the first of several.
+    operand with the problem. If that operand is a call refused for the same cause, both
+    calls are in one row. ``unless``: the change of ``of`` that would remove the
+    problem: a dtype, ``"static"`` for fixed sizes, or the lowest and the highest
+    integer of an input. With it, the report repeats the support check and shows how
+    many more operators the backend would take. ``instead``: a reason with another
+    ``hint`` and another ``unless``. The report gives the hint with which the backend
+    takes the most operators; if several are equal, the first of them.
     """
 
     hint: str
@@ -127,9 +131,9 @@ class PartitionResult:
 
     A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``,
     or, for a constant that several partitions use, a tuple of such keys. Each of these
-    gets its own copy, and so does the host if the first entry is None.
-    ``boundary_types`` maps names of nodes to the dtype in which that value crosses into
-    or out of its delegate. ``refusals`` end up in the report.
+    partitions gets its own copy, and so does the host if the first entry is None.
+    ``boundary_types``: name of a node -> the dtype in which its value crosses into or
+    out of a delegate. ``refusals`` end up in the report.
     """
 
     tagged_exported_program: ExportedProgram
@@ -154,7 +158,7 @@ class Support(Protocol):
     def is_constant(self, node: Node) -> bool:
         """Return whether an accepted node computes a constant.
 
-        Each partition may then have its own copy.
+        If it does, each partition may have its own copy of the node.
         """
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
@@ -197,10 +201,11 @@ class Partitioner(ABC):
 
         None, the default, means that this is not known. The text has, for example,
         options, versions of other packages, and metadata of tracers that the
-        partitioner reads. It need not have the code of the partitioner's package and
-        the versions of delegraph and torch: the key of a cached answer has them. If the
-        user asks for a cache, answers with a fingerprint are cached. The program is
-        then written as bytes, which only pays if the answer takes far longer.
+        partitioner reads. The code of the partitioner's package and the versions of
+        delegraph and torch are not needed: the key of a cached answer has them. If the
+        user asks for a cache, it keeps the answers of a partitioner with a fingerprint.
+        Each look-up writes the program as bytes, so return a text only if ``partition``
+        takes far longer than that.
         """
         return None
 
@@ -208,8 +213,9 @@ class Partitioner(ABC):
         """Raise OptionError for a setting that fits none of ``programs``.
 
         An example is the name of an input that no program has. A lowering calls this
-        before it asks about the first program. ``programs``: method -> program, for all
-        methods of this partitioner; ``partition`` sees one of them at a time.
+        method before ``partition``. ``programs``: method -> program, for all
+        methods of this partitioner; ``partition`` sees one of them at a time. The
+        default accepts all settings.
         """
         return None
 
@@ -222,15 +228,16 @@ class Partitioner(ABC):
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that this backend wants whole, and a filter of nodes.
 
-        The filter returns whether a node is wanted whole; None keeps all nodes of the
-        operators.
+        The filter returns whether a node of these operators is wanted whole. None wants
+        all of these nodes whole. By default, no operator is wanted whole.
         """
         return [], None
 
     def transform_for_pre_decomposition(
         self, exported_program: ExportedProgram
     ) -> ExportedProgram:
-        """Transform the functional program before decomposition; only
-        ``to_edge_transform_and_lower`` calls this.
+        """Return the functional program, transformed before decomposition.
+
+        The default changes nothing. Only ``to_edge_transform_and_lower`` calls this.
         """
         return exported_program

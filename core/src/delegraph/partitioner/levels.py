@@ -57,6 +57,7 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     level: Levels = {}
     for unit in ordered:
         is_accepted = unit[0] in accepted
+        # the operands that have a level
         operands = [i for node in unit for i in node.all_input_nodes if i in level]
         # a step from an accepted operand to a refused unit raises the level by one
         highest = max(
@@ -68,10 +69,11 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
 
 
 def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise the ``level`` of accepted units to the lowest level of their users.
+    """Raise the level of accepted units to the lowest level of their users, in ``level``.
 
-    That is done if all users are accepted. A unit is then in one partition with the
-    first of its users, and fewer values cross between partitions.
+    Only a unit that has users, all accepted and with a level, is raised. The unit is
+    then in one partition with a user of the lowest level, and fewer values cross
+    between partitions.
     """
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
@@ -97,6 +99,8 @@ def group_by_level(
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
     """Return the connected parts of a group of units, in order of their first units."""
+    # Call -> a call of the same part. A call that is its own parent is the root of its
+    # part. Connecting two calls makes one root the parent of the other.
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:
