@@ -23,10 +23,10 @@ from .lowered_module import Argument, LoweredBackendModule
 def delegate_calls(
     program: ExportedProgram | GraphModule,
 ) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    """Yields each call of a delegate, with the delegate's module.
+    """Yield each call of a delegate, with the delegate's module.
 
-    First the calls in the graph, in graph order, then those in its subgraphs, at any
-    depth.
+    The calls in the graph come first, in graph order, then the calls in its subgraphs,
+    at any depth. A subgraph that is fetched several times counts once.
     """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
@@ -47,7 +47,7 @@ def merged_named_data(
 ) -> NamedDataStoreOutput:
     """Return the named data of all delegates of ``programs``, and ``own`` data.
 
-    ``own``: the caller's data by key. Equal contents are stored once, as in one file.
+    ``own``: key -> data of the caller. Equal contents are stored once, as in one file.
     Raises NamedDataError if one key has different data.
     """
     store = NamedDataStore()
@@ -72,12 +72,12 @@ class MethodPrograms:
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """Return the program of a method, with calls of its delegates.
 
-        Raises InputError if there is none of that name.
+        Raises InputError if no method has that name.
         """
         return self._programs[self._known(name)]
 
     def _known(self, name: str) -> str:
-        """Return ``name``, if there is a method of that name. Raises InputError if not."""
+        """Return ``name``. Raises InputError if no method has that name."""
         if name not in self._programs:
             raise InputError(
                 "input-invalid",
@@ -99,10 +99,10 @@ class DelegateInfo:
     """One delegate of a lowered program.
 
     ``name``: the attribute of the method's program that has the module. ``nodes``: the
-    operators that it replaces, as a report counts them: without calls that unpack
-    results or compute sizes. ``seconds``: seconds by step. ``compiled``: the origin of
-    the blob, if the lowering used a cache: compiled now, from the cache, or from an
-    equal delegate.
+    operators that the delegate replaces, as a report counts them: without calls that
+    unpack results or compute sizes. ``seconds``: step of the lowering -> its seconds.
+    ``compiled``: the origin of the blob, in words, if the lowering used a cache:
+    compiled now, from the cache, or equal to another delegate; "" without a cache.
     """
 
     method: str
@@ -114,6 +114,7 @@ class DelegateInfo:
 
     @property
     def backend_id(self) -> str:
+        """Return the name of the backend's class."""
         return self.module.backend_id
 
     @property
@@ -123,7 +124,10 @@ class DelegateInfo:
 
     @property
     def blob(self) -> bytes | Blob:
-        """Return the backend's blob in its own form; bytes once it was joined."""
+        """Return the backend's blob: a ``Blob``, or bytes.
+
+        If ``processed_bytes`` joined a ``Blob``, the bytes replace it.
+        """
         return self.module.blob
 
     @property
@@ -155,17 +159,15 @@ class DelegateInfo:
 
     @property
     def producer(self) -> str:
-        """Return the distribution of the backend and its version; "" if it is not
-        known.
-        """
+        """Return the backend's distribution and its version, or "" if not known."""
         return str(self.module.meta.get("producer", ""))
 
     @property
     def fingerprint(self) -> str:
         """Return the backend's text about everything that the blob depends on.
 
-        The program itself is not in it, but for example a compiler's version; "" if it
-        is not known.
+        The text has, for example, the version of a compiler, but not the program.
+        Returns "" if the backend has no fingerprint.
         """
         return str(self.module.meta.get("fingerprint", ""))
 

@@ -25,8 +25,8 @@ from ..io.lazy_blob import join
 class Argument:
     """One input or output of a delegate: a tensor or a Python number (``is_number``).
 
-    ``name``: its name in the program. ``dtype`` and ``shape``: those of the tensor, or
-    None for a number.
+    ``name``: the name of the value in the program. ``dtype`` and ``shape``: those of
+    the tensor, or None for a number.
     """
 
     name: str
@@ -37,8 +37,9 @@ class Argument:
     def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
         """Return the argument ``name`` with the recorded value ``val``.
 
-        ``dtype``: the dtype in which the value crosses the border between host and
-        delegate; None for its own.
+        ``dtype``: the dtype in which a tensor crosses the border between host and
+        delegate; None for the dtype of ``val``. If ``val`` is no tensor, the argument
+        is a number.
         """
         if not isinstance(val, torch.Tensor):
             return cls(name, None, None)
@@ -71,17 +72,17 @@ class LoweredBackendModule(torch.nn.Module):
     None if there is none. ``blob``: the backend's blob; ``processed_bytes`` joins it
     when it is first read.
 
-    It has no ``module_name``, on purpose: ``torch.export.save`` of a lowered program
-    must fail, because it would silently leave out the blob.
+    This class has no ``module_name``, on purpose: ``torch.export.save`` of a lowered
+    program must fail, because it would silently leave out the blob.
 
     ``inputs`` and ``outputs`` are the calling convention. They do not contain the
-    buffers that the delegate keeps (``state``): these are buffers of
+    buffers that the delegate keeps (``state``). These are buffers of
     ``original_module``, which returns their new values first, as mutations in its
-    signature. A runtime starts with their values in ``original_module`` at every load,
-    and keeps them between calls.
+    signature. At every load, a runtime starts with the values of these buffers in
+    ``original_module``. It keeps the new values between calls.
 
-    ``boundary_types``: value of the host's program by name -> the dtype in which it
-    crosses the border of a delegate.
+    ``boundary_types``: name of a value of the host's program -> the dtype in which the
+    value crosses the border of a delegate.
 
     A call of the module takes the inputs one by one and returns a tuple. If the module
     is a whole program, an entry point may set ``whole``. The module is then
@@ -119,16 +120,17 @@ class LoweredBackendModule(torch.nn.Module):
     ) -> None:
         """Store ``result`` of the backend's ``preprocess``.
 
-        Everything but blob and named data goes to ``meta``. ``producer``: the backend's
-        distribution and its version. ``fingerprint``: the result of the backend's
-        ``fingerprint``; None if it has none.
+        Blob and named data become attributes, and everything else goes to ``meta``.
+        ``producer``: the backend's distribution and its version. ``fingerprint``: the
+        result of the backend's ``fingerprint``.
         """
         self.blob = result.processed_bytes
         self.named_data_store_output = result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
         self.meta["fingerprint"] = fingerprint or ""
-        # ExecuTorch's name; a mapping becomes facts, too
+        # a field of ExecuTorch's ``PreprocessResult``; the entries of a mapping become
+        # facts, and facts of the same name replace them
         delegate_info = result._delegate_info_meta
         if delegate_info is not None:
             self.meta["_delegate_info_meta"] = delegate_info
@@ -146,7 +148,7 @@ class LoweredBackendModule(torch.nn.Module):
     def place(self) -> tuple[str, Iterable[Node]]:
         """Return the place for an error of the backend, and the partition's nodes.
 
-        The place has partition and method, as text.
+        The place is a text that names the partition and its method.
         """
         program = self.original_module.graph_module
         where = (
@@ -158,9 +160,9 @@ class LoweredBackendModule(torch.nn.Module):
     def processed_bytes(self) -> bytes:
         """Return the blob as bytes, as a ``.pte`` stores it.
 
-        It is empty while torch validates the program, which needs no blob. A blob of
-        several pieces is joined at the first read, and the bytes then replace it in
-        ``blob``.
+        A ``Blob`` is joined at the first read, and the bytes then replace it in
+        ``blob``. The result is empty while torch validates the program, which needs no
+        blob.
         """
         if is_validating():
             return b""
@@ -169,7 +171,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Return names of the buffers that the delegate keeps and writes."""
+        """Return the names of the buffers that the delegate keeps and writes."""
         specs = self.original_module.graph_signature.output_specs
         return tuple(str(s.target) for s in specs if s.kind in STATE_WRITES)
 
@@ -213,8 +215,8 @@ class LoweredBackendModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         """Return a copy that shares the blob, and all tensors except those of the state."""
-        # if ``memo`` has an object, ``deepcopy`` takes that instead of a copy: here the
-        # tensor itself
+        # ``memo``: id of an object -> its copy. A tensor that is its own copy is
+        # shared.
         for table in (self.original_module.state_dict, self.original_module.constants):
             for name, tensor in table.items():
                 if name not in self.state:

@@ -189,8 +189,8 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
 
     Tags of calls that only check something and stay on the host (``ON_HOST``), and of
     buffers that several methods share, are left out. ``valid``: has the tags that the
-    partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises ContractViolation for an unknown tag, or a tag on a node that cannot be
-    delegated.
+    partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises
+    ContractViolation for an unknown tag, or a tag on a node that cannot be delegated.
     """
     # the placeholders that may be tagged
     ownable = constant_placeholders(program) | set(written_values(program))
@@ -256,8 +256,8 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     """Return the partitions by tag, with calls, constants and boundary types.
 
-    Inputs, outputs and state are empty yet. Raises ContractViolation if a constant without copies ("no_copy") has a user outside
-    of its partition.
+    Inputs, outputs and state are empty yet. Raises ContractViolation if a constant
+    without copies ("no_copy") has a user outside of its partition.
     """
     dtypes = result.boundary_types
     partitions = {
@@ -342,8 +342,8 @@ def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """Return whether ``node`` is an output of its partition.
 
     It is an output if the host returns or stores its value, or if a user needs the
-    value and does not compute it itself. A call with several results is never an output: the nodes that unpack these
-    results are outputs.
+    value and does not compute it itself. A call with several results is never an
+    output: the nodes that unpack these results are outputs.
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]

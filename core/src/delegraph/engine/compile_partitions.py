@@ -75,8 +75,8 @@ class PartitionCompiler(NamedTuple):
         for item in work:
             spec = item.partition.spec
             backend = self.registry.installed(spec.backend_id)
-            # a partitioner may use the short name of a backend; from here on, the module
-            # has the name of the backend's class
+            # a partitioner may use the short name of a backend; from here on, the
+            # module has the name of the backend's class
             item.module.backend_id = backend.kind.__name__
             request = Request(
                 backend,

@@ -42,7 +42,8 @@ def flat_results(
     """Return the results of ``preprocess_multimethod`` as one list, in the order of
     ``programs``.
 
-    ``returned``: method -> its results, as the class ``backend`` returned them. Raises ContractViolation unless each method has as many results as programs.
+    ``returned``: method -> its results, as the class ``backend`` returned them. Raises
+    ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
     if isinstance(returned, Mapping):
@@ -52,7 +53,8 @@ def flat_results(
             for m, r in returned.items()
         }
     else:
-        # ``returned`` as text, for the error; cut, because it may have all bytes of blobs
+        # ``returned`` as text, for the error; cut, because it may have all bytes of
+        # blobs
         counts = f"{returned!r:.80}"
     if counts != wanted:
         text = (

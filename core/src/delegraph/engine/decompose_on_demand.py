@@ -144,9 +144,9 @@ class Decomposer:
         """Return ``program``, decomposed for a partitioner without a support check.
 
         Such a partitioner is asked about core ATen, and about the other operators that
-        ``partitioner`` or one of ``later`` keeps whole. If ``partitioner`` has a support
-        check, the program does not change. ``composites`` gets the calls that are
-        decomposed.
+        ``partitioner`` or one of ``later`` keeps whole. If ``partitioner`` has a
+        support check, the program does not change. ``composites`` gets the calls that
+        are decomposed.
         """
         decomposable = (
             []
@@ -175,8 +175,9 @@ class Decomposer:
         """Decompose calls of ``refused``, those that ``partitioner`` refuses.
 
         A call that one of ``later`` keeps is not decomposed. If ``partitioner`` has a
-        support check, neither is a call of which it takes no useful part. ``composites``
-        gets the calls that are decomposed. Returns whether there are any.
+        support check, neither is a call of which it takes no useful part.
+        ``composites`` gets the calls that are decomposed. Returns whether there are
+        any.
         """
         kept_later, _ = self._kept(program, later)
         unwanted = [n for n in refused if not kept_later(n)]
@@ -199,8 +200,9 @@ class Decomposer:
         The function returns whether one of ``partitioners`` keeps a call whole. Traces
         must not decompose the operators, because the partitioners are asked about them.
         They are the operators that partitioners without a support check list, and
-        ``LINEAR`` if one has a support check. Each support check begins with ``program``
-        here. If partitioners may fail, one that raises an exception keeps nothing.
+        ``LINEAR`` if one has a support check. Each support check begins with
+        ``program`` here. If partitioners may fail, one that raises an exception keeps
+        nothing.
         """
         keeps_by_partitioner: list[Keeps] = []
         whole: set[Any] = set()
@@ -226,8 +228,8 @@ class Decomposer:
     ) -> tuple[Keeps, Collection[Any]]:
         """Return a function and operators, as ``_kept`` does for several partitioners.
 
-        If ``partitioner`` has a support check, the check begins with ``program``, and is
-        asked about each call.
+        If ``partitioner`` has a support check, the check begins with ``program``, and
+        is asked about each call.
         """
         support = support_of(partitioner)
         work = AtWork(partitioner, "support check")
@@ -237,8 +239,9 @@ class Decomposer:
             listed = frozenset(operators)
 
             def is_listed(node: Node) -> bool:
-                """Return whether the call is kept; if ``wanted`` is None, each call of a
-                listed operator is.
+                """Return whether the call is kept.
+
+                If ``wanted`` is None, each call of a listed operator is kept.
                 """
                 return node.target in listed and (wanted is None or wanted(node))
 
@@ -343,8 +346,8 @@ class _KeepsByAsking:
             self._known[node] = False
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # also the contract of ``Support``: the check may need its own answer when
-                # it is asked about the users of ``node``
+                # also the contract of ``Support``: the check may need its own answer
+                # when it is asked about the users of ``node``
                 self._support.is_constant(node)
         return self._known[node]
 

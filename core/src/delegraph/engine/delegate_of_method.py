@@ -253,8 +253,8 @@ class _Build:
     def _add_constants(self) -> None:
         """Add the constants that the host passes to the delegate or returns.
 
-        The constants that the delegate owns must have been added before. If the delegate
-        owns a constant of the host, both are one.
+        The constants that the delegate owns must have been added before. If the
+        delegate owns a constant of the host, both are one.
         """
         # target of a constant that the delegate owns -> its placeholder
         own = {
@@ -349,7 +349,7 @@ class _Build:
         return new
 
     def _clone(self, value: Node) -> Node:
-        """Add a clone of ``value`` with its place in the model, and return the clone."""
+        """Add a clone of ``value``, with its place in the model, and return it."""
         name = f"{value.name}_copy"
         new = self.graph.create_node(
             "call_function", torch.ops.aten.clone.default, (value,), name=name
@@ -377,7 +377,8 @@ def _compiled(
     the backend if it fails.
     """
     module = delegate.module
-    # the program of the new module; the backend gets another one, since it may change it
+    # the program of the new module; the backend gets another one, since it may change
+    # it
     program = build()
     backend = registry.installed(module.backend_id)
     request = Request(

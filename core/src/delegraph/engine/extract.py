@@ -157,7 +157,7 @@ class _Build:
         )
 
     def _copy(self, node: Node) -> None:
-        """Add a copy of ``node``, which is no placeholder, to the graph and to ``env``."""
+        """Add a copy of ``node``, no placeholder, to the graph and to ``env``."""
         self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
         new.meta.pop("delegation_tag", None)
 

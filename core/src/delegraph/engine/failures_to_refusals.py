@@ -59,7 +59,7 @@ def log(failure: DelegraphError) -> None:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Log ``error``, and return the reason for the calls that are refused because of it.
+    """Log ``error``, and return the reason for calls that are refused because of it.
 
     A partitioner or its support check raised ``error`` about these calls.
     """

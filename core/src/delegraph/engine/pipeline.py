@@ -109,9 +109,9 @@ class Journal:
 class Findings:
     """The material of the report, besides the programs.
 
-    ``delegates``: those of all methods and backends. ``reasons``: method -> why backends refused operators. ``given_back``: partitions
-    that compilers refused. ``checks``: method and backend -> the support check, if the
-    report may repeat it.
+    ``delegates``: those of all methods and backends. ``reasons``: method -> why
+    backends refused operators. ``given_back``: partitions that compilers refused.
+    ``checks``: method and backend -> the support check, if the report may repeat it.
     """
 
     delegates: list[DelegateInfo] = field(default_factory=list)

@@ -1,9 +1,9 @@
 """Takes partitions that a compiler refused out of their plans.
 
 A backend states which operators it takes before anything is compiled. Its compiler may
-still fail on a partition, or find that it does not fit the device. The operators of the
-partition then stay on the host, and the next backends are asked about them. Parts of
-the partition that compile replace it.
+still fail on a partition, or find that the partition does not fit the device. If parts
+of the partition compile, these parts replace it. The other operators stay on the host,
+and the next backends are asked about them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     """Take the partitions of ``refused`` out of ``plan``; their ``kept`` parts replace
     them.
 
-    All of ``refused`` belong to ``plan``. Changes the tags, refusals and order of
-    ``plan``, and its program: calls that were decomposed for the compiler that refused
-    them are restored.
+    All of ``refused`` belong to ``plan``. Changes partitions, tags, providers, refusals
+    and units of ``plan``, and its program: a decomposed call of which no part is
+    delegated any more is restored.
     """
     if not refused:
         return
@@ -39,7 +39,8 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     tags_left = {node: _tags_left(node, tags, gone) for node, tags in plan.tags.items()}
     plan.tags = {node: tags for node, tags in tags_left.items() if tags}
     _tag(plan, kept)
-    # the first tag names the partition that returns the value, or is None for the host
+    # the first tag of a call names the partition that returns its value, or is None for
+    # the host
     by_tag = {partition.tag: partition for partition in plan.partitions}
     calls = (
         (node, tags[0]) for node, tags in plan.tags.items() if node.op != "placeholder"
@@ -47,8 +48,8 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     plan.provider = {node: by_tag[tag] for node, tag in calls if tag is not None}
     for one in refused:
         plan.refusals += _refusals(one, plan.tags)
-    # Calls that were decomposed for this compiler alone are restored, for the next
-    # backend and for eager PyTorch.
+    # the next backend and the host get restored calls instead of their parts; parts
+    # with a boundary type stay
     named = {n.name for p in plan.partitions for n in p.boundary}
     plan.refusals = plan.composites.restore(plan.tags, named, plan.refusals)
     for partition in plan.partitions:
@@ -61,13 +62,15 @@ def _tags_left(
 ) -> tuple[str | None, ...]:
     """Return the ``tags`` of ``node`` without the partitions in ``gone``.
 
-    Only a call on constants has several tags: each partition computes it by itself. If
-    it loses one of them, the host computes it as well, so None becomes its first tag.
-    The other partitions are compiled already, so none of them can get another output to
-    provide the value. A placeholder is not computed, and never gets None.
+    Only a constant has several tags. If a call on constants loses some of its
+    partitions, the host computes the call as well, so None becomes its first tag. The
+    remaining partitions are compiled already, so none of them can get another output to
+    provide the value. If no partition remains, the result is empty. A placeholder is
+    not computed, and never gets None.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    # shorter also if None was among the tags: then the host goes on computing the call
+    # ``remaining`` is also shorter if None was among the tags: the host then computes
+    # the call as before
     for_host_too = node.op != "placeholder" and len(remaining) < len(tags)
     return (None, *remaining) if remaining and for_host_too else remaining
 
@@ -75,17 +78,18 @@ def _tags_left(
 def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
     """Add the tags of ``parts`` to ``plan``.
 
-    Parts have no outputs for constants. So if something without a copy needs a call on
-    constants of a part, the host computes that call as well.
+    Parts have no outputs for calls on constants. If the host, or a partition without a
+    copy, needs such a call of a part, the host computes the call as well.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
             plan.tags[node] = (*plan.tags.get(node, ()), part.tag)
     returned = {node for part in parts for node in part.outputs}
-    copied = {node for part in parts for node in part.nodes if node not in returned}
+    # the calls of parts that are no outputs, among them all calls on constants
+    not_returned = {n for part in parts for n in part.nodes if n not in returned}
     for node in reversed(plan.program.graph.nodes):  # users come first
         if (
-            node in copied
+            node in not_returned
             and plan.tags[node][0] is not None
             and _is_needed_elsewhere(node, plan.tags)
         ):
@@ -93,18 +97,23 @@ def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
 
 
 def _is_needed_elsewhere(node: Node, tags: Tags) -> bool:
-    """Return whether the host, or a partition without a copy of ``node``, uses it."""
+    """Return whether the host, or a partition without a copy of it, uses ``node``."""
+    # the tags of each user; a user without tags is on the host
     users = (tags.get(user, (None,)) for user in node.users)
     return any(None in of_user or not {*of_user} <= {*tags[node]} for of_user in users)
 
 
 def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
-    """Return the refusals of the calls of a partition that the host computes now."""
+    """Return the refusals of the partition's operators that the host computes now.
+
+    ``tags``: those of the plan, without the refused partition.
+    """
     reasons = {
         node: work.not_compiled
         for work in refused.refused
         for node in work.partition.nodes
     }
+    # for a call on constants, which is in no refused part by itself
     default = (
         refused.refused[-1].not_compiled
         if refused.refused
@@ -119,9 +128,9 @@ def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
 
 
 def _reason(why: Refused | None) -> Reason:
-    """Return the reason for the operators of a refused partition.
+    """Return the reason for the operators of a partition that was refused for ``why``.
 
-    Its ``cause`` makes equal reasons one row of the report.
+    The ``cause`` of the reason makes equal reasons one row of the report.
     """
     assert why is not None
     verb = "failed on" if why.has_failed else "refused"

@@ -20,13 +20,15 @@ def repeatable_check(
     """Return the support check that led to ``plan``; None if nothing can be predicted.
 
     A prediction needs a refusal with ``Reason.unless``, and no subgraph on the host.
-    ``not_compiled``: calls that the partitioner takes and the compiler refuses.
+    ``not_compiled``: calls that the partitioner takes and the compiler refuses. The
+    predictions count these calls as refused.
     """
     reasons = [refusal.reason for refusal in plan.refusals]
     if plan.inner or all(getattr(why, "unless", None) is None for why in reasons):
         return None
 
     def refused(program: ExportedProgram) -> frozenset[int]:
+        """Return the debug handles of the refused calls; may decompose calls."""
         refusals = Decomposer().ask(program, partitioner).result.refusals
         nodes = [*not_compiled, *(refusal.node for refusal in refusals)]
         return frozenset(map(handle_of, nodes))

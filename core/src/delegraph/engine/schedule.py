@@ -25,7 +25,7 @@ from .partition_records import Partition, Plan, Unit
 def order(plan: Plan) -> list[Unit]:
     """Return the host's nodes and the partitions, each after the ones that it needs.
 
-    Where there is a choice, they are in graph order. Calls that draw random numbers
+    Units that do not need each other are in graph order. Calls that draw random numbers
     keep graph order if partitions allow that. Raises ContractViolation, with the path,
     if a partition would need its own result.
     """
@@ -44,12 +44,12 @@ def order(plan: Plan) -> list[Unit]:
         return position[id(plan.provider.get(node, node))]
 
     # From here on, a unit (a partition, or a node of the host) is the position of its
-    # first node; of several units that may run next, the one with the smallest position
-    # does. ``needs``: unit -> the units that have to run before it.
+    # first node. If several units may run next, the unit with the smallest position
+    # runs. ``needs``: unit -> the units that have to run before that unit.
     needs = {
         k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()
     }
-    # each unit that draws random numbers also needs the one that draws before it
+    # each unit that draws random numbers also needs the unit that draws before
     drawing = dict.fromkeys(
         position_of(n) for n in nodes if n.op == "call_function" and draws(n)
     )
@@ -59,8 +59,8 @@ def order(plan: Plan) -> list[Unit]:
     try:
         positions = sort_by_needs(needs_with_draws)
     except CycleError:
-        # no order of whole partitions keeps the order of the draws: ``random_notes``
-        # reports it
+        # no order of whole partitions keeps the order of the draws; ``random_notes``
+        # reports the changed order
         positions = _sort_or_raise(needs, units)
     return [units[k] for k in positions]
 
@@ -72,7 +72,7 @@ def _sort_or_raise(
     try:
         return sort_by_needs(needs)
     except CycleError as e:
-        path = [units[k] for k in e.args[1]]  # argument 1 of the error is the cycle
+        path = [units[k] for k in e.args[1]]  # the second argument is the cycle
         names = [
             f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name
             for unit in path
@@ -91,15 +91,16 @@ def _computed_inputs(unit: Unit) -> list[Node]:
 def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
     """Return the keys of ``needs``, each after the keys that it needs.
 
-    Where there is a choice, the smallest key comes first.
+    If several keys may come next, the smallest comes next. Raises CycleError if a key
+    needs itself, directly or through others.
     """
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     ready: list[int] = []
     result: list[int] = []
     while sorter.is_active():
-        # a heap of the keys that are ready: the smallest comes next, and may make others
-        # ready
+        # ``ready`` is a heap. Its smallest key comes next, which may make keys ready
+        # that need it.
         for k in sorter.get_ready():
             heapq.heappush(ready, k)
         result.append(heapq.heappop(ready))
@@ -119,8 +120,8 @@ def random_notes(
 ) -> Iterator[str]:
     """Yield notes for the report about random numbers that differ from eager's.
 
-    torch draws them from one generator in the order of the calls. They differ if a
-    delegate draws by itself, or if the order of the calls changed.
+    Eager PyTorch draws all numbers from one generator, in the order of its calls. The
+    numbers differ if a delegate draws by itself, or if the order of the calls changed.
     """
     for delegate in delegates:
         if any(map(draws, delegate.nodes)):

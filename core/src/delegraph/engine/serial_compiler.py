@@ -116,7 +116,7 @@ class _Given:
         self.extract()
 
     def extract(self) -> None:
-        """Get a fresh program, because a failed call may have rewritten the last one."""
+        """Get a fresh program; a failed call may have rewritten the last one."""
         self.program = self.request.extract()
         self.before = Snapshot(self.program)
         self.handles = handles_of(self.program)

@@ -23,13 +23,14 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     of delegates.
 
     A delegated check that moves to the host is marked (``ON_HOST``), so that no
-    partition gets it when the program is planned again. A dropped check is erased.
-    Returns whether the program must be planned again, and a note for the report (""
-    without dropped checks).
+    partition gets the check when the program is planned again. A dropped check is
+    erased from the program. Returns whether the program must be planned again, and a
+    note for the report. The note is "" if no assertion was dropped.
     """
     graph = plan.program.graph
     checks = find_checks(graph)
     dropped = _uncomputable(plan, checks)
+    # delegated checks that the host computes from now on
     moved = checks.intersection(plan.tags) - dropped
     for node in moved:
         node.meta[ON_HOST] = True
@@ -39,9 +40,13 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
 
 
 def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
-    """Return the checks that the host cannot compute, and those that only serve them."""
+    """Return the checks that the host cannot compute.
+
+    Calls that only compute operands of these checks are among them.
+    """
     provider = plan.provider
-    # delegated values that nothing outside of their own delegate uses, but for checks
+    # the values that no delegate returns: apart from checks, only calls of the same
+    # delegate use them
     hidden = {
         value
         for value, own in provider.items()
@@ -53,15 +58,18 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
     for node in in_order:
         if any(used in dropped or used in hidden for used in node.all_input_nodes):
             dropped.add(node)
-    for node in reversed(in_order):
-        # it only served dropped checks
+    for node in reversed(in_order):  # users come first
+        # an operand that only dropped checks use
         if node.target not in ASSERTIONS and dropped.issuperset(node.users):
             dropped.add(node)
     return dropped
 
 
 def _note(assertions: Sequence[Node]) -> str:
-    """Return the note about dropped ``assertions``, which are in graph order."""
+    """Return the note about dropped ``assertions``, which are in graph order.
+
+    Returns "" if there are none.
+    """
     # the user's lines, each once; None for an unknown line
     lines = dict.fromkeys(map(line_of, assertions))
     if not lines:

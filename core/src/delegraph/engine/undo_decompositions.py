@@ -1,10 +1,11 @@
 """Restores calls that were decomposed although the partitioner takes none of their
 parts.
 
-A partitioner that only tags cannot be asked about single operators, so it sees them
-decomposed. If it takes no part of one, the host calls it whole, as eager PyTorch does.
-A partitioner with a support check is asked before anything is decomposed, and never
-leaves such operators behind.
+A partitioner without a support check cannot be asked about single operators, so it gets
+a program with decomposed operators. If it takes no part of an operator, the host calls
+the operator whole, as eager PyTorch does. A partitioner with a support check is asked
+before anything is decomposed. So its calls are restored only if their parts
+are refused later, for example by a compiler.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from ..partitioner import Refusal
 class Composite:
     """A call that was decomposed, and its parts.
 
-    ``parts``: the calls that replaced it. ``single``: it returns one value, not a
-    tuple. ``results``: position of a result that is used -> the part that computes it.
+    ``target``, ``args``, ``kwargs``, ``meta`` and ``name``: those of the call, an
+    ``fx.Node``. ``single``: the call returns one value, not a tuple. ``parts``: the
+    calls that replaced the call. ``results``: position of a result that is used -> the
+    part that computes the result.
     """
 
     target: Any
@@ -47,16 +50,16 @@ class Composites:
     """
 
     def __init__(self) -> None:
-        """No call was decomposed yet."""
+        """Begin without decomposed calls."""
         self._decomposed: list[Composite] = []
         self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember a decomposition that is about to replace its call."""
+        """Remember a decomposition. Must be called before ``inlining.commit()``."""
         node = inlining.node
         parts = list(inlining.inserted())
-        # the nodes that are replaced -> the position of the result that they have: the
-        # call, or those that unpack it
+        # node with a result of the call -> the position of that result. The call itself
+        # has its only result; otherwise the calls that unpack it have the results.
         positions: dict[Node, Any] = (
             {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         )
@@ -65,8 +68,8 @@ class Composites:
         self._replaced_by |= {
             n: results[k] for n, k in positions.items() if isinstance(results[k], Node)
         }
-        # A result may be an operand of the call itself and no part. Such a call is not
-        # remembered: it stays decomposed.
+        # A result may be an operand of the call, and no part. Such a call is not
+        # remembered, so it stays decomposed.
         if parts and all(result in parts for result in results.values()):
             composite = Composite(
                 node.target,
@@ -88,15 +91,17 @@ class Composites:
     ) -> list[Refusal]:
         """Restore the calls without a delegated part, and return the new refusals.
 
-        ``taken``: the nodes that partitions compute. ``named``: names of nodes for
-        which a partitioner asked for a boundary type. ``refusals``: those for the
-        decomposed graph. If parts of a restored call were refused, the call gets one
-        refusal instead.
+        Only calls that ``_can_be_whole`` are restored. ``taken``: the nodes that
+        partitions compute. ``named``: names of nodes for which a partitioner asked for
+        a boundary type. ``refusals``: those for the decomposed graph. Refusals of
+        erased parts are left out. If there were any for a call, the restored call gets
+        one refusal instead.
         """
         refusal_of = {r.node: r for r in refusals}
         erased: set[Node] = set()
-        refused: list[Refusal] = []
-        # a part may be erased meanwhile, because it was decomposed in turn
+        new_refusals: list[Refusal] = []
+        # without calls that have an erased part: that part was decomposed in turn, or
+        # the call is restored already
         intact = [
             c for c in self._decomposed if not any(part._erased for part in c.parts)
         ]
@@ -107,13 +112,13 @@ class Composites:
                 erased.update(composite.parts)
                 first = _first_refusal(composite, refusal_of)
                 if first is not None:
-                    refused.append(Refusal(call, first.reason))
-        return [*(r for r in refusals if r.node not in erased), *refused]
+                    new_refusals.append(Refusal(call, first.reason))
+        return [*(r for r in refusals if r.node not in erased), *new_refusals]
 
     def now(self, node: Node) -> Node:
         """Return the node that has the value of ``node`` now.
 
-        Its call may have been decomposed or restored.
+        That is another node if the call was decomposed or restored, else ``node``.
         """
         while node in self._replaced_by:
             node = self._replaced_by[node]
@@ -124,9 +129,10 @@ class Composites:
     ) -> bool:
         """Return whether a call can be restored.
 
-        It can if no part is delegated, nothing outside uses an inner part, and every
-        result needs every computed operand. Otherwise a delegate could lie between two
-        parts: it would use one result and compute an operand of another.
+        It can if no part is delegated, no part has a boundary type, only parts use the
+        parts that are no results, and every result needs every computed operand. If a
+        result did not need some operand, a delegate could lie between two parts: the
+        delegate would use this result and compute the operand.
         """
         parts = composite.parts
         if any(part in taken or part.name in named for part in parts):
@@ -142,8 +148,8 @@ class Composites:
         }
         if any(n._erased for n in computed_operands):
             return False
-        # From each result, walk back through parts, and one step beyond them: that has
-        # to reach every operand.
+        # walk back from each result, through parts and one step beyond: the walk has to
+        # reach every computed operand
         return all(
             computed_operands
             <= reachable([result], lambda n: n.all_input_nodes if n in inside else ())
@@ -151,11 +157,10 @@ class Composites:
         )
 
     def _put_together(self, composite: Composite) -> Node:
-        """Insert the call before its parts, replace and erase the parts, and return the
-        call.
+        """Replace the parts by the call, erase the parts, and return the call.
 
-        The call has its old name and metadata. Its operands are the old ones, or the
-        nodes that have their values now.
+        The call has its old name and metadata. Its operands are the nodes that have the
+        values of the old operands now.
         """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
@@ -187,10 +192,10 @@ def _operands(composite: Composite) -> list[Node]:
 def _first_refusal(
     composite: Composite, refusal_of: dict[Node, Refusal]
 ) -> Refusal | None:
-    """Return the refusal of the first refused part, or None.
+    """Return the refusal of the first refused part; None if no part was refused.
 
-    Parts that return tensors come first, because a reason about a size helps a user
-    less.
+    Parts that return tensors come before parts that compute sizes, because a reason
+    about a size helps a user less.
     """
     refused = [part for part in composite.parts if part in refusal_of]
     refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))

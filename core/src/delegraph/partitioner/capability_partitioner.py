@@ -330,9 +330,9 @@ class _Search:
     def _is_constant(self, node: Node) -> bool:
         """Return whether every partition can compute ``node`` by itself.
 
-        The support check must answer that ``node`` computes a constant, and each operand
-        that is a call must be a constant call. For example, ``zeros_like(y)`` has a
-        constant value, but a partition needs ``y`` to compute it.
+        The support check must answer that ``node`` computes a constant, and each
+        operand that is a call must be a constant call. For example, ``zeros_like(y)``
+        has a constant value, but a partition needs ``y`` to compute it.
         """
         if node.target is operator.getitem:
             return node.args[0] in self.constant_calls
@@ -343,9 +343,9 @@ class _Search:
         """Refuse the calls in ``reasons``, with the calls that unpack their results.
 
         If a call unpacks a result, the call that returns the result is refused as well.
-        Updates ``refused`` and ``constant_calls``. ``final``: the refused calls must not
-        be decomposed either. Raises ContractViolation for a node that is no accepted
-        call: without progress, the search would not end.
+        Updates ``refused`` and ``constant_calls``. ``final``: the refused calls must
+        not be decomposed either. Raises ContractViolation for a node that is no
+        accepted call: without progress, the search would not end.
         """
         for node, why in reasons.items():
             self._expect_refusal(node, why)

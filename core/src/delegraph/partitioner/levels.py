@@ -69,7 +69,7 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
 
 
 def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise the level of accepted units to the lowest level of their users, in ``level``.
+    """Raise accepted units to the lowest level of their users, in ``level``.
 
     Only a unit that has users, all accepted and with a level, is raised. The unit is
     then in one partition with a user of the lowest level, and fewer values cross
