@@ -47,8 +47,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
     and end the process.
 
     ``make_parser``: function that returns the parser for the complete words of the
-    line. ``_ARGCOMPLETE`` is the number of words before the command: that of the
-    program's name.
+    line. ``_ARGCOMPLETE`` is the number of words up to the program's name, inclusive.
     """
     line, point, start = (
         os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE")
@@ -107,10 +106,12 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
     An option with choices, or of type bool, gets a candidate for each value.
     """
-    # a list, or a str for commands that take a single --backend
     names = getattr(parsed_args, "backend", None) or _backend_names()
+    # for commands that take a single --backend, the value is a str
+    if isinstance(names, str):
+        names = [names]
     for info in default_registry().backends():
-        if info.name in ([names] if isinstance(names, str) else names):
+        if info.name in names:
             for option in info.spec.options:
                 values = (
                     ("true", "false")

@@ -206,12 +206,14 @@ class Attempt(LoweringResult):
         """Return the text that is printed: the report, and the names of written
         files.
         """
-        lines = [] if self.report is None else [TextReport.render(self).rstrip()]
-        lines += (
-            [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
-        )
+        lines = []
+        if self.report is not None:
+            lines.append(TextReport.render(self).rstrip())
+        if self.output is not None:
+            lines.append(f"wrote {self.output} ({self.bytes} bytes)")
         # the user knows the path of a single report; some formats write several files
-        lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
+        if len(self.reports) > 1:
+            lines.append(f"wrote {', '.join(self.reports)}")
         return "\n".join(lines)
 
 

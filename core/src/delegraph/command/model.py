@@ -400,7 +400,8 @@ def _find_function(
         if not n.startswith("_") and _can_be_called_without_arguments(f)
     ]
     only = fitting if len(fitting) == 1 else []
-    for candidate in [name] if name else ["model", path.stem, *only]:
+    candidates = [name] if name else ["model", path.stem, *only]
+    for candidate in candidates:
         if candidate in functions:
             return functions[candidate]
     known = f"it has {', '.join(fitting)}" if fitting else "it has none"

@@ -88,14 +88,12 @@ def _requirement_with_module(module: str) -> str | None:
     except metadata.PackageNotFoundError:  # delegraph runs from its sources
         return None
     distribution = module.partition(".")[0].replace("_", "-").lower()
-    return next(
-        (
-            text
-            for text in requirements
-            if re.split(r"[^\w.-]", text)[0].lower() == distribution
-        ),
-        None,
-    )
+    for requirement in requirements:
+        # the name ends before the version or the extra
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if name.lower() == distribution:
+            return requirement
+    return None
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
@@ -212,7 +210,7 @@ def output_path(text: str) -> Path:
 
     While a command runs, descriptor 1 is stderr, and the original stdout has another
     descriptor (``cli.native_output``). So for ``/dev/stdout`` this returns the path of
-    that other descriptor. While arguments are parsed, ``sys.stdout`` has it.
+    that other descriptor. While arguments are parsed, ``sys.stdout`` has that descriptor.
     """
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
         # suppressed: sys.stdout is closed, or replaced by an object that is no file

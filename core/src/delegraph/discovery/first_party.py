@@ -88,9 +88,8 @@ def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
     whole files, or "flags" for flags of compilers. Backends are found by their name and
     by their id.
     """
-    return _providers().get(
-        (kind if isinstance(kind, str) else _GROUPS.get(kind, ""), name)
-    )
+    group = kind if isinstance(kind, str) else _GROUPS.get(kind, "")
+    return _providers().get((group, name))
 
 
 def names_of_backends() -> dict[str, Provider]:

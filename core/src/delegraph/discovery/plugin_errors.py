@@ -134,6 +134,7 @@ class AtWork:
         if error.raised_by is None:
             error.raised_by = self.text
             error.node = error.node or node
+            # without a node, the source stays None
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -194,7 +195,8 @@ def _node_argument(error: BaseException) -> Any:
             if type(v).__module__ == "torch.fx.node"
         )
         calls = [n for n in nodes if getattr(n, "op", None) == "call_function"]
-        node = calls[0] if len(calls) == 1 else node
+        if len(calls) == 1:
+            node = calls[0]
     return node
 
 

@@ -729,7 +729,8 @@ class Registry:
 
     def _read_object(self, plugin: Any, name: str) -> PluginRecord:
         """Return the record of ``plugin``, an object with hooks. Raises PluginBroken if
-        the object has no hooks or they declare nothing, and PluginDefect for wrong ones.
+        the object has no hooks or they declare nothing, and the errors of
+        ``read_declarations``.
         """
         record = PluginRecord(name, IN_PROCESS, "", repr(plugin))
         # each object gets a manager of its own, because objects that are registered

@@ -46,9 +46,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
             # a regular file or none; ``_replace`` also handles hard links and owners
             _replace(Path(os.path.realpath(target)), old, content)
         else:  # a device, a pipe or a descriptor of this process is written in place
-            with open(
-                target if descriptor is None else os.dup(descriptor), "wb"
-            ) as file:
+            # a copy of the descriptor, because the end of the block closes it
+            opened: Path | int = target if descriptor is None else os.dup(descriptor)
+            with open(opened, "wb") as file:
                 _write_content(content, file)
     except OSError as e:
         raise _write_error(target, e.strerror or str(e)) from e
@@ -66,6 +66,7 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
         old = _status(target)
     except OSError as e:
         raise _write_error(target, e.strerror or str(e)) from e
+    # the folder in which the file is replaced: a link's own folder does not matter
     folder = (
         Path(os.path.realpath(target)).parent if target.is_symlink() else target.parent
     )
@@ -100,7 +101,8 @@ def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
     # 1 and 2 are stdout and stderr
-    for descriptor in (int(match[1]),) if match else (1, 2):
+    candidates = [int(match[1])] if match else [1, 2]
+    for descriptor in candidates:
         # suppressed: the descriptor is closed
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), status):

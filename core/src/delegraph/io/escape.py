@@ -31,11 +31,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     Characters that do not print, such as line breaks, are escaped.
     """
     shown = [[printable(cell) for cell in row] for row in rows]
-    widths = (
-        [max(len(row[k]) for row in shown) for k in range(len(shown[0]))]
-        if shown
-        else []
-    )
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in shown
