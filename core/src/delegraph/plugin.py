@@ -64,8 +64,8 @@ class OptionSpec:
     """One option of a backend: ``options={"<backend>": {"<name>": value}}`` or
     ``--option <backend>.<name>=value``.
 
-    ``type``: str, int, float, bool, or list for a list of texts; text from the command
-    line is converted to it, where commas separate the entries of a list. ``default``:
+    ``type``: str, int, float, bool, or list for a list of texts. Text from the command
+    line is converted to this type; commas separate the entries of a list. ``default``:
     None leaves the value to the partitioner. ``choices``: the allowed values; empty
     allows all.
     """
@@ -91,11 +91,11 @@ class OptionSpec:
             )
 
     def accepts(self, value: Any) -> bool:
-        """Return whether ``value`` has the option's type and is one of its choices, if
-        it has any.
+        """Return whether ``value`` has the option's type and, if the option has
+        choices, is one of them.
 
-        An int counts as a float. A bool counts as a bool only, although it is an int
-        for Python. A list is one of texts; a tuple is taken as well.
+        An int counts as a float. A bool counts only as a bool, although Python has it
+        as an int. A list or tuple must have texts only; choices do not apply to it.
         """
         if self.type is list:
             return isinstance(value, (list, tuple)) and all(
@@ -127,7 +127,9 @@ class FlagSpec(OptionSpec):
 
 
 class _WithTarget:
-    """Each kind of declaration has this field at a position of its own."""
+    """Declares the type of ``target``. The kinds of declarations declare the field
+    again, each at a position of its own.
+    """
 
     target: str
 
@@ -139,13 +141,13 @@ class Declaration(_WithTarget):
 
     Each kind of declaration is a subclass. Its class variables are all that discovery
     knows about the kind. ``noun``: the name of such an object in texts. ``key_field``:
-    the field that has its name. ``base``: the class that it must be a subclass of; ""
-    for any. ``rule``: a further rule for it, which errors quote. ``alone``: it is
-    useful without a backend. ``without``: the use that remains if a required module is
-    missing.
+    the field that has the object's name. ``base``: the class of which the object must
+    be a subclass; "" for any object. ``rule``: a further rule for the object, which
+    errors quote. ``alone``: the object is useful without a backend. ``without``: the
+    use that remains if a required module is missing.
 
     ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that
-    must be importable for it. ``install_hint``: how to install these.
+    must be importable for the object. ``install_hint``: how to install these modules.
     """
 
     noun: ClassVar[str]
@@ -161,8 +163,8 @@ class Declaration(_WithTarget):
     def __post_init__(self) -> None:
         """Check the fields, and convert lists to tuples.
 
-        Raises ValueError or TypeError. The traceback shows the author the wrong
-        declaration.
+        Raises ValueError for a wrong text, TypeError for a field that is no tuple or
+        list. The traceback shows the author the wrong declaration.
         """
         for field in fields(self):
             if field.name in _FORMS:
@@ -197,17 +199,17 @@ class Declaration(_WithTarget):
         yield asked
 
     def why_not(self, found: Any) -> str | None:
-        """Return why the imported object of ``target`` is not of the declared kind;
-        None if it is.
+        """Return why ``found``, the imported object of ``target``, is not of the
+        declared kind; None if it is.
 
-        The caller has checked that it is a subclass of ``base``.
+        The caller has checked that ``found`` is a subclass of ``base``.
         """
         return None if callable(found) else "cannot be called"
 
 
 class OfBackend(Declaration):
     """Base class of declarations for a backend, which may be another distribution's.
-    Their key is its name.
+    Their key is the name of the backend.
     """
 
     key_field = "backend"
@@ -218,8 +220,8 @@ class OfBackend(Declaration):
 
 
 class BySuffix(Declaration):
-    """Base class of declarations that a file's name chooses, by its longest declared
-    suffix, in any case.
+    """Base class of declarations that a file's name chooses: the declaration of the
+    longest suffix of the name. Upper and lower case are equal.
     """
 
     key_field = "suffix"
@@ -247,12 +249,13 @@ class BackendTraits:
     """Properties of a backend that few backends have, for ``BackendSpec.traits``.
 
     ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower``
-    always runs it in another one. This needs ``delegraph-workers``.
+    always runs the compiler in another process. This needs ``delegraph-workers``.
 
     ``checksum=False``: the runtime may not notice changed bytes of a blob.
     ``known_differences``: operators that differ from eager on NaN, infinity or integers
     at the ends of their range, as ``(("aten.gelu.default", "of infinity is NaN"),)``.
-    Spaces separate several operators of one text. ``delegraph check`` uses both.
+    Spaces separate several operators of one text. ``delegraph check`` reads
+    ``checksum`` and ``known_differences``.
 
     ``composes``: distributions that influence the compiled blob, besides the backend's
     own, delegraph and torch. A cached result is used only with the same versions of
@@ -268,7 +271,9 @@ class BackendTraits:
     independent_of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Convert lists to tuples. Raises TypeError for other values."""
+        """Convert lists to tuples. Raises TypeError for values of other types, for an
+        unknown name in ``independent_of``, and for a difference that is no pair.
+        """
         for field in ("known_differences", "composes", "independent_of"):
             _as_tuple(self, field)
         if not {*self.independent_of} <= {"torch", "delegraph"}:
@@ -286,7 +291,7 @@ class BackendSpec(Declaration):
     """A backend; ``target`` is its class.
 
     ``name``: short name. ``backend_id``: name of the class, which program files store.
-    ``api``: version of the plugin API for which it was written.
+    ``api``: version of the plugin API for which the backend was written.
 
     ``default=True``: use this backend if several are installed and the user names none.
     If several of these are declared as default, the user has to choose.
@@ -308,7 +313,9 @@ class BackendSpec(Declaration):
     traits: BackendTraits = BackendTraits()
 
     def __post_init__(self) -> None:
-        """As ``Declaration.__post_init__``, and check the type of ``api``."""
+        """Check the fields as ``Declaration.__post_init__`` does, and the type of
+        ``api``. Raises TypeError if ``api`` is not an int.
+        """
         super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(
@@ -316,8 +323,8 @@ class BackendSpec(Declaration):
             )
 
     def why_not(self, found: Any) -> str | None:
-        """Return why ``found``, the imported class, is not the declared backend: it has
-        another name. None if it is.
+        """Return why ``found``, the imported class, is not the declared backend; None
+        if the name of the class is ``backend_id``.
         """
         name = found.__name__
         return None if name == self.backend_id else self.wrong_id(name)
@@ -340,9 +347,9 @@ class RemoteBackendSpec(BackendSpec):
     ``installed()`` returns a JSON value that describes the installed code, for the keys
     of caches.
 
-    ``origin``: (distribution, version) that have the backend; reports and files name
-    it. ``location``: the environment, and the setting that names it; listings and
-    errors quote it. ``unusable``: why the environment cannot be used; "" if it can.
+    ``origin``: (distribution, version) with the backend, for reports and files.
+    ``location``: the environment, and the setting that names the environment, for
+    listings and errors. ``unusable``: why the environment cannot be used; "" if it can.
     """
 
     origin: tuple[str, str] | None = None
@@ -355,7 +362,7 @@ class PartitionerSpec(OfBackend):
     """A partitioner of ``backend`` (a short name). Its class is called with the
     backend's options as keyword arguments.
 
-    ``default``: use it if the backend has several.
+    ``default``: use this partitioner if the backend has several.
     """
 
     noun = "partitioner"
@@ -409,8 +416,8 @@ class FormatSpec(BySuffix):
     ``delegraph.formats.ProgramFormat``.
 
     ``runtimes``: names of the runtimes that the format's ``load_in`` accepts.
-    ``folder=True``: files of the format are folders, like packages of macOS; ``write``
-    makes them.
+    ``folder=True``: files of the format are folders, like packages of macOS. The
+    format's ``write`` makes these folders.
     """
 
     noun = "file format"
@@ -443,9 +450,9 @@ class ModelSpec(Declaration):
     certain types in ``lower``.
 
     ``target`` is a function. It is called with the text after the colon, or with an
-    instance of one of the classes ``types`` (``"package.module:Class"``). It returns the same as the function of a model file: a
-    module or ExportedProgram with its example inputs, or a dictionary of such pairs by
-    method.
+    instance of one of the classes ``types`` (``"package.module:Class"``). The function
+    returns the same as the function of a model file: a module or ExportedProgram with
+    its example inputs, or a dictionary of such pairs by method.
     """
 
     noun = "model scheme"
@@ -464,7 +471,7 @@ class CommandSpec(Declaration):
     """A command ``delegraph <name>``; ``target`` is a class with the static methods of
     ``delegraph.command.Command``.
 
-    ``summary``: its line in ``delegraph --help``.
+    ``summary``: the command's line in ``delegraph --help``.
     """
 
     noun = "command"
@@ -476,6 +483,7 @@ class CommandSpec(Declaration):
     summary: str = ""
 
     def why_not(self, found: Any) -> str | None:
+        """Return which methods of a command ``found`` lacks; None if it has all."""
         absent = [
             n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))
         ]
@@ -521,41 +529,41 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
-        """The backends of this distribution."""
+        """Return the backends of this distribution."""
 
     @hookspec
     def delegraph_partitioners(self) -> Iterable[PartitionerSpec]:
-        """The partitioners of this distribution."""
+        """Return the partitioners of this distribution."""
 
     @hookspec
     def delegraph_runtimes(self) -> Iterable[RuntimeSpec]:
-        """The runtimes of this distribution."""
+        """Return the runtimes of this distribution."""
 
     @hookspec
     def delegraph_quantizers(self) -> Iterable[QuantizerSpec]:
-        """The quantizers of this distribution."""
+        """Return the quantizers of this distribution."""
 
     @hookspec
     def delegraph_formats(self) -> Iterable[FormatSpec]:
-        """The file formats that this distribution reads or writes."""
+        """Return the file formats that this distribution reads or writes."""
 
     @hookspec
     def delegraph_commands(self) -> Iterable[CommandSpec]:
-        """The commands that this distribution adds to ``delegraph``."""
+        """Return the commands that this distribution adds to ``delegraph``."""
 
     @hookspec
     def delegraph_compilers(self) -> Iterable[CompilerSpec]:
-        """The compilers of this distribution, which compile partitions in a way of
+        """Return the compilers of this distribution, which compile partitions in a way of
         their own.
         """
 
     @hookspec
     def delegraph_reports(self) -> Iterable[ReportSpec]:
-        """The report formats that this distribution writes."""
+        """Return the report formats that this distribution writes."""
 
     @hookspec
     def delegraph_models(self) -> Iterable[ModelSpec]:
-        """The sources of models that this distribution reads."""
+        """Return the sources of models that this distribution reads."""
 
 
 DECLARATION_OF: dict[str, type[Declaration]] = {

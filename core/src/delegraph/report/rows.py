@@ -1,5 +1,5 @@
-"""The kinds of rows of a report, each with its facts, and the programs from which rows
-and pictures are made.
+"""The kinds of rows of a report, each with its facts. ``ReportOrigin`` keeps the
+programs from which rows and pictures are made.
 """
 
 from __future__ import annotations
@@ -60,14 +60,17 @@ def _count_of(noun: str) -> Callable[[Sequence[Any]], str]:
 
 
 def _as_texts(values: Iterable[Any]) -> list[str]:
+    """Return each value as text."""
     return [str(value) for value in values]
 
 
 def _list_facts(facts: Mapping[str, str]) -> str:
+    """Return names and facts in one text, as ``memory on-chip, target v2``."""
     return ", ".join(f"{name} {fact}" for name, fact in facts.items())
 
 
 def _list_figures(figures: Mapping[str, float]) -> str:
+    """Return names and amounts in one text, as ``cycles 1,200, bytes 64``."""
     return ", ".join(list_amounts(figures))
 
 
@@ -170,8 +173,8 @@ class DelegateRow(WithFacts):
 class LineFigures(WithFacts):
     """Amounts that backends expect, such as cycles, for one line of the user's program.
 
-    ``sources`` has several lines if a backend fused operators of these, and is empty if
-    the line is not known.
+    ``sources`` has several lines if a backend fused operators of several lines, and is
+    empty if no line is known.
     """
 
     method: str
@@ -197,8 +200,8 @@ class LineFigures(WithFacts):
 class RefusalRow(WithFacts):
     """Calls of one operator that are left to the host for one reason.
 
-    ``count``: the number of calls. ``source``: the first known line among them; None if
-    none is known.
+    ``count``: the number of calls. ``source``: the first known line of the user's
+    program with such a call; None if none is known.
     """
 
     method: str
@@ -284,8 +287,8 @@ class Cause(WithFacts):
         return remarks
 
     def __str__(self) -> str:
-        """Return the operators and the reason, then lines for the place, the remarks,
-        and the counts if there are several.
+        """Return a line with the operators and the reason. Further lines have the first
+        place, the remarks and, if there are several operators, the count of each.
         """
         counts = most_frequent(self.operators)
         if len(counts) == 1:
