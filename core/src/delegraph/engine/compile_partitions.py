@@ -47,7 +47,7 @@ class PartitionCompiler(NamedTuple):
         blobs.
         """
         self._request(work)
-        # for each partition that was not compiled: its parts that are
+        # compiles parts of each partition that was not compiled as a whole
         narrowed = [
             narrow(item, lambda part: self._request([part]))
             for item in work
@@ -93,19 +93,19 @@ class PartitionCompiler(NamedTuple):
                 f"{name} returned {len(answers)} answers for {len(requests)} requests"
             )
             raise ContractViolation("contract-violation", text)
-        for item, compiled in zip(work, answers, strict=True):
-            item.seconds["compile"] = compiled.seconds
-            item.origin = compiled.origin
-            if compiled.equal_to is not None:
-                item.equal_to = work[compiled.equal_to]
-            if not isinstance(compiled.result, Refused):
-                item.result = compiled.result
+        for item, answer in zip(work, answers, strict=True):
+            item.seconds["compile"] = answer.seconds
+            item.origin = answer.origin
+            if answer.equal_to is not None:
+                item.equal_to = work[answer.equal_to]
+            if not isinstance(answer.result, Refused):
+                item.result = answer.result
                 continue
             if not self.gives_back:
-                raise compiled.result.error
-            item.not_compiled = compiled.result
-            if compiled.result.has_failed:
-                log(compiled.result.error)
+                raise answer.result.error
+            item.not_compiled = answer.result
+            if answer.result.has_failed:
+                log(answer.result.error)
 
     def _attach(self, work: Sequence[Work]) -> None:
         """Store the results in the modules of the host's program."""

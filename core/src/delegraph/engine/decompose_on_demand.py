@@ -50,8 +50,8 @@ class Decomposer:
     """The decompositions of one lowering.
 
     Remembers traces, and which decompositions were of no use. Changes the graphs of the
-    programs that it gets, so these must be copies of the lowering. ``session``: calls
-    the partitioners; None: they are called without one. ``may_fail``: if a partitioner
+    programs that it gets, so these must be private to the lowering. ``session``: calls
+    the partitioners; None: they are called directly. ``may_fail``: if a partitioner
     raises an exception, the calls that the exception is about are refused. Without it,
     the exception ends the lowering.
     """
@@ -87,7 +87,7 @@ class Decomposer:
             answer.tags, result.boundary_types, result.refusals
         )
         plan = make_plan(answer._replace(result=replace(result, refusals=refusals)))
-        # a compiler may refuse calls that were decomposed for it
+        # kept for ``give_back``: a compiler may refuse parts of decomposed calls
         plan.composites = composites
         return plan
 
@@ -127,10 +127,12 @@ class Decomposer:
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
             new = [n for n in left if n not in attempted and n not in not_decomposed]
             attempted.update(new)
-            # ``_decompose_left`` decomposes calls of ``program``, if it can
-            if not new or not self._decompose_left(
+            if not new:
+                return answer
+            is_changed = self._decompose_left(
                 program, partitioner, later, new, composites
-            ):
+            )
+            if not is_changed:
                 return answer
             program = rebuild(program)
 
@@ -148,11 +150,9 @@ class Decomposer:
         support check, the program does not change. ``composites`` gets the calls that
         are decomposed.
         """
-        decomposable = (
-            []
-            if support_of(partitioner)
-            else [n for n in _calls(program) if to_core(n.target)]
-        )
+        if support_of(partitioner):
+            return program
+        decomposable = [n for n in _calls(program) if to_core(n.target)]
         if not decomposable:
             return program
         reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))

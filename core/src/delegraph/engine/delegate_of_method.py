@@ -155,8 +155,7 @@ def _through_casts(node: Any) -> Node:
     """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
-    found: Node = node
-    return found
+    return node  # type: ignore[no-any-return]
 
 
 def _cannot(text: str, hint: str = _HINT) -> InputError:

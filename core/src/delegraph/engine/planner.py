@@ -84,6 +84,7 @@ class Planner:
             self.notes.append(f"{method}: {note}")
         if is_changed:
             plan = self._plan(rebuild(plan.program), partitioners)
+        # each plan may leave other calls on constants to the host
         only_tags = support_of(partitioners[0]) is None
         while self._folds_constants and (
             note := compute_constants(plan.program, plan.tags, only_tags)
@@ -122,16 +123,16 @@ class Planner:
             (subgraph, self._plan(subgraph.program, partitioners))
             for subgraph in on_host
         ]
-        taken = [
+        now_delegated = [
             (subgraph, rebuild(inner.program))
             for subgraph, inner in plan.inner
             if _is_now_delegated(subgraph, inner)
         ]
-        if not taken:
+        if not now_delegated:
             return plan
-        # The backend refused these calls because of their subgraphs. It takes the
-        # subgraphs entirely now that they are decomposed, so ask about the calls again.
-        put_back(plan.program, taken)
+        # The backend refused the calls of these subgraphs. It takes the subgraphs
+        # entirely now that they are decomposed, so it is asked about the calls again.
+        put_back(plan.program, now_delegated)
         return self._plan(rebuild(plan.program), partitioners)
 
 

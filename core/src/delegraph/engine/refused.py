@@ -87,7 +87,8 @@ def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
     returned = {node for part in parts for node in part.outputs}
     # the calls of parts that are no outputs, among them all calls on constants
     not_returned = {n for part in parts for n in part.nodes if n not in returned}
-    for node in reversed(plan.program.graph.nodes):  # users come first
+    # users come first, because the host needs the operands of calls that it computes
+    for node in reversed(plan.program.graph.nodes):
         if (
             node in not_returned
             and plan.tags[node][0] is not None
