@@ -308,8 +308,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             "--debug", action="store_true", help="show the traceback of an error"
         )
         settings = (
-            "settings to read in place of the user's: backends in environments of their"
-            " own (delegraph-workers)"
+            "read settings from FILE and not from the user's file; they name backends in"
+            " other environments (delegraph-workers)"
         )
         chosen.add_argument("--config", metavar="FILE", help=settings)
         command.add_arguments(chosen)

@@ -52,14 +52,14 @@ class Lower:
             "model",
             metavar="MODEL",
             nargs="+",
-            help="a .pt2 file, path.py[:function] (this runs it), or scheme:name",
+            help="a .pt2 file, path.py[:function] (runs the file), or scheme:name",
         )
-        preferred = "in order of preference (default: the only one)"
+        preferred = "repeat for several, the preferred first (default: the only one)"
         add("--backend", action="append", default=[], metavar="BACKEND", help=preferred)
         add(
             "--host-only",
             action="store_true",
-            help="lower for no backend: everything stays on the host",
+            help="lower for no backend: all operators run on the host",
         )
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add(

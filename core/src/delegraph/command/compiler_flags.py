@@ -19,6 +19,7 @@ def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
     Raises PluginConflict if two distributions declare the same flag, or if the command
     itself has that flag.
     """
+    # flag -> the distribution that declares it, with its version
     owners: dict[str, str] = {}
     for spec, record in default_registry().declared(CompilerSpec):
         for flag in spec.options:

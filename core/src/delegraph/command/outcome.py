@@ -117,8 +117,8 @@ def as_json(outcome: Outcome) -> str:
 
 
 def json_text(content: Any) -> str:
-    """Return ``content`` as JSON. Infinity and NaN become null, and classes become
-    their names.
+    """Return ``content`` as JSON. Infinity and NaN become null, classes become their
+    names, and other objects without a form in JSON become their ``str``.
     """
     return json.dumps(_plain(content), indent=2, default=str, allow_nan=False)
 

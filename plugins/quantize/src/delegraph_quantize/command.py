@@ -34,7 +34,7 @@ class QuantizeCommand:
         add(
             "model",
             metavar="MODEL",
-            help="a .pt2 file, path.py[:function] (this runs it), or scheme:name",
+            help="a .pt2 file, path.py[:function] (runs the file), or scheme:name",
         )
         add(
             "--backend",

@@ -36,7 +36,7 @@ def add_data_flags(parser: argparse.ArgumentParser) -> None:
     data = (
         "score each backend alone on these samples: a folder of pictures or .npz files,"
         " an .npz file with a row for each sample, or an iterable in a Python file"
-        " (this runs it)"
+        " (this runs the file)"
     )
     add("--data", metavar="FOLDER|FILE.npz|FILE.py:NAME", help=data)
     metric = (
