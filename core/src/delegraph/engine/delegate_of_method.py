@@ -256,7 +256,7 @@ class _Build:
         delegate owns a constant of the host, both are one.
         """
         # target of a constant that the delegate owns -> its placeholder
-        own = {
+        own_constants = {
             spec.target: node
             for node, spec in placeholders(self.part)
             if spec.kind in CONSTANT_KINDS
@@ -268,8 +268,8 @@ class _Build:
             if spec.kind in CONSTANT_KINDS and (
                 node in returned or node in self.border.passed
             ):
-                if spec.target in own:
-                    self.env[node] = self.env[own[spec.target]]
+                if spec.target in own_constants:
+                    self.env[node] = self.env[own_constants[spec.target]]
                 else:
                     self._add(node, spec)
                     self.tensors[str(spec.target)] = constant_tensor(self.host, spec)
@@ -289,10 +289,10 @@ class _Build:
                 # the placeholder of the delegate has its boundary type already
                 self.env[node] = self._add(input_for[node], specs[node])
             else:
-                # the delegate does not read this input, so only the host knows it
+                # not read, so the delegate has no placeholder with the boundary type
                 self._add(node, specs[node], self.module.boundary_types.get(node.name))
         for node, own_input in input_for.items():
-            # not added above, so the host passes a constant in the place of an input
+            # not added above, so the host passes a constant as this input
             if own_input not in self.env:
                 self.env[own_input] = self._crossing(
                     self.env[node], self.module.boundary_types.get(node.name)

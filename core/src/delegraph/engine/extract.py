@@ -130,8 +130,8 @@ class _Build:
     """
 
     def __init__(self, whole: ExportedProgram, partition: Partition) -> None:
-        """Build the graph: placeholders of constants, placeholders of inputs, calls,
-        outputs.
+        """Build the whole graph, in this order: placeholders of constants, placeholders
+        of inputs, calls, output.
         """
         self.graph = Graph(owning_module=whole.graph_module)
         self.partition = partition

@@ -148,13 +148,11 @@ class _HostProgram:
         vals = []  # recorded values of the delegate's results, in boundary types
         for k, node in enumerate(partition.outputs):
             recorded = node.meta["val"]
-            vals.append(
-                as_dtype(recorded, dtypes[node]) if node in dtypes else recorded
-            )
+            val = as_dtype(recorded, dtypes[node]) if node in dtypes else recorded
+            vals.append(val)
             new = self.graph.call_function(operator.getitem, (call, k))
-            new.meta = {
-                key: v for key, v in node.meta.items() if key != "delegation_tag"
-            } | {"val": vals[k]}
+            new.meta = {**node.meta, "val": val}
+            new.meta.pop("delegation_tag", None)
             self.env[node] = self._cast(new, recorded.dtype) if node in dtypes else new
         call.meta = {"val": tuple(vals), "debug_handle": handle}
 

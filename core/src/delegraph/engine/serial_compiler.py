@@ -92,8 +92,8 @@ def calls_of(requests: Sequence[Request]) -> list[list[int]]:
 def compiles_jointly(kind: type[BackendDetails]) -> bool:
     """Return whether a backend compiles the partitions of all methods in one call.
 
-    It does so if its class overrides ``preprocess_multimethod``. The default of that
-    method compiles one partition after the other.
+    It does so if the class ``kind`` overrides ``preprocess_multimethod``. The default
+    of that method compiles one partition after the other.
     """
     default: Any = BackendDetails.preprocess_multimethod
     return (
