@@ -134,6 +134,7 @@ def lower(
             example_inputs = model.inputs
             example_kwargs = model.kwargs
             dynamic_shapes = model.dynamic_shapes
+        # method -> program, with its inputs if it must be exported
         sources = sources_by_method(
             program, example_inputs, example_kwargs, dynamic_shapes
         )

@@ -53,8 +53,8 @@ _RUNS_EAGER = (
 
 
 class LoweredProgram(MethodPrograms):
-    """A lowered program: call it to run it on this host, or compare it with eager
-    PyTorch, or save it.
+    """A lowered program. A call runs it on this host; ``verify`` compares it with eager
+    PyTorch, ``save`` writes it to a file.
 
     ``report``: which operators each backend got. ``delegates``: the compiled parts of
     all methods.
@@ -84,6 +84,7 @@ class LoweredProgram(MethodPrograms):
         self._eager = eager
         self._registry = registry
         self._changed = changed
+        # shared by the methods, so that each delegate is loaded once
         loaded = Delegates(registry)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
@@ -313,10 +314,10 @@ class LoweredProgram(MethodPrograms):
         mode: AbstractContextManager[Any] | None = None,
     ) -> Any:
         """Return the results of the model in eager PyTorch, run inside the context
-        manager ``mode`` if it is given.
+        manager ``mode`` if one is given.
 
-        The model's parameters and buffers have their old values again at the end, and
-        the arguments are not written. Raises InputError for an unknown method, and if a
+        At the end, the model's parameters and buffers have their old values again. The
+        model gets copies of the arguments. Raises InputError for an unknown method, and if a
         transform changed the inputs or results.
         """
         name = self._chosen(method)
@@ -344,8 +345,8 @@ class LoweredProgram(MethodPrograms):
 
     @staticmethod
     def _no_values_of(runtime: str) -> InputError:
-        """Return the error for a runtime that cannot show the values inside of a
-        program.
+        """Return the error for arguments of ``verify`` that need the values inside of a
+        program, together with ``runtime``, which executes whole files.
         """
         text = (
             f"the runtime {runtime!r} executes a whole file, and does not show the"
@@ -360,7 +361,7 @@ class LoweredProgram(MethodPrograms):
     def observe(
         self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any
     ) -> Any:
-        """Call a method in its initial state; ``observer`` gets all values on the way.
+        """Call a method in its initial state; ``observer`` gets all values of the call.
 
         Returns the results. ``method``: by default the only one, or "forward".
         """
@@ -369,8 +370,8 @@ class LoweredProgram(MethodPrograms):
     def observed(
         self, observer: Observer, method: str | None = None
     ) -> Callable[..., Any]:
-        """Return a method in its initial state; ``observer`` gets all values of its
-        calls.
+        """Return a method in its initial state. ``observer`` gets all values of calls
+        of the result.
         """
         name = self._chosen(method)
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")

@@ -64,13 +64,12 @@ class ProgramCompatibility:
         """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
-            by = (
-                f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})"
-                if row["producer"]
-                else ""
-            )
+            producer = row["producer"]
+            if producer:
+                known = filter(None, (producer, row["fingerprint"]))
+                producer = f" ({', '.join(known)})"
             lines.append(
-                f"  {row['method']}  {row['backend']}{by} "
+                f"  {row['method']}  {row['backend']}{producer} "
                 f" {row['verdict'] or 'not known'}: {row['reason']}"
             )
         # names of the file may contain line ends, which ``printable`` escapes

@@ -1,5 +1,5 @@
-"""Running a lowered program on this host: delegates by their runtimes, the rest by
-torch.
+"""Runs a lowered program on this host: the runtimes run the delegates, torch runs the
+other operators.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
 
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Wraps a function of a plugin, so that its errors name the plugin and the work in the
-first argument.
+"""Takes a text for the work and a function of a plugin. Returns the function with errors
+that name the plugin and the work.
 """
 
 
@@ -94,8 +94,8 @@ class Delegates:
 
     Delegates that keep state are loaded again for each instance (``fresh``).
     ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
-    original operators ("eager"). ``hook_of``: returns the hook of a delegate, which
-    passes values or times inside of it to an observer.
+    original operators ("eager"). ``hook_of``: returns the hook of a delegate; hooks pass
+    values or times inside of delegates to an observer.
     """
 
     def __init__(
@@ -305,6 +305,7 @@ class LoadedDelegate:
                 def attribute(
                     doing: str, function: Callable[..., Any]
                 ) -> Callable[..., Any]:
+                    """Return ``function`` with errors that name the plugin."""
                     return AtWork(runtime, doing, *module.place, registry).around(
                         function
                     )
@@ -385,6 +386,8 @@ def uncompiled(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # ``is_exporting`` is true in all threads of the process; only the thread that
+        # traces has a dispatch mode
         if torch.compiler.is_exporting() and _get_current_dispatch_mode_stack():
             text = (
                 "torch.export cannot export a model that calls a lowered program, whose"
@@ -533,13 +536,12 @@ class Executable:
         self.program = self._method.program
         self._delegates = delegates.fresh() if delegates is not None else None
         self._observer = observer
-        # threads take turns only if a call leaves something behind for the next
-        turn = (
+        # threads take turns only if a call writes state that the next call reads
+        self._turn: AbstractContextManager[Any] = (
             ForkSafeLock("calling the same program")
             if self._method.keeps_state
             else nullcontext()
         )
-        self._turn: AbstractContextManager[Any] = turn
         # name of a written buffer -> its present value
         self._state: dict[str, torch.Tensor] = {}
         self._run: Callable[..., Any] | None = None

@@ -103,8 +103,8 @@ def figures_by_line(
         lines = {handle_of(node): line_of(node) for node in info.nodes}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
-            found = map(lines.get, handles.get(identifier, ()))
-            sources = dict.fromkeys(filter(None, found))
+            operator_lines = map(lines.get, handles.get(identifier, ()))
+            sources = dict.fromkeys(filter(None, operator_lines))
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     return dict(

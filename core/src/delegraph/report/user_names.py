@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from delegraph_programs.call_names import unpacked
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.size_names import names_of_symbols
 from torch.fx import GraphModule, Node
@@ -84,11 +85,11 @@ class Notation:
         operands_of: dict[str, set[str]] = {}
         for name, operand in _names_in_bodies(nodes):
             operands_of.setdefault(name, set()).add(operand)
-        taken = {node.name for node in nodes}
+        node_names = {node.name for node in nodes}
         return {
             name: names.pop()
             for name, names in operands_of.items()
-            if len(names) == 1 and name not in taken
+            if len(names) == 1 and name not in node_names
         }
 
     @cached_property
@@ -128,19 +129,14 @@ def _name_in_program(value: Node) -> str:
     """
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
-    # an output of a delegate is unpacked by ``getitem(call, index)``; the delegate
-    # records its outputs' names. (None, None) is for nodes with fewer arguments.
-    call, index = (*producer.args, None, None)[:2]
-    if (
-        not isinstance(call, Node)
-        or call.target is not CALL_DELEGATE
-        or not isinstance(index, int)
-    ):
+    # an output of a delegate is unpacked by ``getitem(call, index)``
+    call = unpacked(producer)
+    if call is None or call.target is not CALL_DELEGATE:
         return producer.name
-    module: Any = getattr(
-        producer.graph.owning_module, str(call.all_input_nodes[0].target)
-    )
-    return str(module.outputs[index].name)
+    # the delegate records the names of its outputs in the user's program
+    fetch = call.all_input_nodes[0]
+    delegate: Any = getattr(producer.graph.owning_module, str(fetch.target))
+    return str(delegate.outputs[producer.args[1]].name)
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
