@@ -1,7 +1,7 @@
 """delegraph: lower PyTorch programs to hardware backends that are installed with pip.
 
-Importing this package imports neither torch nor the plugins; both come with the first
-name that needs them.
+Importing this package imports neither torch nor the plugins. Both are imported when the
+first name that needs torch or a plugin is used.
 """
 
 from __future__ import annotations

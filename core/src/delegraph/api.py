@@ -93,18 +93,19 @@ def lower(
     object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order
     of preference, Partitioners, or both; [] leaves everything on the host. None: the
     backends for which ``options`` are given; without options, the only usable backend,
-    or the one that is declared as the default. The report then names the choice. ``options``: {backend name: {option: value}}. ``transforms``:
-    functions from program to program, called with the normalized program.
-    ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left
-    to the host. ``compiler``: compiles the partitions, such as
+    or the one that is declared as the default. The report then names the choice.
+    ``options``: {backend name: {option: value}}. ``transforms``: functions from program
+    to program, called with the normalized program. ``require_full``: raise
+    NotFullyDelegated, which lists the operators, if any is left to the host.
+    ``compiler``: compiles the partitions, such as
     ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: they are
     compiled in this process, one after the other. The installed compiler that is
     declared as the default takes over if the environment variable ``DELEGRAPH_CACHE``
     is set, or if a backend declares to be isolated.
 
     If a backend refuses a call that has only constant operands, ``lower`` computes the
-    call itself, unless the result has more than 16 MiB. Numbers that are read off constants
-    (``.item()``) become literals.
+    call itself, unless the result has more than 16 MiB. A number that the model reads
+    from a constant (``.item()``) becomes a literal.
 
     The model is not changed, and its weights are not copied. Errors are
     ``delegraph.errors.DelegraphError`` with stable codes.
@@ -202,12 +203,12 @@ def load(
     order, and returns a flat tuple.
 
     ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for
-    ``.pte``. None: each delegate runs in its backend's runtime, which loads it at the
-    first call. ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a
+    ``.pte``. None: each delegate runs in its backend's runtime, which loads the blob at
+    the first call. ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a
     call): limits for files that are not trusted; None: the limits of the format
-    (``.pte``: 8 GiB and 100000). ``allow_native=False``: raise InputError for a file with delegates that are
-    native code, or programs for a compiler in this process (SECURITY.md). The result's
-    ``native_blobs`` names them.
+    (``.pte``: 8 GiB and 100000). ``allow_native=False``: raise InputError for a file
+    with delegates that are native code, or programs for a compiler in this process
+    (SECURITY.md). The result's ``native_blobs`` names them.
 
     Raises FormatNotFound if no plugin declares the format, OptionError if the format
     cannot be read or has no such limit, FormatError for a damaged file, NoRuntime if a
@@ -226,7 +227,8 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     """Return the model that a plugin reads from ``program``; None if no plugin declares
     its type (``ModelSpec.types``).
 
-    None also for an ExportedProgram or a mapping, which ``lower`` takes itself.
+    None also for an ExportedProgram or a mapping, which ``lower`` takes without a
+    plugin.
     """
     if isinstance(program, (ExportedProgram, Mapping)):
         return None

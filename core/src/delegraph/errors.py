@@ -1,8 +1,8 @@
 """All errors that delegraph raises, each with a stable code.
 
 This module imports no torch, so that plugins and the command line can use it without
-torch. A message has the fault, its place (operator and line of the user's program), the reason,
-and advice.
+torch. A message has the fault, its place (operator and line of the user's program), the
+reason, and advice.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _NAME = 60
 
 
 class ProgramContents(Protocol):
-    """A lowered program, as formats get it: a ``LoweredProgram`` or an
+    """The lowered program that a format gets: a ``LoweredProgram`` or an
     ``EdgeProgramManager``.
     """
 
@@ -127,7 +127,7 @@ class LoadDelegate(Protocol):
 
     The delegate may be called from any thread. A call raises NoRuntime if this host has
     no runtime for the backend. ``header``: the facts about the blob that the file has;
-    None if it has none.
+    None if the file has no such facts.
     """
 
     def __call__(
@@ -152,7 +152,7 @@ class Origin(NamedTuple):
     """The origin of an instruction: ``operators`` by name, and ``lines`` of the user's
     program as text.
 
-    Each is empty if it is not known.
+    A part that is not known is empty.
     """
 
     operators: tuple[str, ...] = ()
@@ -353,8 +353,8 @@ class ProgramFormat:
 
     @staticmethod
     def why_not(backend_ids: Collection[str]) -> str | None:
-        """Return why a program lowered for these backends cannot be saved; None if it
-        can. Called before lowering.
+        """Return why a program lowered for these backends cannot be saved; None if the
+        program can be saved. Called before lowering.
         """
         return None
 
@@ -370,7 +370,7 @@ class ProgramFormat:
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> Mapping[str, bytes | Blob]:
         """Return name -> content of all files of a program. The name ``""`` is the file
-        itself; others are written into its folder.
+        at the user's path; the other files are written into the same folder.
 
         For example, ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
         Only a format of several files overrides this method. Its ``serialize`` raises
@@ -508,8 +508,8 @@ class ProgramFormat:
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write the result of ``ProgramFormat.files``: ``path`` (the name "") last, so that
-    it never exists alone.
+    """Write the result of ``ProgramFormat.files``. The file ``path`` (the name "") is
+    written last, so that it never exists without the others.
 
     The file ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
     """
@@ -534,8 +534,8 @@ class DelegateFormat(ProgramFormat):
 
     A subclass sets ``backend_id``, and defines further methods, such as ``inspect``.
     The runtime gets the blob without compile specs, so the blob must contain all that
-    the runtime needs. A subclass with a ``serialize`` that puts named data into the file
-    sets ``holds_named_data = True``. For other subclasses, ``serialize`` raises
+    the runtime needs. A subclass with a ``serialize`` that puts named data into the
+    file sets ``holds_named_data = True``. For other subclasses, ``serialize`` raises
     InputError for a delegate with named data.
     """
 

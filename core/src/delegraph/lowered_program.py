@@ -69,8 +69,8 @@ class LoweredProgram(MethodPrograms):
         registry: Registry,
         changed: Mapping[str, str],
     ) -> None:
-        """``programs``, ``eager``: the lowered programs and those before lowering, by
-        method.
+        """``programs``: method -> lowered program. ``eager``: method -> program before
+        lowering.
 
         ``registry``: finds runtimes and formats. ``changed``: method -> how a transform
         changed its inputs or results, for the error of ``verify``.
@@ -294,7 +294,8 @@ class LoweredProgram(MethodPrograms):
             raise self._no_values_of(runtime)
         name = self._chosen(method)
         seed = torch.get_rng_state()
-        # first, so that errors of the model itself are not errors of its lowering
+        # Eager runs first, so that an error of the model is not taken for an error of
+        # the lowered program.
         with call_of_model(name):
             expected = self.run_eager(args, kwargs, method=name)
         # the program may write to its arguments, which are the caller's
@@ -317,8 +318,8 @@ class LoweredProgram(MethodPrograms):
         manager ``mode`` if one is given.
 
         At the end, the model's parameters and buffers have their old values again. The
-        model gets copies of the arguments. Raises InputError for an unknown method, and if a
-        transform changed the inputs or results.
+        model gets copies of the arguments. Raises InputError for an unknown method, and
+        if a transform changed the inputs or results.
         """
         name = self._chosen(method)
         self._expect_border_of_eager(name)
@@ -461,10 +462,10 @@ class LoweredProgram(MethodPrograms):
         suffix chooses.
 
         ``named_data``: key -> data to store in the file, with the delegates' own named
-        data. ``options``: options of the format. Raises FormatNotFound if no plugin declares the
-        format, InputError if the format cannot hold this program (a backend's own
-        format, such as ``.tosa``, holds a single delegate), OptionError for wrong
-        options, WriteError.
+        data. ``options``: options of the format. Raises FormatNotFound if no plugin
+        declares the format, InputError if the format cannot hold this program (a
+        backend's own format, such as ``.tosa``, holds a single delegate), OptionError
+        for wrong options, WriteError.
         """
         with TRACING:  # a lock: a format may trace
             # a copy, so that ``named_data`` is for this file only

@@ -553,8 +553,8 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_compilers(self) -> Iterable[CompilerSpec]:
-        """Return the compilers of this distribution, which compile partitions in a way of
-        their own.
+        """Return the compilers of this distribution, which compile partitions in a way
+        of their own.
         """
 
     @hookspec

@@ -43,13 +43,13 @@ Inside = Mapping[Any, "Sequence[torch.Tensor]"]
 
 @dataclass(frozen=True)
 class BlobHeader:
-    """The facts about a blob that are known before it is loaded. They may come from a
-    file that is not trusted.
+    """The facts about a blob that are known before the blob is loaded. These facts may
+    come from a file that is not trusted.
 
     ``producer``: distribution and version of the backend that compiled it (``acme-npu
     1.0``). ``fingerprint``: the result of ``BackendDetails.fingerprint`` when it
-    compiled the blob. Both are "" if not known. ``size``: number of bytes. ``beginning``: the first BEGINNING
-    bytes.
+    compiled the blob. Both are "" if not known. ``size``: number of bytes.
+    ``beginning``: the first BEGINNING bytes.
     """
 
     backend_id: str
@@ -92,7 +92,7 @@ class Delegate(Protocol):
 
 
 class ObservedDelegate(Protocol):
-    """A loaded blob that also returns values inside of it.
+    """A loaded blob that also returns values inside of the delegate.
 
     A call returns (tuple of outputs, values). The values are by delegate debug
     identifier, a key of the backend's ``debug_handle_map``: for each, the results of
@@ -179,8 +179,8 @@ class BackendRuntime:
     results are copied before the next call, which may overwrite them.
     """
     any_strides: ClassVar[bool] = False
-    """Whether delegates take inputs of any strides. If False, they get them with the
-    strides that the backend saw.
+    """Whether delegates take inputs of any strides. If False, delegraph first gives the
+    inputs the strides that the backend saw.
     """
     device_half: ClassVar[Path | None] = None
     """The backend's implementation for ExecuTorch's runtime: a C++ file that registers
@@ -195,8 +195,8 @@ class BackendRuntime:
         """Return whether delegates can be run now.
 
         An example for False is a device that is not connected. Instead of returning
-        False, this method may raise NoRuntime with the reason. Only ``delegraph backends
-        --available`` and ``delegraph doctor`` call this.
+        False, this method may raise NoRuntime with the reason. Only ``delegraph
+        backends --available`` and ``delegraph doctor`` call this.
         """
         return True
 
@@ -224,12 +224,12 @@ class BackendRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """Load a blob, so that it can be called. Raises FormatError if it is damaged.
+        """Load a blob, so that it can be called. Raises FormatError for a damaged blob.
 
         ``named_data``: key -> bytes that the backend stored next to the blob. If the
         compiled program writes buffers (BUFFER_MUTATION outputs), the delegate keeps
-        these buffers from call to call and returns only the other outputs. Each load starts with
-        the buffers' values in the compiled program.
+        these buffers from call to call and returns only the other outputs. Each load
+        starts with the buffers' values in the compiled program.
         """
         raise NotImplementedError
 
@@ -242,7 +242,7 @@ class BackendRuntime:
         """Load a blob as ``load`` does, so that calls also return values inside of the
         delegate, for ``verify(per_operator=True)``.
 
-        Optional: without it, only the outputs of the delegate are compared.
+        Optional: without this method, only the outputs of the delegate are compared.
         """
         raise NotImplementedError
 
@@ -260,8 +260,8 @@ class BackendRuntime:
         """Load a blob as ``load`` does, so that calls also return the times of the
         delegate's operators.
 
-        Optional: without it, ``LoweredProgram.profile`` times calls of the delegate as
-        a whole.
+        Optional: without this method, ``LoweredProgram.profile`` times calls of the
+        delegate as a whole.
         """
         raise NotImplementedError
 

@@ -57,12 +57,14 @@ _BUILDING = ForkSafeLock()
 _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
     WeakKeyDictionary()
 )
-"""Runtime that is not thread-safe -> the lock that is held while it loads or runs."""
+"""Runtime that is not thread-safe -> the lock that is held while the runtime loads or
+runs a delegate.
+"""
 
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Takes a text for the work and a function of a plugin. Returns the function with errors
-that name the plugin and the work.
+"""Takes a text for the work and a function of a plugin. Returns the function with
+errors that name the plugin and the work.
 """
 
 
@@ -94,8 +96,8 @@ class Delegates:
 
     Delegates that keep state are loaded again for each instance (``fresh``).
     ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
-    original operators ("eager"). ``hook_of``: returns the hook of a delegate; hooks pass
-    values or times inside of delegates to an observer.
+    original operators ("eager"). ``hook_of``: returns the hook of a delegate; hooks
+    pass values or times inside of delegates to an observer.
     """
 
     def __init__(
@@ -324,8 +326,9 @@ class LoadedDelegate:
             return self._run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
-        """Return ``results`` as a tuple. Raises ContractViolation if they do not have
-        the recorded types.
+        """Return ``results`` as a tuple. Raises ContractViolation unless ``results`` is
+        a tuple or list with the recorded types. Types of a delegate from a file are not
+        recorded.
         """
         if not isinstance(results, (tuple, list)):
             raise self._wrong_results(type(results).__name__)
@@ -338,8 +341,8 @@ class LoadedDelegate:
         raise self._wrong_results([_type_of(r) for r in results])
 
     def _wrong_results(self, returned: Any) -> ContractViolation:
-        """Return the error for results that are not as recorded; ``returned`` describes
-        them.
+        """Return the error for results that are not as recorded. ``returned`` describes
+        these results.
         """
         wanted = (
             "a tuple"
@@ -374,8 +377,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """Make torch.compile break its graph at calls of ``function``, and run them as they
-    are.
+    """Return ``function`` as a function at which torch.compile breaks its graph: these
+    calls are not compiled.
 
     Without this, Dynamo would trace code that reads tables and runs engines. A call
     while torch.export traces raises InputError.
@@ -491,7 +494,7 @@ class Method:
         that it must have.
 
         The other outputs are new values of inputs and buffers. The layout is None if no
-        delegate had a part in the output: it then has the strides that torch computes.
+        delegate had a part in the output; the strides that torch computes then stay.
         """
         pairs = zip(
             self.program.graph_signature.output_specs,

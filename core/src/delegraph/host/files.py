@@ -99,10 +99,10 @@ class LoadedProgram:
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
         """Return whether each delegate of the file can run on this host, or on
-        ``device`` if named, as its runtime judges.
+        ``device`` if one is named. The runtimes of the delegates decide.
 
-        The delegates need not be loaded for this. Raises OptionError if files of the
-        format do not say which delegates they hold.
+        No delegate is loaded. Raises OptionError if the format cannot list the
+        delegates of a file.
         """
         return self._file.compatible(device)
 
@@ -276,19 +276,21 @@ class FileFormat:
         allow_native: bool = True,
         **limits: int | None,
     ) -> LoadedProgram:
-        """Read the program in the file. ``runtime``: the name of a runtime that executes
-        the whole program; None: each delegate runs in its backend's runtime.
+        """Read the program in the file. ``runtime``: the name of a runtime that
+        executes the whole program; None: each delegate runs in its backend's runtime.
 
         ``timer`` gets the times of delegates, and those of all instructions if the
-        format has ``profile``; it gets nothing from ``runtime``. ``limits``, except those that are
-        None, are passed to the format's ``read``. ``allow_native``: whether delegates
-        may be native code. Raises InputError for a file that cannot be opened, or that
-        has native code which is not allowed, NoRuntime if the runtime does not execute
-        such files, OptionError for a limit that the format does not have.
+        format has ``profile``; with ``runtime``, the timer gets nothing. Entries of
+        ``limits`` that are not None are passed to the format's ``read``.
+        ``allow_native``: whether delegates may be native code.
+
+        Raises InputError for a file that cannot be opened, or that has native code
+        which is not allowed; NoRuntime if the runtime does not execute such files;
+        OptionError for a limit that the format does not have.
         """
         bounds = self._bounds(runtime, limits)
-        # a file that is missing is the user's mistake, and not an error of the plugin
-        # that reads it
+        # if the file is missing, the user made a mistake, and not the plugin that reads
+        # the file
         try:
             if self.is_folder:
                 os.listdir(self.path)
@@ -335,10 +337,10 @@ class FileFormat:
         return LoadedProgram(attributed, self)
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """Return whether each delegate in the file can run here, or on ``device``, as
-        its runtime judges; nothing is loaded.
+        """Return whether each delegate in the file can run here, or on ``device``. The
+        runtimes of the delegates decide; nothing is loaded.
 
-        Raises OptionError if files of the format do not say which delegates they hold.
+        Raises OptionError if the format cannot list the delegates of a file.
         """
         blobs = self.blobs(self.path)
         answers = (
@@ -439,8 +441,8 @@ def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:
 
 @dataclass(frozen=True, eq=False)
 class _AttributedBlob:
-    """A plugin's blob. Errors in the blob's code name the plugin, except OSErrors, which
-    come from the file that is written.
+    """A plugin's blob. Errors in the blob's code name the plugin, except OSErrors,
+    which come from the file that is written.
     """
 
     blob: Blob

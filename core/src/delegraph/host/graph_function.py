@@ -21,8 +21,8 @@ from ..runtime import Observer
 
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-"""Run as ``reshape``: torch recorded them for certain strides, and values at run time
-may have others.
+"""Views that run as ``reshape``: torch recorded the views for certain strides, and
+values at run time may have other strides.
 """
 OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
 """Operators that call their subgraphs with plain tensors, so that an observer can see
@@ -68,8 +68,8 @@ class _Step(NamedTuple):
     """One call of a graph.
 
     ``args`` and ``kwargs`` contain nodes in place of values. ``layout``: the layout
-    that the result gets; None leaves it as it is. ``unused``: the nodes that no later
-    step needs.
+    that the result gets; None: the result stays as it is. ``unused``: the nodes with
+    values that are deleted after this step.
     """
 
     node: Node

@@ -1,5 +1,5 @@
-"""Facts about the calls of a lowered graph: which of them the host computes, and why no
-backend took them.
+"""Facts about the calls of a lowered graph: which calls the host computes, and why no
+backend took these.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def figures_by_line(
     backends expect for them, largest first.
 
     Backends give amounts for delegate debug identifiers. Each identifies some
-    operators. The key of their amounts is the tuple of the lines of these operators: one
-    line, or several for a fusion, because the share of each line is not known. The key
-    is () if no line is known. The first amount decides the order.
+    operators. The key of their amounts is the tuple of the lines of these operators:
+    one line, or several for a fusion, because the share of each line is not known. The
+    key is () if no line is known. The first amount decides the order.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
@@ -156,8 +156,8 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
 def refused_by(
     node: Node, reasons: Reasons, backends: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return (backend, reason) for each of ``backends``: why it did not take ``node``,
-    a call of the host.
+    """Return (backend, reason) for each of ``backends``. The reason is why the backend
+    did not take ``node``, a call of the host.
     """
     return [
         (backend, full_reason(find_refusal(node, backend, reasons)))

@@ -1,5 +1,5 @@
 """Facts of a report: name, value and text form. Text, JSON and the page are generated
-from them.
+from these facts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Fact:
     text it precedes the entries. ``short`` writes the value in a few words, for the
     row's line or table cell. ``entries`` writes the value as several texts, for a line
     of its own in text or a list on the page. If a fact has ``short`` too, a cell shows
-    the list, folded behind the short form if it is long.
+    the list; a long list is folded, and the short form unfolds it.
     """
 
     name: str
@@ -117,7 +117,7 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time as text: ``1.20 s``, or milliseconds if it is below one second:
+    """Return a time as text: ``1.20 s``, or milliseconds for less than one second:
     ``12.0 ms``.
     """
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

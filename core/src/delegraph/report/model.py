@@ -30,8 +30,8 @@ SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
 """The most characters of a report that a notebook shows."""
 _MOST_LINES = 10
-"""The most lines of the user's program for which the text shows figures, unless it is
-verbose.
+"""The most lines of the user's program for which a text that is not verbose shows
+figures.
 """
 
 

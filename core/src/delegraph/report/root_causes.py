@@ -1,5 +1,5 @@
-"""Groups refusals by cause: the reason that came first, and the refusals that follow
-from it.
+"""Groups refusals by cause. A cause has the reason of its first refusal, and all
+refusals that follow from that one.
 
 If TOSA lacks the dtype of an operand, for example, all operators that depend on it stay
 on the host: one cause, many refusals.
@@ -34,7 +34,7 @@ class _Root(NamedTuple):
 
     ``key`` identifies the cause: refusals with equal keys have the same cause.
     ``reason`` is the reason of the first refusal. ``behind``: the operator that
-    computes ``reason.of``, if it is refused for another cause; else "".
+    computes ``reason.of``, if this operator is refused for another cause; else "".
     """
 
     key: tuple[str, ...]
@@ -95,8 +95,8 @@ class _Roots:
     """
 
     def __init__(self, backend: str, reasons: Reasons) -> None:
-        """``reasons``: the reasons of all backends for one method; those of others than
-        ``backend`` are not read.
+        """``reasons``: the reasons of all backends for one method. Only the reasons of
+        ``backend`` are read.
         """
         self.backend = backend
         self.reasons = reasons
@@ -212,8 +212,8 @@ def _rows(
     """Return one row for each pair of operator and reason among the members, in the
     order of the program.
 
-    A row counts the calls of its pair, and has the first known line of the user's
-    program among them.
+    A row has the number of calls of its pair, and the first known line of the user's
+    program with such a call.
     """
     calls_of: dict[tuple[str, str], list[Node]] = {}  # (operator, reason) -> calls
     for left, refusal, _ in group:

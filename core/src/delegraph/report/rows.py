@@ -96,9 +96,9 @@ class Compilation(NamedTuple):
 class DelegateRow(WithFacts):
     """One delegate.
 
-    ``method``: the method that calls the delegate. ``operators``: operator -> count. ``bytes``:
-    size of its blob. ``facts``: name -> fact that the backend states about it.
-    ``figures``: amounts that the backend expects, such as cycles, summed over the
+    ``method``: the method that calls the delegate. ``operators``: operator -> count.
+    ``bytes``: size of its blob. ``facts``: name -> fact that the backend states about
+    it. ``figures``: amounts that the backend expects, such as cycles, summed over the
     delegate. ``facts`` has the target only if delegates of the backend differ in it.
     """
 
@@ -184,8 +184,8 @@ class LineFigures(WithFacts):
     KEYS = ("method", "figures", "sources")
 
     def __str__(self) -> str:
-        """Return the amounts, and the lines: the first with its code, the others as
-        ``file:line``.
+        """Return the amounts, then the lines of the program: the first line with its
+        code, the others as ``file:line``.
         """
         places = [str(source) for source in self.sources[:1]] + [
             source.place for source in self.sources[1:]
@@ -220,12 +220,12 @@ class Cause(WithFacts):
 
     ``reason``: the reason of the first operator refused for this cause. Further
     operators are refused only because they depend on the first one, and have reasons of
-    their own. ``refusals``: a row for each pair of operator and reason. ``hint``: advice
-    of the backend for the user, else "". ``behind``: if this cause follows from another
-    one, the operator that is refused for that other cause, and computes an operand of
-    the first operator; else "". ``frees``: how many more operators of the method the
-    backend would take without this cause; None if not computed. ``handles``: debug
-    handles of the refused operators, in the order of the program.
+    their own. ``refusals``: a row for each pair of operator and reason. ``hint``:
+    advice of the backend for the user, else "". ``behind``: if this cause follows from
+    another one, the operator that is refused for that other cause, and computes an
+    operand of the first operator; else "". ``frees``: how many more operators of the
+    method the backend would take without this cause; None if not computed. ``handles``:
+    debug handles of the refused operators, in the order of the program.
     """
 
     method: str
@@ -409,7 +409,7 @@ class ReportOrigin:
         )
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
-        """Return this origin itself. Nothing changes it, and a copy of the programs
-        would take much memory.
+        """Return this origin itself. Nothing changes an origin, and a copy of the
+        programs would take much memory.
         """
         return self

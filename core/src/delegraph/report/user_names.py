@@ -37,8 +37,8 @@ class Notation:
     subgraphs, in order.
 
     A symbolic size (``s77``) is written with the user's name for it, as in
-    ``Dim("batch")``. Files do not keep these names; without one, a size is named after
-    its origin: ``x.size(0)``.
+    ``Dim("batch")``. Files do not keep these names. A size without such a name is named
+    after its origin: ``x.size(0)``.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -124,8 +124,8 @@ class Notation:
 
 
 def _name_in_program(value: Node) -> str:
-    """Return the name that ``value`` has in the user's program, even if a delegate
-    computes it in the lowered one.
+    """Return the name that ``value``, a node of the lowered program, has in the user's
+    program, even if a delegate computes the value.
     """
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
