@@ -229,6 +229,7 @@ class BySuffix(Declaration):
 
     @property
     def key(self) -> str:
+        """Return the suffix in lower case."""
         return super().key.lower()
 
     @property

@@ -274,7 +274,8 @@ class LoadedDelegate:
         ``_any_strides`` as the runtime needs them. If the backend has no runtime,
         NoRuntime is raised. If ``on_missing`` is "eager", the function instead runs the
         original operators in eager PyTorch; this is not possible for a delegate from a
-        file, which has no original operators.
+        file, which has no original operators. Raises FormatError if the blob is damaged,
+        or if the runtime refuses a blob from a file.
         """
         module = self._module
         registry = self._delegates.registry
@@ -293,7 +294,8 @@ class LoadedDelegate:
                     module.original_module, self._delegates
                 )
                 return self._run
-        # one lock for all delegates of the runtime, in all programs
+        # replace the lock of this delegate by one for all delegates of the runtime, in
+        # all programs
         if not runtime.thread_safe:
             with _BUILDING:
                 self._turn = _TURN_OF_RUNTIME.setdefault(

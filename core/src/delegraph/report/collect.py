@@ -107,6 +107,7 @@ def figures_by_line(
             sources = dict.fromkeys(filter(None, operator_lines))
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
+    # by the first amount of each entry, 0 if it has none
     return dict(
         sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0))
     )

@@ -127,6 +127,7 @@ class DelegateRow(WithFacts):
 
     @property
     def compiled(self) -> str:
+        """Return the origin of the blob, for the key "compiled"."""
         return self.compilation.origin
 
     @property
@@ -135,6 +136,7 @@ class DelegateRow(WithFacts):
 
     @property
     def operator_count(self) -> int:
+        """Return the number of calls in the delegate, all operators together."""
         return sum(self.operators.values())
 
     KEYS = (
@@ -346,14 +348,17 @@ class MethodRow(WithFacts):
 
     @property
     def delegated_operators(self) -> int:
+        """Return the number of operators in the delegates of the method."""
         return sum(row.operator_count for row in self.delegates)
 
     @property
     def bytes(self) -> int:
+        """Return the size of all blobs of the method's delegates together."""
         return sum(row.bytes for row in self.delegates)
 
     @property
     def host_operators(self) -> int:
+        """Return the number of operators that are left to the host."""
         return sum(self.left.values())
 
     FACTS = (
@@ -365,6 +370,7 @@ class MethodRow(WithFacts):
     KEYS = ("delegated_operators", "bytes", "host_operators")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the attributes in ``KEYS``, and "delegates": their number."""
         return {"delegates": self.delegate_count, **super().to_json()}
 
 
