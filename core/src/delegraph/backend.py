@@ -240,7 +240,8 @@ class DelegateMappingBuilder:
         if nodes is None:
             listed = _as_list(handles)
         else:
-            listed = [node.meta.get("debug_handle") for node in _as_list(nodes)]
+            present = [node for node in _as_list(nodes) if node is not None]
+            listed = [node.meta.get("debug_handle") for node in present]
         # None: a node without a debug handle
         known = tuple(sorted({h for h in listed if h is not None}))
         if not known:

@@ -154,8 +154,8 @@ def take_a_sequence(graph):
         (name_an_unknown_operator, "Nonesuch"),
         (read_a_value_that_no_node_computes, "nowhere"),
         (declare_another_type, "int64"),
-        (take_strings, "with image: string"),
-        (take_a_sequence, "with image: undefined"),
+        (take_strings, "input or output image: string"),
+        (take_a_sequence, "input or output image: undefined"),
     ],
 )
 def test_a_file_that_is_no_program_is_an_error(tmp_path, change, text):

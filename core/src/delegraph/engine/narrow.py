@@ -2,7 +2,7 @@
 stays delegated.
 
 A compiler that raises an exception seldom names the operator that caused it. So the
-longest beginning of the partition that compiles is found by halving, in graph order.
+longest beginning of the partition that compiles is found by halving.
 The call after it goes to the next backend or to the host. The same is done with the
 calls after that.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from delegraph_programs.call_groups import inseparable_groups
 from delegraph_programs.node_reachability import reachable
 from torch.fx import Node
 
-from ..partitioner import PartitionResult, levels
+from ..partitioner import PartitionResult
 from .ask_partitioner import connected_partitions
 from .extract import begin_work
 from .partition_records import Partition, Tags, Work
@@ -25,6 +26,9 @@ MOST_COMPILATIONS = 8
 """Most attempts to compile parts of one partition."""
 _FOR_THE_REST = 2
 """Attempts that halving leaves for the calls that follow the beginning."""
+
+Unit = Sequence[Node]
+"""Calls that are compiled together, in graph order."""
 
 
 @dataclass
@@ -90,8 +94,7 @@ class _Search:
         Constant calls are in each part that needs them.
         """
         nodes = self._work.partition.nodes
-        # a call that unpacks results is not separated from the call that makes them
-        units = levels.units(n for n in nodes if n not in self._constant)
+        units = inseparable_groups([n for n in nodes if n not in self._constant])
         if not units:  # there are only constant calls
             self.refused.append(self._work)
         while units:
@@ -119,7 +122,7 @@ class _Search:
             if units and self._compiles(units):
                 return
 
-    def _compiles(self, units: Sequence[levels.Unit]) -> bool:
+    def _compiles(self, units: Sequence[Unit]) -> bool:
         """Attempt to compile ``units``, and return whether that succeeded.
 
         If it did, adds the work on them to ``kept``.
@@ -129,7 +132,7 @@ class _Search:
             self.kept.append(compiled)
         return compiled is not None
 
-    def _attempt(self, units: Sequence[levels.Unit]) -> Work | None:
+    def _attempt(self, units: Sequence[Unit]) -> Work | None:
         """Compile a part with ``units``, and return the work on it.
 
         Returns None if the part does not compile, or if no attempt is left. Counts the
@@ -145,7 +148,7 @@ class _Search:
             return None
         return work
 
-    def _part(self, units: Sequence[levels.Unit]) -> Partition:
+    def _part(self, units: Sequence[Unit]) -> Partition:
         """Return a partition of ``units``, with copies of constant calls that they need."""
         whole = self._work.partition
         program = self._work.plan.program
@@ -164,7 +167,7 @@ class _Search:
         result = PartitionResult(program, {tag: whole.spec}, whole.boundary_types)
         return connected_partitions(program, result, tags)[tag]
 
-    def _refuse(self, units: Sequence[levels.Unit]) -> None:
+    def _refuse(self, units: Sequence[Unit]) -> None:
         """Add ``units`` to ``refused``, with the reason of the last failed attempt."""
         refused = {node for unit in units for node in unit}
         nodes = [node for node in self._work.partition.nodes if node in refused]

@@ -5,12 +5,12 @@ Operands come first, and random numbers are drawn in the order of eager.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 from itertools import pairwise
 
 from delegraph_programs import all_nodes, is_random
+from delegraph_programs.call_groups import sort_by_needs
 from delegraph_programs.call_names import handle_of
 from delegraph_programs.extract_subgraphs import subgraphs_of
 from torch._ops import OpOverload
@@ -86,26 +86,6 @@ def _computed_inputs(unit: Unit) -> list[Node]:
     """Return the nodes that a unit gets from other units or from the host."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
-
-
-def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
-    """Return the keys of ``needs``, each after the keys that it needs.
-
-    If several keys may come next, the smallest comes next. Raises CycleError if a key
-    needs itself, directly or through others.
-    """
-    sorter = TopologicalSorter(needs)
-    sorter.prepare()
-    ready: list[int] = []
-    result: list[int] = []
-    while sorter.is_active():
-        # ``ready`` is a heap. Its smallest key comes next, which may make keys ready
-        # that need it.
-        for k in sorter.get_ready():
-            heapq.heappush(ready, k)
-        result.append(heapq.heappop(ready))
-        sorter.done(result[-1])
-    return result
 
 
 def draws(node: Node) -> bool:

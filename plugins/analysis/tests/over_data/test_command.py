@@ -5,7 +5,6 @@ import textwrap
 import jsonschema
 import numpy as np
 import pytest
-from PIL import Image
 
 from core.tests.support.command_line import SCHEMA, as_data, fails, run
 from plugins.analysis.tests.support.bars import pictures
@@ -74,6 +73,7 @@ def test_rows_of_an_npz_file(bars, capsys):
 
 
 def test_pictures_in_folders_of_classes(bars, capsys, tmp_path):
+    Image = pytest.importorskip("PIL.Image")
     for number, (picture, label) in enumerate(pictures(6, 3)):
         folder = tmp_path / "photos" / ("lying" if int(label) else "a-upright")
         folder.mkdir(parents=True, exist_ok=True)
