@@ -187,8 +187,13 @@ def test_every_code_block_of_a_guide_is_tested(page):
     )
 
 
-SLOW = ("docs/language-models.md", "docs/tutorials/first-backend.md")
-"""Pages whose blocks take 20 s; fast tests of the plugins cover what they show."""
+SLOW = (
+    "docs/examples/commands.md",
+    "docs/guide/command-line.md",
+    "docs/language-models.md",
+    "docs/tutorials/first-backend.md",
+)
+"""Pages whose blocks take 10 to 20 s; fast tests of the plugins cover what they show."""
 NEEDED = {"plugins/coreai_backend/README.md": "coreai_torch"}
 """Packages that a page uses and that requirements-dev.txt does not install."""
 

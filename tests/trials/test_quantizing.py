@@ -284,7 +284,14 @@ def values(result):
 
 
 @pytest.mark.parametrize("bits", [8, pytest.param(16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("wrapper", [OneCell, Steps, WithoutState, Vector])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        OneCell,
+        Steps,
+        *(pytest.param(w, marks=pytest.mark.slow) for w in (WithoutState, Vector)),
+    ],
+)
 @pytest.mark.parametrize("kind", CELLS)
 def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):
     from delegraph_tosa.quantizer import Precision, TOSAQuantizer

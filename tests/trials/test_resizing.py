@@ -236,7 +236,7 @@ def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        Kind("nearest", 1),
+        pytest.param(Kind("nearest", 1), marks=pytest.mark.slow),
         Kind("nearest", 2),
         Kind("bilinear", 2),
         pytest.param(Kind("bicubic", 2), marks=pytest.mark.slow),
@@ -289,9 +289,9 @@ def test_quantized_images_resize_as_in_eager(kind, tmp_path):
 
 
 DYNAMIC = (
-    Kind("nearest", 1),
+    pytest.param(Kind("nearest", 1), marks=pytest.mark.slow),
     Kind("nearest", 2),
-    Kind("linear", 1),
+    pytest.param(Kind("linear", 1), marks=pytest.mark.slow),
     Kind("bilinear", 2),
 )
 
