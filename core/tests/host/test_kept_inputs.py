@@ -148,3 +148,12 @@ def test_values_are_put_back_in_any_layout():
     inference.numpy()[0] = 5
     assert kept.put_back() == [0, 1, 2]
     assert all(torch.equal(v, w) for v, w in zip(values, wanted, strict=True))
+
+
+def test_one_element_of_any_stride_is_compared():
+    value = torch.zeros(2, 5)[:1, 0]  # contiguous for torch, and its stride is 5
+    kept = KeptInputs.of([value])
+    assert kept.put_back() == []
+    value += 1
+    assert kept.put_back() == [0]
+    assert value.item() == 0

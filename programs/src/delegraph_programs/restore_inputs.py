@@ -65,7 +65,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     are contiguous.
     """
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    contiguous = plain.contiguous()
+    # a contiguous tensor of one element may have any stride, which ``view`` refuses
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
 
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
