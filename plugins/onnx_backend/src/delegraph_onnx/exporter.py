@@ -16,13 +16,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
+
+# without these operators, the registry leaves out the rules of quantized ones
+import torch.ao.quantization.fx._decomposed
 from delegraph_engines import NumberedCalls, Signature
 from delegraph_programs.extract_subgraphs import all_nodes, graphs, subgraphs_of
 from onnxscript import optimizer, version_converter
@@ -153,8 +155,6 @@ def _own_bodies(module: GraphModule) -> None:
 @cache
 def registry() -> ONNXRegistry:
     """Return the rules of torch.onnx, by operator. Reading them takes a second."""
-    # the rules of quantized operators are left out unless these are defined before
-    import_module("torch.ao.quantization.fx._decomposed")
     with _quiet():
         rules = ONNXRegistry.from_torchlib(opset_version=OPSET)
     for operator, rule in RULES.items():
