@@ -9,6 +9,7 @@ from torch import nn
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
+from delegraph.engine import narrow
 from delegraph_engines import quietly
 
 from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
@@ -250,6 +251,24 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
     expect_right(program, exported.module(), inputs, tmp_path, 0.05)
+
+
+def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch):
+    """The partition of relu, quantize and dequantize is divided after the relu."""
+    tosa = pytest.importorskip("delegraph_tosa.quantizer")
+    monkeypatch.setattr(
+        narrow, "inseparable_groups", lambda calls: [[call] for call in calls]
+    )
+    torch.manual_seed(0)
+    make, shape = LOADABLE_ROWS["linear layers of rank three"]
+    inputs = (torch.randn(shape),)
+    exported = torch.export.export(make().eval(), inputs)
+    prepared = prepare_pt2e(exported.module(), tosa.TOSAQuantizer())
+    prepared(*inputs)
+    quantized = torch.export.export(convert_pt2e(prepared), inputs)
+    program = delegraph.lower(quantized, backends=["xnnpack"])
+    assert "compiles only as" in str(program.report)
+    expect_right(program, quantized.module(), inputs, tmp_path, 1e-3)
 
 
 FLOAT_CONVOLUTIONS = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from delegraph_engines import quietly
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from . import bridge
@@ -18,6 +19,7 @@ with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
         XnnpackPartitioner as TheirPartitioner,
     )
+    from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
     from executorch.backends.xnnpack.xnnpack_preprocess import (
         XnnpackBackend as TheirBackend,
     )
@@ -264,6 +266,33 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
     return why or _why_dequantized_for_floats(node, constants)
 
 
+def _prepare(edge: ExportedProgram) -> ExportedProgram:
+    """Change the program of a partition to one that ExecuTorch compiles rightly."""
+    _compute_conversions_at_borders(edge)
+    return separate_constants(edge)
+
+
+def _compute_conversions_at_borders(edge: ExportedProgram) -> None:
+    """Remove marks of conversions that no call of ``edge`` includes.
+
+    The partitioner marks a quantize that the call before it includes, and a dequantize
+    that the call after it includes; XNNPACK then compiles no call for it. If the
+    partition was divided, that call may be outside.
+    """
+    for node in edge.graph.nodes:
+        name = _name(node)
+        if name == "quantize_per_tensor":
+            neighbours = node.all_input_nodes[:1]
+        elif name == "dequantize_per_tensor":
+            neighbours = list(node.users)
+        else:
+            continue
+        if isinstance(node.args[1], Node):
+            continue  # the scale is computed at run time: such calls stay together
+        if any(neighbour.op in ("placeholder", "output") for neighbour in neighbours):
+            node.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+
+
 def _partitioner(**options: Any) -> TheirPartitioner:
     """Return ExecuTorch's partitioner with corrected configurations."""
     partitioner = TheirPartitioner(**options)
@@ -276,6 +305,6 @@ XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(
     _partitioner,
     _refuses,
     cached=True,
-    prepare=separate_constants,
+    prepare=_prepare,
     loads=True,
 )
