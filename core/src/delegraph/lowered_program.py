@@ -152,7 +152,7 @@ class LoweredProgram(MethodPrograms):
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(self._chosen(None)).run(*args, **kwargs)
+        return self.method(self._chosen(None)).call(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
         """Return a program with buffers of its own, in their initial state.

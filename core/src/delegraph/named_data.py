@@ -122,8 +122,10 @@ class NamedDataStore:
         return self._output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add all data of ``other``. Raises the errors of ``check_output`` and
-        ``add_named_data``.
+        """Add all data of ``other``, entry by entry.
+
+        Raises the errors of ``check_output`` before anything is added, and those of
+        ``add_named_data``; the entries before the faulty one then stay.
         """
         check_output(other)
         for tag, entries in other.files():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import pluggy
@@ -309,6 +309,7 @@ class BackendSpec(Declaration):
     backend_id: str
     api: int
     summary: str = ""
+    _: KW_ONLY
     options: tuple[OptionSpec, ...] = ()
     default: bool = False
     traits: BackendTraits = BackendTraits()

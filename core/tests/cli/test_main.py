@@ -195,6 +195,9 @@ def test_wrong_usage(model, tmp_path, capsys):
     assert "no function 'nothing'" in fails(
         capsys, "lower", f"{model}:nothing", *lower[2:], code=2, error="usage-invalid"
     )
+    assert "no function ''" in fails(
+        capsys, "lower", f"{model}:", *lower[2:], code=2, error="usage-invalid"
+    )
     wrong = fails(
         capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found"
     )

@@ -17,7 +17,8 @@ from delegraph.partitioner import (
     PartitionResult,
 )
 from delegraph.report.collect import host_calls
-from delegraph_programs import normalize, to_core
+from delegraph_programs import all_nodes, normalize, to_core
+from delegraph_programs.call_names import LEFT
 from delegraph_programs.decompose import trace
 from delegraph_programs.decompose.decomposition_tables import beyond_core, is_composite
 from delegraph_programs.decompose.inline import Inlining
@@ -887,3 +888,20 @@ def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
 
 def test_what_torch_decomposes_in_python_alone_is_decomposed():
     assert to_core(torch.ops.aten._upsample_nearest_exact2d.default) is not None
+
+
+def test_the_program_in_core_aten_is_a_copy(registry):
+    class Branches(nn.Module):
+        def forward(self, x, sign):
+            return torch.cond(
+                sign.sum() > 0,
+                lambda x: F.layer_norm(x, (4,)),
+                lambda x: F.softplus(x),
+                (x,),
+            )
+
+    inputs = (torch.ones(2, 4), torch.ones(2))
+    lowered = api.lower(Branches().eval(), inputs, backends=[], registry=registry)
+    lowered.core_program()
+    nodes = all_nodes(lowered.exported_program().graph_module)
+    assert [node.name for node in nodes if LEFT in node.meta] == []

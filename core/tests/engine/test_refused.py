@@ -683,3 +683,20 @@ def test_random_programs_are_eager_over_two_calls(seed):
     assert len(first.seen) == sum(
         d.backend_id == "FirstBackend" for d in program.delegates
     ) + len(program.report.given_back)
+
+
+def test_an_error_that_is_its_own_cause_is_a_refusal():
+    class SelfCausedBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            error = RuntimeError("cannot compile")
+            raise error from error
+
+    registry = Registry(discover=False)
+    partitioner = CapabilityPartitioner(lambda node: None, "SelfCausedBackend")
+    registry.register(SelfCausedBackend, partitioner=partitioner, name="broken")
+    lowered = delegraph.lower(
+        nn.ReLU().eval(), (torch.ones(2),), backends=["broken"], registry=registry
+    )
+    assert lowered.delegates == []
+    assert "RuntimeError: cannot compile" in str(lowered.report)

@@ -7,6 +7,7 @@ import json
 import delegraph
 import pytest
 import torch
+from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     FormatNotFound,
@@ -15,8 +16,15 @@ from delegraph.errors import (
     PluginFailed,
     UsageError,
 )
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from delegraph.plugin import ModelSpec, ReportSpec, hookimpl
 from delegraph.report import LoweringResult, ReportFormat, write_report
+from delegraph.runtime import BackendRuntime
 
 from ..conftest import EchoBackend, EchoRuntime
 
@@ -230,3 +238,46 @@ def test_an_observer_sees_a_run_in_order(registry):
     assert figures.agrees()
     with pytest.raises(InputError, match="does not show the values in it"):
         lowered.verify(x, observer=Record(), runtime="executorch")
+
+
+def test_a_delegate_inside_of_a_delegate_is_observed_as_part_of_it(registry):
+    """Without a runtime of the outer one, its original operators run here."""
+
+    class InnerBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            return PreprocessResult(b"")
+
+    class InnerRuntime(BackendRuntime):
+        @staticmethod
+        def load(processed_bytes, compile_specs, named_data):
+            return lambda x: (torch.sin(x),)
+
+    class OuterBackend(InnerBackend):
+        pass
+
+    class TakesAll(Partitioner):
+        def partition(self, program):
+            for node in program.graph.nodes:
+                if node.op == "call_function":
+                    node.meta["delegation_tag"] = "all"
+            return PartitionResult(program, {"all": DelegationSpec("OuterBackend", [])})
+
+    takes_sin = CapabilityPartitioner(
+        lambda node: None if "sin" in str(node.target) else "unknown", "InnerBackend"
+    )
+    registry.register(
+        InnerBackend, partitioner=takes_sin, runtime=InnerRuntime, name="inner"
+    )
+    registry.register(OuterBackend)
+    x = torch.ones(2)
+    inner = delegraph.lower(Waves().eval(), (x,), backends=["inner"], registry=registry)
+    outer = delegraph.lower(
+        inner.exported_program(), backends=[TakesAll()], registry=registry
+    ).with_missing_runtime("eager")
+    assert torch.equal(outer.observe(Record(), x), Waves()(x))
+
+
+class Waves(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x) + 1

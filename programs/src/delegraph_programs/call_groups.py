@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from graphlib import TopologicalSorter
+from collections.abc import Container, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from torch.fx import Node
 
@@ -37,40 +37,60 @@ def inseparable_groups(calls: Sequence[Node]) -> list[list[Node]]:
     A call that unpacks results is in the group of the call that makes them. Compilers
     match quantize and dequantize with the call between them. So a quantize is in the
     group of the call before it, and a dequantize in that of its first user. If the
-    scale is computed at run time, all of these calls are in one group.
+    scale is computed at run time, all of these calls are in one group. Groups that need
+    each other are one group.
 
     ``calls`` and each group are in graph order. Groups are in graph order, too, unless
     they need each other differently.
     """
     root = {node: node for node in calls}
-
-    def join(node: Node, others: Sequence[Node]) -> None:
-        for other in others:
-            if other in root:
-                root[find_root(root, node)] = find_root(root, other)
-
     for node in calls:
-        name = getattr(node.target, "__name__", "")
-        first_user = [user for user in calls if user in node.users][:1]
-        value = node.all_input_nodes[:1]
-        scales = [n for n in node.all_input_nodes[1:] if n in root]
-        if name.startswith("dequantize"):
-            join(node, first_user)
-        elif name.startswith("quantize") and scales:
-            join(node, [*scales, *first_user])
-        elif name.startswith("quantize") or name == "getitem":
-            join(node, value)
+        for partner in _partners(node, root):
+            root[find_root(root, node)] = find_root(root, partner)
+    while True:
+        groups = _by_root(calls, root)
+        try:
+            order = sort_by_needs(_needs(groups))
+        except CycleError as error:
+            first, *others = error.args[1]
+            for other in others:
+                one = find_root(root, groups[first][0])
+                root[one] = find_root(root, groups[other][0])
+        else:
+            return [groups[position] for position in order]
 
+
+def _partners(node: Node, calls: Container[Node]) -> list[Node]:
+    """Return those of ``calls`` that a compiler needs together with ``node``."""
+    name = getattr(node.target, "__name__", "")
+    operands = node.all_input_nodes
+    first_user = [user for user in node.users if user in calls][:1]
+    partners: list[Node] = []
+    if name.startswith("dequantize"):
+        partners = first_user
+    elif name.startswith("quantize") and any(scale in calls for scale in operands[1:]):
+        partners = [*operands[1:], *first_user]
+    elif name.startswith("quantize") or name == "getitem":
+        partners = operands[:1]
+    return [partner for partner in partners if partner in calls]
+
+
+def _by_root(calls: Sequence[Node], root: dict[Node, Node]) -> dict[int, list[Node]]:
+    """Return position of a group's first call -> the calls of the group."""
     groups: dict[int, list[Node]] = {}
-    group_of: dict[Node, int] = {}
     first_of_root: dict[Node, int] = {}
     for position, node in enumerate(calls):
         first = first_of_root.setdefault(find_root(root, node), position)
         groups.setdefault(first, []).append(node)
-        group_of[node] = first
-    needs: dict[int, set[int]] = {first: set() for first in groups}
-    for node in calls:
-        own = group_of[node]
-        operands = [n for n in node.all_input_nodes if n in group_of]
-        needs[own].update(group_of[n] for n in operands if group_of[n] != own)
-    return [groups[first] for first in sort_by_needs(needs)]
+    return groups
+
+
+def _needs(groups: Mapping[int, Sequence[Node]]) -> dict[int, set[int]]:
+    """Return key of a group -> keys of the other groups that compute its operands."""
+    group_of = {node: first for first, group in groups.items() for node in group}
+    needs: dict[int, set[int]] = {}
+    for first, group in groups.items():
+        operands = [operand for node in group for operand in node.all_input_nodes]
+        computed = {group_of[operand] for operand in operands if operand in group_of}
+        needs[first] = computed - {first}
+    return needs

@@ -26,8 +26,8 @@ def count_writes(inputs: Sequence[Any]) -> list[int]:
 class KeptInputs(NamedTuple):
     """The inputs of a call, and copies from before the call.
 
-    ``copies``: position of an input -> its copy. Sparse and meta tensors, and those of
-    other classes, have none, because they have no plain memory.
+    ``copies``: position of an input -> its copy. Sparse, quantized and meta tensors,
+    and those of other classes, have none, because they have no plain memory.
     """
 
     inputs: Sequence[Any]
@@ -42,6 +42,7 @@ class KeptInputs(NamedTuple):
                 position: value.detach().clone()
                 for position, value in enumerate(inputs)
                 if type(value) in _KINDS
+                and not value.is_quantized
                 and value.layout is torch.strided
                 and value.device.type != "meta"
             },

@@ -400,13 +400,15 @@ def _find_function(
         if not n.startswith("_") and _can_be_called_without_arguments(f)
     ]
     only = fitting if len(fitting) == 1 else []
-    candidates = [name] if name else ["model", path.stem, *only]
+    candidates = ["model", path.stem, *only] if name is None else [name]
     for candidate in candidates:
         if candidate in functions:
             return functions[candidate]
     known = f"it has {', '.join(fitting)}" if fitting else "it has none"
     missing = (
-        f"no function {name!r}" if name else f"no function called model or {path.stem}"
+        f"no function called model or {path.stem}"
+        if name is None
+        else f"no function {name!r}"
     )
     raise UsageError(
         "usage-invalid",

@@ -17,7 +17,6 @@ from typing import Any
 
 from delegraph_programs import (
     TRACING,
-    all_nodes,
     copy_program,
     decompose_calls,
     exported_program,
@@ -287,15 +286,19 @@ def in_core_aten(
     Subgraphs are included, and operators in ``keep`` stay whole. A call that torch
     cannot decompose for its arguments stays whole, too.
     """
+
+    def keeps(node: Node) -> bool:
+        """Return whether a call stays whole; mark it otherwise.
+
+        The report counts the user's call by this mark, which the calls that replace it
+        inherit.
+        """
+        if node.target not in keep and LEFT not in node.meta:
+            node.meta[LEFT] = (handle_of(node), node.name, operator_name(node))
+        return node.target in keep
+
     with TRACING:
-        program = copy_program(program)
-        for node in all_nodes(program.graph_module):
-            if node.op != "call_function" or node.target in keep:
-                continue
-            if to_core(node.target):
-                # the report counts the user's call, not the calls that replace it here
-                node.meta[LEFT] = (handle_of(node), node.name, operator_name(node))
-        return decompose_calls(program, lambda node: node.target in keep, keep)
+        return decompose_calls(copy_program(program), keeps, keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:

@@ -38,7 +38,9 @@ def may_be_refusal(error: BaseException) -> bool:
     if is_own_error and not isinstance(error, PluginFailed):
         return False
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # ``raise error from error`` makes a cycle
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if not isinstance(cause, Exception) or isinstance(cause, MemoryError):
             return False
         cause = cause.__cause__ or cause.__context__

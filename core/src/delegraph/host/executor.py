@@ -288,11 +288,11 @@ class LoadedDelegate:
                 raise
             # Run the original operators by an ``Executable``. torch's own module would
             # write state into the program's tensors, and refuse other strides than the
-            # recorded ones.
+            # recorded ones. Delegates inside have no hook: observers know only the
+            # program's own.
+            inner = Delegates(registry, self._delegates.on_missing)
             with self._turn:
-                self._run = self._run or Executable(
-                    module.original_module, self._delegates
-                )
+                self._run = self._run or Executable(module.original_module, inner)
                 return self._run
         # replace the lock of this delegate by one for all delegates of the runtime, in
         # all programs
@@ -576,8 +576,8 @@ class Executable:
             copy._state = {k: v.clone() for k, v in self._state.items()}
         return copy
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the program. Writes new values to inputs and buffers; returns the
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program, without leaving torch.compile. Writes new values to inputs and buffers; returns the
         results in the user's structure.
 
         Raises InputError if arguments do not fit. If an operator fails and an input has
@@ -605,9 +605,9 @@ class Executable:
                 raise wrong_size from error
             return self._method.pack(self._finish(results, flat))
 
-    # ``run`` is for callers that are uncompiled themselves: to enter twice costs each
-    # call about 20 us
-    __call__ = uncompiled(run)
+    # ``call`` is for callers that have left torch.compile themselves: leaving it twice
+    # costs each call about 20 us
+    __call__ = uncompiled(call)
 
     def _prepare(self) -> Callable[..., Any]:
         """Return the function that runs the program. The first call makes the function

@@ -62,9 +62,11 @@ class Report(WithFacts):
     @property
     def rows(self) -> Rows:
         """Return all rows; the first access builds them."""
-        if not isinstance(self._source, Rows):
-            self._source = self._source()
-        return self._source
+        source = self._source  # read once: another thread may replace it
+        if not isinstance(source, Rows):
+            source = source()
+            self._source = source
+        return source
 
     @property
     def delegates(self) -> list[DelegateRow]:
