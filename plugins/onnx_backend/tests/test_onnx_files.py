@@ -214,6 +214,71 @@ def test_code_of_a_provider_in_another_file_is_not_read(tmp_path):
         delegraph.load(tmp_path / "net.onnx")(torch.ones(2))
 
 
+def in_a_function(model, inner):
+    """Move ``inner`` into a function, which the model calls."""
+    opset = onnx.helper.make_opsetid("own", 1)
+    function = onnx.helper.make_function(
+        "own", "Inner", [], list(inner.output), [inner], list(model.opset_import)
+    )
+    model.functions.append(function)
+    model.opset_import.append(opset)
+    call = onnx.helper.make_node("Inner", [], list(inner.output), domain="own")
+    model.graph.node.append(call)
+
+
+def in_a_branch(model, inner):
+    """Move ``inner`` into both branches of an If of a branch."""
+    [name] = inner.output
+    result = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
+    for depth in range(2):
+        branch = onnx.helper.make_graph([inner], f"branch{depth}", [], [result])
+        inner = onnx.helper.make_node(
+            "If", ["yes"], [name], then_branch=branch, else_branch=branch
+        )
+    yes = onnx.helper.make_tensor("yes", onnx.TensorProto.BOOL, [], [True])
+    model.graph.initializer.append(yes)
+    model.graph.node.append(inner)
+
+
+@pytest.mark.parametrize("hide", [in_a_function, in_a_branch])
+@pytest.mark.parametrize("kind", ["code", "constant"])
+def test_no_other_file_is_read_from_a_function_or_a_branch(tmp_path, hide, kind):
+    path, _, inputs = saved(tmp_path)
+    model = onnx.load(path)
+    if kind == "code":
+        inner = onnx.helper.make_node(
+            "EPContext",
+            [],
+            ["inner"],
+            domain="com.microsoft",
+            embed_mode=0,
+            ep_cache_context="code.bin",
+        )
+        text = "'code.bin', which is another file"
+    else:
+        constant = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [1, 2])
+        constant.ClearField("float_data")
+        constant.data_location = onnx.TensorProto.EXTERNAL
+        constant.external_data.add(key="location", value="code.bin")
+        inner = onnx.helper.make_node("Constant", [], ["inner"], value=constant)
+        text = "constant 'w' of 'Constant' is in another file"
+    hide(model, inner)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match=text):
+        delegraph.load(path)(*inputs)
+
+
+def test_weights_of_a_branch_are_not_read_from_another_file(tmp_path):
+    path, _, inputs = saved(tmp_path)
+    model = onnx.load(path)
+    in_a_branch(model, onnx.helper.make_node("Identity", ["w"], ["inner"]))
+    weight = model.graph.node[-1].attribute[0].g.initializer.add(name="w")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match="constant 'w' of 'If' is in another file"):
+        delegraph.load(path)(*inputs)
+
+
 def test_external_data_that_is_too_short_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
     path, _, inputs = saved(tmp_path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -342,7 +342,7 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
 
     from .session import MARK
 
-    _expect_embedded(model.graph)
+    _expect_one_file(model)
     sides = []
     for values in (_inputs(model.graph), model.graph.output):
         side = []
@@ -363,14 +363,16 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
         return Signature.from_json(sides).seal(file, MARK, weights=rows), data
 
 
-def _expect_embedded(graph: onnx.GraphProto) -> None:
-    """Raise FormatError if the code of a provider is in another file.
+def _expect_one_file(model: onnx.ModelProto) -> None:
+    """Raise FormatError if code of a provider, or a constant, is in another file.
 
-    A model of another person must not choose the files that are read.
+    A model of another person must not choose the files that are read. ``_external``
+    reads the weights of the model itself.
     """
-    for node in graph.node:
+    for node in _all_nodes(model):
+        # a value that a function gets from its caller is 0 here
         modes = [a.i for a in node.attribute if a.name == "embed_mode"]
-        if node.op_type == "EPContext" and 0 in modes:
+        if node.op_type == "EPContext" and any(mode != 1 for mode in modes):
             names = [a.s for a in node.attribute if a.name == "ep_cache_context"]
             name = b"".join(names).decode(errors="replace")
             raise FormatError(
@@ -378,6 +380,33 @@ def _expect_embedded(graph: onnx.GraphProto) -> None:
                 f"the code for an execution provider is in {name!r:.80}, which is"
                 " another file; only code inside of the model is read",
             )
+        for attribute in node.attribute:
+            tensors = [attribute.t, *attribute.tensors]
+            for graph in _graphs_of(attribute):
+                tensors += graph.initializer
+            for tensor in tensors:
+                if tensor.data_location == TensorProto.EXTERNAL:
+                    raise FormatError(
+                        "format-invalid",
+                        f"the constant {tensor.name!r:.40} of {node.op_type!r:.40} is"
+                        " in another file; only weights of the main graph may be",
+                    )
+
+
+def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model, its functions, branches and loop bodies."""
+    groups = [model.graph.node]
+    groups += [function.node for function in model.functions]
+    while groups:
+        for node in groups.pop():
+            yield node
+            for attribute in node.attribute:
+                groups += [graph.node for graph in _graphs_of(attribute)]
+
+
+def _graphs_of(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """Return the branches or loop bodies that an attribute has."""
+    return [*attribute.graphs, attribute.g]
 
 
 def _external(
@@ -453,7 +482,7 @@ def _rename_border(graph: onnx.GraphProto, delegate: DelegateInfo) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         for attribute in node.attribute:
-            for inner in (*attribute.graphs, attribute.g):
+            for inner in _graphs_of(attribute):
                 _rename_inside(inner, names)
 
 
@@ -462,7 +491,7 @@ def _rename_inside(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
-            for inner in (*attribute.graphs, attribute.g):
+            for inner in _graphs_of(attribute):
                 _rename_inside(inner, names)
     for value in graph.output:
         value.name = names.get(value.name, value.name)
