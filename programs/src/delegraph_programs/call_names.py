@@ -29,17 +29,19 @@ aten = torch.ops.aten
 # - "decomposed_from": the operators that a call is a part of, outermost first.
 #   decompose/inline.py writes it; reports and comparisons read it.
 # - ``LEFT``: written when the last step decomposes calls without a backend
-#   (engine/decompose_on_demand.py), so that a report counts the user's call and not its parts.
+#   (engine/decompose_on_demand.py), so that a report counts the user's call and not its
+#   parts.
 # - "delegation_tag", "no_copy": a partitioner's results: the partition of a node, and
-#   whether a constant must not be copied. engine/ask_partitioner.py reads both. A tag means nothing
-#   to the next partitioner, so steps that copy nodes, and ``rebuild``, remove it.
+#   whether a constant must not be copied. engine/ask_partitioner.py reads both. A tag
+#   means nothing to the next partitioner, so steps that copy nodes, and ``rebuild``,
+#   remove it.
 # - "boundary": engine/insert.py marks casts that it adds where a delegate takes or
 #   returns a value in another type. Reports do not count these as operators.
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it
 #   in each call, and program files keep it.
 # - ``INDEXED``: a partitioner's mark on a value that has indices. ``call_spec`` checks
-#   inputs of the program. ``host/graph_function.py`` checks values that the host computes
-#   for delegates.
+#   inputs of the program. ``host/graph_function.py`` checks values that the host
+#   computes for delegates.
 # In addition, ``graph_module.meta`` of a partition's program has "method" and
 # "partition" for the backend (engine/extract.py).
 LEFT = "left_to_host"
