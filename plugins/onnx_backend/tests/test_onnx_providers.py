@@ -180,9 +180,9 @@ class Function(nn.Module):
         return self.function(*args)
 
 
-def check_equal(function, *args):
+def check_equal(function, *args, **options):
     """Check that a program for a provider computes what eager computes."""
-    lowered = lower(Function(function), *args)
+    lowered = lower(Function(function), *args, **options)
     torch.testing.assert_close(lowered(*args), function(*args), rtol=1e-2, atol=1e-2)
     return lowered
 
@@ -213,6 +213,56 @@ def test_integers_that_become_bool_and_numbers_are_zero_or_one():
     integers = torch.arange(-3, 4)
     check_equal(lambda x: (x * 3).bool().float() * 2, integers)
     check_equal(lambda x: (x * 3).bool().long() * 2, integers)
+
+
+BYTES = torch.tensor([0, 1, 7, 100, 200, 255], dtype=torch.uint8)
+
+
+@needs_qnn
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.float() * 2,
+        lambda x: x / 255,
+        lambda x: (x.float() * 0.5).to(torch.uint8).float() * 2,
+    ],
+)
+def test_bytes_that_become_floats_keep_their_values(function):
+    lowered = check_equal(function, BYTES, soc="SM8750")
+    assert lowered.host_operators == 0
+
+
+@needs_qnn
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_integers_that_become_bytes_wrap(dtype):
+    integers = torch.arange(-3, 4, dtype=torch.int32) * 100
+    for function in (
+        lambda x: (x * 1).to(dtype).to(torch.int32) * 2,
+        lambda x: (x * 1).sum(0, dtype=dtype) * 1,
+    ):
+        check_equal(function, integers, soc="SM8750")
+
+
+@needs_qnn
+def test_a_dequantized_value_becomes_an_index_on_the_host():
+    """The NPU's float16 may be on the other side of an integer."""
+    quantized = torch.ops.quantized_decomposed
+
+    def step(x, scale, zero_point):
+        limits = (scale, zero_point, -128, 127, torch.int8)
+        return quantized.dequantize_per_tensor(
+            quantized.quantize_per_tensor(x, *limits), *limits
+        )
+
+    def function(x):
+        parts = step(torch.sigmoid(step(x, 0.1, 0)) * 10, 10 / 255, -128)
+        return parts.to(torch.int64) * 2
+
+    x = torch.arange(-128, 128) * 0.1
+    lowered = lower(Function(function), x, soc="SM8750")
+    assert "onnx: its operand is dequantized" in str(lowered.report)
+    # a rounding between two steps remains
+    assert (lowered(x) != function(x)).sum() <= 2
 
 
 @needs_qnn

@@ -1,8 +1,10 @@
-"""Round values before they are converted to integers or bool, for NPUs.
+"""Change conversions that Qualcomm's compiler computes wrongly, for NPUs.
 
 Qualcomm's compiler replaces two conversions in a row by one. So 1.6 that is converted
 to int32 and to float32 again stays 1.6, and 3 that is converted to bool and to int32
 stays 3. If the operand already is a value of the new type, no conversion changes it.
+
+It also converts uint8 to floats as if it were bool. So uint8 becomes int32 first.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import onnx_ir as ir
 from .node_writer import NodeWriter
 
 
-def round_before_casts(model: ir.Model) -> None:
-    """Convert only whole numbers to integers, and only 0 and 1 to bool."""
+def correct_casts(model: ir.Model) -> None:
+    """Convert only whole numbers to integers, 0 and 1 to bool, and int32 to floats."""
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         source = node.inputs[0] if node.op_type == "Cast" else None
         target = node.outputs[0].dtype
@@ -28,3 +30,7 @@ def round_before_casts(model: ir.Model) -> None:
             whole = writer.add("Floor", [writer.add("Abs", [source])])
             sign = writer.add("Sign", [source])
             node.replace_input_with(0, writer.add("Mul", [sign, whole]))
+        elif source.dtype is ir.DataType.UINT8 and target.is_floating_point():
+            integers = writer.add("Cast", [source], to=ir.DataType.INT32)
+            # without an operator between them, the two conversions become one
+            node.replace_input_with(0, writer.add("Abs", [integers]))

@@ -34,7 +34,7 @@ from torch.onnx._internal.exporter import _core
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from .casts import round_before_casts
+from .casts import correct_casts
 from .corrections import RULES
 from .float_weights import hide_float_weights
 from .quantized_activations import quantize_before_activations
@@ -83,7 +83,7 @@ class Draft(NumberedCalls):
             use_gemm(self.model)
             simplify_shapes(self.model)
             quantize_before_activations(self.model)
-            round_before_casts(self.model)
+            correct_casts(self.model)
             _unshare_quantization(self.model)
         else:
             hide_float_weights(self.model)

@@ -37,6 +37,18 @@ TYPES = frozenset(
     }
 )
 """Types of tensors that cross the border of a delegate, or lie inside."""
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+CONVERSIONS = (
+    "aten._to_copy.",
+    "aten.to.",
+    "aten.type_as.",
+    "prims.convert_element_type.",
+    "aten.sum.",
+    "aten.prod.",
+    "aten.cumsum.",
+    "aten.cumprod.",
+)
+"""Operators whose result may have another type than their first operand."""
 NO_RULE = "torch.onnx has no rule for this operator"
 
 
@@ -109,7 +121,8 @@ def why_not_ahead(node: Node) -> str | None:
 
 def why_not_on_qnn(node: Node) -> str | None:
     """Return a reason as ``why_not_ahead`` does, for Qualcomm's provider."""
-    return why_not_ahead(node) or _why_wrong_on_qnn(node)
+    # this first, because a call that has no rule is decomposed
+    return _why_wrong_on_qnn(node) or why_not_ahead(node)
 
 
 CHECKS = {"cpu": why_not, "qnn": why_not_on_qnn}
@@ -128,6 +141,25 @@ def _why_wrong_on_qnn(node: Node) -> str | None:
         shapes = [list(index.meta["val"].shape) for index in indices]
         if len(shapes) > 1 and not _are_equal_and_static(shapes):
             return "Qualcomm's compiler does not broadcast several index tensors"
+    if name.startswith(CONVERSIONS):
+        return _why_converted_wrongly(node)
+    return None
+
+
+def _why_converted_wrongly(node: Node) -> str | None:
+    """Return a reason if a result has another type, and perhaps a wrong value."""
+    operand = node.all_input_nodes[0]
+    source = operand.meta["val"].dtype
+    target = node.meta["val"].dtype
+    becomes_uint8 = target is torch.uint8 and source is not torch.uint8
+    if becomes_uint8 and source in INTEGERS:
+        return "Qualcomm's compiler does not wrap integers that become uint8"
+    is_dequantized = "quantized_decomposed.dequantize" in str(operand.target)
+    if is_dequantized and target in INTEGERS:
+        return (
+            "its operand is dequantized; Qualcomm's compiler may compute it in float16,"
+            " on the other side of an integer"
+        )
     return None
 
 
