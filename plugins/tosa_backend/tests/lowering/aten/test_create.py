@@ -50,7 +50,10 @@ FAMILY.case(
     "empty",
     lambda x: [
         x,
-        *(e * 0 for e in (torch.empty(3), x.new_empty(2), torch.empty_like(x))),
+        *(
+            torch.where(torch.zeros(e.shape, dtype=torch.bool), e, 1.0)
+            for e in (torch.empty(3), x.new_empty(2), torch.empty_like(x))
+        ),
     ],
     whole(2, 3),
 )
