@@ -31,7 +31,7 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
         most = inf if high is None else high
         return t.clamp(x, least, most)
     for limit in (low, high):
-        t.require(
+        t.refuse_unless(
             limit is None or isinstance(limit, int),
             f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers",
         )
@@ -153,7 +153,7 @@ def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool) -> V
 
     Refused for training.
     """
-    t.require(not training, "it draws random numbers, which TOSA cannot")
+    t.refuse_unless(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
 
 

@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
 
     As in torch, the result is 0 for a query if the mask hides every key.
     """
-    t.require(
+    t.refuse_unless(
         dropout_p == 0,
         f"attention with dropout of {dropout_p} draws random numbers, which TOSA"
         " cannot",

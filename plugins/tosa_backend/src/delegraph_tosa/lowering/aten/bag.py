@@ -66,7 +66,7 @@ def bagged(t: Tosa, bags: Bags) -> Results:
     rows, width = bags.weight.shape
     member = _members(t, bags.offsets, index_count, bags.include_last_offset)
     bag_count = member.shape[0]
-    t.require(
+    t.refuse_unless(
         not exceeds(bag_count * index_count * width, MEMBERS),
         f"{bag_count} bags of {index_count} rows of {width} take too many comparisons",
     )

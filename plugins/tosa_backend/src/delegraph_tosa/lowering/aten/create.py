@@ -165,7 +165,7 @@ def _arange_at_run_time(
         is_dynamic(number) or type(number) is int for number in (start, end, step)
     )
     why = "the steps of an arange that ends at run time have to be whole numbers"
-    t.require(
+    t.refuse_unless(
         are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step")
     )
     count = -((start - end) // step)  # ceil((end - start) / step)

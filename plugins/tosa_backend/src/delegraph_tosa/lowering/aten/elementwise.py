@@ -229,7 +229,7 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
     limits = finfo(dtype)
     is_finite = math.isfinite(number)
     is_normal = limits.tiny <= math.fabs(result) <= limits.max
-    t.require(
+    t.refuse_unless(
         is_normal or not is_finite,
         f"1 / {number}, by which a division multiplies, is no normal number of {dtype}",
     )

@@ -71,14 +71,14 @@ def _grouped_mm(
     """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] ->
     [E,S,N]
     """
-    t.require(
+    t.refuse_unless(
         bias is None and out_dtype is None,
         "a grouped product with a bias or another dtype is not lowered",
     )
     if offs is None and self.rank == mat2.rank == 3:
         t.expect_one_type("a matrix product", self, mat2)
         return t.matmul(self, mat2)
-    t.require(
+    t.refuse_unless(
         offs is not None and self.rank == 2 and mat2.rank == 3,
         "a grouped product is lowered if its rows are in groups, not if its columns or"
         " its summed axis are",
@@ -93,12 +93,14 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
     others outside are left out
     """
     size = math.prod(self.shape)
-    t.require(self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered")
-    t.require(
+    t.refuse_unless(
+        self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered"
+    )
+    t.refuse_unless(
         min < max or bins == 1,
         "a histogram needs min and max to be lowered: here the data determines its ends",
     )
-    t.require(
+    t.refuse_unless(
         not exceeds(size * bins, COMPARISONS),
         too_many_comparisons(f"{size} elements in {bins} bins"),
     )

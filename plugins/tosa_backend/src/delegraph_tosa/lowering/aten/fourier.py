@@ -47,7 +47,7 @@ def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
 
     Unsupported above LARGEST elements.
     """
-    t.require(
+    t.refuse_unless(
         matrix.size <= LARGEST,
         f"a Fourier transform of {len(matrix)} numbers is too large for a matrix",
     )
@@ -215,7 +215,7 @@ def _complex(t: Tosa, x: Value) -> Complex:
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
     """Raise Unsupported unless ``sizes`` is None: torch would pad or cut the input."""
-    t.require(
+    t.refuse_unless(
         sizes is None, "only a Fourier transform of the size of its input is lowered"
     )
 
@@ -264,7 +264,7 @@ def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -
     count = self.shape[dim]
     even = 2 * (count - 1)
     # the transforms of ``even`` and of ``even + 1`` real numbers have the same size
-    t.require(
+    t.refuse_unless(
         n in (None, even, even + 1),
         f"an inverse of {count} to {n} elements is not lowered",
     )
@@ -354,7 +354,7 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
 
 def _times_real(t: Tosa, x: Complex, factor: Operand) -> Complex:
     """x [*S] * factor [*S], a real tensor or a number, as complex [*S]."""
-    t.require(
+    t.refuse_unless(
         not isinstance(factor, complex), "a complex number as a factor is not lowered"
     )
     if isinstance(factor, Value):

@@ -175,7 +175,7 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
     """
     joint: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
-        t.require(
+        t.refuse_unless(
             index.dtype is not DType.BOOL,
             "the number of elements that a mask selects depends on the data",
         )
@@ -264,7 +264,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
     """[*S] -> [*S,num_classes]; int64: 1 at the position that an element names, else 0"""
-    t.require(
+    t.refuse_unless(
         num_classes > 0, "the shape of one_hot without num_classes depends on the data"
     )
     named = t.reshape(self, (*self.shape, 1))

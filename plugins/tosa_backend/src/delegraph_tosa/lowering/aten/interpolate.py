@@ -196,7 +196,7 @@ def interpolated(
         if kind in (linear_filter, cubic_filter) and axis.size == axis.out:
             continue
         if is_weighted and not t.weighs_integers:
-            t.require(
+            t.refuse_unless(
                 x.dtype in FLOATS,
                 f"interpolation of {x.dtype} between elements is not lowered",
             )
@@ -209,8 +209,8 @@ def interpolated(
             " known at run time only"
         )
         why = by_size(text, "resize with antialias=False")
-        t.require(kind in AT_RUN_TIME, why)
-        t.require(not is_weighted or not t.weighs_integers, why)
+        t.refuse_unless(kind in AT_RUN_TIME, why)
+        t.refuse_unless(not is_weighted or not t.weighs_integers, why)
         taps = AT_RUN_TIME[kind](t, axis, corners)
         y = interpolate_dynamic.weighted(t, y, number, taps)
     return converted(t, y, x.dtype)

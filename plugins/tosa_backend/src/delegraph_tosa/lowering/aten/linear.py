@@ -211,7 +211,7 @@ def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
     """int8 [L,K], mat2 int8 [K,M] -> int32 [L,M]"""
     rows, depth = self.shape
     columns = mat2.shape[1]
-    t.require(
+    t.refuse_unless(
         depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32"
     )
     if mat2.constant is None:
@@ -257,7 +257,7 @@ def _scaled_mm(
     """
     dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
     has_no_result_scale = scale_result is None or dtype not in FLOAT8
-    t.require(
+    t.refuse_unless(
         has_no_result_scale and scale_a.dtype is scale_b.dtype is DType.FP32,
         "scales of results or of blocks are not lowered",
     )

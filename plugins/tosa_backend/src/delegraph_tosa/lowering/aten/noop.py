@@ -32,7 +32,7 @@ def same(t: Tosa, self: Value) -> Value:
 @lowers(aten.dropout.default, aten.feature_dropout.default)
 def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
     """[*S] -> [*S]"""
-    t.require(
+    t.refuse_unless(
         not train or p == 0,
         f"dropout of {p} in training draws random numbers, which TOSA cannot",
     )

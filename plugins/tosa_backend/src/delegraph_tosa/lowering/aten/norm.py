@@ -90,7 +90,7 @@ def batch_norm(
     eps: float,
 ) -> Value:
     """input [N,C,*S] -> [N,C,*S]"""
-    t.require(
+    t.refuse_unless(
         not training and running_mean is not None and running_var is not None,
         "batch normalization with statistics of the batch is not lowered, only with"
         " running ones",
@@ -131,7 +131,7 @@ class Standardized(NamedTuple):
 def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
     """Raise Unsupported unless the statistics and parameters have the input's type."""
     types = {v.dtype for v in (input, *others) if v is not None}
-    t.require(
+    t.refuse_unless(
         len(types) == 1,
         "batch normalization with statistics of another type than the input is not"
         " lowered",
@@ -306,7 +306,7 @@ def instance_norm(
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)
         return normalized(t, input, weight, bias, running_mean, running_var, eps)
-    t.require(
+    t.refuse_unless(
         running_mean is None,
         "instance normalization that keeps running statistics is not lowered",
     )

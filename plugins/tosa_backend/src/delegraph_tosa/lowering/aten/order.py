@@ -197,7 +197,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     why = too_many_comparisons(
         f"sorting {rows} times {size} elements takes too many comparisons"
     )
-    t.require(not exceeds(compared, COMPARISONS), why)
+    t.refuse_unless(not exceeds(compared, COMPARISONS), why)
     precedes = t.cast(_precedes(t, x, descending), DType.INT32)
     place = t.reduce_sum(precedes, 2)
     # invert the permutation: for each place 0, 1, .., the sum over positions has one
@@ -389,7 +389,7 @@ def count_before(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) ->
     why = too_many_comparisons(
         f"a search takes {compared} comparisons, which are too many"
     )
-    t.require(not exceeds(compared, COMPARISONS), why)
+    t.refuse_unless(not exceeds(compared, COMPARISONS), why)
     # not greater, instead of less: for x = NaN every comparison is false, and all
     # elements count
     if right:

@@ -303,7 +303,7 @@ def by_parts(
     ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if
     ``count`` is known at run time only.
     """
-    t.require(
+    t.refuse_unless(
         not is_dynamic(count),
         f"how many windows there are, {count}, is known at run time only",
     )

@@ -53,7 +53,7 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
         return integer_power(t, x, int(exponent))
     if is_whole and exponent > 0 and not is_float:
         return integer_power(t, x, int(exponent))
-    t.require(is_float, f"the power {exponent} of an integer is not lowered")
+    t.refuse_unless(is_float, f"the power {exponent} of an integer is not lowered")
     if exponent == 0.5:
         return sqrt(t, x)
     if exponent == -0.5:
@@ -164,7 +164,7 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
     base, _ = promoted(t, self, exponent)
     assert isinstance(base, Value)
     bool_to_bool = isinstance(exponent, bool) and self.dtype is DType.BOOL
-    t.require(
+    t.refuse_unless(
         not bool_to_bool,
         "torch records int64 as the type of bool ** bool, and computes bool",
     )
@@ -173,7 +173,7 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
         f"integers to the power {exponent}, which is known at run time only, are not"
         " lowered"
     )
-    t.require(is_lowered, by_size(why, "take the power of .float()"))
+    t.refuse_unless(is_lowered, by_size(why, "take the power of .float()"))
     if not waits(exponent) and math.isfinite(exponent):
         return fixed_power(t, base, exponent)
     return power(t, base, t.like(exponent, base))
@@ -186,7 +186,7 @@ def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
     """
     left, right = promoted(t, self, exponent)
     assert isinstance(right, Value)
-    t.require(
+    t.refuse_unless(
         right.dtype in FLOATS,
         "integers to the power of run-time integers are not lowered",
     )

@@ -107,7 +107,7 @@ def _quantization(
         dtype = torch.int8
     element = dtype_of(dtype)
     limits = (parameters.quant_min, parameters.quant_max)
-    t.require(
+    t.refuse_unless(
         inside(limits, range_of_type(element)),
         f"{limits[0]}..{limits[1]} is more than {element}",
     )
@@ -159,9 +159,9 @@ def dequantize_per_channel(
     Emits no operators. The zero points must be equal.
     """
     _expect_fp32(t, out_dtype)
-    t.require(scales.constant is not None, "its scales are computed at run time")
+    t.refuse_unless(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
-    t.require(
+    t.refuse_unless(
         low == high,
         "its channels have different zero points, or none that are known; TOSA has one"
         " for all",
@@ -201,7 +201,7 @@ def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
     """Raise Unsupported unless ``out_dtype`` is float32; None means float32."""
-    t.require(
+    t.refuse_unless(
         out_dtype in (None, torch.float32),
         f"dequantizing to {out_dtype} is not lowered, only to float32",
     )
@@ -215,7 +215,7 @@ def _read_parameters(
     Raises Unsupported if one of them is computed at run time.
     """
     if isinstance(scale, Value):
-        t.require(scale.constant is not None, scale_at_run_time())
+        t.refuse_unless(scale.constant is not None, scale_at_run_time())
         number: float = materialize(scale).item()
     else:
         number = scale
@@ -236,7 +236,7 @@ def _read_integer(t: Tosa, value: Operand) -> int:
     if not isinstance(value, Value):
         return value  # type: ignore[return-value]
     low, high = range_of(value)
-    t.require(
+    t.refuse_unless(
         value.constant is not None and low == high,
         "its zero point or limits are not known",
     )

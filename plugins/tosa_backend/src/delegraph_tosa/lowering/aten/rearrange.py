@@ -301,7 +301,9 @@ def _memory_places(
     for count, step in zip(size, stride, strict=True):
         places = places[..., None] + np.arange(count) * step
     inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
-    t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
+    t.refuse_unless(
+        inside, "it reads memory beyond its input, of which TOSA knows nothing"
+    )
     return places
 
 
@@ -339,11 +341,11 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
     """[*S] -> [*size], the first elements in memory"""
     count = math.prod(size)
     present = math.prod(self.shape)
-    t.require(
+    t.refuse_unless(
         memory_format in (None, torch.contiguous_format),
         "resizing to another memory format is not lowered",
     )
-    t.require(
+    t.refuse_unless(
         count <= present,
         f"resizing {list(self.shape)} to {list(size)} leaves elements undefined",
     )

@@ -84,7 +84,7 @@ def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
 
     Raises Unsupported unless x has floats.
     """
-    t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
+    t.refuse_unless(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
     wide = converted(t, x, DType.FP32)
     sums = reduced(t, wide, t.reduce_sum, dims, keepdim)
@@ -231,7 +231,7 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 @lowers(aten.logsumexp.default)
 def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     """[*S] -> [*S']; log(sum(exp(x))), computed in fp32"""
-    t.require(
+    t.refuse_unless(
         bool(dim) or self.rank == 0,
         "torch cannot compute it over no dimensions: name them",
     )

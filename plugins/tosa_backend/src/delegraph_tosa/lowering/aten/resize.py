@@ -46,7 +46,7 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
         return _ratio_of_sizes(t, size, out)
     # the nearest fraction of small numbers: RESIZE takes a scale_n of up to 2048
     exact = Fraction(scale).limit_denominator(2048)
-    t.require(
+    t.refuse_unless(
         float(exact) == scale,
         f"the scale factor {scale} is no fraction that RESIZE can express",
     )
@@ -65,7 +65,7 @@ def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
     downscale = size // out
     if not is_dynamic(upscale) and upscale * size == out:
         return Fraction(1, upscale)
-    t.require(
+    t.refuse_unless(
         not is_dynamic(downscale) and downscale * out == size,
         f"how {size} relates to {out} is known at run time only",
     )
@@ -83,7 +83,7 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
     step = ratio(t, size, out, scale)
     n = 2 * step.denominator
     d = 2 * step.numerator
-    t.require(
+    t.refuse_unless(
         _same_pixels(size, out, scale, step),
         f"torch rounds differently when it resizes {size} to {out}",
     )
@@ -131,7 +131,7 @@ def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
     constant.
     """
     border = (out - 1) * d - (size - 1) * n + offset
-    t.require(
+    t.refuse_unless(
         not is_dynamic(border),
         f"RESIZE has its border at compile time, and {border} is known at run time"
         " only",

@@ -74,7 +74,7 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
     does
     """
     if self.dtype not in FLOATS or decimals == 0:
-        t.require(
+        t.refuse_unless(
             decimals >= 0,
             f"rounding {self.dtype} to {decimals} decimals is not lowered",
         )
@@ -105,7 +105,7 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> _Operands:
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
-    t.require(
+    t.refuse_unless(
         x.dtype is not DType.BOOL,
         "a remainder or a quotient of truth values is not lowered",
     )

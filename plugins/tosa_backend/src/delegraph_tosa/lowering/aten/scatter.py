@@ -96,7 +96,7 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
     after = index.shape[axis + 1 :]
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
-    t.require(
+    t.refuse_unless(
         not exceeds(compared, COMPARISONS),
         f"{compared} comparisons of {count} indices with {size} places are too many",
     )
@@ -129,7 +129,9 @@ def combined(
     """
     combination = NAMES[name]
     dtype = x.dtype
-    t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
+    t.refuse_unless(
+        name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered"
+    )
     wide = _wide(dtype)
     x = converted(t, x, wide)
     source = converted(t, source, wide)
@@ -425,7 +427,7 @@ def _put_masked(
     slice_shape = values.shape[values.rank - slice_rank :]
     is_one_slice = before == 0 and lead in ((), (1,))
     is_one_number = math.prod(values.shape) == 1
-    t.require(
+    t.refuse_unless(
         is_one_slice or is_one_number,
         "the number of values that a mask writes depends on the data",
     )

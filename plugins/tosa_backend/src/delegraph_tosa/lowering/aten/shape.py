@@ -97,7 +97,7 @@ def _expect_known_size(t: Tosa, size: int) -> None:
     """Raise Unsupported if ``size``, of an axis to drop, is known at run time only."""
     why = f"whether an axis of the size {size} is dropped is known at run time only"
     hint = "name the axes that are 1 at every size: x.squeeze(dim)"
-    t.require(not is_dynamic(size), by_size(why, hint))
+    t.refuse_unless(not is_dynamic(size), by_size(why, hint))
 
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)

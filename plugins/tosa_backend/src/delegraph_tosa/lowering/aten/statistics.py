@@ -35,7 +35,7 @@ def moments(
     mean could overflow. Deviations are then divided by the largest one, as their
     squares could.
     """
-    t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
+    t.refuse_unless(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide = converted(t, x, DType.FP32)
     axes = axes_of(dims, x.rank)
     count = math.prod([x.shape[axis] for axis in axes])
@@ -174,9 +174,9 @@ def linalg_vector_norm(
     dtype: torch.dtype | None,
 ) -> Value:
     """[*S] -> [*S']; of order 1, 2 or infinity, computed in fp32"""
-    t.require(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
+    t.refuse_unless(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
     x = to_torch(t, self, dtype)
-    t.require(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
+    t.refuse_unless(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
     wide = converted(t, x, DType.FP32)
     axes = axes_of(dim, x.rank)
     if ord == 2:

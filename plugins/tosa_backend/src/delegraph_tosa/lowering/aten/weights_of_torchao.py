@@ -40,19 +40,19 @@ def dequantize_affine(
 
     A block has the size ``block_size``.
     """
-    t.require(
+    t.refuse_unless(
         input.constant is not None and input.dtype is DType.INT8,
         "it is no weight of int8",
     )
-    t.require(
+    t.refuse_unless(
         scale.constant is not None and scale.dtype is DType.FP32,
         "its scales are computed at run time",
     )
     is_float32 = output_dtype in (torch.float32, _FLOAT32)
-    t.require(
+    t.refuse_unless(
         is_float32, f"dequantizing to {output_dtype} is not lowered, only to float32"
     )
-    t.require(
+    t.refuse_unless(
         zero_point is None or zero_point.constant is not None,
         "its zero points are computed at run time",
     )

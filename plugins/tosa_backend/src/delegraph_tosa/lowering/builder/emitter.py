@@ -64,13 +64,13 @@ class Emitter:
         operator.outputs = tuple(map(Value, types))
         return self.spec.why_not(operator) is None
 
-    def require(self, ok: bool, why: str) -> None:
-        """Refuse the call, for the reason ``why``, unless ``ok``.
+    def refuse_unless(self, condition: bool, reason: str) -> None:
+        """Refuse the call with ``reason`` unless ``condition`` is true.
 
-        ``why`` describes the refused case, not the required one. Raises Unsupported.
+        ``reason`` describes the refused case. Raises Unsupported.
         """
-        if not ok:
-            raise refused(why)
+        if not condition:
+            raise refused(reason)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
         """Raise Unsupported unless all ``values`` have one element type.
@@ -78,7 +78,7 @@ class Emitter:
         Values that are None do not count. ``what`` names the call.
         """
         types = sorted({v.dtype for v in values if v is not None})
-        self.require(
+        self.refuse_unless(
             len(types) == 1,
             f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered",
         )

@@ -38,7 +38,7 @@ class Regions(Emitter):
             f"graphs are nested {deep} deep, the program's own among them, and"
             f" MAX_NESTING of the target is {limit}"
         )
-        self.require(deep <= limit, why)
+        self.refuse_unless(deep <= limit, why)
         self._depth += 1
         try:
             with self.appending_to(operators):
@@ -100,5 +100,5 @@ class Regions(Emitter):
         operator has it for no type.
         """
         why = self.spec.why_not(operator)
-        self.require(why is None, f"{why}")
+        self.refuse_unless(why is None, f"{why}")
         self.operators.append(operator)

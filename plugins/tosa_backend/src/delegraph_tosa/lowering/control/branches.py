@@ -65,7 +65,7 @@ def _as_rules_see(
     for k, val in enumerate(call.meta["val"]):
         value = seen(t, outputs[k], like[k], ranges[k])
         recorded = type_of(val, f"result {k}")
-        t.require(
+        t.refuse_unless(
             value.type == recorded,
             f"result {k} is {value.type}, and torch expects {recorded}",
         )
@@ -180,7 +180,7 @@ def _expect_32_bits(t: Tosa, carried: Sequence[Value], ranges: Ranges) -> None:
                 f"the loop carries an int64, value {k}, of {limits[0]} to {limits[1]},"
                 " which does not fit into 32 bits; bound it in the loop's condition"
             )
-            t.require(inside(limits, INT32), why)
+            t.refuse_unless(inside(limits, INT32), why)
 
 
 class _Loop:

@@ -110,7 +110,7 @@ class Subgraph:
             # the integers of a quantized operand, and int32 for int64
             input_type = self.t.held_type(held(operand).type)
             why = self.t.spec.why_not_tensor(input_type)
-            self.t.require(why is None, f"an input of {self.name}: {why}")
+            self.t.refuse_unless(why is None, f"an input of {self.name}: {why}")
             self.inputs[key] = Value(input_type, name=f"{self.name}_{key}")
         return self.inputs[key]
 

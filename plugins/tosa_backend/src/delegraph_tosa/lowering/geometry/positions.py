@@ -21,7 +21,7 @@ def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
     Raises Unsupported for more than LARGEST.
     """
     places = np.asarray(positions)
-    t.require(
+    t.refuse_unless(
         places.size <= LARGEST,
         f"{places.size} constant positions are more than the {LARGEST} that are"
         " lowered",

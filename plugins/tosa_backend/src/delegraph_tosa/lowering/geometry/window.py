@@ -100,7 +100,7 @@ def exact(
     size = list(x.shape)
     pad: list[int] = []
     for axis, window in enumerate(axes, start=1):
-        t.require(
+        t.refuse_unless(
             _has_elements(window, x.shape[axis]),
             "ceil_mode makes a window of padding only, for which TOSA has no value",
         )
@@ -147,7 +147,7 @@ def _pad_dynamic_trailing(
                 f"where windows of stride {window.stride} end in {x.shape[axis]}"
                 " elements is known at run time only"
             )
-            t.require(fill is not None and x.dtype in FLOATS, why)
+            t.refuse_unless(fill is not None and x.dtype in FLOATS, why)
             padding[2 * axis + 1] = window.after
             windows[axis - 1] = window._replace(after=0)
     return t.pad(x, padding, fill or 0), windows
@@ -165,7 +165,7 @@ def _pad_ceil_windows(
         f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run"
         " time only"
     )
-    t.require(fill is not None and x.dtype in FLOATS, why)
+    t.refuse_unless(fill is not None and x.dtype in FLOATS, why)
     padding = [0] * (2 * x.rank)
     padding[2 * axis + 1] = largest(trailing, 0)
     return t.pad(x, padding, fill or 0)

@@ -96,7 +96,7 @@ def affine(
     if weight is None and bias is None:
         return y
     for value in (weight, bias):
-        t.require(
+        t.refuse_unless(
             value is None or value.constant is not None,
             "its weight or bias is computed at run time",
         )

@@ -173,7 +173,7 @@ def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
     """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a
     function of one quantized value
     """
-    t.require(weight.constant is not None, "its slopes are computed at run time")
+    t.refuse_unless(weight.constant is not None, "its slopes are computed at run time")
     function = self.pointwise()
     slope = _single_number(weight)
     if function is not None and slope is not None:
@@ -295,7 +295,7 @@ def _comparable(t: Tosa, value: Any) -> Scaled:
     """
     if isinstance(value, Value):
         return addend(t, value)
-    t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
+    t.refuse_unless(math.isfinite(value), f"comparing sums with {value} is not lowered")
     sign = (value > 0) - (value < 0)
     magnitude = math.fabs(value) or 1.0
     return Scaled(t.constant(sign, DType.INT32, ()), Scale(magnitude))
@@ -349,7 +349,7 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     x: Any = self
     if min is not None:
         x = lowering_of(aten.maximum.default, Lazy)(t, x, min)
-        t.require(
+        t.refuse_unless(
             x is not NotImplemented,
             "one of its limits depends on the limited tensor, the other does not",
         )
@@ -367,7 +367,7 @@ def sum(
     keepdim: bool = False,
 ) -> Lazy:
     """[*S] -> [*S']"""
-    t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
+    t.refuse_unless(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     total, _ = summed(t, self, dim, keepdim)
     return total
 
@@ -384,11 +384,13 @@ def prod_dim(
     t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None
 ) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
-    t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")
+    t.refuse_unless(
+        dtype in (None, torch.float32), f"a product in {dtype} is not lowered"
+    )
     x = addend(t, self)
     (axis,) = axes_of(dim, self.rank)
     count = x.shape[axis]
-    t.require(
+    t.refuse_unless(
         not is_dynamic(count) and count <= FACTORS,
         f"a product of more than {FACTORS} elements",
     )
@@ -424,7 +426,7 @@ def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
     lost = max(0, (size * most).bit_length() - bits)
     kept = size.bit_length() - lost
     if lost and is_dynamic(count):
-        t.require(
+        t.refuse_unless(
             kept >= KEPT,
             f"it sums up to {most} elements, too many for 32 bits;"
             " torch.export.Dim takes a max",

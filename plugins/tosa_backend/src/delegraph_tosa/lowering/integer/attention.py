@@ -59,7 +59,7 @@ class Widths(NamedTuple):
         would be too coarse.
         """
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
-        t.require(
+        t.refuse_unless(
             bits >= self.weight - 7,
             f"attention to up to {count} positions has too large a sum",
         )
@@ -92,12 +92,12 @@ def scaled_dot_product_attention(
     """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a
     mask hides every key
     """
-    t.require(dropout_p == 0, "it has dropout")
+    t.refuse_unless(dropout_p == 0, "it has dropout")
     q = operand(t, query, "the query")
     k = operand(t, key, "the key")
     v = operand(t, value, "the value")
     dtype = q.q.dtype
-    t.require(
+    t.refuse_unless(
         dtype is k.q.dtype is v.q.dtype,
         "its operands are quantized to different types",
     )
@@ -105,7 +105,7 @@ def scaled_dot_product_attention(
         k = Scaled(repeated(t, k.q, q.q), k.scale, k.zero_point)
         v = Scaled(repeated(t, v.q, q.q), v.scale, v.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    t.require(factor > 0, f"a scale of {factor} is not positive")
+    t.refuse_unless(factor > 0, f"a scale of {factor} is not positive")
     scores = _scores(t, q, k, factor)
     count = greatest(scores.shape[-1])
     bits = WIDTHS[dtype].of_weights(t, count)

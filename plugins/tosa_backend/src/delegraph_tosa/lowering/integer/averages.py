@@ -109,11 +109,11 @@ class Averaged(Lazy):
         size = x.shape[-axes:]
         elements = math.prod(size)
         windows = math.prod(self.shape[-axes:])
-        t.require(
+        t.refuse_unless(
             not is_dynamic(elements) and not is_dynamic(windows),
             "where its windows lie is known at run time only",
         )
-        t.require(
+        t.refuse_unless(
             elements * windows <= MOST_ENTRIES,
             f"{windows} windows in {elements} elements are too large a matrix",
         )
@@ -255,7 +255,7 @@ def _averaged(overload: Any, t: Tosa, self: Lazy, *settings: Any) -> Lazy:
     axes = 3 if "3d" in str(overload) else 2
     if "adaptive" in str(overload) and any(map(is_dynamic, self.shape[-axes:])):
         output_size = settings[0]
-        t.require(
+        t.refuse_unless(
             set(output_size) == {1},
             "its windows depend on a size that is known at run time only",
         )
@@ -281,7 +281,7 @@ def mean(
     """[*S] -> [*S']; a pool over height and width of images; over other axes a sum
     with a scale divided by N
     """
-    t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
+    t.refuse_unless(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if _is_of_images(self, dim):
         return _mean_of_images(t, self, keepdim)
     total, count = summed(t, self, dim, keepdim)

@@ -126,7 +126,7 @@ def _moved_weight(
         first, second = settings
         axes[first], axes[second] = axes[second], axes[first]
     else:
-        t.require(
+        t.refuse_unless(
             overload in (aten.permute.default, aten.permute_copy.default),
             "a weight with scales for its channels only changes its axes",
         )
@@ -146,7 +146,7 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
     They are returned as int32 with one scale. Each integer, without the zero point, is
     multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
     """
-    t.require(
+    t.refuse_unless(
         x.q.dtype is DType.INT8,
         "its rows have scales of their own, which is lowered for int8 only",
     )
@@ -220,7 +220,7 @@ def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
     Raises Unsupported if it holds positions (as of max or topk): elements cannot be
     compared before they are quantized.
     """
-    t.require(
+    t.refuse_unless(
         result.dtype is x.dtype,
         "it returns positions of elements that are not quantized yet",
     )
@@ -362,7 +362,7 @@ def pad_in_mode(
 @lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, on=Lazy)
 def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
-    t.require(not isinstance(condition, Lazy), "its condition is quantized")
+    t.refuse_unless(not isinstance(condition, Lazy), "its condition is quantized")
     parts = [
         part if isinstance(part, Value) else t.constant(part, DType.FP32, ())
         for part in (self, other)

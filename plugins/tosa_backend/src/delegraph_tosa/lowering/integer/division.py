@@ -39,7 +39,7 @@ class Quotient(Lazy):
 
         Raises Unsupported unless this is int8 or int16.
         """
-        t.require(
+        t.refuse_unless(
             to.dtype in (DType.INT8, DType.INT16),
             f"a quotient in {to.dtype} is not lowered",
         )

@@ -88,7 +88,7 @@ def normalized(
     # the largest distance of an element from the mean, or from 0
     distance = high - low if centre else x.size
     bits = math.ceil(math.log2(n * distance))
-    t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
+    t.refuse_unless(bits < 31, f"a norm over {n} elements has more than 32 bits")
     q = t.cast(x.q, DType.INT32)
     if not centre:
         # subtracting the mean would remove the zero point too
@@ -260,7 +260,7 @@ def instance_norm(
     """
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
-    t.require(
+    t.refuse_unless(
         running_mean is None,
         "instance normalization that keeps running statistics is not lowered",
     )
@@ -287,13 +287,13 @@ def batch_norm(
     uses_running_statistics = (
         not training and running_mean is not None and running_var is not None
     )
-    t.require(
+    t.refuse_unless(
         uses_running_statistics,
         "normalization with the statistics of the batch is not lowered",
     )
     assert running_mean is not None and running_var is not None
     parameters = (weight, bias, running_mean, running_var)
-    t.require(
+    t.refuse_unless(
         all(value is None or value.constant is not None for value in parameters),
         "normalization with a weight or statistics computed at run time is not lowered",
     )

@@ -60,7 +60,7 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
     function = x.pointwise()
     if function is not None:
         return function
-    t.require(x.reach(t) < math.inf, SUM)
+    t.refuse_unless(x.reach(t) < math.inf, SUM)
     return Curve(addend(t, x), lambda t, v: v)
 
 
@@ -95,7 +95,7 @@ class Curve(Pointwise):
             pieces = self._pieces(t, to, width)
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
-        t.require(
+        t.refuse_unless(
             has_table, f"{SUM}, and of that it is no curve that a table comes near to"
         )
         index = t.sub(self.source.q, start)
@@ -162,7 +162,7 @@ class Curve(Pointwise):
         Unsupported for a sum of more than 16 bits.
         """
         start, most = range_of(self.source.q)
-        t.require(most - start < INT16_VALUES, SUM)
+        t.refuse_unless(most - start < INT16_VALUES, SUM)
         values = materialize(self.entries(t, range(start, most + 1)))
         index = t.sub(self.source.q, start)
         return t.cast(_looked_up(t, index, values, DType.INT8), DType.BOOL)

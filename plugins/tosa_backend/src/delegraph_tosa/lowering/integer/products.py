@@ -136,11 +136,13 @@ class Accumulating(Tosa):
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
-        self.require(self.terms in (None, terms), "its sums have different lengths")
+        self.refuse_unless(
+            self.terms in (None, terms), "its sums have different lengths"
+        )
         self.terms = terms
         bits_of_count = math.ceil(math.log2(greatest(terms)))
         bits = bits_of_count + _bits(left) + _bits(right)
-        self.require(
+        self.refuse_unless(
             bits < 48,
             f"sums of up to {greatest(terms)} products have more than 48 bits",
         )
@@ -274,7 +276,7 @@ def bias_in_steps(
     """
     if bias is None:
         return None
-    t.require(bias.constant is not None, "its bias is computed at run time")
+    t.refuse_unless(bias.constant is not None, "its bias is computed at run time")
     bits = 31 if sums is DType.INT32 else 47
     most = 2**bits - 1
 
@@ -327,7 +329,9 @@ def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
     """
     w = operand(t, weight, "its weight")
     is_along_axis = w.axis in (None, axis)
-    t.require(is_along_axis, f"its weight has scales along axis {w.axis}, not {axis}")
+    t.refuse_unless(
+        is_along_axis, f"its weight has scales along axis {w.axis}, not {axis}"
+    )
     return w
 
 
@@ -337,7 +341,7 @@ def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
     Raises Unsupported unless the weight is int8.
     """
     w = _weight(t, weight, axis)
-    t.require(
+    t.refuse_unless(
         w.q.dtype is DType.INT8,
         f"TOSA convolves by weights of int8 and int4 only, not {w.q.dtype}",
     )
@@ -406,7 +410,7 @@ def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
     """
     if bias is None:
         return y
-    t.require(
+    t.refuse_unless(
         y.axis is None,
         "its bias is no part of the sums, because the weight has a scale for each"
         " channel",
@@ -477,9 +481,11 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
     ``overload`` is the ATen operator. Raises Unsupported for scales of channels, other
     than one for each column of the right matrix.
     """
-    t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
+    t.refuse_unless(
+        left.axis is None, f"the left matrix has scales along axis {left.axis}"
+    )
     columns = right.rank - 1
-    t.require(
+    t.refuse_unless(
         right.axis in (None, columns),
         f"the right matrix has scales along axis {right.axis}, not {columns}",
     )
@@ -571,11 +577,11 @@ def addmm(
     """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
     x = operand(t, mat1, "the left matrix")
     matrix = operand(t, mat2, "the right matrix")
-    t.require(
+    t.refuse_unless(
         beta == alpha == 1 and self.shape == mat2.shape[1:],
         "addmm with factors, or of a matrix, is not lowered",
     )
-    t.require(
+    t.refuse_unless(
         matrix.axis in (None, 1),
         f"the right matrix has scales along axis {matrix.axis}, not 1",
     )

@@ -57,7 +57,9 @@ class Resizing(Tosa):
         y = super().resize(x, scale, offset, border, mode)
         if y.dtype is not DType.INT48:
             return y
-        self.require(self.weight < 1 << 15, "sums of int16 that have more than 32 bits")
+        self.refuse_unless(
+            self.weight < 1 << 15, "sums of int16 that have more than 32 bits"
+        )
         multiplier, shift = multipliers(self, Scale(1.0), 15)
         return self.rescale(y, multiplier, shift, 0, 0, DType.INT32)
 

@@ -41,7 +41,7 @@ def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> La
     }
     largest = max(reach(t, operand, -math.inf) for operand in operands.values())
     most = (count + 1) * largest
-    t.require(most < math.inf, "one of its operands has no known limits")
+    t.refuse_unless(most < math.inf, "one of its operands has no known limits")
     _, step_of_operands = aligned(t, list(quantized.values()))
     step = max(most / 2.0**BITS, step_of_operands)
     common = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
@@ -73,7 +73,7 @@ def index_add(
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     values = source
     if alpha != 1:
-        t.require(isinstance(source, Lazy), "its constant source has a factor")
+        t.refuse_unless(isinstance(source, Lazy), "its constant source has a factor")
         values = times(t, source, alpha)
     overload = aten.index_add.default
     count = math.prod(index.shape)

@@ -91,7 +91,7 @@ def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
     longer be computed in floats instead.
     """
     y = Softmax(x, dim)
-    t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
+    t.refuse_unless(x.reach(t, HIDES) < math.inf, _UNKNOWN)
     _bits_in_sum(t, x, y.axis)
     return y
 
@@ -104,7 +104,7 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
     are equal, as they are in torch if the mask adds the lowest number of fp32.
     """
     most = x.reach(t, HIDES)
-    t.require(most < math.inf, _UNKNOWN)
+    t.refuse_unless(most < math.inf, _UNKNOWN)
     if not isinstance(x, Shifted) and x.reach(t) <= most:
         # no element is hidden
         return addend(t, x)
@@ -136,7 +136,9 @@ def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
     """
     count = greatest(x.shape[axis])
     room = 30 - math.ceil(math.log2(count))
-    t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")
+    t.refuse_unless(
+        room >= 15, f"a softmax over up to {count} elements has too large a sum"
+    )
     return room
 
 
@@ -179,7 +181,9 @@ def softmax(
     half_to_float: bool = False,
 ) -> Lazy:
     """[*S] -> [*S]"""
-    t.require(dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered")
+    t.refuse_unless(
+        dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered"
+    )
     return softmax_of(t, self, dim)
 
 
@@ -192,7 +196,7 @@ def log_softmax(
     half_to_float: bool = False,
 ) -> Lazy:
     """[*S] -> [*S]"""
-    t.require(
+    t.refuse_unless(
         dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered"
     )
     return log_softmax_of(t, self, dim)
@@ -202,7 +206,7 @@ def log_softmax(
 def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
     """[*A,N,*B] -> [*A,*B]; the largest element plus ln(sum(exp(x - largest)))"""
     axes = axes_of(dim, self.rank)
-    t.require(len(axes) == 1, "a logsumexp over several axes")
+    t.refuse_unless(len(axes) == 1, "a logsumexp over several axes")
     (axis,) = axes
     x = logits(t, self)
     _, log = _logarithm_of_sum(t, x, axis)

@@ -32,7 +32,7 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not
     fit into 32 bits
     """
-    t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
+    t.refuse_unless(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
     # the scale in which the sum of all N elements has at most 30 bits
@@ -54,7 +54,9 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
     lost = lost_in_sum(t, most, count, bits=30)
-    t.require(lost < 63, f"squares of {count} such elements have more than 64 bits")
+    t.refuse_unless(
+        lost < 63, f"squares of {count} such elements have more than 64 bits"
+    )
     squares = t.mul(c, c, shift=lost)
     total = reduced(t, squares, t.reduce_sum, axes, keepdim)
     # one more for the rounding
@@ -87,14 +89,14 @@ def _variance(
     """
     axes = axes_of(dims, x.rank)
     n = math.prod([x.shape[a] for a in axes])
-    t.require(
+    t.refuse_unless(
         not is_dynamic(n),
         "of how many elements it is the variance is known at run time only",
     )
-    t.require(n > correction, f"of {n} elements it is no number")
+    t.refuse_unless(n > correction, f"of {n} elements it is no number")
     low, high = range_of(x.q)
     most = n * (high - low)
-    t.require(most < 1 << 31, f"a variance of {n} elements has more than 32 bits")
+    t.refuse_unless(most < 1 << 31, f"a variance of {n} elements has more than 32 bits")
     q = t.cast(x.q, DType.INT32)
     multiples = t.mul(q, n)
     c = t.sub(multiples, reduced(t, q, t.reduce_sum, axes, keepdim=True))
@@ -152,8 +154,10 @@ def linalg_vector_norm(
     t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Lazy:
     """[*S] -> [*S']; of order 1, 2 or infinity"""
-    t.require(ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own")
-    t.require(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
+    t.refuse_unless(
+        ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own"
+    )
+    t.refuse_unless(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
     x = addend(t, self)
     # integers without zero point: real = scale * c
     c = centred(t, x, x.scale.factor)

@@ -43,7 +43,9 @@ def addend(t: Tosa, value: Value) -> Scaled:
     if not isinstance(value, Lazy):
         raise refused("one of its operands is a float")
     most = value.reach(t)
-    t.require(most < math.inf, "one of its operands is quantized by nothing before")
+    t.refuse_unless(
+        most < math.inf, "one of its operands is quantized by nothing before"
+    )
     # 1e-30 avoids a scale of 0 for a value that is 0 everywhere
     return in_steps(t, value, max(most, 1e-30) / 2.0**FINE)
 
@@ -102,7 +104,7 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
     Unsupported for a factor of 0, inf or NaN.
     """
     y = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
-    t.require(
+    t.refuse_unless(
         math.isfinite(factor) and factor != 0, f"a factor of {factor} is no scale"
     )
     if factor > 0:
@@ -136,7 +138,9 @@ class Shifted(Lazy):
         most = self.of.reach(t)
         if isinstance(self.by, Lazy):
             most += self.by.reach(t, HIDES)
-        t.require(most < math.inf, "one of its operands is quantized by nothing before")
+        t.refuse_unless(
+            most < math.inf, "one of its operands is quantized by nothing before"
+        )
         step = to.scale
         if to.dtype is not DType.INT32:
             largest_result = (

@@ -397,7 +397,7 @@ class Interpreter:
             else:
                 tensor = real(self.t, value)
             why = self.t.spec.why_not_tensor(tensor.type)
-            self.t.require(why is None, f"output {position}: {why}")
+            self.t.refuse_unless(why is None, f"output {position}: {why}")
             # an input, an earlier result, or a constant
             if tensor in taken or tensor.constant is not None:
                 tensor = self.t.identity(tensor)

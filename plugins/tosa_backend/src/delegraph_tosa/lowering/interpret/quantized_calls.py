@@ -60,7 +60,7 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
         result = integer_rule.function(t, *arguments)
         if result is not NotImplemented:
             return result
-    t.require(is_pointwise(node.target, rule), "no integer rule")
+    t.refuse_unless(is_pointwise(node.target, rule), "no integer rule")
     return tabulated(t, rule, arguments)
 
 
@@ -98,7 +98,7 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
             curves[argument] = curve_of(t, argument)
     first, *others = curves.values()
     have_one_source = all(curve.source.is_like(first.source) for curve in others)
-    t.require(
+    t.refuse_unless(
         have_one_source,
         "it has several quantized operands, and no integer rule for them",
     )
@@ -126,7 +126,7 @@ def _as_scalar(t: Tosa, argument: Any) -> Any:
     """
     if not isinstance(argument, Value):
         return argument
-    t.require(
+    t.refuse_unless(
         argument.constant is not None and set(argument.shape) <= {1},
         f"its operand {argument!r} is not quantized",
     )
@@ -141,7 +141,7 @@ def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
     """
     # the type of the results is the same for all integers: try those of 8 bits
     dtype = curve.entries(t, BYTES).dtype
-    t.require(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
+    t.refuse_unless(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
     return curve if dtype is DType.FP32 else curve.truth(t)
 
 

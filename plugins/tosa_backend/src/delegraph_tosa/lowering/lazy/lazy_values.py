@@ -265,7 +265,7 @@ class Clamped(Lazy):
         least, most = range_of_type(of.q.dtype)
         scale = of.scale.factor
         place = beyond if math.isinf(number) else number / scale + of.zero_point
-        t.require(
+        t.refuse_unless(
             place == round(place) or not least < place < most,
             f"the limit {number} is no multiple of {scale}",
         )
@@ -387,7 +387,7 @@ class Pointwise(Lazy):
         source = Scaled(integers, self.source.scale, self.source.zero_point)
         results = self.function(folding, source.real(folding))
         is_folded = results.constant is not None and results.shape == integers.shape
-        t.require(is_folded, "it is no function of each element alone")
+        t.refuse_unless(is_folded, "it is no function of each element alone")
         return results
 
     def real(self, t: Tosa) -> Value:
@@ -517,7 +517,7 @@ def integer(t: Tosa, value: Value, to: Quantization) -> Value:
     # int32 integers are intermediate sums, to which a target with floats may cast an
     # operand
     fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
-    t.require(
+    t.refuse_unless(
         value.constant is not None or fixed_point,
         f"the operand {value!r} is computed in floats",
     )
@@ -597,7 +597,7 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
     ``x`` has a scale for each channel, it is transposed.
     """
     ratio = x.scale.over(scale)
-    t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
+    t.refuse_unless(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
     if x.axis is None or ratio.channels == 1:
         multiplier, shift = multipliers(t, ratio, 31)
         y = t.rescale(x.q, multiplier, shift, x.zero_point, zero_point, dtype)
