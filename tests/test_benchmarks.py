@@ -63,7 +63,8 @@ def test_each_script_publishes_its_tables(path):
     text = path.read_text()
     if path.name not in NO_TABLES:
         questions = re.findall(r"publishing\.report\(\s*\w+,\s*\"(\w+)\"", text)
-        assert questions and "publishing.parser(" in text
+        assert questions
+        assert "publishing.parser(" in text
         assert not re.search(r"print\(.*\| ", text)
         shown = (FOLDER / "templates/results.md").read_text()
         assert [q for q in questions if f"{{{{data {q}}}}}" not in shown] == []

@@ -121,6 +121,7 @@ def test_the_report_pages_show_bodies(tmp_path):
         EarlyExit().eval(), (torch.randn(1, 3, 16, 16),), backends=["tosa"]
     )
     page = lowered.report.to_html()
-    assert "true_graph_0" in page and "false_graph_0" in page
+    assert "true_graph_0" in page
+    assert "false_graph_0" in page
     names = {row["name"] for row in lowered.report.to_json()["delegates"]}
     assert "true_graph_0.lowered_module_2" in names

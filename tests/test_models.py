@@ -70,7 +70,8 @@ def relative_error(got, wanted):
 @pytest.mark.parametrize("name", MODELS)
 def test_one_delegate_that_agrees_with_eager(name):
     _, inputs, program = lowered(name)
-    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    assert len(program.delegates) == 1
+    assert program.report.host_operators == 0
     assert program.verify(*inputs).relative_error < 1e-5
 
 
@@ -111,7 +112,8 @@ def test_every_operator_of_mobilenet_names_a_line_of_the_model(
         for op in graph.operators
         if "examples/mobilenet_v2.py:" not in str(op.source)
     ]
-    assert graph.operators and not lost
+    assert graph.operators
+    assert not lost
 
 
 def test_debug_handles_of_mobilenet_cover_every_compiled_call(
@@ -144,7 +146,8 @@ def mobilenet_partition():
 def test_mobilenet_is_small():
     graph = read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes)
     counts = Counter(op.name for op in graph.operators)
-    assert counts["TRANSPOSE"] <= 2 and len(graph.operators) <= 110, counts
+    assert counts["TRANSPOSE"] <= 2, counts
+    assert len(graph.operators) <= 110, counts
 
 
 def test_figures_of_mobilenet():

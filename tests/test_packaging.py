@@ -316,7 +316,8 @@ def test_everything_that_the_wheels_declare_can_be_imported(installed):
     shown = run_python(installed, "-c", IMPORTING)
     assert shown.returncode == 0, shown.stderr
     rows = json.loads(shown.stdout.splitlines()[-1])
-    assert len(rows) > 10 and all(place.startswith(str(installed)) for place, _ in rows)
+    assert len(rows) > 10
+    assert all(place.startswith(str(installed)) for place, _ in rows)
     assert [fault for _, faults in rows for fault in faults] == []
 
 

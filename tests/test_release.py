@@ -26,7 +26,8 @@ def release(*arguments):
 
 def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
     code, version = release("version")
-    assert code == 0 and version.strip() == "0.1.0"
+    assert code == 0
+    assert version.strip() == "0.1.0"
     versioned = (
         ROOT / "programs/src/delegraph_programs/__init__.py",
         ROOT / "core/src/delegraph/__init__.py",
@@ -75,10 +76,8 @@ def test_workflows_pin_actions_and_grant_no_permissions():
     for file in files:
         text = file.read_text()
         used = re.findall(r"uses: (\S+)", text)
-        assert (
-            used
-            and [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", u)] == []
-        )
+        assert used
+        assert [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", u)] == []
         assert "\npermissions: {}\n" in text
         for script in re.findall(r"(?:python |run: )((?:tools|\.ci)/[\w.]+)", text):
             assert (ROOT / script).exists(), script
@@ -96,11 +95,11 @@ def test_the_changelog_is_one_page_of_single_lines():
 @pytest.mark.slow
 def test_archives_are_the_same_each_time(tmp_path):
     code, said = release("build", tmp_path, "--twice")
-    assert code == 0 and said.endswith("both builds are equal\n"), said
+    assert code == 0, said
+    assert said.endswith("both builds are equal\n"), said
     wheels = [*tmp_path.glob("*.whl")]
-    assert len(wheels) == len(PROJECTS) and len([*tmp_path.glob("*.tar.gz")]) == len(
-        PROJECTS
-    )
+    assert len(wheels) == len(PROJECTS)
+    assert len([*tmp_path.glob("*.tar.gz")]) == len(PROJECTS)
     assert all(
         any(n.endswith("licenses/LICENSE") for n in zipfile.ZipFile(w).namelist())
         for w in wheels

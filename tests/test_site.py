@@ -174,7 +174,8 @@ def test_every_module_and_command_page_has_its_examples(site, hooks):
             if title == "Commands"
             else f"reference/python/{title}.md"
         )
-        assert site.pages[place].text.endswith(text) and "```" in text
+        assert site.pages[place].text.endswith(text)
+        assert "```" in text
     code = "\n".join(code_of(hooks, page) for page in GUIDES)
     # eval "$(delegraph completion bash)"
     shown = {*re.findall(r"\bdelegraph ([\w-]+)", code)} | {"completion"}
@@ -197,9 +198,8 @@ def test_every_command_has_its_help_there(site):
         for spec, record in Registry().declared(CommandSpec)
         if record.distribution.startswith("delegraph")
     }
-    assert ours <= {*shown} and {"lower", "backends", "doctor", "completion"} <= {
-        *shown
-    }
+    assert ours <= {*shown}
+    assert {"lower", "backends", "doctor", "completion"} <= {*shown}
 
 
 def test_every_tutorial_has_a_notebook_of_its_blocks(site, hooks):
@@ -300,6 +300,7 @@ def test_it_builds_without_a_warning(tmp_path):
         str(tmp_path),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "WARNING -" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "WARNING -" not in done.stderr, done.stderr
     # what search reads where there is no server
     assert (tmp_path / "search/search_index.js").exists()

@@ -174,10 +174,8 @@ def test_lowering_keeps_the_users_quantized_parameters():
     names = list(program.state_dict)
     lowered = delegraph.lower(program, backends=[])
     assert torch.allclose(lowered(x), net(x), atol=1e-5)
-    assert (
-        list(program.state_dict) == names
-        and type(net.first.weight).__name__ == "Int8Tensor"
-    )
+    assert list(program.state_dict) == names
+    assert type(net.first.weight).__name__ == "Int8Tensor"
     assert not any(
         "access_subclass" in str(n.target)
         for n in lowered.exported_program("forward").graph.nodes

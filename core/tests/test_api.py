@@ -112,7 +112,8 @@ def test_two_partitions_around_a_host_operator(registry):
         for n in program.graph.nodes
         if n.target is torch.ops.higher_order.executorch_call_delegate
     ]
-    assert len(calls) == 2 and all("debug_handle" in n.meta for n in calls)
+    assert len(calls) == 2
+    assert all("debug_handle" in n.meta for n in calls)
     torch.testing.assert_close(program.module(check_guards=False)(x), module(x))
 
 
@@ -142,7 +143,8 @@ def test_reports_name_backend_reason_and_source_line(registry):
     assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
     assert "in forward: s = torch.sort(y)[0]" in text
     data = json.loads(json.dumps(lowered.report.to_json()))
-    assert data["schema"] == "delegraph.report/1" and data["host_operators"] == 1
+    assert data["schema"] == "delegraph.report/1"
+    assert data["host_operators"] == 1
     assert data["refusals"][0]["source"]["code"] == "s = torch.sort(y)[0]"
 
 
@@ -164,7 +166,8 @@ def test_host_only(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[], registry=registry)
-    assert lowered.delegates == [] and lowered.report.delegated_operators == 0
+    assert lowered.delegates == []
+    assert lowered.report.delegated_operators == 0
     assert "left to the host: 4 operators; no backend was asked" in str(lowered.report)
     torch.testing.assert_close(lowered(x), module(x))
 
@@ -176,10 +179,8 @@ def test_the_only_backend_is_the_default_and_noted():
     )
     given = Middle().eval(), torch.randn(3, 4)
     lowered = api.lower(*given, registry=registry)
-    assert (
-        lowered.report.notes == ["no backend was named; first is the only one"]
-        and len(lowered.delegates) == 2
-    )
+    assert lowered.report.notes == ["no backend was named; first is the only one"]
+    assert len(lowered.delegates) == 2
     assert api.lower(*given, backends=["first"], registry=registry).report.notes == []
     registry.register(
         OtherEcho,
@@ -237,7 +238,8 @@ def test_the_second_partitioner_gets_the_remaining_operators(registry):
     lowered = api.lower(
         module, (x,), backends=[first, echo(is_sort)], registry=registry
     )
-    assert lowered.report.host_operators == 1 and len(lowered.delegates) == 3
+    assert lowered.report.host_operators == 1
+    assert len(lowered.delegates) == 3
     torch.testing.assert_close(lowered(x), module(x))
 
 
@@ -396,7 +398,8 @@ def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
         "aten.exp.default",
         "aten.mul.Tensor",
     }
-    assert [a.name for a in first.outputs] == ["add", "add_1"] and not others[1:]
+    assert [a.name for a in first.outputs] == ["add", "add_1"]
+    assert not others[1:]
     assert lowered.report.host["forward"] == {
         "aten.exp.default": 1,
         "aten.mul.Tensor": 1,
@@ -427,10 +430,8 @@ def test_pieces_of_a_constant_go_together(registry, no_folding):
     x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
-    assert (
-        len(lowered.delegates) == 2
-        and lowered.report.host["forward"]["aten.sort.default"] == 2
-    )
+    assert len(lowered.delegates) == 2
+    assert lowered.report.host["forward"]["aten.sort.default"] == 2
 
 
 def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
@@ -611,7 +612,8 @@ def test_backends_that_change_their_signature_are_refused(change, lists):
             backends=[partitioner],
             registry=registry,
         )
-    assert lists in str(error.value) and "OddBackend.preprocess" in str(error.value)
+    assert lists in str(error.value)
+    assert "OddBackend.preprocess" in str(error.value)
 
 
 def test_garbage_collection_comes_back_after_an_error_of_a_backend():
@@ -1115,10 +1117,8 @@ def test_assignments_to_data_are_refused(registry):
         errors.InputError, match=r"^add\.data is assigned; torch.export drops"
     ) as raised:
         api.lower(Assigned().eval(), torch.ones(3), backends=[], registry=registry)
-    assert (
-        raised.value.source.code == "y.data = x * 2"
-        and "x.copy_(other)" in raised.value.hint
-    )
+    assert raised.value.source.code == "y.data = x * 2"
+    assert "x.copy_(other)" in raised.value.hint
 
 
 def test_a_backend_is_named_once(registry):
@@ -1142,13 +1142,11 @@ def test_example_inputs_may_be_a_tensor_list_or_tuple(registry):
     assert len({str(lowered.exported_program().graph) for lowered in given}) == 1
     lowered = given[0]
     assert repr(lowered) == f"<LoweredProgram forward: {lowered.report.summary()}>"
-    assert repr(
-        lowered.report
-    ) == f"<Report: {lowered.report.summary()}>" and "\n" not in repr(lowered.verify(x))
+    assert repr(lowered.report) == f"<Report: {lowered.report.summary()}>"
+    assert "\n" not in repr(lowered.verify(x))
     shown = lowered._repr_html_()
-    assert shown.startswith(f"<pre>{lowered.report.summary()}\n") and shown.endswith(
-        "</pre>"
-    )
+    assert shown.startswith(f"<pre>{lowered.report.summary()}\n")
+    assert shown.endswith("</pre>")
     assert lowered.verify(x)._repr_html_().startswith("<pre>compared with eager")
 
 

@@ -151,9 +151,8 @@ def test_a_delegation_spec_is_a_named_tuple():
         == (spec[0], spec[1])
         == (spec.backend_id, spec.compile_specs)
     )
-    assert spec._replace(backend_id="C") == DelegationSpec("C", specs) and isinstance(
-        spec._replace(), DelegationSpec
-    )
+    assert spec._replace(backend_id="C") == DelegationSpec("C", specs)
+    assert isinstance(spec._replace(), DelegationSpec)
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
 
 

@@ -171,9 +171,8 @@ def test_loaded_step_files_are_called_like_the_method(stepping, tmp_path):
     path = tmp_path / "net.steps"
     echoed(Plain(), x, example_kwargs={"scale": scale}, registry=stepping).save(path)
     results = delegraph.load(path, registry=stepping)(x, scale=scale)
-    assert list(results) == ["y", "x"] and torch.equal(
-        results["y"], torch.relu(x * scale)
-    )
+    assert list(results) == ["y", "x"]
+    assert torch.equal(results["y"], torch.relu(x * scale))
     with pytest.raises(errors.InputError, match="scale"):
         delegraph.load(path, registry=stepping)(x)
     for damaged in (
@@ -440,7 +439,8 @@ def test_a_loaded_method_that_fails_names_the_format(hostile, tmp_path):
     lowered = hostile(methods={"forward": lambda x: 1 // x, "other": lambda x: x})
     lowered.save(tmp_path / "net.hostile")
     loaded = delegraph.load(tmp_path / "net.hostile", registry=lowered._registry)
-    assert loaded(1) == 1 and loaded.method("other")(3) == 3
+    assert loaded(1) == 1
+    assert loaded.method("other")(3) == 3
     with pytest.raises(
         errors.PluginFailed, match="call of Hostile .*ZeroDivisionError"
     ):
@@ -572,4 +572,5 @@ def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_
     assert [d[:3] for d in delegates] == [
         ("forward", "lowered_module_0", "EchoBackend")
     ]
-    assert to_edge(program).host_operators > 0 and not to_edge(program).delegates
+    assert to_edge(program).host_operators > 0
+    assert not to_edge(program).delegates

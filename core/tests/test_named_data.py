@@ -69,7 +69,8 @@ def test_named_data_merges():
     two.add_named_data("b", b"y", external_tag="f")
     one.merge_named_data_store(two.get_named_data_store_output())
     out = one.get_named_data_store_output()
-    assert out.pte_data["a"].alignment == 6 and "b" in out.external_data["f"]
+    assert out.pte_data["a"].alignment == 6
+    assert "b" in out.external_data["f"]
 
 
 @pytest.mark.parametrize("alignment", [0, -1, 1.5, True, "4", float("nan")])

@@ -77,9 +77,8 @@ def test_output_paths_are_relative_to_the_starting_folder(name, place, there, ca
     words = COMMANDS[name]
     assert main(words) == 0, capsys.readouterr().err
     written = {"r.json", "net.tosa"} & set(words)
-    assert (
-        written <= set(os.listdir(there)) and os.listdir(there.parent / "other") == []
-    )
+    assert written <= set(os.listdir(there))
+    assert os.listdir(there.parent / "other") == []
     assert os.getcwd() == str(there)
 
 
@@ -139,13 +138,15 @@ def test_a_model_that_closes_a_stream_gets_an_error(line, place, there, capsys):
     write_model(there, place, f"import sys; {line}")
     assert main(["lower", "model.py", "--host-only", "--verify"]) == 1
     shown = capsys.readouterr().err
-    assert "the model closes sys." in shown and line in shown
+    assert "the model closes sys." in shown
+    assert line in shown
 
 
 def test_models_that_close_stdout_are_refused(there):
     write_model(there, "at_import", "import sys; sys.stdout.close()")
     done = command("lower", "model.py", "--host-only", "--json", folder=there)
-    assert done.returncode == 1 and "the model closes sys.stdout" in done.stderr
+    assert done.returncode == 1
+    assert "the model closes sys.stdout" in done.stderr
     assert '"code": "input-invalid"' in done.stdout
 
 
@@ -157,7 +158,8 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, there):
         there, "at_import", f"import sys; {line}; raise ValueError('this is why')"
     )
     done = command("lower", "model.py", "--host-only", folder=there)
-    assert done.returncode == 1 and "this is why" in done.stderr
+    assert done.returncode == 1
+    assert "this is why" in done.stderr
 
 
 @pytest.mark.slow
@@ -167,9 +169,8 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, there):
 def test_results_are_shown_after_a_model_changes_the_streams(line, there):
     write_model(there, "at_import", f"import sys; {line}")
     done = command("lower", "model.py", "--host-only", folder=there)
-    assert done.returncode == 0 and "0 of 1 operator delegated" in done.stdout, (
-        done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    assert "0 of 1 operator delegated" in done.stdout, done.stderr
 
 
 # --- settings
@@ -190,7 +191,8 @@ def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
         assert [s.name for s in config.read_settings("\n".join(order), path)] == [
             "good"
         ]
-    assert str(path) in str(found[0].message) and named in str(found[0].message)
+    assert str(path) in str(found[0].message)
+    assert named in str(found[0].message)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,8 @@ def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
 def test_a_table_that_is_wrong_names_the_file(table, tmp_path):
     path = tmp_path / "delegraph.toml"
     good, wrong = config.read_settings(f"{GOOD}\n[backends.wrong]\n{table}\n", path)
-    assert good.wrong == "" and str(path) in wrong.wrong
+    assert good.wrong == ""
+    assert str(path) in wrong.wrong
     with pytest.raises(config.BadSettings, match=str(path)):
         config.description_of(wrong)
 

@@ -90,10 +90,8 @@ def test_a_near_name_that_is_not_installed_is_a_hint(registry):
 def test_without_backends_the_hint_lists_distributions(registry):
     with pytest.raises(BackendNotFound) as found:
         registry.default_backends({})
-    assert (
-        "delegraph-tosa" in found.value.hint
-        and "delegraph-openvino" in found.value.hint
-    )
+    assert "delegraph-tosa" in found.value.hint
+    assert "delegraph-openvino" in found.value.hint
 
 
 def test_a_runtime_of_files_names_its_distribution(registry):

@@ -153,7 +153,8 @@ def test_a_url_as_cache_folder_is_refused_without_showing_it(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError) as found:
         Cache(url)
-    assert "7c0ffee7" not in str(found.value) and "--cache-remote" in found.value.hint
+    assert "7c0ffee7" not in str(found.value)
+    assert "--cache-remote" in found.value.hint
     assert list(tmp_path.iterdir()) == []
 
 

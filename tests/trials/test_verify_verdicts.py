@@ -64,8 +64,10 @@ def test_an_output_has_counts_and_one_verdict(
     found = compare("output_0", lowered, eager)
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert found.agrees() is content["agrees"] is agrees
-    assert tuple(found.lowered) == ours and tuple(content["lowered"].values()) == ours
-    assert tuple(found.eager) == theirs and tuple(content["eager"].values()) == theirs
+    assert tuple(found.lowered) == ours
+    assert tuple(content["lowered"].values()) == ours
+    assert tuple(found.eager) == theirs
+    assert tuple(content["eager"].values()) == theirs
     assert len(re.findall("agrees|differs", str(found))) == 1, str(found)
     assert ("agrees" in str(found)) is agrees
     for count, name in zip(ours, ("NaN", "inf", "-inf"), strict=True):
@@ -130,7 +132,8 @@ NEGATIVE = -torch.ones(2, 3)
 
 def test_verify_counts_NaN_of_a_model():
     found = delegraph.lower(Root(), (NEGATIVE,), backends=["tosa"]).verify(NEGATIVE)
-    assert found.agrees() and found.has_only_non_finite
+    assert found.agrees()
+    assert found.has_only_non_finite
     assert "6 NaN of 6 elements on both sides; agrees, but no element is finite" in str(
         found
     )
@@ -147,7 +150,8 @@ def test_verify_computes_eager_once():
     lowered = delegraph.lower(Wrong(), (torch.tensor([1.0, 2.0]),), backends=[])
     calls.append(None)
     found = lowered.verify(torch.tensor([1.0, 2.0]))
-    assert not found.agrees() and len(calls) == 3
+    assert not found.agrees()
+    assert len(calls) == 3
 
 
 MODEL = """
@@ -175,9 +179,11 @@ def test_lower_shows_NaN_in_each_report(model, tmp_path, capsys):
     assert main(["lower", model, "--host-only", "--verify", *flags]) == 0
     text = "6 NaN of 6 elements on both sides"
     assert text in capsys.readouterr().out
-    assert text in forms[".txt"].read_text() and text in forms[".html"].read_text()
+    assert text in forms[".txt"].read_text()
+    assert text in forms[".html"].read_text()
     root, _ = json.loads(forms[".json"].read_text())["verification"]["outputs"]
-    assert root["lowered"]["nan"] == root["eager"]["nan"] == 6 and root["agrees"]
+    assert root["lowered"]["nan"] == root["eager"]["nan"] == 6
+    assert root["agrees"]
 
 
 def test_the_command_that_compares_operators_names_NaN(model, capsys):
@@ -231,7 +237,8 @@ def test_a_failed_verification_names_the_command_that_explains_it(
     )
     assert main(["lower", str(path), "--host-only", "--verify"]) == 1
     shown = capsys.readouterr().err
-    assert f"delegraph accuracy '{path}'" in shown and "--ties" in shown
+    assert f"delegraph accuracy '{path}'" in shown
+    assert "--ties" in shown
     assert (
         main(
             [

@@ -186,7 +186,8 @@ def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
     module = make().eval()
     inputs = tuple(map(torch.randn, shapes))
     program = delegraph.lower(module, inputs, backends=["xnnpack"])
-    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    assert len(program.delegates) == 1
+    assert program.report.host_operators == 0
     expect_right(program, module, inputs, tmp_path, 1e-4)
 
 
@@ -218,7 +219,8 @@ def test_dynamically_quantized_weights_by_channel(make, shape, tmp_path):
     inputs = (torch.randn(shape),)
     exported = quantized(make(), inputs, is_per_channel=True, is_dynamic=True)
     program = delegraph.lower(exported, backends=["xnnpack"])
-    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    assert len(program.delegates) == 1
+    assert program.report.host_operators == 0
     expect_right(program, exported.module(), inputs, tmp_path, 0.02)
 
 
@@ -287,7 +289,8 @@ def test_a_float_convolution_before_a_quantize_is_delegated(make, tmp_path):
     )
     inputs = (torch.randn(1, 3, 8),)
     program = delegraph.lower(module.eval(), inputs, backends=["xnnpack"])
-    assert len(program.delegates) == 1 and program.report.host_operators == 1
+    assert len(program.delegates) == 1
+    assert program.report.host_operators == 1
     # a result in the middle between two integers may be rounded to either
     save_and_expect_right(program, module, inputs, folder=tmp_path, rtol=0, atol=1)
 

@@ -65,7 +65,8 @@ def test_lowered_the_whole_model(model):
         "OneNode", to_edge(torch.export.export(made, inputs)).exported_program(), []
     )
     wanted = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
-    assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(wanted))} and wanted
+    assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(wanted))}
+    assert wanted
     again = to_edge(wrapped(lowered, *inputs)).exported_program()
     [(call, inner)] = delegate_calls(again)
     assert inner.meta["debug_handle_map"] == lowered.meta["debug_handle_map"]
@@ -92,7 +93,8 @@ def test_handles_follow_a_decomposition_and_a_second_step():
     )
     lowered = edge.to_backend(taking(aten.sin.default)).exported_program()
     kept = {n.name: n.meta["debug_handle"] for n in calls(lowered) if n.name in before}
-    assert kept == {k: v for k, v in before.items() if k in kept} and len(kept) > 1
+    assert kept == {k: v for k, v in before.items() if k in kept}
+    assert len(kept) > 1
     [handle] = [n.meta["debug_handle"] for n in lowered.graph.nodes if n.target is CALL]
     assert handle == max(before.values()) + 1
 

@@ -55,10 +55,8 @@ def test_delegate_whole_program():
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
     lowered = to_backend("ExecutorBackend", source, [])
-    assert (
-        targets(lowered.original_module) == targets(source)
-        and len(lowered.original_module.state_dict) == 4
-    )
+    assert targets(lowered.original_module) == targets(source)
+    assert len(lowered.original_module.state_dict) == 4
     close(on_host(wrapped(lowered, x), x), source.module(check_guards=False)(x))
 
 

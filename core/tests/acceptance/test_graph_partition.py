@@ -115,9 +115,8 @@ def test_all_node_partitioner(registry):
     lowered = delegraph.lower(
         Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
     )
-    assert [d.name for d in lowered.delegates] == [
-        "lowered_module_0"
-    ] and lowered.report.host_operators == 0
+    assert [d.name for d in lowered.delegates] == ["lowered_module_0"]
+    assert lowered.report.host_operators == 0
     assert lowered.verify(*INPUTS).relative_error < 1e-6
     assert {n.target for n in lowered.delegates[0].nodes} == {
         aten.conv2d.default,

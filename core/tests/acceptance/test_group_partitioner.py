@@ -163,8 +163,10 @@ def test_qdq_linear_group_partitioning():
     program = exported(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
     parts = ours(program, named=[group])
-    assert holds(parts, *group) and acyclic(program, parts)
-    assert holds(parts, "bmm", "squeeze") and not holds(parts, "bmm", "linear")
+    assert holds(parts, *group)
+    assert acyclic(program, parts)
+    assert holds(parts, "bmm", "squeeze")
+    assert not holds(parts, "bmm", "linear")
 
 
 def test_complex_graph_with_interdependencies():
@@ -174,7 +176,8 @@ def test_complex_graph_with_interdependencies():
 
     program = exported(forward)
     parts = ours(program, named=[("linear", "relu")])
-    assert holds(parts, "linear", "relu") and acyclic(program, parts)
+    assert holds(parts, "linear", "relu")
+    assert acyclic(program, parts)
 
 
 def test_branching_qdq_pattern():
@@ -185,9 +188,8 @@ def test_branching_qdq_pattern():
     program = exported(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
     parts = ours(program, named=[group])
-    assert sorted(map(sorted, parts)) == [["add"], sorted(group)] and acyclic(
-        program, parts
-    )
+    assert sorted(map(sorted, parts)) == [["add"], sorted(group)]
+    assert acyclic(program, parts)
 
 
 def test_multi_level_dependencies():
@@ -213,7 +215,9 @@ def test_double_QDQ_partitioning():
     one = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
     other = ("add", "linear_2", "fake_quantize_per_tensor_affine_1")
     parts = ours(program, named=[one, other])
-    assert holds(parts, *one) and holds(parts, *other) and acyclic(program, parts)
+    assert holds(parts, *one)
+    assert holds(parts, *other)
+    assert acyclic(program, parts)
 
 
 def test_interleaved_groups_no_false_merge(registry):
@@ -481,9 +485,8 @@ def test_with_fusion_patterns():
         return self.c(normed + torch.tanh(self.b(torch.sin(x))))
 
     parts = check_like_torch(forward, (*TAKEN, aten.batch_norm.default))
-    assert holds(parts, "linear", "batch_norm", "relu") and holds(
-        parts, "linear_1", "tanh"
-    )
+    assert holds(parts, "linear", "batch_norm", "relu")
+    assert holds(parts, "linear_1", "tanh")
 
 
 def test_with_large_model():

@@ -108,9 +108,8 @@ def test_results_of_preprocess_reach_module_and_runtime():
     with delegraph.register(backend, runtime=runtime):
         lowered = to_backend("RecordingBackend", export(sine, X), [])
         on_host(wrapped(lowered, X), X)
-    assert lowered.processed_bytes == b"blob" and lowered.meta["debug_handle_map"] == {
-        0: (1,)
-    }
+    assert lowered.processed_bytes == b"blob"
+    assert lowered.meta["debug_handle_map"] == {0: (1,)}
     assert lowered.meta["_delegate_info_meta"] == facts
     assert loaded == [(b"blob", [], {})]
     assert PreprocessResult() == PreprocessResult(b"", None, None, None)
@@ -149,7 +148,8 @@ def test_backends_are_classes():
 
     with delegraph.register(Finished):
         lowered = to_backend("Finished", export(sine, X), [])
-    assert lowered.backend_id == "Finished" and lowered.processed_bytes == b"finished"
+    assert lowered.backend_id == "Finished"
+    assert lowered.processed_bytes == b"finished"
     with pytest.raises(
         ContractViolation, match="backend Unfinished does not define compile"
     ):
@@ -208,10 +208,8 @@ def test_backend_that_is_not_there():
     ):
         with pytest.raises(NotImplementedError, match="'AbsentBackend'") as caught:
             call()
-        assert (
-            isinstance(caught.value, BackendNotFound)
-            and caught.value.code == "backend-not-found"
-        )
+        assert isinstance(caught.value, BackendNotFound)
+        assert caught.value.code == "backend-not-found"
 
 
 def test_defect_two_backends_of_one_name():
@@ -261,7 +259,8 @@ def test_three_forms_agree():
         m.processed_bytes
         for m in (whole, *lowered_modules(one), *lowered_modules(several))
     ]
-    assert len(blobs) == 3 and len({*blobs}) == 1
+    assert len(blobs) == 3
+    assert len({*blobs}) == 1
     assert CALL not in targets(source)
 
 
@@ -297,16 +296,16 @@ def test_the_operator_is_torchs():
     original, detached.
     """
     inner = to_backend("CompilerBackend", export(sine, X), [])
-    assert type(inner).__name__ == "LoweredBackendModule" and not hasattr(
-        inner, "module_name"
-    )
+    assert type(inner).__name__ == "LoweredBackendModule"
+    assert not hasattr(inner, "module_name")
     assert CALL.name() == "executorch_call_delegate"
     needs_gradient = X.clone().requires_grad_()
     [result] = CALL(inner, needs_gradient)
     close(result, torch.sin(X))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         [fake] = CALL(inner, mode.from_tensor(X))
-    assert isinstance(fake, torch._subclasses.FakeTensor) and fake.shape == X.shape
+    assert isinstance(fake, torch._subclasses.FakeTensor)
+    assert fake.shape == X.shape
 
 
 def test_delegates_are_opaque_to_later_partitioners():
@@ -357,7 +356,8 @@ def test_defect_weights_of_branches_are_run_time_inputs():
     assert [sorted(m.original_module.state_dict) for m in modules] == [
         [f"{n}.bias", f"{n}.weight"] for n in "ab"
     ]
-    assert [len(m.inputs) for m in modules] == [1, 1] and not program.state_dict
+    assert [len(m.inputs) for m in modules] == [1, 1]
+    assert not program.state_dict
     for x in (X.abs(), -X.abs()):
         close(on_host(program, x), source.module(check_guards=False)(x))
 

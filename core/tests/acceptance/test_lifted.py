@@ -81,13 +81,13 @@ def test_backend_with_compiler(strict):
     lowered = whole(sine, x)
     program = torch.export.export(backends.Wrapper(lowered).eval(), (x,), strict=strict)
     edge = to_edge(program).exported_program()
-    assert targets(edge) == [CALL] and attributes(edge) == ["lowered_module_0"]
-    assert (
-        "lowered_module_0" in str(edge)
-        and "executorch_call_delegate" in edge.graph_module.code
-    )
+    assert targets(edge) == [CALL]
+    assert attributes(edge) == ["lowered_module_0"]
+    assert "lowered_module_0" in str(edge)
+    assert "executorch_call_delegate" in edge.graph_module.code
     [inner] = lowered_modules(edge)
-    assert inner.backend_id == "CompilerBackend" and inner.compile_specs == LIMIT
+    assert inner.backend_id == "CompilerBackend"
+    assert inner.compile_specs == LIMIT
     calls = '[["sin", "aten.sin.default", [{"node": "inputs_0"}], {}]]'
     blob = (
         f'1 {{"inputs": ["inputs_0"], "weights": {{}}, "calls": {calls}, "outputs":'
@@ -143,11 +143,9 @@ def test_backend_with_compiler_backend_runtime_exception():
     text = r"call_function aten.cos.default is not supported in backend CompilerBackend"
     with pytest.raises(RuntimeError, match=text) as caught:
         whole(lambda s, x: torch.sin(x) + torch.cos(x), torch.ones(1), specs=[])
-    assert (
-        isinstance(caught.value, Unsupported)
-        and caught.value.source
-        and caught.value.node.target is aten.cos.default
-    )
+    assert isinstance(caught.value, Unsupported)
+    assert caught.value.source
+    assert caught.value.node.target is aten.cos.default
 
 
 def test_backend_with_compiler_backend_not_found_exception():
@@ -323,7 +321,8 @@ def test_quantized_with_delegate():
     }
     source = export(function, torch.ones(2, 3), **parts)
     edge = to_edge(source).exported_program()
-    assert targets(edge).count(q) == 3 and targets(edge).count(aten.addmm.default) == 1
+    assert targets(edge).count(q) == 3
+    assert targets(edge).count(aten.addmm.default) == 1
     close(
         edge.module(check_guards=False)(torch.ones(2, 3)),
         source.module(check_guards=False)(torch.ones(2, 3)),

@@ -70,7 +70,8 @@ def test_emit_lowered_backend_module(model):
         n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL
     ]
     taken = list(source.graph_signature.user_inputs)
-    assert [a.name for a in inner.inputs] == taken and len(call.args) == 1 + len(taken)
+    assert [a.name for a in inner.inputs] == taken
+    assert len(call.args) == 1 + len(taken)
     assert len(inner.outputs) == len(source.graph_signature.user_outputs)
     wanted = made(*inputs)
     close(inner(*inputs), wanted)
@@ -85,11 +86,11 @@ def test_emit_nested_lowered_backend_module(model):
     made, inputs = model_and_inputs(model)
     inner = lowered(torch.export.export(made, inputs))
     outer = lowered(wrapped(inner, *inputs))
-    assert targets(outer.original_module) == [CALL] and lowered_modules(
-        outer.original_module
-    ) == [inner]
+    assert targets(outer.original_module) == [CALL]
+    assert lowered_modules(outer.original_module) == [inner]
     program = wrapped(outer, *inputs)
-    assert targets(program) == [CALL] and lowered_modules(program) == [outer]
+    assert targets(program) == [CALL]
+    assert lowered_modules(program) == [outer]
     assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
     close(on_host(program, *inputs), made(*inputs))
 
@@ -116,7 +117,8 @@ def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
         OutputKind.USER_OUTPUT,
         OutputKind.USER_OUTPUT,
     ]
-    assert specs[0].target == "buf" and inner.state == ("buf",)
+    assert specs[0].target == "buf"
+    assert inner.state == ("buf",)
     assert [a.name for a in inner.outputs] == [s.arg.name for s in specs[1:]]
     close(inner(x), (x + x, x - 1))
 
@@ -139,9 +141,8 @@ def test_outputs_of_a_parent_that_keeps_its_state():
         OutputKind.USER_OUTPUT,
     ]
     values = program.graph.output_node().args[0]
-    assert sorted(v.args[1] for v in values) == [0, 1, 2] and values[0].meta[
-        "val"
-    ].shape == (2,)
+    assert sorted(v.args[1] for v in values) == [0, 1, 2]
+    assert values[0].meta["val"].shape == (2,)
     graph_results = program.graph_module(torch.ones(2), x)
     for got, wanted in zip(graph_results, (x, x + x, x - 1), strict=True):
         close(got, wanted)
@@ -156,11 +157,10 @@ def test_a_copy_shares_weights_and_blob():
         export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4))
     )
     made = copy.deepcopy(inner)
-    assert (
-        made is not inner
-        and made.original_module.graph is not inner.original_module.graph
-    )
-    assert made.processed_bytes is inner.processed_bytes and made.meta == inner.meta
+    assert made is not inner
+    assert made.original_module.graph is not inner.original_module.graph
+    assert made.processed_bytes is inner.processed_bytes
+    assert made.meta == inner.meta
     tensors = zip(
         made.original_module.state_dict.values(),
         inner.original_module.state_dict.values(),
@@ -316,7 +316,8 @@ def test_lowered_again_around_a_lowered_module():
     assert [m.backend_id for m in lowered_modules(program)].count(
         "ExecutorBackend"
     ) == 2
-    assert targets(program) == [CALL] * 4 and inner in lowered_modules(program)
+    assert targets(program) == [CALL] * 4
+    assert inner in lowered_modules(program)
     close(on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
 
 

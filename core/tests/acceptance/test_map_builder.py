@@ -164,4 +164,5 @@ def test_defect_bare_exceptions(nodes):
     for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):
         with pytest.raises(ContractViolation) as caught:
             builder.insert_delegate_mapping_entry(**entry)
-        assert caught.value.code == "contract-violation" and str(caught.value)
+        assert caught.value.code == "contract-violation"
+        assert str(caught.value)

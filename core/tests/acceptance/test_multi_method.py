@@ -152,7 +152,8 @@ def test_two_methods_different_partitions():
     sin, cos = (
         f"FirstBackend#4#aten.{op}.default#max_value:{op}" for op in ("sin", "cos")
     )
-    assert blobs(made["a"]) == [sin, cos] and blobs(made["b"]) == [cos, sin]
+    assert blobs(made["a"]) == [sin, cos]
+    assert blobs(made["b"]) == [cos, sin]
 
 
 BOTH = (aten.sin.default, aten.cos.default)
@@ -168,7 +169,8 @@ def test_two_methods_different_backends():
     )
     sin = "FirstBackend#2#aten.sin.default#max_value:1"
     cos = "SecondBackend#2#aten.cos.default#max_value:2"
-    assert blobs(made["a"]) == [sin, cos] and blobs(made["b"]) == [cos, sin]
+    assert blobs(made["a"]) == [sin, cos]
+    assert blobs(made["b"]) == [cos, sin]
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
@@ -202,7 +204,8 @@ def test_control_flow():
         f"{total}#aten.sin.default#max_value:1",
         f"{total}#aten.add.Tensor#max_value:1",
     ]
-    assert FirstBackend.seen == [{"a": 2, "b": 2}] and SecondBackend.seen == [{"a": 1}]
+    assert FirstBackend.seen == [{"a": 2, "b": 2}]
+    assert SecondBackend.seen == [{"a": 1}]
     for method, function in (("a", first), ("b", second)):
         for x in (X.abs(), -X.abs()):
             close(made[method].module(check_guards=False)(x), function(None, x))
@@ -233,7 +236,8 @@ def test_sequential_delegates():
         i.args[0] if i.op == "call_function" and i.args[0] is first else i
         for i in second.args[1:]
     }
-    assert first in producers and any(n.target is aten.neg.default for n in producers)
+    assert first in producers
+    assert any(n.target is aten.neg.default for n in producers)
     close(made.module(check_guards=False)(X), function(None, X))
 
 
@@ -267,7 +271,8 @@ def test_end_to_end():
         {m: everything(specs=[CompileSpec("max_value", bytes([3]))]) for m in "ab"},
     )
     [a], [b] = (lowered_modules(made[m]) for m in "ab")
-    assert a is not b and a.processed_bytes == b.processed_bytes
+    assert a is not b
+    assert a.processed_bytes == b.processed_bytes
     host = delegraph.lower(made, backends=[])
     for method in "ab":
         close(host.method(method)(X), torch.sin(X))
@@ -281,7 +286,8 @@ def test_a_method_without_a_partitioner_stays_as_it_is():
     made = to_backend(
         MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)})
     )
-    assert made["b"] is programs["b"] and blobs(made["a"])
+    assert made["b"] is programs["b"]
+    assert blobs(made["a"])
     with pytest.raises(ContractViolation, match="'c'; methods: ") as caught:
         to_backend(MethodProgramsPartitionerSpec(programs, {"c": everything(*FIRST)}))
     assert isinstance(caught.value, InputError)

@@ -62,7 +62,8 @@ def test_lowered_backend_module_has_output():
     """named_data.test_lowered_backend_module_has_output"""
     program = to_edge(export(lambda s, x: x + x, torch.randn(1, 2))).exported_program()
     store = to_backend("NamedBackend", program, []).named_data_store_output
-    assert store.buffers == [bytes(1)] and list(store.pte_data) == ["aten.add.Tensor"]
+    assert store.buffers == [bytes(1)]
+    assert list(store.pte_data) == ["aten.add.Tensor"]
 
 
 def test_named_data_with_partitioner():
@@ -103,9 +104,8 @@ def test_named_data_with_control_flow():
     names = [
         f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")
     ]
-    assert (
-        sorted(edge.named_data.pte_data) == names and len(edge.named_data.buffers) == 4
-    )
+    assert sorted(edge.named_data.pte_data) == names
+    assert len(edge.named_data.buffers) == 4
 
 
 def test_named_data_over_methods():
@@ -118,10 +118,8 @@ def test_named_data_over_methods():
     edge = to_edge(programs)
     store = edge.to_backend(partitioner()).named_data
     assert delegraph.lower(programs, backends=[partitioner()]).named_data == store
-    assert (
-        list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
-        and len(store.buffers) == 2
-    )
+    assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
+    assert len(store.buffers) == 2
     assert edge.named_data.buffers == []
 
 
@@ -171,7 +169,8 @@ def test_keys_share_a_buffer():
         "c": 1,
         "d": 0,
     }
-    assert out.pte_data["a"].alignment == 4 and out.pte_data["b"].alignment == 1
+    assert out.pte_data["a"].alignment == 4
+    assert out.pte_data["b"].alignment == 1
 
 
 def test_tensors_have_a_layout():
@@ -183,10 +182,8 @@ def test_tensors_have_a_layout():
     )
     assert out.pte_data["t"].tensor_layout == TensorLayout(torch.int16, (3, 2))
     assert out.buffers[0] == value.contiguous().numpy().tobytes()
-    assert (
-        out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,))
-        and len(out.buffers[1]) == 4
-    )
+    assert out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,))
+    assert len(out.buffers[1]) == 4
 
 
 @pytest.mark.parametrize(
@@ -233,12 +230,11 @@ def test_wrong_entries_are_refused_and_not_stored(entry, kind, text):
     store, out = filled({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:
         store.add_named_data(**entry)
-    assert isinstance(
-        caught.value, (NamedDataError, NamedDataTypeError)
-    ) and isinstance(caught.value, ContractViolation)
-    assert (
-        out.buffers == [b"x"] and list(out.pte_data) == ["a"] and not out.external_data
-    )
+    assert isinstance(caught.value, (NamedDataError, NamedDataTypeError))
+    assert isinstance(caught.value, ContractViolation)
+    assert out.buffers == [b"x"]
+    assert list(out.pte_data) == ["a"]
+    assert not out.external_data
 
 
 def test_external_files_of_a_limited_size():
@@ -257,9 +253,8 @@ def test_external_files_of_a_limited_size():
         ["a", "b", "d"],
         ["c"],
     ]
-    assert (
-        list(first.external_data) == list(second.external_data) and not first.pte_data
-    )
+    assert list(first.external_data) == list(second.external_data)
+    assert not first.pte_data
     assert all(name.startswith("weights_") for name in first.external_data)
     with pytest.raises(NamedDataError, match="is in weights_"):
         stores[0].add_named_data("a", bytes([1]) * 4)
@@ -271,7 +266,8 @@ def test_external_files_that_cannot_be(limit, prefix):
     _, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
     with pytest.raises(NamedDataError):
         externalize_pte_data(out, limit, prefix)
-    assert list(out.pte_data) == ["a", "b"] and not out.external_data
+    assert list(out.pte_data) == ["a", "b"]
+    assert not out.external_data
 
 
 def test_defect_alignment_of_a_key_added_again():
@@ -296,6 +292,5 @@ def test_defect_key_moved_to_another_file(first, second):
     store, out = filled({"key": "a", "data": b"x", "external_tag": first})
     with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
         store.add_named_data("a", b"x", external_tag=second)
-    assert set(out.external_data) == ({first} - {None}) and bool(out.pte_data) == (
-        first is None
-    )
+    assert set(out.external_data) == ({first} - {None})
+    assert bool(out.pte_data) == (first is None)

@@ -184,19 +184,22 @@ def const_program(*tag_data):
 
 def test_partitioner_not_tag_data():
     program, arguments, child = const_program()
-    assert held(program) == (2, 1) and held(child) == (0, 0)
+    assert held(program) == (2, 1)
+    assert held(child) == (0, 0)
     assert arguments == 5, "the delegate, x, const1, const2, const3"
 
 
 def test_partitioner_tag_data():
     program, arguments, child = const_program(named(*CONST))
-    assert held(program) == (0, 0) and held(child) == (2, 1)
+    assert held(program) == (0, 0)
+    assert held(child) == (2, 1)
     assert arguments == 2
 
 
 def test_partitioner_tag_only_params():
     program, arguments, child = const_program(named("p_const3"))
-    assert held(program) == (2, 0) and held(child) == (0, 1)
+    assert held(program) == (2, 0)
+    assert held(child) == (0, 1)
     assert arguments == 4
 
 
@@ -283,7 +286,8 @@ def kept_by_delegate(edge, partitioner):
     program = edge.to_backend(partitioner).exported_program()
     call, inner = only_delegate(program)
     child = inner.original_module
-    assert program.graph_signature.buffers_to_mutate == {} and held(program) == (0, 0)
+    assert program.graph_signature.buffers_to_mutate == {}
+    assert held(program) == (0, 0)
     assert (
         len(child.state_dict)
         == len(child.graph_signature.buffers_to_mutate)
@@ -383,9 +387,8 @@ def test_delegation_spec():
     twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
     spec = DelegationSpec(BACKEND, twice)
     assert (spec.backend_id, list(spec.compile_specs)) == (BACKEND, twice)
-    assert spec == DelegationSpec(
-        backend_id=BACKEND, compile_specs=tuple(twice)
-    ) and hash(spec)
+    assert spec == DelegationSpec(backend_id=BACKEND, compile_specs=tuple(twice))
+    assert hash(spec)
 
 
 def composites(s, x):
@@ -429,9 +432,8 @@ def test_ops_to_not_decompose():
     some = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
     program = preserved(some)
     assert len(get_delegates(program.graph)) == 1
-    assert aten.addmm.default in targets(
-        program
-    ) and aten.linear.default not in targets(program)
+    assert aten.addmm.default in targets(program)
+    assert aten.linear.default not in targets(program)
 
 
 def test_no_copy():
@@ -588,9 +590,8 @@ def test_why_no_partition(caplog):
         "it has no multiplier",
         1,
     )
-    assert row.source.file.endswith(
-        "test_partitioner.py"
-    ) and "it has no multiplier" in str(lowered.report)
+    assert row.source.file.endswith("test_partitioner.py")
+    assert "it has no multiplier" in str(lowered.report)
     assert not [
         r
         for r in caplog.records
@@ -664,9 +665,8 @@ def test_defect_tag_constant_data_takes_the_smallest_string():
     program = export(lambda s, x: torch.sin(x + s.w) + s.w, x, w=w)
     lowered = to_backend(program, tagging)
     modules = get_lowered_backend_modules(lowered.graph_module)
-    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2 and held(
-        lowered
-    ) == (0, 0)
+    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2
+    assert held(lowered) == (0, 0)
     assert len({m.original_module.state_dict["w"].data_ptr() for m in modules}) == 1
     close(on_host(lowered, x), torch.sin(x + w) + w)
 
@@ -724,9 +724,8 @@ def test_defect_several_results_are_tagged_without_their_unpacking():
         export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None)
     )
     call, inner = only_delegate(lowered)
-    assert [v.shape for v in call.meta["val"]] == [(2,), (2,)] and len(
-        inner.outputs
-    ) == 2
+    assert [v.shape for v in call.meta["val"]] == [(2,), (2,)]
+    assert len(inner.outputs) == 2
     close(on_host(lowered, x), x[:2] + x[2:])
 
 
@@ -818,7 +817,8 @@ def test_defect_kept_operator_that_nobody_takes():
     """
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
     program = preserved(nobody)
-    assert get_delegates(program.graph) == [] and aten.addmm.default in targets(program)
+    assert get_delegates(program.graph) == []
+    assert aten.addmm.default in targets(program)
     assert aten.linear.default not in targets(program)
 
 
@@ -850,7 +850,8 @@ def test_defect_delegates_of_another_partitioner_are_tagged():
         BACKEND,
         "CompilerBackend",
     ]
-    assert get_non_lowered_nodes(second.graph) == [] and targets(second) == [CALL, CALL]
+    assert get_non_lowered_nodes(second.graph) == []
+    assert targets(second) == [CALL, CALL]
 
 
 def test_defect_symbolic_sizes_are_called_tensors():

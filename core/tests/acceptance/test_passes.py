@@ -53,9 +53,8 @@ def test_duplicate_constant_node_pass():
     inner = [
         m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
     ]
-    assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2 and buffers(
-        lowered
-    ) == []
+    assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2
+    assert buffers(lowered) == []
     assert {p.state_dict["const"].data_ptr() for p in inner} == {
         given.state_dict["const"].data_ptr()
     }

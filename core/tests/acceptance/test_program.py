@@ -145,11 +145,11 @@ def test_to_edge_transform_and_lower(case):
     program = to_edge_transform_and_lower(
         source, partitioner=[Keeps(*operators)]
     ).exported_program()
-    assert targets(program).count(CALL) == count and not {*operators} & {
-        *targets(program)
-    }
+    assert targets(program).count(CALL) == count
+    assert not {*operators} & {*targets(program)}
     kept = [t for m in lowered_modules(program) for t in targets(m.original_module)]
-    assert len(kept) == count and {*kept} == {*operators}
+    assert len(kept) == count
+    assert {*kept} == {*operators}
     close(on_host(program, *inputs), source.module(check_guards=False)(*inputs))
 
 
@@ -175,10 +175,8 @@ def test_to_edge_transform_and_lower_with_exception():
         program = to_edge_transform_and_lower(
             source, partitioner=[who]
         ).exported_program()
-        assert (
-            targets(program).count(CALL) == 1
-            and targets(program).count(aten.mm.default) == 1
-        )
+        assert targets(program).count(CALL) == 1
+        assert targets(program).count(aten.mm.default) == 1
         close(on_host(program, x), source.module(check_guards=False)(x))
 
 
@@ -194,7 +192,8 @@ def test_operators_that_a_filter_refuses_are_decomposed(case):
     program = to_edge_transform_and_lower(
         source, partitioner=[refusing]
     ).exported_program()
-    assert CALL not in targets(program) and not {*operators} & {*targets(program)}
+    assert CALL not in targets(program)
+    assert not {*operators} & {*targets(program)}
     close(
         program.module(check_guards=False)(*inputs),
         source.module(check_guards=False)(*inputs),
@@ -207,7 +206,8 @@ def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
     found = targets(
         to_edge_transform_and_lower(linear(), compile_config=config).exported_program()
     )
-    assert LINEAR in found and aten.addmm.default not in found
+    assert LINEAR in found
+    assert aten.addmm.default not in found
 
 
 # --- to_edge --------------------------------------------------------------------------
@@ -377,7 +377,8 @@ def test_edge_manager_basic_api():
     the file's.
     """
     edge = two_methods()
-    assert edge.methods == {"forward", "foo"} and edge.config_methods == {"bam", "bar"}
+    assert edge.methods == {"forward", "foo"}
+    assert edge.config_methods == {"bam", "bar"}
     close(run(edge, "forward", torch.ones(1), torch.zeros(1)), torch.ones(1))
     close(run(edge, "foo", torch.ones(1)), 2 * torch.ones(1))
 
@@ -403,10 +404,8 @@ def test_edge_manager_transform():
     changed = edge.transform([AddToMul()])
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
-    assert (
-        changed.methods == edge.methods
-        and changed.config_methods == edge.config_methods
-    )
+    assert changed.methods == edge.methods
+    assert changed.config_methods == edge.config_methods
     close(run(changed, "forward", x, y), x * y * x)
     close(run(edge, "forward", x, y), x * y + x)
 
@@ -467,7 +466,8 @@ def test_edge_to_backend_replaces_subgraph():
         ("foo", (torch.ones(1),)),
     ):
         program = lowered.exported_program(method)
-        assert targets(program) == [CALL] and len(lowered_modules(program)) == 1
+        assert targets(program) == [CALL]
+        assert len(lowered_modules(program)) == 1
         close(on_host(program, *inputs), torch.full((1,), 2.0))
         assert not lowered_modules(edge.exported_program(method))
 
@@ -510,7 +510,8 @@ def test_defect_configuration_lost_by_to_backend():
     edge = to_edge(linear(), compile_config=config).to_backend(
         taking(aten.relu.default, backend="ExecutorBackend")
     )
-    assert edge.compile_config is config and edge.compile_config.check_validity
+    assert edge.compile_config is config
+    assert edge.compile_config.check_validity
     assert (
         edge.transform([])
         .to_backend(taking(LINEAR, backend="ExecutorBackend"))
@@ -543,7 +544,8 @@ def test_defect_configuration_object_changed():
     to_edge_transform_and_lower(
         combined(), partitioner=[Keeps(SDPA)], compile_config=config
     )
-    assert kept == [LINEAR] and config.preserve_ops == (LINEAR,)
+    assert kept == [LINEAR]
+    assert config.preserve_ops == (LINEAR,)
     with pytest.raises(AttributeError):
         config.preserve_ops = ()
 
@@ -563,11 +565,9 @@ def test_defect_operators_filtered_out_in_silence():
 def test_defect_numbers_become_constants_and_casts():
     """`x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
     program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
-    assert (
-        targets(program) == [aten.add.Tensor]
-        and not program.constants
-        and not program.state_dict
-    )
+    assert targets(program) == [aten.add.Tensor]
+    assert not program.constants
+    assert not program.state_dict
 
 
 def test_defect_write_errors_are_swallowed(tmp_path):
@@ -597,6 +597,5 @@ def test_defect_leftovers_in_the_parent():
     assert not program.state_dict
     shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
     edge = to_edge(shared).to_backend(taking(aten.mul.Tensor)).exported_program()
-    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes) and list(
-        edge.state_dict
-    ) == ["c"]
+    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes)
+    assert list(edge.state_dict) == ["c"]

@@ -57,23 +57,20 @@ def two_inputs(function):
 
 def test_identical_graph_with_unused_args():
     graph = two_inputs(lambda x, y: x)
-    assert is_identical_graph(graph, graph) and is_identical_graph(
-        graph, two_inputs(lambda x, y: x)
-    )
+    assert is_identical_graph(graph, graph)
+    assert is_identical_graph(graph, two_inputs(lambda x, y: x))
 
 
 def test_identical_graph_with_used_args():
     graph = two_inputs(lambda x, y: (x, y))
-    assert is_identical_graph(graph, graph) and is_identical_graph(
-        graph, two_inputs(lambda x, y: (x, y))
-    )
+    assert is_identical_graph(graph, graph)
+    assert is_identical_graph(graph, two_inputs(lambda x, y: (x, y)))
 
 
 def test_identical_graph_for_linear():
     graph = symbolic_trace(nn.Linear(10, 10))
-    assert is_identical_graph(graph, graph) and is_identical_graph(
-        graph, symbolic_trace(nn.Linear(10, 10))
-    )
+    assert is_identical_graph(graph, graph)
+    assert is_identical_graph(graph, symbolic_trace(nn.Linear(10, 10)))
 
 
 class Composite(nn.Module):
@@ -88,9 +85,8 @@ class Composite(nn.Module):
 
 def test_identical_graph_for_composite_module():
     graph = symbolic_trace(Composite())
-    assert is_identical_graph(graph, graph) and is_identical_graph(
-        graph, symbolic_trace(Composite())
-    )
+    assert is_identical_graph(graph, graph)
+    assert is_identical_graph(graph, symbolic_trace(Composite()))
 
 
 def edge(function, *inputs, **parts):
@@ -126,7 +122,8 @@ def test_defect_identical_graph_ignores_literals(other):
         two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0}))
         for side in ("min", "max")
     )
-    assert is_identical_graph(least, least) and not is_identical_graph(least, most)
+    assert is_identical_graph(least, least)
+    assert not is_identical_graph(least, most)
     assert is_identical_graph(graph, two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y)))
     assert not is_identical_graph(graph, two_inputs(other))
 
@@ -138,9 +135,8 @@ def test_identical_graph_looks_into_branches():
 
         return export(choose, torch.tensor(True), torch.ones(2)).graph_module
 
-    assert is_identical_graph(chosen(1), chosen(1)) and not is_identical_graph(
-        chosen(1), chosen(2)
-    )
+    assert is_identical_graph(chosen(1), chosen(1))
+    assert not is_identical_graph(chosen(1), chosen(2))
 
 
 def test_defect_identical_graph_keeps_graphs_alive():
@@ -241,10 +237,8 @@ def test_print_delegted_graph(lowered):
     does not print.
     """
     text = format_delegated_graph(lowered)
-    assert (
-        text.count("backend_id: CompilerBackend") == 2
-        and text.count("aten.mm.default") == 2
-    )
+    assert text.count("backend_id: CompilerBackend") == 2
+    assert text.count("aten.mm.default") == 2
     first, second = (text.index(f"%lowered_module_{k}") for k in (0, 1))
     assert (
         first < text.index("aten.mm.default") < text.index("aten.sub.Tensor") < second
@@ -256,7 +250,8 @@ def test_get_delegated_payload_with_delegates(lowered):
     assert list(payload) == ["lowered_module_0", "lowered_module_1"]
     for backend_id, compile_specs, processed_bytes in payload.values():
         assert (backend_id, compile_specs) == ("CompilerBackend", [])
-        assert isinstance(processed_bytes, bytes) and processed_bytes.startswith(b"1 ")
+        assert isinstance(processed_bytes, bytes)
+        assert processed_bytes.startswith(b"1 ")
 
 
 def test_get_delegated_payload_without_delegates():
@@ -295,12 +290,11 @@ def test_lowered_modules_of_branches():
     graph = to_backend(
         export(forward, torch.tensor(True), torch.ones(2, 2)), taken
     ).graph_module
-    assert (
-        len(get_lowered_backend_modules(graph)) == 2
-        and len(get_delegates(graph.graph)) == 1
-    )
+    assert len(get_lowered_backend_modules(graph)) == 2
+    assert len(get_delegates(graph.graph)) == 1
     text = format_delegated_graph(graph)
-    assert text.count("backend_id: CompilerBackend") == 2 and "aten.sin.default" in text
+    assert text.count("backend_id: CompilerBackend") == 2
+    assert "aten.sin.default" in text
 
 
 def test_is_shape_dynamic():

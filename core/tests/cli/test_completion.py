@@ -138,7 +138,8 @@ main()
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_script_for_each_shell(shell):
     shown = python("-m", "delegraph", "completion", shell)
-    assert shown.returncode == 0 and "_ARGCOMPLETE" in shown.stdout
+    assert shown.returncode == 0
+    assert "_ARGCOMPLETE" in shown.stdout
 
 
 def bash(script, tmp_path):

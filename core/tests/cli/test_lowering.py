@@ -96,16 +96,12 @@ def test_the_report_and_the_figures_are_there_whatever_fails(
         report.unlink(missing_ok=True)
         got, found = as_data(capsys, *given, *gate)
         assert (got, found["code"]) == (1, code)
-        assert (
-            found["report"]["host_operators"] == 1
-            and found["verification"]["relative_error"] == 0
-        )
+        assert found["report"]["host_operators"] == 1
+        assert found["verification"]["relative_error"] == 0
         written = json.loads(report.read_text())
         jsonschema.validate(written, SCHEMA)
-        assert (
-            written["causes"] == found["report"]["causes"]
-            and written["verification"] == found["verification"]
-        )
+        assert written["causes"] == found["report"]["causes"]
+        assert written["verification"] == found["verification"]
         assert "compared with eager" in text.read_text()
         text.unlink()
     assert not (tmp_path / "net.echo").exists()
@@ -167,10 +163,8 @@ def test_a_wrong_return_value_is_described(more, capsys, function, said):
 
 def test_an_export_that_fails_has_the_line(more, capsys):
     _, found = as_data(capsys, "lower", f"{more}:branch", *LOWER)
-    assert (
-        found["code"] == "export-failed"
-        and "in forward: if x.sum() > 0:" in found["source"]
-    )
+    assert found["code"] == "export-failed"
+    assert "in forward: if x.sum() > 0:" in found["source"]
     assert "torch.cond" in found["hint"]
 
 
@@ -190,11 +184,9 @@ def test_nothing_is_written_over_what_is_read_or_over_another_file(
         hard,
     ):
         wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
-        assert (
-            "write to another file" in wrong
-            and not net.exists()
-            and Path(model).read_bytes() == source
-        )
+        assert "write to another file" in wrong
+        assert not net.exists()
+        assert Path(model).read_bytes() == source
 
 
 def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
@@ -235,9 +227,8 @@ def test_inputs_of_ones_own(more, tmp_path, capsys):
         (more, "readable .npz"),
     ):
         code, found = as_data(capsys, *given, "--input", wrong)
-        assert (code, found["code"]) == (1, "input-invalid") and message in found[
-            "message"
-        ]
+        assert (code, found["code"]) == (1, "input-invalid")
+        assert message in found["message"]
     assert "there is no file" in fails(
         capsys, *given, "--input", "none.npz", code=2, error="usage-invalid"
     )
@@ -257,15 +248,14 @@ def test_without_a_named_backend(model, tmp_path, capsys):
         == 0
     )
     code, found = as_data(capsys, "lower", model, "--option", "echo.all=1")
-    assert code == 0 and found["report"]["notes"] == [
+    assert code == 0
+    assert found["report"]["notes"] == [
         "no backend was named; the options are for echo"
     ]
     code, found = as_data(capsys, "lower", model, "--host-only")
-    assert (
-        code == 0
-        and found["report"]["delegates"] == []
-        and found["report"]["notes"] == []
-    )
+    assert code == 0
+    assert found["report"]["delegates"] == []
+    assert found["report"]["notes"] == []
     both = "--host-only", "--backend", "echo"
     assert "exclude each other" in fails(
         capsys, "lower", model, *both, code=2, error="usage-invalid"

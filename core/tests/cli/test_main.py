@@ -78,7 +78,9 @@ def test_the_suffix_of_the_report_chooses_its_form(
         capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name
     )
     written = (tmp_path / name).read_text()
-    assert code == 0 and written.startswith(start) and written.endswith("\n")
+    assert code == 0
+    assert written.startswith(start)
+    assert written.endswith("\n")
     assert "echo has no sin" in written
 
 
@@ -99,11 +101,9 @@ def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
         "      inputs: sin: float32[2, 3]",
         "      outputs: relu: float32[2, 3]",
     ]
-    assert (
-        code == 0
-        and set(more) <= {*out.splitlines()}
-        and not {*more} & {*brief.splitlines()}
-    )
+    assert code == 0
+    assert set(more) <= {*out.splitlines()}
+    assert not {*more} & {*brief.splitlines()}
     assert {*more} <= {*(tmp_path / "r.txt").read_text().splitlines()}
 
 
@@ -214,7 +214,8 @@ def test_wrong_usage(model, tmp_path, capsys):
     wrong = fails(
         capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found"
     )
-    assert "file formats: " in wrong and ".echo" in wrong
+    assert "file formats: " in wrong
+    assert ".echo" in wrong
 
 
 def test_work_that_fails(model, tmp_path, capsys):
@@ -246,7 +247,8 @@ def test_work_that_fails(model, tmp_path, capsys):
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
         archive.writestr("loose", b"")
     wrong = fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
-    assert "not in a subdirectory" in wrong and "warnings above" not in wrong
+    assert "not in a subdirectory" in wrong
+    assert "warnings above" not in wrong
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
         "net.pt2",
         "net.py",
@@ -256,7 +258,8 @@ def test_work_that_fails(model, tmp_path, capsys):
 def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
     model.write_text("raise KeyboardInterrupt('by the model')")
     code, out, err = run(capsys, "lower", model, "--backend", "echo")
-    assert (code, out) == (130, "") and err.endswith("interrupted\n")
+    assert (code, out) == (130, "")
+    assert err.endswith("interrupted\n")
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(
@@ -543,11 +546,9 @@ def test_a_requirement_that_was_uninstalled(command):
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     said = shown.stdout + shown.stderr
-    assert (
-        shown.returncode == 1
-        and "Traceback" not in said
-        and "requirement-missing" in said
-    )
+    assert shown.returncode == 1
+    assert "Traceback" not in said
+    assert "requirement-missing" in said
     assert re.search(
         r"delegraph requires pluggy\S*, which is not installed in this environment",
         said,

@@ -56,9 +56,8 @@ def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(
             line.startswith(f"lowering net.py: partition {k} of 3, echobackend, ")
             for line in lines
         ), lines
-    assert (
-        all(line.endswith(" s ...") for line in lines) and "\x1b" not in kept.getvalue()
-    )
+    assert all(line.endswith(" s ...") for line in lines)
+    assert "\x1b" not in kept.getvalue()
 
 
 def test_a_short_command_says_nothing_where_stderr_is_kept(echo_registry, monkeypatch):
@@ -66,9 +65,8 @@ def test_a_short_command_says_nothing_where_stderr_is_kept(echo_registry, monkey
     monkeypatch.setattr("sys.stderr", kept)
     with outcome.progress("lowering net.py"):
         lower_slowly(echo_registry)
-    assert (
-        kept.getvalue() == "" and logging.getLogger("delegraph.progress").handlers == []
-    )
+    assert kept.getvalue() == ""
+    assert logging.getLogger("delegraph.progress").handlers == []
 
 
 def test_a_terminal_has_one_line(echo_registry, monkeypatch):
@@ -82,7 +80,8 @@ def test_a_terminal_has_one_line(echo_registry, monkeypatch):
         "\r\x1b[Klowering net\\x1b.py: partition 3 of 3, echobackend, 1 s ..."
         in shown.getvalue()
     )
-    assert shown.getvalue().endswith("\r\x1b[K") and "\n" not in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in shown.getvalue()
 
 
 def test_it_ends_when_the_work_fails(monkeypatch):

@@ -119,14 +119,11 @@ def test_whatever_preprocess_raises(error):
         " forward, raised "
     )
     assert failed.message.startswith(text + type(error).__name__)
-    assert str(error) in failed.message and f"{HERE}:" in failed.message.removeprefix(
-        text
-    )
-    assert (
-        failed.__cause__ is error
-        and failed.code == "plugin-failed" in CODES
-        and isinstance(failed, RuntimeError)
-    )
+    assert str(error) in failed.message
+    assert f"{HERE}:" in failed.message.removeprefix(text)
+    assert failed.__cause__ is error
+    assert failed.code == "plugin-failed" in CODES
+    assert isinstance(failed, RuntimeError)
     assert (failed.source.file, failed.source.line) == (HERE, LINE)
 
 
@@ -134,9 +131,9 @@ def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
     error = InputError("toy/no", "no luck")
     with pytest.raises(InputError) as caught:
         lowered(acting(raising(error)))
-    assert (
-        caught.value is error and error.code == "toy/no" and error.message == "no luck"
-    )
+    assert caught.value is error
+    assert error.code == "toy/no"
+    assert error.message == "no luck"
     assert str(error).endswith(
         f"raised by preprocess of ActingBackend ({HERE}),"
         f" {error.raised_by.partition(', ')[2]}"
@@ -166,7 +163,8 @@ def test_a_support_check_names_the_operator():
         PluginFailed, match="raised KeyError.*at relu \\(aten.relu.default\\)"
     ) as caught:
         lower_or_raise(EchoBackend, CapabilityPartitioner(why_not, "EchoBackend"))
-    assert caught.value.node.name == "relu" and caught.value.source.line == LINE
+    assert caught.value.node.name == "relu"
+    assert caught.value.source.line == LINE
 
 
 class Failing(Partitioner):
@@ -296,7 +294,8 @@ def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, si
         for k, text in enumerate(file.read_text().splitlines(), 1)
         if "# fails" in text
     )
-    assert f"({file}:{line})" in message and ctypes.__file__ not in message
+    assert f"({file}:{line})" in message
+    assert ctypes.__file__ not in message
     assert "tell the authors of acme-native 2.1" in caught.value.hint
 
 
@@ -315,10 +314,8 @@ def test_a_constructor_is_the_plugins_too(acme):
 def test_the_line_of_a_target_that_fails_to_load_is_its_own(acme, site):
     with pytest.raises(PluginBroken) as caught:
         acme.get_partitioner("absent")
-    assert (
-        f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message
-        and ctypes.__file__ not in str(caught.value)
-    )
+    assert f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message
+    assert ctypes.__file__ not in str(caught.value)
 
 
 def test_the_line_of_a_light_module_that_fails_is_its_own(site):

@@ -236,11 +236,9 @@ def test_kept_by_the_delegate(name, runtime, registry):
     assert {a.name for a in delegate.inputs} == passed, (
         "only what the caller passes crosses the border"
     )
-    assert (
-        parent.graph_signature.buffers_to_mutate == {}
-        and parent.state_dict == {}
-        and parent.constants == {}
-    )
+    assert parent.graph_signature.buffers_to_mutate == {}
+    assert parent.state_dict == {}
+    assert parent.constants == {}
     assert [s.kind for s in parent.graph_signature.output_specs] == [
         OutputKind.USER_OUTPUT
     ] * len(delegate.outputs)
@@ -471,7 +469,8 @@ def test_partitions_with_a_buffer_each(registry):
             for n in delegate.module.original_module.graph.nodes
             if n.op == "placeholder"
         ]
-        assert len(delegate.module.original_module.state_dict) == 1 and len(nodes) == 2
+        assert len(delegate.module.original_module.state_dict) == 1
+        assert len(nodes) == 2
     assert lowered.exported_program().graph_signature.buffers_to_mutate == {}
 
 

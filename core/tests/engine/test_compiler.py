@@ -119,7 +119,8 @@ def test_a_compiler_of_somebody_else_gets_each_partition(registry):
     here = Here()
     result = lowered(registry, here, ["text"])
     assert blobs(result) == blobs(lowered(registry))
-    assert here.asked == ["text"] and here.open == 0
+    assert here.asked == ["text"]
+    assert here.open == 0
     assert [r.tag for r in here.requests] == ["TextBackend_0", "TextBackend_1"]
     assert {(r.method, r.backend.kind, r.backend.full_name) for r in here.requests} == {
         ("forward", TextBackend, "in-process/text")
@@ -195,7 +196,8 @@ def test_a_note_mentions_a_cache_without_its_compiler(
         " installed"
     )
     assert f"{note}: pip install delegraph-workers" in result.report.notes
-    assert len(result.delegates) == 2 and not (tmp_path / "kept").exists()
+    assert len(result.delegates) == 2
+    assert not (tmp_path / "kept").exists()
 
 
 def isolated():
@@ -239,7 +241,8 @@ def test_the_default_compiler_gets_isolated_backends(monkeypatch):
     registry = isolated()
     registry.register(OffersCompiler())
     assert blobs(lowered(registry)) == blobs(lowered(registry, Here()))
-    assert len(OffersCompiler.made.requests) == 2 and OffersCompiler.made.open == 0
+    assert len(OffersCompiler.made.requests) == 2
+    assert OffersCompiler.made.open == 0
 
 
 def test_the_default_compiler_keeps_results_if_the_variable_is_set(

@@ -326,16 +326,12 @@ def test_the_host_calls_what_the_model_calls(registry):
         == tagged.report.host["forward"]["aten.linear.default"]
         == 2
     )
-    assert (
-        tagged.report.host["forward"]["aten.silu.default"] == 1
-        and len(tagged.delegates) == 2
-    )
+    assert tagged.report.host["forward"]["aten.silu.default"] == 1
+    assert len(tagged.delegates) == 2
     assert aten.addmm.default not in targets(tagged.exported_program())
     rows = {r.operator: r.reason for r in tagged.report.refusals}
-    assert (
-        rows["aten.linear.default"]
-        and rows["aten.silu.default"] == "not tagged by its partitioner"
-    )
+    assert rows["aten.linear.default"]
+    assert rows["aten.silu.default"] == "not tagged by its partitioner"
 
 
 def test_infinities_and_overflows_are_those_of_eager(registry):
@@ -428,9 +424,8 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
         aten.add.Tensor,
     )
     some = lowered(Norm(), (x,), [takes(*pieces)], registry)
-    assert some.delegates == [] and some.report.host == {
-        "forward": {"aten.layer_norm.default": 1}
-    }
+    assert some.delegates == []
+    assert some.report.host == {"forward": {"aten.layer_norm.default": 1}}
     assert targets(some.exported_program()) == [aten.layer_norm.default]
     assert aten.native_layer_norm.default in targets(some.core_program())
     assert targets(some.core_program(keep=[aten.layer_norm.default])) == [
@@ -449,7 +444,8 @@ def test_a_later_backend_keeps_what_the_first_refuses(registry):
         registry,
     )
     whole = [d for d in counts(made) if d == {"aten.linear.default": 1}]
-    assert len(whole) == 2 and {"aten.bmm.default": 1} in counts(made)
+    assert len(whole) == 2
+    assert {"aten.bmm.default": 1} in counts(made)
     swapped = [takes(aten.linear.default), takes(aten.addmm.default, aten.bmm.default)]
     assert sorted(
         map(str, counts(lowered(Block(), (x,), swapped, registry)))
@@ -516,7 +512,8 @@ def test_random_and_data_dependent_operators_are_left_alone():
         aten.add_.Tensor,
         torch.ops.higher_order.cond,
     ):
-        assert to_core(op) is None and beyond_core(op) is None
+        assert to_core(op) is None
+        assert beyond_core(op) is None
 
 
 def test_attention_with_dropout_stays_whole(registry):
@@ -648,10 +645,8 @@ def test_a_decomposition_may_write_to_its_argument_lists(registry):
     lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
     assert lowered.report.notes == []
     core = lowered.core_program()
-    assert (
-        aten._unsafe_masked_index.default not in targets(core)
-        and difference(core, Masked(), (x, rows)) == 0
-    )
+    assert aten._unsafe_masked_index.default not in targets(core)
+    assert difference(core, Masked(), (x, rows)) == 0
 
 
 def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
@@ -859,12 +854,10 @@ def test_operators_decompose_as_torch_says_without_its_whole_table():
         op: how for op, how in told.items() if how is not None and op.name() not in own
     }
     composite = set(filter(is_composite, told))
-    assert len(composite) > 150 and all(
-        told[op] in (op.decompose, table[op]) for op in composite
-    )
-    assert len(told) - len(composite) > 150 and all(
-        told[op] is table[op] for op in told.keys() - composite
-    )
+    assert len(composite) > 150
+    assert all(told[op] in (op.decompose, table[op]) for op in composite)
+    assert len(told) - len(composite) > 150
+    assert all(told[op] is table[op] for op in told.keys() - composite)
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
@@ -883,7 +876,8 @@ def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
             {recurrent: to_core(recurrent)}
         ).graph.nodes
     }
-    assert recurrent not in left and torch.ops.aten.tanh.default in left
+    assert recurrent not in left
+    assert torch.ops.aten.tanh.default in left
 
 
 def test_what_torch_decomposes_in_python_alone_is_decomposed():

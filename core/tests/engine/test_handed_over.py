@@ -337,10 +337,8 @@ def test_a_weight_without_bytes_is_refused_with_line_and_hint(registry):
         match="w is a TwoTensor, and torch.export has not traced the tensors in it",
     ) as refused:
         delegraph.lower(module, (X,), backends=[echo], registry=registry)
-    assert (
-        "torch.sin(x + self.w)" in str(refused.value)
-        and "unwrap_tensor_subclass_parameters" in refused.value.hint
-    )
+    assert "torch.sin(x + self.w)" in str(refused.value)
+    assert "unwrap_tensor_subclass_parameters" in refused.value.hint
 
 
 def test_weights_of_inference_mode_are_lowered(registry):
@@ -389,7 +387,8 @@ def test_every_get_attr_has_a_type(registry):
         @staticmethod
         def preprocess(edge_program, compile_specs):
             fetching = [n for n in edge_program.graph.nodes if n.op == "get_attr"]
-            assert fetching and all(n.meta["val"] is None for n in fetching)
+            assert fetching
+            assert all(n.meta["val"] is None for n in fetching)
             return PreprocessResult(b"")
 
     class Wrapped(nn.Module):
@@ -454,4 +453,5 @@ def test_a_partitioner_may_compute_recorded_values_anew(registry):
     lowered = delegraph.lower(
         nn.ReLU().eval(), (X,), backends=[again], registry=registry
     )
-    assert torch.equal(lowered(-X), torch.zeros(3)) and len(lowered.delegates) == 1
+    assert torch.equal(lowered(-X), torch.zeros(3))
+    assert len(lowered.delegates) == 1

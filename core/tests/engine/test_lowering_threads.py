@@ -107,7 +107,8 @@ def test_independent_partitions_run_side_by_side(pool):
     barrier = threading.Barrier(2, timeout=120)
     made = backend(True, lambda text: barrier.wait())
     side = lowered(made, 4, pool)
-    assert len({t for t in made.seen}) == 2 and MAIN not in made.seen
+    assert len({t for t in made.seen}) == 2
+    assert MAIN not in made.seen
     assert blobs(side) == blobs(lowered(backend(True), 4))
 
 
@@ -126,7 +127,9 @@ def test_backends_run_on_the_callers_thread_by_default(pool):
 def test_a_joint_step_is_one_call_of_the_executor(pool):
     made = backend(True, joint=True)
     side = lowered(made, 4, pool)
-    assert len(made.seen) == 4 and len(set(made.seen)) == 1 and MAIN not in made.seen
+    assert len(made.seen) == 4
+    assert len(set(made.seen)) == 1
+    assert MAIN not in made.seen
     assert blobs(side) == blobs(lowered(backend(True), 4))
 
 
@@ -318,7 +321,8 @@ def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
     monkeypatch.setattr(FakeTensorMode, "dispatch", watched)
     lowered = delegraph.lower(program, backends=[subtractions], registry=registry)
     assert [a.dtype for a in lowered.delegates[0].inputs] == [torch.int32]
-    assert held and all(held)
+    assert held
+    assert all(held)
 
 
 def others_may_lower():

@@ -185,4 +185,5 @@ def test_the_same_in_processes_with_different_hash_seeds(seeds):
         ).stdout
         for seed in seeds
     ]
-    assert made[0] == made[1] and len(made[0].strip()) == 64
+    assert made[0] == made[1]
+    assert len(made[0].strip()) == 64

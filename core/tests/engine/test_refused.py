@@ -117,7 +117,8 @@ def lowered(module, inputs, *pairs, **more):
 
 def same(program, *inputs):
     for output in program.verify(*inputs).outputs:
-        assert output.max_abs_error <= 1e-6 and not output.mismatched, output
+        assert output.max_abs_error <= 1e-6, output
+        assert not output.mismatched, output
 
 
 class Thirds(nn.Module):
@@ -156,15 +157,15 @@ def test_one_partition_in_three_is_given_to_the_host():
     assert len(first.seen) == 9
     assert len(program.delegates) == 6
     given = program.report.given_back
-    assert len(given) == 3 and len({row.partition for row in given}) == 3
+    assert len(given) == 3
+    assert len({row.partition for row in given}) == 3
     wanted = {"aten.linear.default": 1, "aten.relu.default": 1, "aten.sin.default": 1}
     text = str(program.report)
     for row in given:
-        assert row.operators == wanted and row.reason == "the sine table is full"
-        assert (
-            f"    {row.partition}  3 operators  " in text
-            and "test_refused.py" in row.source.file
-        )
+        assert row.operators == wanted
+        assert row.reason == "the sine table is full"
+        assert f"    {row.partition}  3 operators  " in text
+        assert "test_refused.py" in row.source.file
     assert program.report.to_json()["given_back"][0]["operators"] == wanted
     rows = [r for r in program.report.refusals if r.operator == "aten.linear.default"]
     assert sum(r.count for r in rows) == 3
@@ -189,9 +190,8 @@ def test_another_backend_gets_it_with_what_is_around():
     assert ["cos", "linear", "relu", "sin"] in second.seen
     assert program.report.host_operators == 0
     text = str(program.report)
-    assert len(program.report.given_back) == 3 and all(
-        row.partition in text for row in program.report.given_back
-    )
+    assert len(program.report.given_back) == 3
+    assert all(row.partition in text for row in program.report.given_back)
     same(program, x)
 
 
@@ -289,7 +289,8 @@ def test_one_that_names_nothing_gives_all_of_its_call_back():
         taking("AllBackend", "relu", "sin"),
     )
     program = lowered(Two(), (torch.ones(3, 2),), pair)
-    assert len(program.report.given_back) == 2 and not program.delegates
+    assert len(program.report.given_back) == 2
+    assert not program.delegates
     same(program, torch.ones(3, 2))
 
 
@@ -305,7 +306,8 @@ def test_by_threads():
             (first, taking("FirstBackend", *FIRST)),
             compiler=Compiler(executor=pool),
         )
-    assert len(program.report.given_back) == 3 and len(program.delegates) == 3
+    assert len(program.report.given_back) == 3
+    assert len(program.delegates) == 3
     same(program, x)
 
 
@@ -342,7 +344,8 @@ def test_a_constant_of_several_partitions(refused):
         ),
     )
     program = lowered(Table(), (x,), pair)
-    assert len(program.delegates) == 1 and len(program.report.given_back) == 1
+    assert len(program.delegates) == 1
+    assert len(program.report.given_back) == 1
     assert "aten.tanh.default" not in program.report.host["forward"]
     assert any("computed while lowering" in note for note in program.report.notes)
     same(program, x)
@@ -426,7 +429,8 @@ def test_a_branch_that_was_taken_whole():
         (second, taking("NextBackend", "relu")),
     )
     program = lowered(Branches(), (torch.randn(3),), *pairs)
-    assert len(program.report.given_back) == 1 and second.seen == [["relu"], ["relu"]]
+    assert len(program.report.given_back) == 1
+    assert second.seen == [["relu"], ["relu"]]
     for inputs in (torch.ones(3), -torch.ones(3)):
         same(program, inputs)
 
@@ -551,7 +555,8 @@ def test_the_reason_has_the_compilers_hint_and_line():
     pair = backend("HintBackend", refuse), taking("HintBackend")
     report = lowered(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair).report
     (cause,) = report.causes
-    assert cause.count == 2 and cause.hint == "pool twice"
+    assert cause.count == 2
+    assert cause.hint == "pool twice"
     assert cause.reason == "its compiler refused the partition: a window of 9x9"
 
 
@@ -634,7 +639,8 @@ def test_a_support_check_may_compile_an_extracted_program():
             CapabilityPartitioner(support, "ExactBackend", limits=Limits(largest=3)),
         ),
     )
-    assert not program.report.given_back and len(program.delegates) == 9
+    assert not program.report.given_back
+    assert len(program.delegates) == 9
     assert program.report.host["forward"]["aten.sin.default"] == 3
     compiled = program.delegates[0].module.original_module
     asked = next(p for p in support.programs if names_of(p) == names_of(compiled))

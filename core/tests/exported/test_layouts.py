@@ -175,7 +175,8 @@ def test_sizes_known_at_run_time(packed):
         lambda x: x.sin().t(), packed, torch.randn(3, 4), dynamic_shapes=shapes
     )
     found = program(torch.ones(5, 7))
-    assert found.shape == (7, 5) and found.stride() == (1, 7)
+    assert found.shape == (7, 5)
+    assert found.stride() == (1, 7)
 
 
 def test_delegates_get_the_strides_that_they_were_compiled_for():

@@ -89,7 +89,8 @@ def test_storages_over_one_buffer():
     first, second, third = (
         torch.from_numpy(a) for a in (array[:6], array[4:], array[6:])
     )
-    assert share_memory(first, second) and not share_memory(first, third)
+    assert share_memory(first, second)
+    assert not share_memory(first, third)
 
 
 def test_sparse_and_meta_tensors_share_no_memory():

@@ -260,9 +260,8 @@ def test_a_delegate_in_a_branch_owns_its_weights(registry):
         Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry
     )
     program = lowered.exported_program()
-    assert not program.state_dict and [n.name for n, _ in placeholders(program)] == [
-        "x"
-    ]
+    assert not program.state_dict
+    assert [n.name for n, _ in placeholders(program)] == ["x"]
     assert len(higher_order(program.graph_module, "cond").args[3]) == 1
     owned = {
         d.name: sorted(d.module.original_module.state_dict) for d in lowered.delegates
@@ -298,7 +297,8 @@ def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
         for k in ("true_graph_0", "false_graph_0")
     ]
     names = [[n.name for n in g.nodes if n.op == "placeholder"] for g in inner]
-    assert names[0] == names[1] and len(names[0]) == 2
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
 
 
 def test_a_carried_value_is_no_constant(registry):
@@ -349,12 +349,11 @@ def test_reports_count_delegates_and_refusals_in_branches(registry):
         "true_graph_0.lowered_module_0",
         "false_graph_0.lowered_module_1",
     ]
-    assert (
-        report.host["forward"]["aten.sin.default"] == 1
-        and report.host["forward"]["cond"] == 1
-    )
+    assert report.host["forward"]["aten.sin.default"] == 1
+    assert report.host["forward"]["cond"] == 1
     (row,) = [r for r in report.refusals if r.operator == "aten.sin.default"]
-    assert row.reason == "not mine" and row.source.code.startswith("y = torch.cond(")
+    assert row.reason == "not mine"
+    assert row.source.code.startswith("y = torch.cond(")
     with pytest.raises(delegraph.errors.NotFullyDelegated, match="aten.sin.default"):
         delegraph.lower(
             Cond().eval(),
@@ -449,9 +448,8 @@ def test_writes_to_values_of_a_branch_stay_local(registry):
     lowered = delegraph.lower(
         Writes().eval(), (torch.ones(3),), backends=[takes(*MINE)], registry=registry
     )
-    assert not lowered.report.notes and not targets(
-        lowered.exported_program().graph_module
-    ) & {"aten.relu_.default"}
+    assert not lowered.report.notes
+    assert not targets(lowered.exported_program().graph_module) & {"aten.relu_.default"}
     torch.testing.assert_close(lowered(torch.ones(3)), torch.full((3,), 3.0))
 
 

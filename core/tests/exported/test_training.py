@@ -61,7 +61,8 @@ def test_each_call_in_training_is_named_with_the_users_line():
         f"1 x aten.{name}" in note
         for name in (*calls, "scaled_dot_product_attention.default")
     )
-    assert "test_training.py:" in note and "call model.eval()" in note
+    assert "test_training.py:" in note
+    assert "call model.eval()" in note
     assert training_note(exported(Trained().eval())) is None
 
 
@@ -143,7 +144,9 @@ class Decides(Wrapper):
 def test_wrappers_that_ignore_the_training_mode_are_accepted():
     model = Wrapper(Trained())
     made = api.lower(model, (X,), backends=[])
-    assert made.verify(X).agrees() and model.training and not made.report.notes
+    assert made.verify(X).agrees()
+    assert model.training
+    assert not made.report.notes
 
 
 @pytest.mark.parametrize(

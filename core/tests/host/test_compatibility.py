@@ -120,10 +120,8 @@ def test_a_runtime_is_asked_with_a_header_and_nothing_is_loaded(saved):
         == "can run here: rebuild\n  forward  HalvingBackend  rebuild: version 2 is"
         " faster"
     )
-    assert (
-        torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
-        and ASKED[-1][2] is None
-    )
+    assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
+    assert ASKED[-1][2] is None
 
 
 def test_what_cannot_run_is_not_loaded_and_the_error_begins_with_the_reason(saved):
@@ -143,15 +141,15 @@ def test_what_cannot_run_is_not_loaded_and_the_error_begins_with_the_reason(save
 def test_a_program_that_was_lowered_here_is_not_asked_about(saved):
     _, _, lowered = saved
     HalvingRuntime.answer = Compatibility("cannot", "for a file alone")
-    assert torch.equal(lowered(torch.ones(2)), torch.full((2,), 0.5)) and ASKED == []
+    assert torch.equal(lowered(torch.ones(2)), torch.full((2,), 0.5))
+    assert ASKED == []
 
 
 def test_a_runtime_that_does_not_say_loads(saved):
     registry, path, _ = saved
     loaded = delegraph.load(path, registry=registry)
-    assert loaded.compatible().verdict is None and "its runtime does not say" in str(
-        loaded.compatible()
-    )
+    assert loaded.compatible().verdict is None
+    assert "its runtime does not say" in str(loaded.compatible())
     assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
 
 
@@ -188,9 +186,8 @@ def test_without_the_backend_a_file_cannot_run_for_that_reason(saved):
 
     other.register(OnlyFormat())
     answer = delegraph.load(path, registry=other).compatible()
-    assert (
-        answer.verdict == "cannot" and "HalvingBackend" in answer.delegates[0][1].reason
-    )
+    assert answer.verdict == "cannot"
+    assert "HalvingBackend" in answer.delegates[0][1].reason
 
 
 class BareFormat(ProgramFormat):
@@ -206,11 +203,9 @@ def test_a_name_in_a_file_forges_no_line():
     text = str(
         ProgramCompatibility(((blob, Compatibility("cannot", "of\nversion 1")),))
     )
-    assert (
-        text.splitlines()[0] == "can run here: cannot"
-        and len(text.splitlines()) == 2
-        and "\x1b" not in text
-    )
+    assert text.splitlines()[0] == "can run here: cannot"
+    assert len(text.splitlines()) == 2
+    assert "\x1b" not in text
 
 
 def test_a_format_that_does_not_say_its_delegates_says_so(tmp_path, registry):
@@ -241,4 +236,5 @@ def test_what_a_runtime_cannot_read_it_cannot_run(saved, kind):
     registry, path, _ = saved
     HalvingRuntime.answer = kind("option-invalid", "no such setting")
     answer = delegraph.load(path, registry=registry).compatible()
-    assert answer.verdict == "cannot" and "no such setting" in str(answer)
+    assert answer.verdict == "cannot"
+    assert "no such setting" in str(answer)

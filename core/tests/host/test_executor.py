@@ -97,9 +97,8 @@ def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
         result = lowered(2 * torch.eye(3, 3))
         assert torch.equal(result, 4 * torch.eye(3))
     recorded = value.stride()
-    assert given == (
-        [recorded, (3, 1)] if any_strides else [recorded] * 2
-    ) and recorded != (3, 1)
+    assert given == ([recorded, (3, 1)] if any_strides else [recorded] * 2)
+    assert recorded != (3, 1)
 
 
 class Chosen(torch.nn.Module):

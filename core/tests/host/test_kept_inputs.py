@@ -132,7 +132,8 @@ VALUES = [
 )
 def test_inputs_of_any_kind_are_as_before(value):
     kept = KeptInputs.of([value])
-    assert kept.put_back() == [] and count_writes([value]) == count_writes([value])
+    assert kept.put_back() == []
+    assert count_writes([value]) == count_writes([value])
 
 
 def test_values_are_put_back_in_any_layout():

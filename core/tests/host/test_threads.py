@@ -239,10 +239,8 @@ def test_instances_have_state_of_their_own(registry):
         p(torch.ones(3))[0].item()
         for p in (lowered, instance, copied, instance, lowered)
     ] == [4, 2, 4, 4, 6]
-    assert (
-        instance.verify(torch.ones(3)).relative_error == 0
-        and instance.report is lowered.report
-    )
+    assert instance.verify(torch.ones(3)).relative_error == 0
+    assert instance.report is lowered.report
 
 
 def test_state_in_a_runtime():

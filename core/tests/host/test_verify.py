@@ -19,8 +19,10 @@ def test_figures():
         4.0,
         0.5,
     )
-    assert second.relative_error == 0 and found.relative_error == 0.5
-    assert "ratio 0.5" in str(found) and found.to_json()["relative_error"] == 0.5
+    assert second.relative_error == 0
+    assert found.relative_error == 0.5
+    assert "ratio 0.5" in str(found)
+    assert found.to_json()["relative_error"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -48,14 +50,10 @@ def test_infinite_figures_are_valid_json():
         [torch.ones(2), torch.ones(2)], [torch.ones(3) * float("inf"), torch.zeros(2)]
     )
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert (
-        content["relative_error"] is None
-        and content["outputs"][0]["max_abs_error"] is None
-    )
-    assert (
-        content["outputs"][1]["relative_error"] is None
-        and content["outputs"][1]["max_abs_error"] == 1
-    )
+    assert content["relative_error"] is None
+    assert content["outputs"][0]["max_abs_error"] is None
+    assert content["outputs"][1]["relative_error"] is None
+    assert content["outputs"][1]["max_abs_error"] == 1
 
 
 def test_outputs_that_are_no_numbers():
@@ -80,7 +78,8 @@ def test_empty_and_zero_outputs():
 def test_imaginary_parts_count():
     wanted = torch.tensor([1 + 1j, 2 - 3j])
     (found,) = Verification.of((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
-    assert found.max_abs_error == 4 and found.max_abs_value == pytest.approx(13**0.5)
+    assert found.max_abs_error == 4
+    assert found.max_abs_value == pytest.approx(13**0.5)
     assert Verification.of((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3
 
 

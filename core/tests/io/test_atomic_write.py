@@ -45,7 +45,8 @@ def test_failed_writes_keep_the_old_file_only(tmp_path):
     write_whole(tmp_path / "a", b"old")
     with pytest.raises(ContractViolation):
         write_whole(tmp_path / "a", Blob(fails=True))
-    assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_unwritable_paths(tmp_path):
@@ -96,9 +97,8 @@ def test_writes_and_failed_writes_keep_hard_links(tmp_path):
     assert (tmp_path / "b").read_bytes() == b"a longer old content"
     write_whole(tmp_path / "a", Blob(fails=False))
     assert (tmp_path / "b").read_bytes() == b"abcd"
-    assert (tmp_path / "a").samefile(tmp_path / "b") and sorted(
-        os.listdir(tmp_path)
-    ) == ["a", "b"]
+    assert (tmp_path / "a").samefile(tmp_path / "b")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o777])
@@ -151,7 +151,8 @@ def test_a_target_that_another_process_removes_or_replaces_meanwhile(
     monkeypatch.setattr("delegraph.io.atomic_write._status", lambda path: status)
     write_whole(target, b"newer")
     # replaced, not written in place
-    assert target.read_bytes() == b"newer" and target.stat().st_ino != number
+    assert target.read_bytes() == b"newer"
+    assert target.stat().st_ino != number
 
 
 def test_a_pipe_is_written_into(tmp_path):
@@ -164,7 +165,8 @@ def test_a_pipe_is_written_into(tmp_path):
     expect_writable(tmp_path / "pipe")
     write_whole(tmp_path / "pipe", Blob(fails=False))
     reader.join()
-    assert read == [b"abcd"] and os.listdir(tmp_path) == ["pipe"]
+    assert read == [b"abcd"]
+    assert os.listdir(tmp_path) == ["pipe"]
 
 
 def test_devices_are_written_into():
@@ -260,6 +262,6 @@ def test_threads_that_write_the_same_file(tmp_path):
     for thread in threads:
         thread.join()
     content = (tmp_path / "a").read_bytes()
-    assert (
-        len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]
-    )
+    assert len({*content}) == 1
+    assert len(content) == 1000
+    assert os.listdir(tmp_path) == ["a"]

@@ -88,7 +88,8 @@ def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
         "add",
         "tan",
     ]
-    assert first.source.function == "forward" and first.behind == ""
+    assert first.source.function == "forward"
+    assert first.behind == ""
     assert (second.reason, second.hint, second.operators) == (
         "sorts",
         "use topk",
@@ -113,7 +114,9 @@ def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
     found, _ = causes(
         looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),)
     )
-    assert [c.frees for c in found] == [1] and len(asked[0]) == 1 and asked[1] == {}
+    assert [c.frees for c in found] == [1]
+    assert len(asked[0]) == 1
+    assert asked[1] == {}
 
 
 def test_two_values_of_one_kind_are_two_causes(registry):
@@ -168,10 +171,8 @@ def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry
 def test_asking_again_leaves_program_and_report_as_they_are(registry):
     _, lowered = causes(registry, lambda x: x.sin().cos(), DOUBLES[0])
     before = lowered.report.to_json()
-    assert (
-        lowered.report.to_json() == before
-        and lowered(DOUBLES[0]).dtype is torch.float64
-    )
+    assert lowered.report.to_json() == before
+    assert lowered(DOUBLES[0]).dtype is torch.float64
     assert lowered.report.refusals[0].reason == "args_0 is double"
 
 
@@ -237,10 +238,8 @@ def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
     assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [
         ("not mine", "", 1)
     ] * 6
-    assert (
-        Refusal(None, "not mine").hint == ""
-        and Refusal(None, Reason("no", hint="go")).hint == "go"
-    )
+    assert Refusal(None, "not mine").hint == ""
+    assert Refusal(None, Reason("no", hint="go")).hint == "go"
 
 
 def test_what_blames_itself_or_is_blamed_in_turn_follows_from_nothing(registry):

@@ -97,7 +97,8 @@ def program():
 def test_figures_by_delegate(program):
     first, second = program.report.delegates
     assert first.figures["cycles"] > second.figures["cycles"] == 100
-    assert "cycles 100, energy 33.33" in str(second) and "memory on-chip" in str(second)
+    assert "cycles 100, energy 33.33" in str(second)
+    assert "memory on-chip" in str(second)
     assert program.delegates[1].figures == {0: {"cycles": 100, "energy": 100 / 3}}
     assert program.delegates[1].facts == {"memory": "on-chip", "target": "npu-1"}
     assert program.report.to_json()["delegates"][1]["figures"] == {
@@ -109,7 +110,8 @@ def test_figures_by_delegate(program):
 def test_figures_by_line_the_most_expensive_first(program):
     rows = program.report.figures
     cycles = [row.figures["cycles"] for row in rows]
-    assert cycles == sorted(cycles, reverse=True) and cycles[0] >= 1000
+    assert cycles == sorted(cycles, reverse=True)
+    assert cycles[0] >= 1000
     assert sum(cycles) == sum(row.figures["cycles"] for row in program.report.delegates)
     (fused,) = (row for row in rows if len(row.sources) == 2)
     assert [s.code for s in fused.sources] == ["x = x * 2", "x = x.relu()"]
@@ -135,9 +137,8 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
         taking(()), module=runpy.run_path(str(file))["Long"]().eval()
     ).report
     assert len(report.figures) == 12
-    assert "    and 2 more" in str(report) and "more" not in report.to_text(
-        verbose=True
-    )
+    assert "    and 2 more" in str(report)
+    assert "more" not in report.to_text(verbose=True)
 
 
 def test_a_target_is_shown_where_there_are_several():
@@ -146,11 +147,11 @@ def test_a_target_is_shown_where_there_are_several():
         taking(("cholesky_inverse",), "npu-2"),
     ).report
     assert {row.target for row in both.delegates} == {"npu-1", "npu-2"}
-    assert "target npu-1" in str(both) and "target npu-2" in str(both)
+    assert "target npu-1" in str(both)
+    assert "target npu-2" in str(both)
     one = lowered().report
-    assert "target" not in str(one) and {
-        row["target"] for row in one.to_json()["delegates"]
-    } == {"npu-1"}
+    assert "target" not in str(one)
+    assert {row["target"] for row in one.to_json()["delegates"]} == {"npu-1"}
 
 
 def test_branches_and_copies():
@@ -169,7 +170,8 @@ def test_branches_and_copies():
 def test_without_figures_nothing_is_said(monkeypatch):
     monkeypatch.setattr(TellingBackend, "more", {"figures": {}})
     report = lowered().report
-    assert report.figures == [] and "by line" not in str(report)
+    assert report.figures == []
+    assert "by line" not in str(report)
 
 
 @pytest.mark.parametrize(
@@ -203,4 +205,5 @@ def test_huge_amounts_and_names_that_do_not_print(monkeypatch):
         TellingBackend, "more", {"figures": figures, "facts": {"a\nb": "c"}}
     )
     text = str(lowered().report)
-    assert "\x1b" not in text and "cycles\\x1b[2J" in text
+    assert "\x1b" not in text
+    assert "cycles\\x1b[2J" in text

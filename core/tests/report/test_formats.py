@@ -227,7 +227,8 @@ def test_an_observer_sees_a_run_in_order(registry):
     record = Record()
     assert torch.equal(lowered.observe(record, x), Branching()(x))
     names = [entry if isinstance(entry, str) else entry[0] for entry in record.seen]
-    assert names[:2] == ["begin", "sin"] and names[-1] == "end"
+    assert names[:2] == ["begin", "sin"]
+    assert names[-1] == "end"
     assert (
         names.index("enter")
         < names.index("add")

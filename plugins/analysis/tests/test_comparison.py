@@ -70,19 +70,16 @@ def test_a_row_for_each_backend_and_one_for_all(found):
         ("mutebackend",),
         ("brokenbackend",),
     ]
-    assert (
-        echo.report.delegated_share == 0.5
-        and echo.relative_error == 0
-        and echo.run_seconds > 0
-    )
-    assert (
-        mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
-    )
-    assert broken.report is None and broken.error.code == "contract-violation"
-    assert (
-        together.backends == ("echobackend", "mutebackend", "brokenbackend")
-        and together.error is not None
-    )
+    assert echo.report.delegated_share == 0.5
+    assert echo.relative_error == 0
+    assert echo.run_seconds > 0
+    assert mute.run_seconds is None
+    assert mute.error.code == "no-runtime"
+    assert mute.bytes == 4
+    assert broken.report is None
+    assert broken.error.code == "contract-violation"
+    assert together.backends == ("echobackend", "mutebackend", "brokenbackend")
+    assert together.error is not None
     assert compared.alone == {
         "echobackend": {"aten.sin.default": 1},
         "mutebackend": {"aten.relu.default": 1},
@@ -144,31 +141,29 @@ def test_failed_runs_end_their_row_and_keep_inputs(capsys):
         Doubling().eval(), (given,), backends=["good", "failing"], registry=registry
     )
     good, failing, _ = compared.candidates
-    assert given.tolist() == [1, 1, 1] and good.relative_error == 0
+    assert given.tolist() == [1, 1, 1]
+    assert good.relative_error == 0
     low, high = good.spread
-    assert low <= good.run_seconds <= high and good.first_seconds > 0
-    assert (
-        failing.first_seconds > 0
-        and failing.run_seconds is None
-        and failing.error.code == "plugin-failed"
-    )
-    assert failing.verifications is None and "no more" in str(compared)
+    assert low <= good.run_seconds <= high
+    assert good.first_seconds > 0
+    assert failing.first_seconds > 0
+    assert failing.run_seconds is None
+    assert failing.error.code == "plugin-failed"
+    assert failing.verifications is None
+    assert "no more" in str(compared)
     rows = compared.to_json()
-    assert (
-        rows["runs"] == comparison.RUNS
-        and rows["candidates"][0]["spread"] == [low, high]
-        and "load" in rows
-    )
+    assert rows["runs"] == comparison.RUNS
+    assert rows["candidates"][0]["spread"] == [low, high]
+    assert "load" in rows
 
 
 def test_text(found):
     _, compared = found
     lines = str(compared).splitlines()
-    assert lines[1].startswith("echobackend") and "50% of 4" in lines[1]
-    assert (
-        lines[3].endswith("contract-violation: too large")
-        and lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
-    )
+    assert lines[1].startswith("echobackend")
+    assert "50% of 4" in lines[1]
+    assert lines[3].endswith("contract-violation: too large")
+    assert lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
 
 
 def test_narrow_terminals_show_candidates_below_each_other(found):
@@ -197,11 +192,9 @@ def test_programs_without_inputs_are_lowered_and_not_run(found):
     (row,) = delegraph.compare(
         program, backends=["echobackend"], registry=registry
     ).candidates
-    assert (
-        row.report.delegated_share == 0.5
-        and row.run_seconds is None
-        and row.error is None
-    )
+    assert row.report.delegated_share == 0.5
+    assert row.run_seconds is None
+    assert row.error is None
 
 
 def test_all_usable_backends_are_compared_by_default(found):

@@ -68,7 +68,8 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     names = {n.name: n for n in exported.graph.nodes}
     assert all(set(column) <= set(names) for column in shown.values())
     computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}
-    assert computing <= set(shown["delegate"]) and computing == set(shown["error"]) - {
+    assert computing <= set(shown["delegate"])
+    assert computing == set(shown["error"]) - {
         "eye",
         "mul",
     }
@@ -92,9 +93,8 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     ]
     assert len(set(colors)) == 1  # both delegates are of one backend
     errors = lowered.node_data(verification=verification)[-1].to_json()["graph"]
-    assert {r["bgColor"] for r in errors["results"].values()} == {
-        "#d5efd5"
-    } and "gradient" not in errors
+    assert {r["bgColor"] for r in errors["results"].values()} == {"#d5efd5"}
+    assert "gradient" not in errors
     lowered.report.release()
     with pytest.raises(InputError, match="before the report is released"):
         lowered.node_data()
@@ -156,7 +156,8 @@ def test_the_command_writes_one_file_for_each_column(
         tmp_path / "n.nodes.json",
     )
     code, out = run(*given, "--verify-operators", "-o", tmp_path / "m.tosa")
-    assert code == 0 and f"wrote {tmp_path / 'n.delegate.json'}, " in out
+    assert code == 0
+    assert f"wrote {tmp_path / 'n.delegate.json'}, " in out
     columns = {
         p.name.split(".")[1]: json.loads(p.read_text())
         for p in tmp_path.glob("n.*.json")
@@ -169,10 +170,8 @@ def test_the_command_writes_one_file_for_each_column(
     assert {nodes[n] for n in of_file} >= {"CONV2D", "CLAMP", "MUL"}
     assert set(columns["error"]["main"]["results"]) == set(of_file)
     assert columns["refusal"] == {"graph": {"name": "refusal", "results": {}}}
-    assert (
-        run(*given, "--max-delegates=0")[0] == 1
-        and len(list(tmp_path.glob("n.*.json"))) == 4
-    )
+    assert run(*given, "--max-delegates=0")[0] == 1
+    assert len(list(tmp_path.glob("n.*.json"))) == 4
     run(
         "lower",
         f"{tmp_path / 'm.py'}:both",
@@ -240,7 +239,8 @@ def test_figures_of_backends_are_columns_and_a_table(tmp_path):
     assert {c.name: c for c in timed}["milliseconds"].values["file"] == {"f": 500.0}
     page = lowered.report.to_html()
     rows = page.partition("<h3>By line of the program</h3>")[2].partition("</table>")[0]
-    assert "x.sin().cos().tanh()" in rows and ">12<" in rows
+    assert "x.sin().cos().tanh()" in rows
+    assert ">12<" in rows
 
 
 def test_no_module_takes_a_name_away():

@@ -57,7 +57,8 @@ def test_mm_and_add_with_three_inputs():
         lambda m, a, x, b: torch.mm(a, x) + b, random(2, 2), random(2, 2), random(2, 2)
     )
     (delegate,) = lowered.delegates
-    assert not lowered.report.refusals and len(delegate.inputs) == 3
+    assert not lowered.report.refusals
+    assert len(delegate.inputs) == 3
     assert delegate.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
     fresh = torch.eye(2), random(2, 2) * 3, torch.ones(2, 2)
     assert lowered.verify(*fresh).relative_error <= 1e-6
@@ -199,9 +200,8 @@ def test_an_input_beyond_max_value():
         match=r"input 0 has an element of absolute value 2; max_value is 1",
     ) as caught:
         lowered(torch.tensor([-2.0]))
-    assert isinstance(caught.value, ValueOutOfRange) and isinstance(
-        caught.value, DelegraphError
-    )
+    assert isinstance(caught.value, ValueOutOfRange)
+    assert isinstance(caught.value, DelegraphError)
     assert caught.value.code == "compiler-demo/out-of-range"
 
 
@@ -279,10 +279,8 @@ def test_an_operator_that_is_not_compiled():
     )
     with pytest.raises(RuntimeError, match=text) as caught:
         to_backend(NAME, program, [])
-    assert (
-        isinstance(caught.value, Unsupported)
-        and caught.value.node.target is torch.ops.aten.cos.default
-    )
+    assert isinstance(caught.value, Unsupported)
+    assert caught.value.node.target is torch.ops.aten.cos.default
     assert "programs.py" in str(caught.value)
 
 

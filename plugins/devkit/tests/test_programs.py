@@ -51,9 +51,8 @@ def test_operator_programs_keep_torch_as_it_is():
     first = [next(stream) for _ in range(30)]
     assert len({p.name for p in first}) == 30
     assert sum(p.exported is not None for p in first) >= 25
-    assert (
-        torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
-    )
+    assert torch.equal(state, torch.get_rng_state())
+    assert threads == torch.get_num_threads()
     # the import of OpInfo forbids this assignment; the kit restores it
     torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
     assert "expecttest" not in sys.modules or importlib.util.find_spec("expecttest")

@@ -56,7 +56,8 @@ def test_fixtures_and_programs_of_the_kit_work(tmp_path):
         "agrees or little or mlp",
     )
     assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
 
 
 def test_tests_without_a_backend_name_fail_with_the_remedy(tmp_path):

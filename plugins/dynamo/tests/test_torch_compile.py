@@ -99,7 +99,8 @@ def test_a_model_is_one_graph_with_a_report():
     assert str(graph).startswith(
         "graph 0: 4 of 4 operators delegated, in 1 delegate; 0 on the host\nforward:\n"
     )
-    assert len(graph.programs) == 1 and not graph.why_eager
+    assert len(graph.programs) == 1
+    assert not graph.why_eager
 
 
 def test_a_break_makes_two_graphs_and_a_report_for_each():
@@ -113,9 +114,8 @@ def test_a_report_names_the_line_of_the_user():
         return torch.linalg.cholesky_ex(x @ x.mT)[0]
 
     [graph] = check(function, torch.randn(4, 4))
-    assert "test_torch_compile.py" in str(
-        graph
-    ) and "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
+    assert "test_torch_compile.py" in str(graph)
+    assert "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
 
 
 @pytest.mark.parametrize("backends", [["tosa"], []])
@@ -132,7 +132,9 @@ def test_results_that_are_views_of_inputs_stay_views():
         _, flat, seen, same = called(x)
     flat.fill_(7)
     seen.fill_(5)
-    assert same is x and (x == 7).all() and (model.seen.view(-1)[1:] == 5).all()
+    assert same is x
+    assert (x == 7).all()
+    assert (model.seen.view(-1)[1:] == 5).all()
 
 
 def test_results_that_share_memory_of_the_graph_are_eager_s():
@@ -246,7 +248,9 @@ def test_one_program_takes_all_sizes_that_dynamo_lets_vary(backends):
         for n in (2, 3, 5):
             x = torch.randn(n, 3, 8 + n, 8)
             torch.testing.assert_close(called(x), Classifier.forward(eager, x))
-    assert len(graphs) == 1 and len(graphs[0].programs) == 1 and not graphs[0].why_eager
+    assert len(graphs) == 1
+    assert len(graphs[0].programs) == 1
+    assert not graphs[0].why_eager
 
 
 def test_sizes_fixed_by_export_get_separate_programs():
@@ -258,7 +262,8 @@ def test_sizes_fixed_by_export_get_separate_programs():
     for n in (4, 6, 8, 6):
         x = torch.randn(n)
         assert torch.equal(called(x), function(x))
-    assert len(graphs) == 1 and not graphs[0].why_eager
+    assert len(graphs) == 1
+    assert not graphs[0].why_eager
 
 
 def test_a_number_that_varies():
@@ -333,7 +338,8 @@ def test_statistics_of_training_reach_buffers():
     """Batch norm in training mode writes its statistics, and torch does not count that."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
     [graph] = check(model, torch.randn(3, 4), calls=2)
-    assert "running_mean" in str(graph) and "constant_" not in str(graph)
+    assert "running_mean" in str(graph)
+    assert "constant_" not in str(graph)
 
 
 def test_a_copy_of_a_compiled_model_computes_the_same():

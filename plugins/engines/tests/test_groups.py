@@ -162,7 +162,8 @@ def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
         == settled(calls, accepted, [[b1, b2]])[1]
     )
     parts, refused = settled(calls, accepted, [[a1, a2], [b1, b2]])
-    assert parts == [[b1, b2]] and set(refused) == {a1, a2}
+    assert parts == [[b1, b2]]
+    assert set(refused) == {a1, a2}
 
 
 def test_groups_that_overlap_are_one():
@@ -199,7 +200,8 @@ def steps(size):
     results = []
     count = count_calls(lambda: results.append(settled(calls, accepted, named)))
     [(parts, refused)] = results
-    assert len(refused) == size // 10 and acyclic(calls, parts)
+    assert len(refused) == size // 10
+    assert acyclic(calls, parts)
     return count
 
 

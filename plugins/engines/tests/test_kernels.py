@@ -18,9 +18,8 @@ def test_kernels_compute_the_calls_between_their_values():
     assert computed_by(
         [Kernel("a", [1], []), Kernel("b", [2], ["a"])], [(1, 2), (2, 1), (2, 2)]
     )["b"] == (2,)
-    assert computed_by([], READS) == {} and computed_by(
-        [Kernel("a", [9], [])], READS
-    ) == {"a": (9,)}
+    assert computed_by([], READS) == {}
+    assert computed_by([Kernel("a", [9], [])], READS) == {"a": (9,)}
 
 
 def test_moves_count_for_the_reading_or_the_making_kernel():
@@ -41,7 +40,8 @@ def test_moves_count_for_the_reading_or_the_making_kernel():
     found = computed_by(moves, [])
     assert found["m0"] == found["m1"] == (0,)  # of a, which alone reads it
     assert found["m2"] is None  # two read it
-    assert found["m3"] == (2,) and found["in"] is found["out"] is None
+    assert found["m3"] == (2,)
+    assert found["in"] is found["out"] is None
     not_moved = [kernel._replace(only_moves=False) for kernel in moves]
     assert {computed_by(not_moved, [])[name] for name in ("m0", "m1", "m2", "m3")} == {
         None

@@ -23,14 +23,16 @@ def test_a_refusal_is_at_the_call_that_the_engine_names():
     graph = numbered()
     refusal = graph.refused("no cosine", "unknown operator at n1/Cos")
     assert isinstance(refusal, Unsupported)
-    assert refusal.node is graph.calls[1] and refusal.message == "no cosine"
+    assert refusal.node is graph.calls[1]
+    assert refusal.message == "no cosine"
     assert refusal.source.code == "return low + x.cos()"
 
 
 def test_a_refusal_without_a_name_blames_none_of_several_calls():
     for text in ("out of memory", "unknown operator at n7/Cos"):
         refusal = numbered().refused(text)
-        assert not isinstance(refusal, Unsupported) and str(refusal) == text
+        assert not isinstance(refusal, Unsupported)
+        assert str(refusal) == text
 
 
 def test_a_refusal_without_a_name_is_about_the_only_call():

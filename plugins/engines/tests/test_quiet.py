@@ -75,4 +75,5 @@ def test_levels_of_the_log_come_back_with_the_last_thread(elsewhere):
         root.addHandler(logging.NullHandler())
         elsewhere()
         assert torchao.level == logging.ERROR
-    assert torchao.level == logging.NOTSET and root.handlers == handlers
+    assert torchao.level == logging.NOTSET
+    assert root.handlers == handlers

@@ -52,9 +52,8 @@ def test_arguments_become_arrays_in_c_order(signature):
         (x, torch.full((1,), 1.5, dtype=torch.bfloat16).expand(2), GIVEN[2])
     )
     assert [a.dtype.name for a in arrays] == ["float32", "int16", "bool"]
-    assert all(a.flags.c_contiguous for a in arrays) and np.array_equal(
-        arrays[0], x.numpy()
-    )
+    assert all(a.flags.c_contiguous for a in arrays)
+    assert np.array_equal(arrays[0], x.numpy())
     negative = torch._neg_view(torch.ones(3, 4))  # torch marks it as negated
     assert (signature.arrays((negative, *GIVEN[1:]))[0] == -1).all()
     assert (
@@ -69,7 +68,8 @@ def test_arguments_become_tensors_in_c_order():
     negative = torch._neg_view(torch.arange(8.0).reshape(4, 2)).t()
     short = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
     matrix, same, whole, real = signature.tensors([negative, short, 3, 0.1])
-    assert matrix.is_contiguous() and not matrix.is_neg()
+    assert matrix.is_contiguous()
+    assert not matrix.is_neg()
     assert torch.equal(matrix, negative)
     assert same.data_ptr() == short.data_ptr()
     assert (whole.dtype, real.dtype) == (torch.int64, torch.float64)
@@ -108,7 +108,8 @@ def test_results_have_the_declared_types_and_new_memory(signature):
         True,
         3,
         int,
-    ) and total.shape == flag.shape == ()
+    )
+    assert total.shape == flag.shape == ()
     assert short.tolist() == [1.5, -1.5]
     bits[0] = 0
     assert short[0] == 1.5
@@ -202,15 +203,16 @@ def test_a_timed_signature_does_the_same_and_counts_by_border():
     timed, seconds = plain.timed()
     [array] = timed.arrays([torch.ones(2)])
     borders = Border("input", 0), Border("output", 0), Border("output", 1)
-    assert {*seconds} == {*borders} and seconds[borders[0]] > 0 == seconds[borders[1]]
+    assert {*seconds} == {*borders}
+    assert seconds[borders[0]] > 0 == seconds[borders[1]]
     one, two = timed.results(iter([array, np.array(3)]))
-    assert one.tolist() == [1, 1] and two == 3 and all(seconds.values())
+    assert one.tolist() == [1, 1]
+    assert two == 3
+    assert all(seconds.values())
     before = dict(seconds)
     timed.results([array, np.array(3)])
-    assert (
-        seconds[borders[1]] > before[borders[1]]
-        and seconds[borders[0]] == before[borders[0]]
-    )
+    assert seconds[borders[1]] > before[borders[1]]
+    assert seconds[borders[0]] == before[borders[0]]
     several, seconds = Signature(plain.inputs * 2, ()).timed()
     several.arrays([torch.ones(2)] * 2)
     assert seconds == {}  # the time cannot be assigned to one of several inputs

@@ -48,7 +48,8 @@ def compiled(function, *shapes, spec=U85):
 
 
 def expect_equal(distance, share=0.99):
-    assert distance.max() <= 1 and (distance == 0).double().mean() >= share
+    assert distance.max() <= 1
+    assert (distance == 0).double().mean() >= share
 
 
 ROWS = {
@@ -72,7 +73,8 @@ def test_rows_are_divided_in_16_bits(name):
     operators, distance = compiled(ROWS[name][0], *ROWS[name][1])
     expect_equal(distance)
     count = Counter(operator.name for operator in operators)
-    assert count["TABLE"] == 1 and "REDUCE_MAX" not in count
+    assert count["TABLE"] == 1
+    assert "REDUCE_MAX" not in count
     large = max(
         value.type.shape
         for operator in operators
@@ -187,7 +189,8 @@ def test_scores_of_hidden_keys_fit_the_rescale():
     constants = [
         delegraph_tosa.materialize(v) for v in operands if v.constant is not None
     ]
-    assert constants and min(int(c.min()) for c in constants) > -(2**24)
+    assert constants
+    assert min(int(c.min()) for c in constants) > -(2**24)
 
 
 IMAGES = {

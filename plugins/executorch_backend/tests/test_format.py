@@ -105,13 +105,12 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     summary = PteFormat.summarize(path)
     assert summary.methods[0].delegates[0].producer == "in-process"
     assert [str(t) for t in summary.methods[0].inputs] == ["x: float32[3, 4]"]
-    assert (
-        summary.needs["kernels"] == facts.kernels
-        and summary.methods[0].operators == facts.methods[0].kernels
-    )
+    assert summary.needs["kernels"] == facts.kernels
+    assert summary.methods[0].operators == facts.methods[0].kernels
     assert summary.constant_bytes == sum(c.bytes for c in summary.largest) > 0
     page = PteFormat.page(path)
-    assert "<rect" in page and "aten::cumsum.out" in page
+    assert "<rect" in page
+    assert "aten::cumsum.out" in page
     [array] = PteFormat.sample(path, 0)
     assert array.shape == (3, 4)
     arguments, plans, stock = PteFormat.verify(path)
@@ -175,9 +174,8 @@ def test_instructions_lead_back_to_lines(
         for hs in of.values()
         for h in hs
     ]
-    assert handles and all(
-        str(h) in debug.methods["forward"]["operators"] for h in handles
-    )
+    assert handles
+    assert all(str(h) in debug.methods["forward"]["operators"] for h in handles)
     identifier = next(iter(debug.methods["forward"]["delegates"][0]))
     assert debug.operators_in("forward", 0, identifier)[0].startswith("aten.")
     (tmp_path / "net.debug.json").write_text("[]")
@@ -250,9 +248,8 @@ def test_alignment_of_planned_tensors(registry: delegraph.Registry) -> None:
             for v in plan.values
             if isinstance(v.value, Tensor) and v.value.allocation
         ]
-        assert len(places) > 2 and all(
-            place.offset % alignment == 0 for place in places
-        )
+        assert len(places) > 2
+        assert all(place.offset % alignment == 0 for place in places)
         assert find_conflicts(plan, split_delegate_calls(plan)) == []
 
 
@@ -333,11 +330,9 @@ def test_a_kernel_that_the_device_lacks_is_found_here(
         _lower(registry).save(tmp_path / "net.pte", kernels=str(selective))
     text = str(raised.value)
     assert "acme 1.0 has no kernel that computes aten.cumsum.default" in text
-    assert (
-        f"{Path(__file__).name}" in text
-        and "in forward" in text
-        and "option kernels" in text
-    )
+    assert f"{Path(__file__).name}" in text
+    assert "in forward" in text
+    assert "option kernels" in text
     assert not (tmp_path / "net.pte").exists()
 
 

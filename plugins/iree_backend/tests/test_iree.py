@@ -147,9 +147,8 @@ def test_products_with_zeros_keep_nan():
     lowered = delegraph.lower(Scaled(), (x,), backends=["iree"], require_full=True)
     by_zeros, by_some = lowered(x)
     assert by_zeros.isnan().tolist() == [True, True, False]
-    assert by_some.isnan().tolist() == [True, False, False] and by_some[
-        1:
-    ].tolist() == [float("inf"), 0]
+    assert by_some.isnan().tolist() == [True, False, False]
+    assert by_some[1:].tolist() == [float("inf"), 0]
 
 
 class Scaled(torch.nn.Module):
@@ -186,10 +185,8 @@ def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
     )
     assert not lowered.delegates
     [refused] = lowered.report.given_back
-    assert (
-        "iree-compile exited with status 1: " in refused.reason
-        and "--no-such-flag" in refused.reason
-    )
+    assert "iree-compile exited with status 1: " in refused.reason
+    assert "--no-such-flag" in refused.reason
     torch.testing.assert_close(lowered(x), model(x))
 
 

@@ -32,7 +32,8 @@ def test_the_one_call_of_core_aten_computes_the_same(function):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args, **kwargs)
     op, args, kwargs = core_call(node)
-    assert op is not node.target and torch.Tag.core in op.tags
+    assert op is not node.target
+    assert torch.Tag.core in op.tags
     known = {n: v if v is None else v.contiguous() for n, v in values.items()}
     args, kwargs = torch.fx.map_arg((args, kwargs), known.__getitem__)
     result = op(*args, **kwargs)

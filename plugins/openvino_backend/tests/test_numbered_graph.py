@@ -40,7 +40,8 @@ def names(graph):
 def test_calls_are_numbered_and_constants_are_contiguous_attributes():
     graph = NumberedGraph(program())
     computed = [node.name for node in graph.graph.nodes if node.op == "call_function"]
-    assert computed == [f"n{k}" for k in range(len(graph.calls))] and len(computed) > 4
+    assert computed == [f"n{k}" for k in range(len(graph.calls))]
+    assert len(computed) > 4
     assert (
         [node.target for node in graph.graph.nodes if node.op == "get_attr"]
         == [*graph.constants]
@@ -51,12 +52,11 @@ def test_calls_are_numbered_and_constants_are_contiguous_attributes():
         "x1",
     ]
     weight, bias = graph.constants.values()
-    assert (
-        torch.equal(weight, Layer().weight)
-        and weight.is_contiguous()
-        and not weight.requires_grad
-    )
-    assert bias.tolist() == [-1, -1] and not bias.is_neg()
+    assert torch.equal(weight, Layer().weight)
+    assert weight.is_contiguous()
+    assert not weight.requires_grad
+    assert bias.tolist() == [-1, -1]
+    assert not bias.is_neg()
     assert [node.name for node in graph.outputs] == [computed[-1], "x0"]
     vals = [
         node.meta["val"] for node in graph.graph.nodes if node.op == "call_function"
@@ -102,12 +102,14 @@ class Two(nn.Module):
 def test_engine_errors_are_mapped_to_call_and_line():
     graph = Written(torch.export.export(Two().eval(), (torch.ones(2), torch.ones(2))))
     said = graph.refused("no kernel for n1_in_1/Neg")
-    assert said.node is graph.calls[1] and said.message == "no kernel for n1_in_1/Neg"
+    assert said.node is graph.calls[1]
+    assert said.message == "no kernel for n1_in_1/Neg"
     assert said.source.code == "return x.sin() + y"
     # the graph has no call 7
     for text in ("out of memory", "none for n7/Neg"):
         unnamed = graph.refused(text)
-        assert not isinstance(unnamed, Unsupported) and str(unnamed) == text
+        assert not isinstance(unnamed, Unsupported)
+        assert str(unnamed) == text
 
 
 def test_debug_handles_are_those_of_the_calls_that_have_one():

@@ -74,7 +74,8 @@ def test_networks_compute_the_results_of_openvinos_api():
     torch.manual_seed(0)
     model = Small().eval()
     lowered = lower(model, IMAGES)
-    assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
+    assert len(lowered.delegates) == 1
     own = ov.convert_model(torch.export.export(model, (IMAGES,)))
     wanted = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
         [IMAGES.numpy()]
@@ -142,7 +143,8 @@ def test_results_have_new_memory_and_calls_are_thread_safe():
     lowered = lower(Small(), IMAGES)
     first = lowered(IMAGES)
     again = lowered(IMAGES + 1)
-    assert first.data_ptr() != again.data_ptr() and not torch.equal(first, again)
+    assert first.data_ptr() != again.data_ptr()
+    assert not torch.equal(first, again)
     inputs = [IMAGES * k for k in range(8)]
     wanted = [lowered(x) for x in inputs]
     with ThreadPoolExecutor(4) as pool:
@@ -176,7 +178,8 @@ def test_quantized_networks_run_in_integers_and_equal_eager(
     )
     assert bool(quantize.args[2]) is has_zero_point
     lowered = delegraph.lower(program, backends=["openvino"])
-    assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
+    assert len(lowered.delegates) == 1
     assert lowered.verify(*batches[0]).relative_error < 1e-5
     processor = torch.cpu.get_capabilities()
     integers = Counter({True: 2})
@@ -225,9 +228,8 @@ def test_processors_without_vnni_saturate():
         "avx_vnni": False,
     }
     assert saturates(processor)
-    assert not saturates({**processor, "avx_vnni": True}) and not saturates(
-        {**processor, "avx512_vnni": True}
-    )
+    assert not saturates({**processor, "avx_vnni": True})
+    assert not saturates({**processor, "avx512_vnni": True})
     assert not saturates({"architecture": "aarch64"})
 
 
@@ -250,7 +252,8 @@ def test_scales_by_channel_are_along_their_axis(axis):
     assert lowered.report.host_operators == 0
     small, near = lowered(x)
     wanted = Function(function, scales, zeros)(x)
-    assert torch.equal(small, wanted[0]) and torch.equal(near, wanted[1])
+    assert torch.equal(small, wanted[0])
+    assert torch.equal(near, wanted[1])
 
 
 def test_sums_with_dequantized_constants_repeat_equally():
@@ -340,7 +343,8 @@ def test_quantized_tensors_are_concatenated_as_integers(other):
     lowered = lower(function, x, weights=weights)
     assert list(reasons(lowered)) == ([] if other == 0.011 else ["aten.cat.default"])
     off = (lowered(x) - Function(function, *weights)(x)).abs() / 0.03
-    assert off.max() < 1.5 and (off > 0.5).float().mean() < 0.02
+    assert off.max() < 1.5
+    assert (off > 0.5).float().mean() < 0.02
 
 
 # --- what is refused ------------------------------------------------------------------
@@ -369,7 +373,8 @@ def test_refusals_name_the_frontends_error_or_the_loss():
         == "OpenVINO's frontend has no rule for this operator"
     )
     assert "torch.float64" in said["aten.sin.default"]
-    assert "32 bits" in said["aten.mul.Tensor"] and str(2**40) in said["aten.gt.Scalar"]
+    assert "32 bits" in said["aten.mul.Tensor"]
+    assert str(2**40) in said["aten.gt.Scalar"]
     assert "in torch they wrap" in said["aten.to.dtype"]
     assert lowered.verify(*inputs).agrees()
 
@@ -405,7 +410,8 @@ def test_attention_returns_zeros_for_hidden_rows(mask):
         for delegate in lowered.delegates
         for node in delegate.nodes
     }
-    assert taken == {"scaled_dot_product_attention.default"} and not reasons(lowered)
+    assert taken == {"scaled_dot_product_attention.default"}
+    assert not reasons(lowered)
     near = {"rtol": 0.02, "atol": 0.02} if mask == "bfloat16" else {}
     torch.testing.assert_close(
         lowered(q, k, *given), function(None, q, k, *given), **near
@@ -481,10 +487,8 @@ def test_the_usual_end_of_a_cnn_is_supported():
         ),
         IMAGES,
     )
-    assert (
-        len(lowered.delegates[0].nodes) == 4
-        and lowered.verify(IMAGES).relative_error < 1e-5
-    )
+    assert len(lowered.delegates[0].nodes) == 4
+    assert lowered.verify(IMAGES).relative_error < 1e-5
 
 
 def test_int64_indices_beyond_32_bits_are_an_error():
@@ -616,7 +620,8 @@ def test_layout_changes_count_as_time_of_their_call():
     assert spent[None]["seconds"] == 0.0  # inputs and results take no time
     borders = {Border("input", 0), Border("output", 0)}
     # all in one kernel
-    assert spent.keys() == {None, (0, 1, 2), *borders} and spent[0, 1, 2]["seconds"] > 0
+    assert spent.keys() == {None, (0, 1, 2), *borders}
+    assert spent[0, 1, 2]["seconds"] > 0
 
 
 def test_a_stored_blob_is_compared_by_release_and_device():
@@ -630,10 +635,8 @@ def test_a_stored_blob_is_compared_by_release_and_device():
         return answer and answer.verdict
 
     assert verdict() == verdict(fingerprint="openvino 2024.1.0-1") == "runs"
-    assert (
-        verdict(fingerprint="openvino 2999.1.0") == "rebuild"
-        and verdict(fingerprint="") is None
-    )
+    assert verdict(fingerprint="openvino 2999.1.0") == "rebuild"
+    assert verdict(fingerprint="") is None
     assert verdict(b"PK") == verdict(device="NPU") == "cannot"
     for key in ("speed", "openvino_device"):
         with pytest.raises(OptionError):  # which means "cannot"
@@ -731,7 +734,8 @@ def test_tied_weights_are_one_memory_in_several_shapes():
     assert len(lowered.delegates) == 2
     assert lowered.verify(torch.eye(64)).agrees()
     keys = [set(delegate.module.named_data()) for delegate in lowered.delegates]
-    assert sorted(map(len, keys)) == [1, 2] and len(set.union(*keys)) == 2
+    assert sorted(map(len, keys)) == [1, 2]
+    assert len(set.union(*keys)) == 2
 
 
 def test_weights_are_stored_as_named_data():

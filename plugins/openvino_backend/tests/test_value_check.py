@@ -116,6 +116,5 @@ def test_dequantized_parts_need_all_parts_of_a_concatenation():
         ),
         BYTE,
     )
-    assert (
-        len(dequantized_parts(both)) == 2 and dequantized_parts(both.args[0][0]) == []
-    )
+    assert len(dequantized_parts(both)) == 2
+    assert dequantized_parts(both.args[0][0]) == []

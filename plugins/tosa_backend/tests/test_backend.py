@@ -296,9 +296,8 @@ def test_debug_handles_number_regions_one_after_another():
         names[k]: {str(handles[h].target) for h in given}
         for k, given in delegate.debug_handle_map.items()
     }
-    assert found["CLAMP"] == {"aten.relu.default"} and found["SIN"] == {
-        "aten.sin.default"
-    }
+    assert found["CLAMP"] == {"aten.relu.default"}
+    assert found["SIN"] == {"aten.sin.default"}
     assert found["COND_IF"] == {"cond"}
 
 
@@ -345,9 +344,8 @@ def test_locations_name_nodes_modules_and_lines_on_request():
     )
     assert source in render(read(file))
     plain = delegraph.lower(model, (X,), backends=["tosa"]).delegates[0].processed_bytes
-    assert __file__.encode() not in plain and not any(
-        op.source for op in read(plain).operators
-    )
+    assert __file__.encode() not in plain
+    assert not any(op.source for op in read(plain).operators)
 
 
 def test_decomposed_operators_name_their_source_lines():

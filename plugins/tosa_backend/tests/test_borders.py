@@ -88,7 +88,8 @@ def test_with_integers_in_either_order(transforms):
     lowered = delegraph.lower(
         module, (image,), backends=["tosa"], options=INT8, transforms=transforms
     )
-    assert operators(lowered)["TRANSPOSE"] == 0 and not lowered.report.host_operators
+    assert operators(lowered)["TRANSPOSE"] == 0
+    assert not lowered.report.host_operators
     facts = lowered.report.delegates[0].facts
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
     assert facts["output 0"] == "int8, scale 0.1, zero point -5"

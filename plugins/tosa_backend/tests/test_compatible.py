@@ -47,7 +47,8 @@ def test_saved_files_name_their_producer_and_tosa_version(
         verdict,
         lowered.delegates[0].producer,
     )
-    assert text in why.reason and len(blob.header.beginning) == 4096
+    assert text in why.reason
+    assert len(blob.header.beginning) == 4096
 
 
 def test_a_file_of_another_version_cannot_run(tmp_path):
@@ -65,7 +66,8 @@ def test_a_file_of_another_version_cannot_run(tmp_path):
 
     place = next(filter(says_so, range(8, 400)))
     answer = asked(other(place)[:4096], size=len(data))
-    assert answer.verdict == "cannot" and "TOSA 7.0" in answer.reason
+    assert answer.verdict == "cannot"
+    assert "TOSA 7.0" in answer.reason
 
 
 def test_named_constants_do_not_hide_the_version(tmp_path):

@@ -142,7 +142,8 @@ def test_copied_outputs_are_refused_without_identity(case):
         program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}}
     )
     refused = [row for row in lowered.report.refusals if "IDENTITY" in row.reason]
-    assert refused and not lowered.report.given_back
+    assert refused
+    assert not lowered.report.given_back
     assert all(
         "result leaves the delegate: TOSA IDENTITY: this device has no IDENTITY"
         in r.reason
@@ -394,9 +395,8 @@ def test_int64_constants_shared_with_the_host_are_accepted():
 
     lowered = delegraph.lower(export(both, torch.ones(4, 4)), backends=["tosa"])
     (row,) = lowered.report.delegates
-    assert row.operators["aten.mul.Tensor"] == 1 and [a.name for a in row.inputs] == [
-        "args_0"
-    ]
+    assert row.operators["aten.mul.Tensor"] == 1
+    assert [a.name for a in row.inputs] == ["args_0"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
 
@@ -483,4 +483,5 @@ def test_constants_of_operators_refused_elsewhere_stay_out():
         lambda n: "not here" if n.target is aten.mul.Tensor else None,
     )
     lowered = delegraph.lower(program, backends=[who])
-    assert not lowered.delegates and lowered.verify(torch.randn(4)).relative_error == 0
+    assert not lowered.delegates
+    assert lowered.verify(torch.randn(4)).relative_error == 0

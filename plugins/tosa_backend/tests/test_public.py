@@ -135,10 +135,8 @@ def test_narrowed_targets_apply_everywhere():
     program = torch.export.export(Net().eval(), (torch.randn(1, 3, 12, 12),))
     spec = tosa.TosaSpec.parse("TOSA-1.0+FP")
     narrow = tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")
-    assert (
-        str(narrow) == "TOSA-1.0+FP+acmelite"
-        and tosa.TosaSpec.parse(str(narrow)) == narrow != spec
-    )
+    assert str(narrow) == "TOSA-1.0+FP+acmelite"
+    assert tosa.TosaSpec.parse(str(narrow)) == narrow != spec
     graph = tosa.compile_program(program, spec)
     assert tosa.violations(graph, spec) == []
     assert [v.problem.split(";")[0] for v in tosa.violations(graph, narrow)] == [
@@ -161,10 +159,10 @@ def test_a_graph_is_written_and_its_constants_are_read():
     ]
     assert sorted(program.state_dict["weight"].ravel().tolist()) in elements
     (result,) = again.outputs
-    assert isinstance(result, tosa.Value) and isinstance(result.producer, tosa.Operator)
-    assert result.type == tosa.Type((1, 2), tosa.DType.FP32) and isinstance(
-        again, tosa.Graph
-    )
+    assert isinstance(result, tosa.Value)
+    assert isinstance(result.producer, tosa.Operator)
+    assert result.type == tosa.Type((1, 2), tosa.DType.FP32)
+    assert isinstance(again, tosa.Graph)
 
 
 @pytest.mark.parametrize("name", ["fp", "bf16", "8k", "cf", "Acme", "a-c", ""])

@@ -60,7 +60,8 @@ def test_equals_torch(layer):
         x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, padding=1
     ).relu()
     torch.testing.assert_close(result.permute(0, 3, 1, 2), expected)
-    assert torch.equal(turned, x.permute(0, 3, 1, 2)) and turned.is_contiguous()
+    assert torch.equal(turned, x.permute(0, 3, 1, 2))
+    assert turned.is_contiguous()
 
 
 def test_inputs_of_any_strides_and_with_gradients(layer):
@@ -69,7 +70,8 @@ def test_inputs_of_any_strides_and_with_gradients(layer):
     for result, expected in zip(
         delegate(x), delegate(x.detach().contiguous()), strict=True
     ):
-        assert torch.equal(result, expected) and not result.requires_grad
+        assert torch.equal(result, expected)
+        assert not result.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,8 @@ def test_every_element_type_goes_in_and_out(dtype):
     turned = node(ops.TRANSPOSE, x, perms=(1, 0))
     given = torch.tensor([[0, 1], [2, 3]]).to(dtype)
     (result,) = load([x], turned.outputs, [turned])(given)
-    assert result.dtype is dtype and torch.equal(result, given.T)
+    assert result.dtype is dtype
+    assert torch.equal(result, given.T)
 
 
 def _named(dtype):
@@ -181,7 +184,8 @@ def test_observed_values_by_the_numbers_of_the_file():
     file = TosaFile(Graph([x], [result.outputs[0]], [total, result]), SPEC)
     given = torch.randn(2, 3)
     outputs, told = TOSARuntime.observe(file.join(), [], {})(given)
-    assert set(told) == {file.numbers[total], file.numbers[result]} and 0 not in told
+    assert set(told) == {file.numbers[total], file.numbers[result]}
+    assert 0 not in told
     assert torch.equal(
         told[file.numbers[total]][0], given + torch.tensor([1.0, 2.0, 3.0])
     )

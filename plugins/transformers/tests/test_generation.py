@@ -86,7 +86,8 @@ def test_lowered_programs_and_files_generate_the_tokens_of_eager(llama, tmp_path
     model, lowered = llama
     wanted = greedy(model, 20)
     done = generate(lowered, PROMPT, 20)
-    assert done.tokens == wanted and all(rate > 0 for rate in done.rates)
+    assert done.tokens == wanted
+    assert all(rate > 0 for rate in done.rates)
     files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
     for file, delegate in zip(files, lowered.delegates, strict=True):
         delegate.save(file)
@@ -107,7 +108,8 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
     prompt = ["--prompt-tokens", *map(str, PROMPT), "--max-new-tokens", "20"]
     told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
     wanted = greedy(model, 20)
-    assert told.content["tokens"] == wanted and told.content["peak_memory"] > 0
+    assert told.content["tokens"] == wanted
+    assert told.content["peak_memory"] > 0
     assert told.text.startswith(
         " ".join(map(str, wanted)) + "\n7 tokens of the prompt in "
     )
@@ -223,7 +225,8 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
         "_ tokens after the first in _ s: _ tokens/s",
         "loaded in _ s; peak memory _ MB, _ MB before the file was loaded",
     ]
-    assert shown[1].startswith("7 tokens") and shown[2].startswith("19 tokens")
+    assert shown[1].startswith("7 tokens")
+    assert shown[2].startswith("19 tokens")
     text = [
         "--prompt",
         " ".join(f"w{k}" for k in PROMPT),
@@ -233,7 +236,8 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
     ]
     assert main([*command, *text]) == 0
     told = json.loads(capfd.readouterr().out)
-    assert told["prompt"] == PROMPT and told["tokens"] == wanted
+    assert told["prompt"] == PROMPT
+    assert told["tokens"] == wanted
     assert told["text"] == " ".join(f"w{k}" for k in wanted)
     assert 0 < told["memory_before"] <= told["peak_memory"]
     for count, seconds, rate in (
@@ -295,7 +299,8 @@ def test_programs_with_kept_caches_take_tokens_and_position(kept):
         "position",
     ]
     scores, seen = program.method("decode")(torch.tensor([[7]]), torch.tensor([0]))
-    assert scores.shape == (1, 50) and seen.tolist() == [-1, 30]
+    assert scores.shape == (1, 50)
+    assert seen.tolist() == [-1, 30]
     assert program.method("prefill")(torch.tensor([[7, 3, 11]]), torch.tensor([1]))[
         1
     ].tolist() == [0, 30]

@@ -70,7 +70,9 @@ class Arms:
 
     def __init__(self, data):
         header = vgfpy.CreateHeaderDecoder(data, vgfpy.HeaderSize(), len(data))
-        assert header.IsValid() and header.CheckVersion() and header.IsLatestVersion()
+        assert header.IsValid()
+        assert header.CheckVersion()
+        assert header.IsLatestVersion()
 
         def section(of, create):
             start, size = (
@@ -131,18 +133,16 @@ def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
     outputs = file.borders("Output")
     assert [row[3:] for row in inputs] == declared(graph.inputs)
     assert [row[3:] for row in outputs] == declared(graph.outputs)
-    assert {row[2] for row in inputs} == {INPUT} and {row[2] for row in outputs} == {
-        OUTPUT
-    }
+    assert {row[2] for row in inputs} == {INPUT}
+    assert {row[2] for row in outputs} == {OUTPUT}
     assert len({row[1] for row in (*inputs, *outputs)}) == 7  # a slot each
 
 
 def test_arms_library_reads_one_module_and_segment(data):
     file = Arms(data)
     assert (file.modules.size(), file.sequence.modelSequenceTableSize()) == (1, 1)
-    assert file.modules.getModuleType(
-        0
-    ) == vgfpy.ModuleType.Graph and file.modules.hasSPIRVCode(0)
+    assert file.modules.getModuleType(0) == vgfpy.ModuleType.Graph
+    assert file.modules.hasSPIRVCode(0)
     assert file.sequence.getSegmentModuleIndex(0) == 0
     assert file.modules.getSPIRVModuleCode(0)[0] == 0x07230203  # SPIR-V's magic number
 

@@ -79,13 +79,14 @@ def forward(text):
 
 def test_timm_names_give_a_model_and_fitting_image(timm):
     model, (image,) = forward("timm:small_net")
-    assert image.shape == (1, 3, 8, 8) and not model.training
+    assert image.shape == (1, 3, 8, 8)
+    assert not model.training
     again, (same,) = forward("timm:small_net")
-    assert torch.equal(image, same) and torch.equal(
-        model.linear.weight, again.linear.weight
-    )
+    assert torch.equal(image, same)
+    assert torch.equal(model.linear.weight, again.linear.weight)
     lowered = delegraph.lower(model, (image,), backends=["tosa"])
-    assert lowered.host_operators == 0 and lowered.verify(image).agrees()
+    assert lowered.host_operators == 0
+    assert lowered.verify(image).agrees()
 
 
 def test_weights_of_a_file(timm, tmp_path):
@@ -170,7 +171,8 @@ def test_a_real_model(text):
     pytest.importorskip(text.partition(":")[0])
     model, inputs = forward(text)
     lowered = delegraph.lower(model, inputs, backends=["tosa"])
-    assert lowered.host_operators == 0 and lowered.verify(*inputs).agrees()
+    assert lowered.host_operators == 0
+    assert lowered.verify(*inputs).agrees()
 
 
 def test_libraries_that_do_not_fit_torch_are_refused(tmp_path, monkeypatch):
@@ -185,7 +187,5 @@ def test_libraries_that_do_not_fit_torch_are_refused(tmp_path, monkeypatch):
     with pytest.raises(delegraph.errors.PluginUnavailable) as caught:
         read_model("timm:resnet18")
     assert "torchvision::nms does not exist (with timm " in str(caught.value)
-    assert (
-        f"torch {torch.__version__})" in str(caught.value)
-        and "in one command" in caught.value.hint
-    )
+    assert f"torch {torch.__version__})" in str(caught.value)
+    assert "in one command" in caught.value.hint

@@ -577,7 +577,8 @@ def test_failing_remote_stores_are_noted_and_used_no_more(
     store = Elsewhere()
     store.why = why
     program = lowered(model(), registry, Cache(tmp_path, remote=store))
-    assert len(program.delegates) == len(entries(tmp_path)) == 2 and not store
+    assert len(program.delegates) == len(entries(tmp_path)) == 2
+    assert not store
     assert said(program)[1:] == [
         f"the remote cache memory of ours is not used: {shown}"
     ]

@@ -35,19 +35,17 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
     assert lowered(capsys, *words) == ["from the cache"]
     code, out, _ = run(capsys, "cache")
     line, total = out.splitlines()
-    assert (
-        code == 0
-        and "backend BackendWithCompilerDemo, producer delegraph-demo " in line
-    )
-    assert total.startswith("1 file, ") and total.endswith(f", in {kept}")
+    assert code == 0
+    assert "backend BackendWithCompilerDemo, producer delegraph-demo " in line
+    assert total.startswith("1 file, ")
+    assert total.endswith(f", in {kept}")
     assert run(capsys, "cache", "size")[1] == f"{total}\n"
     (entry,) = kept.iterdir()
     (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
     assert "  damaged\n" in run(capsys, "cache", "list", "--cache", kept)[1]
     code, found = as_data(capsys, "cache", "verify")
-    assert found["removed"] == ["0" * 64] and [
-        row["key"] for row in found["entries"]
-    ] == [entry.stem]
+    assert found["removed"] == ["0" * 64]
+    assert [row["key"] for row in found["entries"]] == [entry.stem]
     assert run(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
     assert list(kept.iterdir()) == []
     assert "there is no folder" in fails(
@@ -107,9 +105,8 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     rows = as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
-    assert [row["damaged"] for row in rows] == [False] * 3 and {"backend": "7"} in [
-        row["facts"] for row in rows
-    ]
+    assert [row["damaged"] for row in rows] == [False] * 3
+    assert {"backend": "7"} in [row["facts"] for row in rows]
     assert (
         "  cannot be read: Permission denied\n"
         in run(capsys, "cache", "--cache", tmp_path)[1]
@@ -126,7 +123,8 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
     why = fails(
         capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed"
     )
-    assert "1 of 3 files in" in why and "Operation not permitted" in why
+    assert "1 of 3 files in" in why
+    assert "Operation not permitted" in why
     assert list(tmp_path.iterdir()) == [paths[0]]
 
 

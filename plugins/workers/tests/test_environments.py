@@ -269,25 +269,20 @@ def test_listing_names_the_environment_and_imports_nothing(registry, settings):
     known = {b.name: b for b in registry.backends()}
     one = known["one"]
     second = known["second"]
-    assert (
-        one.usable
-        and one.spec.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
-    )
-    assert (
-        second.backend_id == "TwoBackend"
-        and second.has_runtime
-        and second.spec.options[0].choices == ("well", "crash")
-    )
-    assert one.has_quantizer and one.formats == (".one", ".two")
+    assert one.usable
+    assert one.spec.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
+    assert second.backend_id == "TwoBackend"
+    assert second.has_runtime
+    assert second.spec.options[0].choices == ("well", "crash")
+    assert one.has_quantizer
+    assert one.formats == (".one", ".two")
     assert (
         not {"acme_compiler", "one_backend", "one_plugin", "two_backend", "one_format"}
         & sys.modules.keys()
     )
     kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
-    assert (
-        len(kept) == 2
-        and json.loads(kept[0].read_text())["description"]["protocol"] == 1
-    )
+    assert len(kept) == 2
+    assert json.loads(kept[0].read_text())["description"]["protocol"] == 1
 
 
 @pytest.mark.slow
@@ -310,7 +305,8 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
     torch.testing.assert_close(lowered(x), model(x))
     assert lowered.verify(x).agrees()
     told = str(lowered.report)
-    assert "only sin, with 1.0" in told and "only cos, with 2.0" in told
+    assert "only sin, with 1.0" in told
+    assert "only cos, with 2.0" in told
     assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
     quantized = delegraph.quantize(model, [(x,)], backend="one", registry=registry)
     steps = [
@@ -335,10 +331,8 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
         registry=registry,
         options={"one": {"mode": "crash"}},
     )
-    assert (
-        "SIGABRT" in crashed.report.given_back[0].reason
-        and len(crashed.report.delegates) == 1
-    )
+    assert "SIGABRT" in crashed.report.given_back[0].reason
+    assert len(crashed.report.delegates) == 1
     for found in ("compiled", "from the cache"):
         kept = delegraph.lower(
             model,
@@ -424,7 +418,8 @@ def test_a_table_that_is_wrong_costs_its_backend_alone(
         f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n'
     )
     rows = {b.name: b for b in registry.backends() if b.name in ("wrong", "well")}
-    assert rows["wrong"].status == "unavailable" and why in rows["wrong"].error
+    assert rows["wrong"].status == "unavailable"
+    assert why in rows["wrong"].error
     assert rows["wrong"].location.startswith(f"[backends.wrong] of {path}")
     assert rows["well"].status in ("ok", "conflict")  # TOSA is installed here, too
 
@@ -490,7 +485,8 @@ def test_an_environment_that_does_not_answer_is_an_unavailable_backend(
             == f"mend that environment, or change or remove [backends.{name}] in {path}"
         )
         row = next(b for b in registry.backends() if b.name == name)
-        assert row.status == "unavailable" and re.search(why, row.error)
+        assert row.status == "unavailable"
+        assert re.search(why, row.error)
         assert row.location.startswith(f"[backends.{name}] of {path}: ")
 
 
@@ -515,7 +511,8 @@ def test_plugins_disabled_here_work_in_another_environment(
         "in an unknown form"
         in next(b for b in registry.backends() if b.name == "far").error
     )
-    assert "DELEGRAPH_CONFIG" in seen.read_text() and "PLUGINS" not in seen.read_text()
+    assert "DELEGRAPH_CONFIG" in seen.read_text()
+    assert "PLUGINS" not in seen.read_text()
 
 
 def test_backends_in_both_environments_are_a_conflict(tosa, declared, monkeypatch):
@@ -729,10 +726,8 @@ def test_compatibility_is_decided_by_the_environments_runtime(far, monkeypatch):
     specs = [CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
     header = BlobHeader("TOSABackend", 9, b"something", "delegraph-tosa 0.1.0")
     verdict = runtime.compatible(header, specs)
-    assert (
-        verdict == delegraph.get_runtime("tosa").compatible(header, specs)
-        and verdict.verdict == "cannot"
-    )
+    assert verdict == delegraph.get_runtime("tosa").compatible(header, specs)
+    assert verdict.verdict == "cannot"
     for wrong in ("perhaps", ["perhaps", "so"], [3]):
         monkeypatch.setitem(
             serve.ANSWERS,
@@ -755,10 +750,8 @@ def test_other_environments_quantize_to_the_same_program(model, x, far):
     batches = [(x,), (x * 2,)]
     there = delegraph.quantize(model.eval(), batches, backend="far", registry=far)
     here = delegraph.quantize(model.eval(), batches, backend="tosa")
-    assert (
-        "quantize_per_tensor" in str(there.graph)
-        and write(there).key == write(here).key
-    )
+    assert "quantize_per_tensor" in str(there.graph)
+    assert write(there).key == write(here).key
 
 
 class OwnObserver(MinMaxObserver):
@@ -963,12 +956,14 @@ def test_marks_of_a_partitioner_there_arrive_or_nothing_does(far, monkeypatch):
     program = torch.export.export(Waves().eval(), (torch.ones(3),))
     far.get_partitioner("far").partition(program)
     found = [node.meta["mark"] for node in program.graph.nodes]
-    assert found == [mark] * len(found) and type(found[0][1]) is tuple
+    assert found == [mark] * len(found)
+    assert type(found[0][1]) is tuple
     assert not any("local:mark" in node.meta for node in program.graph.nodes)
     monkeypatch.setattr(serve, "_partitioner", lambda header: Marking(object()))
     program = torch.export.export(Waves().eval(), (torch.ones(3),))
     result = far.get_partitioner("far").partition(program)
-    assert not result.partition_tags and len(result.refusals) == 5
+    assert not result.partition_tags
+    assert len(result.refusals) == 5
     assert "the partitioner set on x cannot be sent" in result.refusals[0].reason
 
 
@@ -1067,9 +1062,8 @@ def test_environments_of_one_backend_are_distinguished_by_name(far, monkeypatch)
         )
         lowered(torch.ones(2))
         (row,) = lowered.report.delegates
-        assert row.facts["environment"].endswith(f" in /{name}") and {*asked} == {
-            f"/{name}/python"
-        }
+        assert row.facts["environment"].endswith(f" in /{name}")
+        assert {*asked} == {f"/{name}/python"}
 
 
 def test_unused_delegates_are_freed_in_the_environment(far):
@@ -1097,9 +1091,11 @@ def test_forks_start_their_own_worker_processes(far, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(environments.os, "getpid", lambda: -7)
         theirs = environments.environment("far")
-        assert theirs is not mine and theirs.workers.path != mine.workers.path
+        assert theirs is not mine
+        assert theirs.workers.path != mine.workers.path
         mine.close()
         assert ended == []
         theirs.close()
     mine.close()
-    assert ended == ["workers"] and environments.environment("far") is mine
+    assert ended == ["workers"]
+    assert environments.environment("far") is mine

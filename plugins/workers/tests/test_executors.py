@@ -92,7 +92,8 @@ def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
         pool = Copying()
         assert contents(lowered(registry, pool)) == contents(lowered(registry))
     # the weight has 2 MB
-    assert len(pool.jobs) == 2 and all(len(job) < 20_000 for job in pool.jobs)
+    assert len(pool.jobs) == 2
+    assert all(len(job) < 20_000 for job in pool.jobs)
     assert any(
         "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
         for line in caplog.messages
@@ -143,7 +144,8 @@ def test_a_lost_worker_costs_one_retry(registry):
 def test_partitions_lost_twice_run_on_the_host(registry):
     pool = Copying(*[OSError("the worker is gone")] * 2)
     result = lowered(registry, pool, names=("sin",))
-    assert not result.delegates and len(pool.jobs) == 2
+    assert not result.delegates
+    assert len(pool.jobs) == 2
     assert "the executor lost the partition twice: OSError: the worker is gone" in str(
         result.report
     )
@@ -311,9 +313,8 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
             killer.start()
             assert contents(lowered(registry, client.get_executor())) == wanted
             killer.join()
-            assert len(killed) == 1 and not {*killed} & {
-                *client.run(os.getpid).values()
-            }
+            assert len(killed) == 1
+            assert not {*killed} & {*client.run(os.getpid).values()}
 
 
 @pytest.mark.slow
@@ -431,7 +432,8 @@ def test_separate_environments_respect_the_size_of_the_pool():
                     lambda _: made.preprocess(None, []).processed_bytes, range(8)
                 )
             )
-        assert results == [b"far"] * 8 and counting.most == 2
+        assert results == [b"far"] * 8
+        assert counting.most == 2
     finally:
         there.close()
 

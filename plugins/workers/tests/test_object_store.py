@@ -54,22 +54,22 @@ def test_teams_share_compiled_partitions(store, registry, tmp_path):
     )
     assert names == [path.name for path in entries(tmp_path / "one")]
     program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
-    assert contents(program) == wanted and len(CountingBackend.calls) == 2
+    assert contents(program) == wanted
+    assert len(CountingBackend.calls) == 2
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
 
     for name in names:  # damaged there
         system.pipe_file(f"team/delegraph/{name}", b"damaged")
     program = lowered(model(), registry, Cache(tmp_path / "three", remote=url))
-    assert contents(program) == wanted and len(CountingBackend.calls) == 4
+    assert contents(program) == wanted
+    assert len(CountingBackend.calls) == 4
     assert sum("remote cache entry" in note for note in said(program)) == 2
 
     program = lowered(
         model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it")
     )
-    assert (
-        "the remote cache s3://nobody/has/it is not used: " in said(program)[1]
-        and len(said(program)) == 2
-    )
+    assert "the remote cache s3://nobody/has/it is not used: " in said(program)[1]
+    assert len(said(program)) == 2
 
     server.stop()  # and away
     program = lowered(model(seed=5), registry, Cache(tmp_path / "two", remote=url))

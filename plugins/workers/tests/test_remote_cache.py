@@ -79,7 +79,8 @@ def test_slow_or_full_remote_folders_are_noted_once(
     program = lowered(model(), registry, Cache(tmp_path / "one", remote="memory://x"))
     assert len(program.delegates) == 2
     _, note = said(program)
-    assert note.startswith("the remote cache memory://x is not used: ") and why in note
+    assert note.startswith("the remote cache memory://x is not used: ")
+    assert why in note
 
 
 @pytest.mark.parametrize(

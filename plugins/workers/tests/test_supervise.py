@@ -83,7 +83,8 @@ def test_workers_with_wrong_answers_are_stopped(said, why, speaking, tmp_path):
     with pytest.raises(Unsupported, match="its process") as error:
         worker.run(b"job", Limits())
     assert why in error.value.message
-    assert not worker.alive and left(tmp_path) == []
+    assert not worker.alive
+    assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,8 @@ def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(
     monkeypatch.setattr(WorkerProcess, "_line", interrupted)
     with pytest.raises(KeyboardInterrupt):
         worker.run(b"job", Limits())
-    assert not worker.alive and left(tmp_path) == []
+    assert not worker.alive
+    assert left(tmp_path) == []
 
 
 def test_a_limit_of_years_is_waited_for(speaking):
@@ -246,7 +248,8 @@ def test_children_of_workers_end_with_the_caller():
         os.close(lifeline)
         assert not is_gone(child)
         os.close(ours)
-        assert wait_until(lambda: is_gone(child)) and worker.wait() == -signal.SIGKILL
+        assert wait_until(lambda: is_gone(child))
+        assert worker.wait() == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts what is in /proc")
@@ -284,7 +287,8 @@ def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
         monkeypatch.setenv(variable, "/of/this/one")
     monkeypatch.setenv("LICENCE", "theirs")
     there = config.variables_there(tmp_path)
-    assert "/of/this/one" not in there.values() and there["LICENCE"] == "theirs"
+    assert "/of/this/one" not in there.values()
+    assert there["LICENCE"] == "theirs"
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ def test_views_with_data_dependent_sizes_are_retraced_by_torch(name):
     functional, notes = normalize(
         torch.export.export(model, (torch.zeros(4), torch.tensor(2)))
     )
-    assert len(notes) == 1 and f"{name} has no inverse" in notes[0]
+    assert len(notes) == 1
+    assert f"{name} has no inverse" in notes[0]
     for k in (1, 3):
         inputs = torch.randn(4), torch.tensor(k)
         torch.testing.assert_close(

@@ -413,9 +413,8 @@ def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
     try:
         run_both(fn(function), x)
     except InputError as e:
-        assert "cannot be made functional" in e.message and "test_writes.py" in str(
-            e.source
-        )
+        assert "cannot be made functional" in e.message
+        assert "test_writes.py" in str(e.source)
 
 
 def test_writes_through_views_of_other_dtypes_equal_eager():
@@ -425,7 +424,8 @@ def test_writes_through_views_of_other_dtypes_equal_eager():
 @pytest.mark.parametrize("name", RETRACED)
 def test_retraced_programs_equal_eager_and_are_noted(name):
     _, notes = run_both(RETRACED[name], torch.randn(SHAPES.get(name, (3, 4))))
-    assert notes and all(n.startswith("retraced, because of ") for n in notes)
+    assert notes
+    assert all(n.startswith("retraced, because of ") for n in notes)
 
 
 class Region(nn.Module):
@@ -475,7 +475,8 @@ def test_programs_that_torch_functionalizes_wrongly_are_refused(step, says, know
         match="wrap_with_autocast.*torch's functional form differs from eager",
     ) as e:
         normalize(program)
-    assert says in str(e.value) and "test_writes.py" in str(e.value.source)
+    assert says in str(e.value)
+    assert "test_writes.py" in str(e.value.source)
 
 
 @pytest.mark.parametrize(
@@ -499,9 +500,8 @@ def test_programs_with_random_numbers_are_accepted(known):
         "retraced, because of wrap_with_autocast"
     ]
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(x, before) and torch.equal(
-        program.state_dict["h"], torch.ones(3, 4)
-    ), "the user's own"
+    assert torch.equal(x, before), "the user's own"
+    assert torch.equal(program.state_dict["h"], torch.ones(3, 4)), "the user's own"
 
 
 def test_a_program_that_eager_cannot_run_is_not_compared():
@@ -635,10 +635,8 @@ def test_promotion_is_not_taken_over():
     normal, notes = run_both(
         module, torch.randn(3), torch.randn(3, dtype=torch.float64)
     )
-    assert (
-        notes == []
-        and [str(n.target) for n in normal.graph.nodes][-2] == "aten.to.dtype"
-    )
+    assert notes == []
+    assert [str(n.target) for n in normal.graph.nodes][-2] == "aten.to.dtype"
 
 
 def test_symbolic_integers_and_floats_promote_differently():
@@ -754,7 +752,8 @@ def test_assembled_programs_equal_constructed_ones():
     torch.testing.assert_close(
         copied.module(check_guards=False)(torch.ones(3)), torch.full((3,), 2.0)
     )
-    assert "add" in str(made) and "add" in made.graph_module.code
+    assert "add" in str(made)
+    assert "add" in made.graph_module.code
 
 
 def test_overlapping_buffers_that_are_written_are_refused():
@@ -801,11 +800,13 @@ def test_casts_of_autocast_are_written_out(inside):
     module = Cast().eval()
     x = torch.randn(2, 4).abs()
     normal, notes = normalize(torch.export.export(module, (x,)))
-    assert notes and "wrap_with_autocast: the graph does not show its casts" in notes[0]
+    assert notes
+    assert "wrap_with_autocast: the graph does not show its casts" in notes[0]
     calls = {
         str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"
     }
-    assert "aten._to_copy.default" in calls and "wrap_with_autocast" not in calls
+    assert "aten._to_copy.default" in calls
+    assert "wrap_with_autocast" not in calls
     torch.testing.assert_close(
         normal.module(check_guards=False)(x), module(x), rtol=0, atol=0
     )

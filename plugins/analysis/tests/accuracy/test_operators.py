@@ -121,20 +121,21 @@ def test_first_and_worst_inside_of_a_delegate(image):
     ]
     first = operators.first
     assert (first.operator, first.where) == ("aten.tanh.default", "lowered_module_0")
-    assert operators.worst is first and first.figures.relative_error == pytest.approx(
-        0.01, rel=0.1
-    )
-    assert "test_operators.py" in first.source.file and "tanh()" in first.source.code
-    assert not found.agrees() and operators.not_compared == {}
+    assert operators.worst is first
+    assert first.figures.relative_error == pytest.approx(0.01, rel=0.1)
+    assert "test_operators.py" in first.source.file
+    assert "tanh()" in first.source.code
+    assert not found.agrees()
+    assert operators.not_compared == {}
     content = json.loads(json.dumps(found.to_json()))["operators"]
-    assert (
-        content["first"]["node"] == "tanh"
-        and content["differing"] == 3
-        and len(content["values"]) == 5
-    )
+    assert content["first"]["node"] == "tanh"
+    assert content["differing"] == 3
+    assert len(content["values"]) == 5
     assert "first: tanh = aten.tanh.default" in str(found)
     page = lowered.report.to_html({"forward": found})
-    assert "Accuracy by operator" in page and ' e4"' in page and ' e1"' in page
+    assert "Accuracy by operator" in page
+    assert ' e4"' in page
+    assert ' e1"' in page
     assert "Accuracy by operator" not in lowered.report.to_html()
 
 
@@ -231,10 +232,8 @@ def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
     assert [
         mode.counts[op] for op in (aten.sin.default, aten.cos.default, aten.exp.default)
     ] == [2, 2, 3]
-    assert (
-        operators.first.operator == "aten.tanh.default"
-        and operators.operators[-1].eager_error < 1e-6
-    )
+    assert operators.first.operator == "aten.tanh.default"
+    assert operators.operators[-1].eager_error < 1e-6
 
 
 class Chain(torch.nn.Module):
@@ -245,15 +244,12 @@ class Chain(torch.nn.Module):
 def test_same_bits():
     zero = torch.zeros(2, 2)
     nan = torch.full((), torch.nan)
-    assert (
-        is_same(zero, zero.clone().T)
-        and is_same(nan, nan.clone())
-        and is_same(zero[:0], zero[:0])
-    )
+    assert is_same(zero, zero.clone().T)
+    assert is_same(nan, nan.clone())
+    assert is_same(zero[:0], zero[:0])
     column = torch.ones(2, 3, 4)[:, :, :1]  # flat, its elements lie apart
-    assert is_same(column, torch.ones(2, 3, 1)) and not is_same(
-        column, torch.zeros(2, 3, 1)
-    )
+    assert is_same(column, torch.ones(2, 3, 1))
+    assert not is_same(column, torch.zeros(2, 3, 1))
     others = (-zero, zero[0], zero.int(), zero.to("meta"), zero.to_sparse(), 0.0)
     assert not any(is_same(zero, other) for other in others)
 
@@ -289,7 +285,8 @@ def test_ties_are_no_error_and_later_operators_are_compared():
     assert tie.figures.remark.startswith(
         "a tie in aten.argmax.default: 1 position of equal elements"
     )
-    assert found.operators.differing() == [] and found.agrees()
+    assert found.operators.differing() == []
+    assert found.agrees()
     assert all("with the program's decisions" in o.remark for o in found.outputs)
 
 
@@ -297,7 +294,8 @@ def test_ties_are_accepted_only_with_the_option():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     lowered = lower(Tied(), (x,))
     plain = lowered.verify(x)
-    assert not plain.agrees() and not any(o.remark for o in plain.outputs)
+    assert not plain.agrees()
+    assert not any(o.remark for o in plain.outputs)
     for found in (verify_ties(lowered, x), verify_operators(lowered, x, ties=True)):
         assert found.agrees()
         assert all(
@@ -332,11 +330,9 @@ def test_decisions_that_eager_does_not_meet_by_chance_are_followed():
     x = torch.tensor([[1.0, 1.1, 0.2], [1.1, 1.0, 0.2]]).repeat(20, 1)
     assert not verify_ties(lower(TiedOften(), (x,)), x).agrees()
     found = lower(TiedOften(), (x,)).verify(x, per_operator=True)
-    assert (
-        found.agrees()
-        and found.relative_error == 0
-        and "with the program's decisions" in found.outputs[0].remark
-    )
+    assert found.agrees()
+    assert found.relative_error == 0
+    assert "with the program's decisions" in found.outputs[0].remark
 
 
 class Noisy(torch.nn.Module):
@@ -352,9 +348,8 @@ def test_random_operators_get_one_seed_and_are_noted():
     assert lowered.verify(x).relative_error == 0
     found = lowered.verify(x, per_operator=True)
     (random,) = found.operators.remarked
-    assert (
-        random.figures.remark.startswith("random") and found.operators.differing() == []
-    )
+    assert random.figures.remark.startswith("random")
+    assert found.operators.differing() == []
 
 
 class Largest(torch.nn.Module):
@@ -400,9 +395,9 @@ def test_precision_lost_by_eager_is_no_error():
     x = torch.rand(8)
     found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
     last = found.operators.operators[-1]
-    assert (
-        last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
-    )
+    assert last.figures.relative_error > 0.5
+    assert last.eager_error > 0.5
+    assert last.agrees()
 
 
 class Loops(torch.nn.Module):
@@ -470,16 +465,16 @@ def test_inside_of_branches_and_loops_by_iteration(loops):
     rows = {(o.where, o.node): o for o in found.operators}
     branch = "while_loop_body_graph_0.true_graph_0"
     tanh = next(o for o in found.operators if "tanh" in o.operator)
-    assert tanh.where.startswith(f"{branch}.lowered_module_") and tanh.where in {
-        d.name for d in lowered.delegates
-    }
-    assert tanh.differs_from == 3 and 3 <= tanh.iteration <= 6
-    assert (
-        found.first is tanh
-        and f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
-    )
+    assert tanh.where.startswith(f"{branch}.lowered_module_")
+    assert tanh.where in {d.name for d in lowered.delegates}
+    assert tanh.differs_from == 3
+    assert 3 <= tanh.iteration <= 6
+    assert found.first is tanh
+    assert f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
     kept = rows[f"host, in {branch}", "lgamma"]
-    assert kept.agrees() and kept.iteration in range(1, 7) and kept.differs_from is None
+    assert kept.agrees()
+    assert kept.iteration in range(1, 7)
+    assert kept.differs_from is None
     assert rows["host, in body_graph_0", "lgamma"].iteration in (1, 2, 3)
     assert rows["host", "while_loop"].iteration is None
     assert json.loads(json.dumps(tanh.to_json()))["differs_from"] == 3
@@ -516,8 +511,7 @@ def test_runtimes_of_whole_files_refuse_values_of_operators(image):
 def test_tolerance_is_that_of_the_type():
     near = torch.tensor([1.005])
     wanted = torch.tensor([1.0])
-    assert not Verification.of(near, wanted).agrees() and Verification.of(
-        near, wanted
-    ).agrees(0.01)
+    assert not Verification.of(near, wanted).agrees()
+    assert Verification.of(near, wanted).agrees(0.01)
     assert Verification.of(near.half(), wanted.half()).agrees()
     assert not Verification.of(torch.tensor([100001]), torch.tensor([100000])).agrees()

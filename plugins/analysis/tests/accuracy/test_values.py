@@ -25,7 +25,8 @@ def test_errors_of_the_program_and_of_eager():
 
 def test_eager_infinities_count_as_the_reference():
     found = measure(measured([INF, 3.0], [INF, 3.0], [1e200, 3.0]))
-    assert found.figures.mismatched == 0 and found.figures.max_abs_error == 0
+    assert found.figures.mismatched == 0
+    assert found.figures.max_abs_error == 0
 
 
 def test_differences_whose_square_underflows_have_no_snr():
@@ -45,5 +46,6 @@ class Writes(torch.nn.Module):
 def test_inputs_that_are_written_are_compared_as_they_were():
     lowered = delegraph.lower(Writes().eval(), (torch.ones(2, 2),), backends=[])
     found = lowered.verify(torch.ones(2, 2), per_operator=True)
-    assert found.agrees() and found.operators.differing() == []
+    assert found.agrees()
+    assert found.operators.differing() == []
     assert [o.figures.max_abs_value for o in found.operators.operators][-1] == 2.0

@@ -43,12 +43,10 @@ def test_compare(model, tmp_path, capsys):
         capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.txt"
     )
     (row,) = found["candidates"]
-    assert (
-        code == 0
-        and row["backends"] == ["echo"]
-        and row["relative_error"] == 0
-        and found["only"] == {}
-    )
+    assert code == 0
+    assert row["backends"] == ["echo"]
+    assert row["relative_error"] == 0
+    assert found["only"] == {}
     assert (tmp_path / "c.txt").read_text().startswith("BACKENDS")
     assert "Backend nobody was not found" in fails(
         capsys,
@@ -71,14 +69,10 @@ def test_diff(model, tmp_path, capsys):
         )
     code, out, _ = run(capsys, "diff", reports[0], reports[1])
     assert code == 0
-    assert (
-        "all: delegated operators  1 -> 2" in out
-        and "forward: on the host aten.sin.default  1 -> -" in out
-    )
-    assert (
-        "forward: kept from echo because echo has no sin  1 -> -" in out
-        and "second" not in out
-    )
+    assert "all: delegated operators  1 -> 2" in out
+    assert "forward: on the host aten.sin.default  1 -> -" in out
+    assert "forward: kept from echo because echo has no sin  1 -> -" in out
+    assert "second" not in out
     assert run(capsys, "diff", reports[0], reports[2])[1] == "no changes\n"
     _, found = as_data(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
@@ -116,15 +110,10 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
         "all: delegated operators  40 -> 3", "all: host operators  1 -> 7",
         "forward: on the host aten.sort.default  1 -> 6", "forward: on the host aten.topk.default  - -> 1",
     ]  # fmt: skip
-    assert (
-        lines[4] == "forward: bytes of echo  1000 -> 1001"
-        and lines[5] == "forward: in echo aten.op0.default  1 -> 3"
-    )
-    assert (
-        len(lines) == 20
-        and lines[-1]
-        == "and 26 smaller changes: --all prints them, --json contains all"
-    )
+    assert lines[4] == "forward: bytes of echo  1000 -> 1001"
+    assert lines[5] == "forward: in echo aten.op0.default  1 -> 3"
+    assert len(lines) == 20
+    assert lines[-1] == "and 26 smaller changes: --all prints them, --json contains all"
     assert len(run(capsys, "diff", *files, "--all")[1].splitlines()) == 45
     assert len(as_data(capsys, "diff", *files)[1]["changes"]) == 45
 
@@ -133,8 +122,6 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
 def test_html_suffixes_write_the_report_as_a_page(model, tmp_path, capsys, name):
     assert run(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
     written = (tmp_path / name).read_text()
-    assert (
-        written.startswith("<!DOCTYPE html>")
-        and written.endswith("\n")
-        and "echo has no sin" in written
-    )
+    assert written.startswith("<!DOCTYPE html>")
+    assert written.endswith("\n")
+    assert "echo has no sin" in written

@@ -39,14 +39,13 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
         run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
     )
     shown = json.loads(run("inspect", "net.zipped").stdout)
-    assert (
-        shown["methods"] == ["forward"]
-        and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
-    )
+    assert shown["methods"] == ["forward"]
+    assert shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
     ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
     assert ran["outputs"][0]["shape"] == [3, 2]
     refused = run("run", "net.zipped")
-    assert refused.returncode == 2 and "--input FILE.npy" in refused.stderr
+    assert refused.returncode == 2
+    assert "--input FILE.npy" in refused.stderr
 
 
 def test_output_paths_must_differ_from_the_input(echo, tmp_path, capsys):
@@ -73,10 +72,8 @@ def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
     assert capsys.readouterr().out == shown.format(made)
     assert main(["inspect", str(path), "--can-run", "--device", "npu", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (
-        found["compatible"]["verdict"] == "cannot"
-        and "'npu'" in found["compatible"]["delegates"][0]["reason"]
-    )
+    assert found["compatible"]["verdict"] == "cannot"
+    assert "'npu'" in found["compatible"]["delegates"][0]["reason"]
     assert set(found) == {"schema", "file", "summary", "compatible"}
     assert "--can-run" in fails(
         capsys, "inspect", path, "--device", "npu", code=2, error="usage-invalid"
@@ -109,7 +106,8 @@ def test_missing_distributions_are_named_in_the_error(command, tmp_path):
         cwd=tmp_path,
         DELEGRAPH_DISABLE_PLUGINS="analysis",
     )
-    assert shown.returncode == 2 and "delegraph-analysis" in shown.stderr
+    assert shown.returncode == 2
+    assert "delegraph-analysis" in shown.stderr
 
 
 # --- what files hold, and what formats do ---------------------------------------------
@@ -147,7 +145,8 @@ def test_control_characters_of_files_never_reach_the_terminal(
     shown = capsys.readouterr()
     told = shown.out + shown.err.replace(PROGRESS_BAR, "")
     assert not [c for c in told if not (c.isprintable() or c in "\n\t")]
-    assert (code == 0) == works and (not works or "x1b" in told or "u001b" in told)
+    assert (code == 0) == works
+    assert not works or "x1b" in told or "u001b" in told
 
 
 def test_verdicts_are_shown_in_one_line(hostile, monkeypatch, capsys):
@@ -159,11 +158,9 @@ def test_verdicts_are_shown_in_one_line(hostile, monkeypatch, capsys):
     )
     assert main(["inspect", hostile, "--verify"]) == 1
     shown = capsys.readouterr().out
-    assert (
-        shown.count("\nrefused by judge: no rule") == 1
-        and "\naccepted" not in shown
-        and len(shown) < 3000
-    )
+    assert shown.count("\nrefused by judge: no rule") == 1
+    assert "\naccepted" not in shown
+    assert len(shown) < 3000
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -215,7 +212,8 @@ def test_long_paths_and_negative_seeds_are_user_errors(
     (tmp_path / "net.npu").touch()
     assert main(command) == code
     told = capsys.readouterr().err.replace(PROGRESS_BAR, "")
-    assert "error [internal]" not in told and told.count("error [") == 1
+    assert "error [internal]" not in told
+    assert told.count("error [") == 1
 
 
 def test_a_format_that_exits_has_failed(site, tmp_path, capsys, monkeypatch):
@@ -266,4 +264,5 @@ def test_errors_of_the_model_are_blamed_on_the_model(command, tmp_path, capsys):
         "the model's method 'forward' raises IndexError on these inputs: index out of"
         " range" in shown
     )
-    assert "authors" not in shown and "defect" not in shown
+    assert "authors" not in shown
+    assert "defect" not in shown

@@ -75,42 +75,37 @@ def test_rows_of_good_models(finished):
     assert {"load", "export", "import", "lower", "write", "verify", "run"} == measured[
         "seconds"
     ].keys()
-    assert (
-        measured["peak_bytes"] > 50e6 and measured["machine"]["cpus"] == os.cpu_count()
-    )
+    assert measured["peak_bytes"] > 50e6
+    assert measured["machine"]["cpus"] == os.cpu_count()
     assert small["versions"].keys() >= {"delegraph", "delegraph-tosa", "torch"}
     for entry in (small["files"][0]["path"], measured["page"], measured["report"]):
         assert (finished / entry).stat().st_size > 100
     report = json.loads((finished / measured["report"]).read_text())
-    assert report["schema"] == "delegraph.report/1" and report["verification"]["agrees"]
-    assert (
-        status(rows["small", "demo", "float"]) == "not run"
-        and "no runtime" in rows["small", "demo", "float"]["not_run"]
-    )
+    assert report["schema"] == "delegraph.report/1"
+    assert report["verification"]["agrees"]
+    assert status(rows["small", "demo", "float"]) == "not run"
+    assert "no runtime" in rows["small", "demo", "float"]["not_run"]
     assert (
         rows["inverse", "tosa", "float"]["causes"][0]["operator"]
         == "aten.linalg_inv_ex.default"
     )
     assert rows["methods", "tosa", "float"]["methods"].keys() == {"forward", "half"}
     failed = rows["wrong", "tosa", "float"]
-    assert (
-        failed["error"]["code"] == "input-invalid"
-        and failed["stage"] == "load"
-        and failed["operators"] is None
-    )
+    assert failed["error"]["code"] == "input-invalid"
+    assert failed["stage"] == "load"
+    assert failed["operators"] is None
     quantized = rows["small", "tosa", "int8"]
-    assert (
-        quantized["quantizer"] == "tosa"
-        and quantized["operators"] > 2
-        and status(quantized) == "ok"
-    )
+    assert quantized["quantizer"] == "tosa"
+    assert quantized["operators"] > 2
+    assert status(quantized) == "ok"
 
 
 def test_cells_with_a_row_are_not_run_again(finished, cells_for, store):
     listed = cells_for("small")
     row = done(listed, store)["small"]
     executor = Here()
-    assert done(listed, store, executor)["small"] == row and not executor.jobs
+    assert done(listed, store, executor)["small"] == row
+    assert not executor.jobs
     assert not schedule.missing(listed, store, failed_again=True)
 
 
@@ -127,15 +122,12 @@ def test_models_that_end_their_process(cells_for, store, folder):
         rows["interrupts"]["measured"]["printed"][-1]
         == "KeyboardInterrupt: nobody pressed a key"
     )
-    assert (
-        "exit code 0" in rows["exits"]["error"]["message"]
-        and rows["exits"]["stage"] == "load"
-    )
+    assert "exit code 0" in rows["exits"]["error"]["message"]
+    assert rows["exits"]["stage"] == "load"
     assert "can't allocate memory" in rows["greedy"]["error"]["message"]
     assert rows["killed"]["error"]["message"].endswith("killed by SIGKILL")
-    assert (folder / "attempts").read_text() == "xx" and rows["killed"]["measured"][
-        "attempts"
-    ] == 2
+    assert (folder / "attempts").read_text() == "xx"
+    assert rows["killed"]["measured"]["attempts"] == 2
     assert not exists(int((folder / "forked").read_text()))
 
 
@@ -164,10 +156,8 @@ def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
 def test_models_that_hang_are_stopped_after_the_time_limit(cells_for, store):
     start = time.monotonic()
     row = done(cells_for("hangs", time_limit=3.0), store)["hangs"]
-    assert (
-        row["error"]["message"] == "its process was stopped after 3 s"
-        and row["stage"] == "load"
-    )
+    assert row["error"]["message"] == "its process was stopped after 3 s"
+    assert row["stage"] == "load"
     assert row["measured"]["printed"][0] == "patience"
     assert any(
         "zoo.py" in line and "in hangs" in line for line in row["measured"]["printed"]
@@ -188,16 +178,15 @@ def test_a_cell_ends_with_its_command(cells_for, store, folder):
         work._submit()
         (future,) = work.pending
         while not at_work.exists() or not at_work.read_text():
-            assert not future.done() and time.monotonic() - start < 60, (
+            assert not future.done(), "the cell ended before its endless loop"
+            assert time.monotonic() - start < 60, (
                 "the cell ended before its endless loop"
             )
             time.sleep(0.01)
     told = json.loads(future.result(timeout=60))
-    assert (
-        told["lost"]
-        and not exists(int(at_work.read_text()))
-        and time.monotonic() - start < 60
-    )
+    assert told["lost"]
+    assert not exists(int(at_work.read_text()))
+    assert time.monotonic() - start < 60
 
 
 def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
@@ -207,10 +196,8 @@ def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
     )
     executor = Here(*[OSError("the worker is gone")] * 2)
     row = done(cells_for("inverse"), store, executor)["inverse"]
-    assert (
-        row["error"]["code"] == "matrix/lost"
-        and "OSError: the worker is gone" in row["error"]["message"]
-    )
+    assert row["error"]["code"] == "matrix/lost"
+    assert "OSError: the worker is gone" in row["error"]["message"]
 
 
 def test_broken_executors_end_the_command_and_keep_rows(cells_for, store):
@@ -235,9 +222,8 @@ def test_a_machine_that_does_not_see_the_store_returns_files(
         type(store), "address", lambda self: {**address, "folder": "/nowhere"}
     )
     row = done(cells_for("small", files=[".tosa"]), store)["small"]
-    assert store.content(row["files"][0]["path"]) and store.content(
-        row["measured"]["page"]
-    )
+    assert store.content(row["files"][0]["path"])
+    assert store.content(row["measured"]["page"])
 
 
 def test_machines_with_different_versions_are_refused(cells_for, store, monkeypatch):
@@ -259,7 +245,8 @@ def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
     (store.folder / "artifacts").write_text("no folder")
     with pytest.raises(DelegraphError) as error:
         done(cells_for("small"), store)
-    assert error.value.code == "write-failed" and not store.rows()
+    assert error.value.code == "write-failed"
+    assert not store.rows()
 
 
 @pytest.mark.parametrize(
@@ -289,4 +276,5 @@ def test_executors_get_cells_as_bytes(cells_for, store):
             schedule.Work(store, Engine(None), deque())._message(cells_for("small")[0])
         )
     )
-    assert told["exit"] == 0 and told["answer"]["found"]["error"] is None
+    assert told["exit"] == 0
+    assert told["answer"]["found"]["error"] is None

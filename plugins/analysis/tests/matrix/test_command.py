@@ -40,18 +40,18 @@ def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
     validate(json.loads((folder / "made.json").read_text()), "matrix")
     assert 'href="store/artifacts/' in (folder / "made.html").read_text()
     code, shown, _ = run(capsys, "matrix", "show", "store")
-    assert (
-        code == 0
-        and "13 cells: " in shown
-        and "aten.linalg_inv_ex.default  tosa" in shown
-    )
+    assert code == 0
+    assert "13 cells: " in shown
+    assert "aten.linalg_inv_ex.default  tosa" in shown
 
 
 def test_failed_cells_are_the_exit_code(folder, finished, capsys):
     shutil.copytree(finished, folder / "store")
     given = ["zoo.py:wrong", "--backends", "tosa", "--runs", "3", "--store", "store"]
     code, out, _ = run(capsys, "matrix", *given)
-    assert code == 1 and "1 failed" in out and "input-invalid in load" in out
+    assert code == 1
+    assert "1 failed" in out
+    assert "input-invalid in load" in out
     assert run(capsys, "matrix", *given, "--exit-zero")[0] == 0
 
 
@@ -71,9 +71,8 @@ def test_a_difference_fails_its_gates(folder, finished, capsys):
     assert (code, [c["kind"] for c in found["failing"]]) == (1, ["delegated"])
     assert "2 of 2 -&gt; 1 of 2" in (folder / "d.junit.xml").read_text()
     code, out, _ = run(capsys, "matrix", "diff", finished, "new", "--gate", "latency")
-    assert code == 0 and out.startswith(
-        "worse  small, tosa, float: delegated 2 of 2 -> 1 of 2"
-    )
+    assert code == 0
+    assert out.startswith("worse  small, tosa, float: delegated 2 of 2 -> 1 of 2")
     assert run(capsys, "matrix", "diff", "new", finished / "rows.jsonl")[0] == 0
 
 
@@ -167,18 +166,17 @@ def test_gates_of_a_run(folder, capsys):
         capsys, *words, "--min-delegated", "0.4", "--require-agreement"
     )
     (row,) = found["rows"]
-    assert (
-        (code, row["error"]["code"]) == (1, "not-fully-delegated")
-        and row["methods"]
-        and row["files"] == []
-    )
+    assert (code, row["error"]["code"]) == (1, "not-fully-delegated")
+    assert row["methods"]
+    assert row["files"] == []
     verdicts = {
         "agreement": True,
         "require-full": False,
         "min-delegated": True,
         "max-delegates": False,
     }
-    assert row["gates"] == verdicts and row["measured"]["page"]
+    assert row["gates"] == verdicts
+    assert row["measured"]["page"]
 
 
 def test_help_imports_no_torch(capsys):
@@ -189,7 +187,8 @@ def test_help_imports_no_torch(capsys):
         " 'torch' not in sys.modules"
     )
     shown = python("-c", program)
-    assert shown.returncode == 0 and "--executor NAME" in shown.stdout, shown.stderr
+    assert shown.returncode == 0, shown.stderr
+    assert "--executor NAME" in shown.stdout, shown.stderr
 
 
 def test_systems_without_forks_are_refused(folder, finished, capsys, monkeypatch):

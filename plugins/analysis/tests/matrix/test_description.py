@@ -45,7 +45,8 @@ def test_a_file(matrix):
     assert found.targets[3].options == {
         "tosa": {"locations": True, "spec": "TOSA-1.1+FP"}
     }
-    assert found.targets[2].backends == () and not found.targets[2].options
+    assert found.targets[2].backends == ()
+    assert not found.targets[2].options
     assert (found.settings.runs, found.settings.files, found.settings.time_limit) == (
         2,
         (".tosa",),
@@ -97,7 +98,8 @@ def test_a_model_with_another_name_is_another_row(matrix, folder):
 
 def test_versions_are_of_all_that_lowers(folder):
     own = cells.versions_of([], "", [])
-    assert own.keys() >= {"delegraph", "torch"} and "delegraph-tosa" not in own
+    assert own.keys() >= {"delegraph", "torch"}
+    assert "delegraph-tosa" not in own
     assert cells.versions_of(["tosa"], "", []).keys() - own.keys() >= {"delegraph-tosa"}
     assert cells.versions_of(
         [], cells.scheme_of("timm:resnet18"), []
@@ -181,7 +183,8 @@ def test_errors_in_matrix_files_name_file_and_entry(text, said, tmp_path):
     (tmp_path / "m.toml").write_text(text)
     with pytest.raises(InputError) as error:
         description.read_matrix(tmp_path / "m.toml")
-    assert said in str(error.value) and "m.toml" in str(error.value)
+    assert said in str(error.value)
+    assert "m.toml" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -168,12 +168,12 @@ def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
         ]
         command = started(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)
-        assert command.returncode == 1 and "write-failed" in printed, printed
+        assert command.returncode == 1, printed
+        assert "write-failed" in printed, printed
         before = (disk / "rows.jsonl").read_text()
         kept = [json.loads(line)["cell"] for line in before.splitlines()]
-        assert kept and not [
-            p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")
-        ]
+        assert kept
+        assert not [p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         command = started(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)

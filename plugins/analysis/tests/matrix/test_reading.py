@@ -66,20 +66,22 @@ def test_hostile_names_are_text(rows):
         + refusals.refusals_text([row])
         + tables.summary([row], 1)
     )
-    assert "\x1b" not in shown and "\u202e" not in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
     text = page.page([row], HOSTILE, "")
     body = ElementTree.fromstring(
         text.partition("<body>")[2].partition("</body>")[0].join(["<body>", "</body>"])
     )
-    assert not list(body.iter("img")) and not list(body.iter("script"))
+    assert not list(body.iter("img"))
+    assert not list(body.iter("script"))
     assert all(a.get("href").startswith("artifacts/") for a in body.iter("a"))
     table = tables.markdown([row]).split("\n\n")
-    assert "<img" not in "".join(table) and all(
-        line.count("|") == 4 for line in table[2].splitlines()
-    )
+    assert "<img" not in "".join(table)
+    assert all(line.count("|") == 4 for line in table[2].splitlines())
     assert "](" not in "".join(table)
     read = list(csv.reader(io.StringIO(tables.comma_separated([row]))))
-    assert len(read) == 2 and len(read[0]) == len(read[1])
+    assert len(read) == 2
+    assert len(read[0]) == len(read[1])
     row["name"] = "=1+1"
     assert "\n'=1+1," in tables.comma_separated([row])
     xml.dom.minidom.parseString(changes.junit_of_rows([row]))
@@ -118,24 +120,21 @@ def test_only_all_is_all_and_nothing_nothing(share, shown):
 
 def test_a_page_needs_nothing_else(rows, finished):
     text = page.page(rows, "Matrix", "store/")
-    assert (
-        "http:" not in text
-        and "https:" not in text
-        and "src=" not in text
-        and "default-src 'none'" in text
-    )
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "src=" not in text
+    assert "default-src 'none'" in text
     links = [
         a.get("href")
         for a in ElementTree.fromstring(
             f"<body>{text.partition('<body>')[2]}"[:-8]
         ).iter("a")
     ]
-    assert links and all((finished.parent / link).exists() for link in links)
+    assert links
+    assert all((finished.parent / link).exists() for link in links)
     assert (finished / "index.html").read_text().count("<table>") == 3
-    assert (
-        'data-value="1.0" class="number">100%<' in text
-        and "input-invalid in load" in text
-    )
+    assert 'data-value="1.0" class="number">100%<' in text
+    assert "input-invalid in load" in text
 
 
 def test_csv_has_numbers_in_full(rows):
@@ -145,21 +144,18 @@ def test_csv_has_numbers_in_full(rows):
         for r in read
         if (r["model"], r["backends"], r["type"]) == ("small", "tosa", "float")
     )
-    assert (
-        float(small["ms"]) == tables.milliseconds(named(rows, "small"), "latency")
-        and small["delegated"] == "1.0"
-    )
+    assert float(small["ms"]) == tables.milliseconds(named(rows, "small"), "latency")
+    assert small["delegated"] == "1.0"
     assert next(r for r in read if r["model"] == "wrong")["ms"] == ""
 
 
 def test_markdown_can_omit_times_and_memory(rows):
     text = tables.markdown(rows, times=False)
-    assert " ms" not in text and "peak MB" not in text
-    assert (
-        re.search(r"\| 100%, (\de-0\d|equal) \|", text)
-        and "| 0%, equal |" in text
-        and "&#38;#" not in text
-    )
+    assert " ms" not in text
+    assert "peak MB" not in text
+    assert re.search(r"\| 100%, (\de-0\d|equal) \|", text)
+    assert "| 0%, equal |" in text
+    assert "&#38;#" not in text
     slow = changed(rows, slower(50.0))[1]
     assert tables.markdown(slow, times=False) == text != tables.markdown(rows)
 
@@ -252,14 +248,12 @@ def disagree(row):
 )
 def test_each_kind_for_the_worse_and_for_the_better(rows, change, kind, gated):
     (found,), after = changed(rows, change)
-    assert (found.kind, found.way, found.model) == (kind, WORSE, "small") and bool(
-        changes.gate([found], changes.ALWAYS)
-    ) is gated
+    assert (found.kind, found.way, found.model) == (kind, WORSE, "small")
+    assert bool(changes.gate([found], changes.ALWAYS)) is gated
     assert changes.gate([found], [kind]) == [found]
     (back,) = changes.changes(after, rows)
-    assert (back.kind, back.way) == (kind, BETTER) and not changes.gate(
-        [back], changes.GATES
-    )
+    assert (back.kind, back.way) == (kind, BETTER)
+    assert not changes.gate([back], changes.GATES)
 
 
 def test_noise_is_no_change(rows):
@@ -280,9 +274,9 @@ def test_noise_is_no_change(rows):
     found, after = changed(
         rows, lambda row: (slower(50.0)(row), row["measured"].update(load=12.0))
     )
-    assert (
-        found == [] and changes.busy(rows, after) == 1 and changes.busy(rows, rows) == 0
-    )
+    assert found == []
+    assert changes.busy(rows, after) == 1
+    assert changes.busy(rows, rows) == 0
     few = copy.deepcopy(rows)
     named(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
     assert changes.changes(few, rows) == [], "two calls say nothing"
@@ -293,7 +287,8 @@ def test_noise_is_no_change(rows):
             row["measured"]["machine"].update(cpu="another"),
         ),
     )
-    assert found == [] and changes.other_machines(rows, after) == 1
+    assert found == []
+    assert changes.other_machines(rows, after) == 1
     assert (
         changed(
             rows, lambda row: row["methods"]["forward"].update(relative_error=1e-7)
@@ -305,9 +300,8 @@ def test_noise_is_no_change(rows):
 def test_rows_come_and_go(rows):
     few = [row for row in rows if row["name"] != "small"]
     gone = changes.changes(rows, few)
-    assert {(c.kind, c.way) for c in gone} == {("missing", WORSE)} and changes.gate(
-        gone, changes.ALWAYS
-    )
+    assert {(c.kind, c.way) for c in gone} == {("missing", WORSE)}
+    assert changes.gate(gone, changes.ALWAYS)
     assert {(c.kind, c.way) for c in changes.changes(few, rows)} == {
         ("new", changes.OTHER)
     }
@@ -321,7 +315,6 @@ def test_junit_of_changes(rows):
         for c in root.iter("testcase")
         if c.find("failure") is not None
     ]
-    assert failing == [("small", "tosa, float")] and len(
-        list(root.iter("testcase"))
-    ) == len(rows)
+    assert failing == [("small", "tosa, float")]
+    assert len(list(root.iter("testcase"))) == len(rows)
     assert "it fell over" in next(root.iter("failure")).text

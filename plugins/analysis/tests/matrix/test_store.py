@@ -135,10 +135,12 @@ def test_a_full_disk_keeps_the_earlier_rows(store):
 
 def test_files_are_stored_by_their_content(store, tmp_path):
     name = store.keep(b"content", ".html")
-    assert store.keep(b"content", ".html") == name and store.content(name) == b"content"
+    assert store.keep(b"content", ".html") == name
+    assert store.content(name) == b"content"
     assert place_for(store.address()).folder == store.folder.resolve()
     elsewhere = place_for({**store.address(), "mark": "another store of that name"})
-    assert isinstance(elsewhere, Parcel) and elsewhere.keep(b"content", ".html") == name
+    assert isinstance(elsewhere, Parcel)
+    assert elsewhere.keep(b"content", ".html") == name
     (store.folder / name).write_bytes(b"damaged")
     with pytest.raises(InputError, match="is damaged"):
         store.content(name)
@@ -160,9 +162,11 @@ def test_stores_are_joined(tmp_path):
     parts[1].append(row("x"))
     parts[2].append(row("x", error={"code": "b"}))
     into = Store(tmp_path / "into")
-    assert into.join(parts) == 6 and into.join(parts) == 0
+    assert into.join(parts) == 6
+    assert into.join(parts) == 0
     found = {r["cell"]: r for r in read_rows(into.folder)}
-    assert set(found) == {"0", "1", "2", "x", "y"} and found["x"]["error"] is None
+    assert set(found) == {"0", "1", "2", "x", "y"}
+    assert found["x"]["error"] is None
     assert [into.content(name) for r in found.values() for name in files_of(r)] == [
         b"0",
         b"weights",

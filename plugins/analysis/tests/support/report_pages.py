@@ -166,14 +166,14 @@ def check_page(page):
     page.encode()
     assert [c for c in page if c != "\n" and not c.isprintable()] == []
     reader = Reader(page)
-    assert (
-        set(reader.tags) <= TAGS and reader.tags["style"] == reader.tags["script"] == 1
-    )
+    assert set(reader.tags) <= TAGS
+    assert reader.tags["style"] == reader.tags["script"] == 1
     assert page.count(f"<script>{VIEWER}</script>") == 1
     assert {name for name, _ in reader.attributes} <= ATTRIBUTES
     ids = [value for name, value in reader.attributes if name == "id"]
     links = [value for name, value in reader.attributes if name == "href"]
-    assert len(ids) == len(set(ids)) and {*links} <= {f"#{i}" for i in ids}
+    assert len(ids) == len(set(ids))
+    assert {*links} <= {f"#{i}" for i in ids}
     return tree(page)
 
 

@@ -17,9 +17,8 @@ def test_slow_or_printing_light_modules_are_warnings(installed):
     )
     printed, slow = report.results[0].warnings
     assert report.passed
-    assert "prints: 'welcome to good'" in printed and re.search(
-        r"takes \d+\.\d s", slow
-    )
+    assert "prints: 'welcome to good'" in printed
+    assert re.search(r"takes \d+\.\d s", slow)
     assert (
         "light_declaration: warning: reading the declarations of good-plugin takes"
         in str(report)

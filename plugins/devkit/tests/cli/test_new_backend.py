@@ -93,10 +93,8 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
     """Only the package needs a name that is free."""
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "torch")
-    assert (
-        code == 2
-        and "such as: delegraph new-backend delegraph-torch --backend torch" in err
-    )
+    assert code == 2
+    assert "such as: delegraph new-backend delegraph-torch --backend torch" in err
     code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -118,7 +116,8 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
 )
 def test_backend_names_are_checked(backend, message, capsys):
     code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
-    assert code == 2 and message in err
+    assert code == 2
+    assert message in err
 
 
 @pytest.mark.parametrize(

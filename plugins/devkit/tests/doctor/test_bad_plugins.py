@@ -392,7 +392,8 @@ def test_a_plugin_without_usable_declarations_is_unavailable(site, monkeypatch):
         + "    return [FormatSpec('.bad', 'a:Format', requires=('no_one',))]\n"
     )(site)
     [record] = [p for p in Registry().plugins() if p.distribution == "bad-one"]
-    assert record.status is Status.UNAVAILABLE and "needs 'no_one'" in record.error
+    assert record.status is Status.UNAVAILABLE
+    assert "needs 'no_one'" in record.error
 
 
 def install_good(site):

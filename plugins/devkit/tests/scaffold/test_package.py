@@ -93,7 +93,8 @@ def test_tosa_templates_have_at_most_300_lines_to_replace(
     generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=True)
     written = contents(tmp_path / "made")
     mine = re.findall(r"^\| `(src/\S+)` \|", written["README.md"], re.MULTILINE)
-    assert len(mine) == 7 and "src/my_npu/device/my_npu.cpp" in mine
+    assert len(mine) == 7
+    assert "src/my_npu/device/my_npu.cpp" in mine
     # these two differ from the template in names only
     declared = ("src/my_npu/plugin.py", "src/my_npu/partitioner.py")
     assert (
@@ -380,9 +381,8 @@ def test_the_example_runs_on_a_tosa_backend_with_new_format(tmp_path, site):
     ):
         lowered = delegraph.lower(module, inputs, backends=["own-npu"])
         [delegate], [refusal] = lowered.delegates, lowered.report.refusals
-        assert len(delegate.nodes) == 4 and delegate.processed_bytes.startswith(
-            b"own-npu 1\n"
-        )
+        assert len(delegate.nodes) == 4
+        assert delegate.processed_bytes.startswith(b"own-npu 1\n")
         assert refusal.reason.startswith("TOSA REDUCE_MAX: own-npu has no REDUCE_MAX")
         assert lowered.verify(*inputs).relative_error < 1e-6
         with pytest.raises(FormatError, match="damaged"):

@@ -43,10 +43,8 @@ def test_files_name_their_executorch_version_and_run_here(saved):
         "runs",
         f"executorch {version}",
     )
-    assert (
-        blob.header.distribution == "delegraph-executorch"
-        and blob.header.beginning[4:8] == b"XH00"
-    )
+    assert blob.header.distribution == "delegraph-executorch"
+    assert blob.header.beginning[4:8] == b"XH00"
 
 
 def test_the_stock_runtime_loads_saved_files(saved):
@@ -82,7 +80,8 @@ def test_the_versions_decide(fingerprint, verdict):
 def test_blobs_that_are_no_xnnpack_graph_cannot_run(beginning):
     pytest.importorskip("executorch")
     answer = asked("executorch 1.0.0", beginning)
-    assert answer.verdict == "cannot" and "no such graph of XNNPACK" in answer.reason
+    assert answer.verdict == "cannot"
+    assert "no such graph of XNNPACK" in answer.reason
 
 
 def test_another_device_is_refused():
@@ -92,9 +91,8 @@ def test_another_device_is_refused():
 
 def test_a_file_without_fingerprints_is_as_it_was():
     plain = encode_outputs(ONE, [1], ["a 1"])
-    assert (
-        encode_outputs(ONE, [1], ["a 1"], [""]) == plain and "fingerprints" not in plain
-    )
+    assert encode_outputs(ONE, [1], ["a 1"], [""]) == plain
+    assert "fingerprints" not in plain
     told = ContainerMetadata(
         "", encode_outputs(ONE, [1, 1], ["a 1", "b 2"], ["", "acmec 4"])
     )

@@ -45,7 +45,9 @@ def test_no_partition_is_converted_again_and_blobs_are_the_same(
 
     monkeypatch.setattr(backend, "to_edge_dialect", counted)
     lowered = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
-    assert len(lowered.delegates) > 4 and converted == [] and lowered.verify(X).agrees()
+    assert len(lowered.delegates) > 4
+    assert converted == []
+    assert lowered.verify(X).agrees()
     monkeypatch.setattr(backend, "cut_partition", lambda program: None)
     again = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
     assert len(converted) == len(again.delegates)
@@ -74,7 +76,8 @@ def test_changed_calls_are_converted_again() -> None:
     assert cut_partition(program) is None
     remember_conversion(program, edge, calls)
     part = cut_partition(program)
-    assert part is not None and len(part.graph.nodes) == len(edge.graph.nodes)
+    assert part is not None
+    assert len(part.graph.nodes) == len(edge.graph.nodes)
     calls[-1].meta["val"] = calls[-1].meta["val"].clone()
     assert Converted(program, edge).part(program) is not None
     remember_conversion(program, edge, calls)

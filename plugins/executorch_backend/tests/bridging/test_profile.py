@@ -60,7 +60,8 @@ def test_layout_changes_count_for_the_node_they_serve():
     assert (first[0], last[0]) == (
         "transpose",
         "transpose",
-    ) and "transpose" not in dict(calls)
+    )
+    assert "transpose" not in dict(calls)
     assert (first[1], last[1]) == (calls[0][1], calls[-1][1])
     lowered = lowered_for_xnnpack(Shared().eval(), given)
     [delegate] = lowered.delegates

@@ -54,11 +54,13 @@ def test_delegated_as_by_executorch(
     lowered = delegraph.lower(
         torch.export.export(quantized, (x,)), backends=["xnnpack"]
     )
-    assert len(lowered.delegates) == 1 and lowered.host_operators == 0
+    assert len(lowered.delegates) == 1
+    assert lowered.host_operators == 0
     lowered.save(tmp_path / "m.pte")
     ours = _run((tmp_path / "m.pte").read_bytes(), x)
     theirs, weights = _theirs(torch.export.export(quantized, (x,)), x)
-    assert torch.equal(ours, theirs) and torch.equal(lowered(x), theirs)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(lowered(x), theirs)
     stored = sum(map(len, lowered.named_data.buffers))
     assert stored < weights, "weights are kept as int8"
 

@@ -95,7 +95,8 @@ def test_tied_weights_are_stored_once(
     from delegraph_executorch.inspection.facts import collect_facts
 
     figures = collect_facts(read_program(content), len(content))
-    assert figures.constant_bytes >= len(stored) and 0 < figures.structure_bytes < 3000
+    assert figures.constant_bytes >= len(stored)
+    assert 0 < figures.structure_bytes < 3000
 
 
 def test_similar_but_different_weights_are_both_stored(tmp_path: Path) -> None:
@@ -118,10 +119,7 @@ def test_every_segment_has_the_alignment_that_it_needs(lowered: Any) -> None:
     named = {
         data.key: program.segments[data.segment_index] for data in program.named_data
     }
-    assert len(named) >= 3 and all(
-        segment.offset % 16 == 0 for segment in program.segments
-    )
-    assert (
-        program.segments[0].offset == 0
-        and int.from_bytes(file.join()[24:32], "little") % 128 == 0
-    )
+    assert len(named) >= 3
+    assert all(segment.offset % 16 == 0 for segment in program.segments)
+    assert program.segments[0].offset == 0
+    assert int.from_bytes(file.join()[24:32], "little") % 128 == 0

@@ -51,31 +51,29 @@ def test_inputs_are_padded_to_the_smallest_fitting_bucket(registry):
         assert mean.shape == ()
     x = torch.randn(5, 4)
     figures = program.verify(x)
-    assert (
-        figures.outputs[0].relative_error == 0
-        and figures.outputs[1].relative_error > 0.1
-    )
+    assert figures.outputs[0].relative_error == 0
+    assert figures.outputs[1].relative_error > 0.1
     assert program.verify(torch.randn(8, 4)).relative_error == 0
-    assert x.shape == (5, 4) and program.report.delegated_share == 1
+    assert x.shape == (5, 4)
+    assert program.report.delegated_share == 1
 
 
 def test_weights_are_shared_by_all_sizes(registry):
     model = Rows()
     program = buckets(registry, model, sized(2, 8))
     kept = [d.module.original_module.state_dict for d in program.program.delegates]
-    assert len(kept) == 2 and {
-        t.data_ptr() for state in kept for t in state.values() if t.numel()
-    } == {p.data_ptr() for p in model.parameters()}
+    assert len(kept) == 2
+    assert {t.data_ptr() for state in kept for t in state.values() if t.numel()} == {
+        p.data_ptr() for p in model.parameters()
+    }
 
 
 def test_only_exact_sizes_without_padding(registry):
     program = buckets(
         registry, Rows(), {"few": torch.randn(2, 4), "many": (torch.randn(8, 4),)}
     )
-    assert (
-        program.methods == ["few", "many"]
-        and program.bucket_of(torch.randn(8, 4)) == "many"
-    )
+    assert program.methods == ["few", "many"]
+    assert program.bucket_of(torch.randn(8, 4)) == "many"
     with pytest.raises(
         InputError,
         match=r"no bucket holds \(float32\[3, 4\]\); there are \(float32\[2, 4\]\), ",
@@ -136,7 +134,8 @@ def test_keyword_arguments_numbers_and_two_axes(registry):
     ]
     given = example(1, 11)
     assert program.bucket_of(**given) == "forward_1x16"
-    assert program.verify(**given).agrees(1e-6) and program(**given).shape == (1, 11)
+    assert program.verify(**given).agrees(1e-6)
+    assert program(**given).shape == (1, 11)
     with pytest.raises(InputError, match="no bucket holds .*3.0"):
         program(**{**given, "scale": 3.0})
     with pytest.raises(
@@ -296,7 +295,8 @@ def test_a_table_in_a_file():
     assert choice.methods == [
         "forward_2",
         "forward_8",
-    ] and choice.table() == BucketTable.of_bytes(json.dumps(TABLE).encode())
+    ]
+    assert choice.table() == BucketTable.of_bytes(json.dumps(TABLE).encode())
     assert (
         choice(
             lambda name: lambda x: (x.sum(), name)[0] + 0 * x, (torch.ones(5),), {}

@@ -151,7 +151,8 @@ def test_operators_that_a_filter_refuses_are_decomposed(case, installed):
         source, partitioner=Keeps(*operators, wanted=lambda n: False)
     )
     program = edge.exported_program()
-    assert delegates(program) == 0 and not {*operators} & {*targets(program)}
+    assert delegates(program) == 0
+    assert not {*operators} & {*targets(program)}
     check(program, source, *inputs)
 
 
@@ -185,7 +186,8 @@ def test_to_backend_by_method_and_for_all(installed):
     assert [delegates(one.exported_program(m)) for m in "ab"] == [0, 1]
     assert [delegates(both.exported_program(m)) for m in "ab"] == [1, 1]
     assert {m: str(edge.exported_program(m).graph) for m in edge.methods} == before
-    assert one.methods == {"a", "b"} and both.config_methods == {"version"}
+    assert one.methods == {"a", "b"}
+    assert both.config_methods == {"version"}
 
 
 def test_configuration_survives_every_step(installed):
@@ -256,7 +258,8 @@ def test_passes_of_torch_and_by_method():
     changed = edge.transform({"b": [ReluToSigmoid()]})
     x = torch.randn(2, 4)
     a, b = (changed.exported_program(m).module(check_guards=False)(x) for m in "ab")
-    assert (a >= 0).all() and not torch.equal(a, b)
+    assert (a >= 0).all()
+    assert not torch.equal(a, b)
     assert aten.relu.default in targets(edge.exported_program("b"))
     with pytest.raises(errors.InputError, match="'c'"):
         edge.transform({"c": []})
@@ -265,9 +268,8 @@ def test_passes_of_torch_and_by_method():
 def test_passes_run_before_lowering(installed):
     """to_edge_transform_and_lower(transform_passes=...)."""
     edge = to_edge_transform_and_lower(linear(), [ReluToSigmoid()], relu_only())
-    assert delegates(edge.exported_program()) == 0 and aten.sigmoid.default in targets(
-        edge.exported_program()
-    )
+    assert delegates(edge.exported_program()) == 0
+    assert aten.sigmoid.default in targets(edge.exported_program())
 
 
 def test_several_partitioners_in_order(installed):

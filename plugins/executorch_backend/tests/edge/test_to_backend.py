@@ -27,7 +27,8 @@ def test_whole_program(installed):
     given = program()
     before = str(given.graph)
     lowered = to_backend("EchoBackend", given, specs)
-    assert isinstance(lowered, LoweredBackendModule) and lowered.compile_specs == specs
+    assert isinstance(lowered, LoweredBackendModule)
+    assert lowered.compile_specs == specs
     x = torch.randn(3)
     torch.testing.assert_close(lowered(x), torch.sin(x) * 2)
     assert str(given.graph) == before

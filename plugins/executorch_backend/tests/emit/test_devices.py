@@ -264,7 +264,8 @@ def test_without_memory_of_devices_tensors_are_only_named_as_theirs() -> None:
         "delegate",
         "aten::sin",
         "delegate",
-    ] and not plan.memory_devices
+    ]
+    assert not plan.memory_devices
     assert our_rows(plan)[0][1] == [(1, 0, (0, 0))] * 3
 
 

@@ -70,4 +70,5 @@ def test_several_memories() -> None:
     options = EmitOptions(memory_of=lambda node: 2 if "convolution" in node.name else 1)
     emitted = check_numbers(module, calls, options=options)
     sizes = emitted.program.plans[0].memory_sizes
-    assert len(sizes) == 3 and sizes[2] == 4 * 4 * 6 * 6
+    assert len(sizes) == 3
+    assert sizes[2] == 4 * 4 * 6 * 6

@@ -159,7 +159,8 @@ def test_weights_that_are_trained_in_a_data_file() -> None:
     emitted = emit_program(
         to_edge(exported(Attributes())), EmitOptions(external_mutable_weights=True)
     )
-    assert not emitted.data_files and not named(emitted.program.plans[0])
+    assert not emitted.data_files
+    assert not named(emitted.program.plans[0])
 
 
 def buffers(plan: Any) -> Iterator[Tensor]:
@@ -174,9 +175,8 @@ def test_names_of_written_buffers(tmp_path: Path) -> None:
         to_edge(counter), EmitOptions(emit_mutable_buffer_names=True)
     ).program.plans[0]
     wanted = dict.fromkeys(("total", "count"), Location.SEGMENT)
-    assert named(plan) == wanted and all(
-        t.allocation and t.data_buffer_idx for t in buffers(plan)
-    )
+    assert named(plan) == wanted
+    assert all(t.allocation and t.data_buffer_idx for t in buffers(plan))
     path = tmp_path / "counter.pte"
     to_edge(counter).save(path, emit_mutable_buffer_names=True)
     forward = stock_runtime().load_program(path).load_method("forward")
@@ -345,7 +345,8 @@ def test_programs_are_written_to_streams_and_paths(tmp_path: Path) -> None:
     program = to_edge(exported(Attributes())).to_executorch()
     stream = io.BytesIO()
     program.write_to_file(stream)
-    assert stream.getvalue() == program.buffer and program.data_files == []
+    assert stream.getvalue() == program.buffer
+    assert program.data_files == []
     with pytest.raises(
         OptionError, match=r"writes \.pte files; the file name is net\.pt"
     ):

@@ -407,7 +407,8 @@ def test_finding_delegate_outputs_takes_linear_memory() -> None:
     found = split_delegate_calls(plan)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert set(found.values()) == {1} and peak < 16 * len(content)
+    assert set(found.values()) == {1}
+    assert peak < 16 * len(content)
 
 
 # --- what is no FormatError elsewhere -------------------------------------------------
@@ -471,12 +472,11 @@ def test_long_texts_and_lists_are_shortened_when_shown(tmp_path: Path) -> None:
     page = PteFormat.page(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert "... (40010 characters)" in shown and "2000 in all" in shown
-    assert (
-        len(shown) < 1_000_000
-        and len(page) < 2_000_000
-        and peak < 16 * path.stat().st_size + (4 << 20)
-    )
+    assert "... (40010 characters)" in shown
+    assert "2000 in all" in shown
+    assert len(shown) < 1_000_000
+    assert len(page) < 2_000_000
+    assert peak < 16 * path.stat().st_size + (4 << 20)
 
 
 def test_proving_a_memory_plan_takes_linear_memory() -> None:
@@ -545,7 +545,8 @@ def test_results_of_types_that_numpy_lacks(
     path.write_bytes(program(values, inputs=[0], outputs=[1, 2, 3]))
     assert main(["run", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "output_0  float32" in out and "output_1  complex64" in out
+    assert "output_0  float32" in out
+    assert "output_1  complex64" in out
 
 
 @pytest.mark.parametrize(

@@ -245,10 +245,10 @@ def test_containers_and_numbers_of_a_call(tmp_path, runtime):
     lowered.save(tmp_path / "containers.pte")
     loaded = delegraph.load(tmp_path / "containers.pte", runtime=runtime)
     got = loaded({"others": other, "pair": pair}, 2)
-    assert list(got) == ["sum", "pair"] and got["pair"]._fields == ("low", "high")
-    assert torch.equal(got["pair"].low, pair.high * 2) and torch.equal(
-        got["pair"].high, other[0]
-    )
+    assert list(got) == ["sum", "pair"]
+    assert got["pair"]._fields == ("low", "high")
+    assert torch.equal(got["pair"].low, pair.high * 2)
+    assert torch.equal(got["pair"].high, other[0])
     with pytest.raises(InputError, match="^input factor was exported as 2; it is 3"):
         loaded({"others": other, "pair": pair}, 3)
     with pytest.raises(

@@ -21,11 +21,9 @@ def test_parts_refer_to_bytes_of_their_segment() -> None:
     content = file.join()
     read = read_program(content)
     assert [bytes(s) for s in read.segments] == [b"x", first, first[32:40], b"last"]
-    assert (
-        len(file) == len(content)
-        and content.endswith(b"last")
-        and content.count(first) == 1
-    )
+    assert len(file) == len(content)
+    assert content.endswith(b"last")
+    assert content.count(first) == 1
     assert read.program.segments[2].offset == read.program.segments[1].offset + 32
 
 
@@ -41,16 +39,13 @@ def test_pools_find_and_align_equal_contents() -> None:
     pool = Pool(16)
     for content in (b"a" * 70, b"a" * 69 + b"b", b"c"):
         pool.add(content)
-    assert (
-        pool.find(b"a" * 69 + b"b", 128) == 1
-        and pool.find(b"a" * 69 + b"d", 64) is None
-    )
-    assert pool.find(b"c" * 2, 64) is None and pool.alignments == [16, 128, 16]
-    assert (
-        pool.add(b"e", 32) == 3
-        and pool.find(b"e", 1) == 3
-        and pool.alignments == [16, 128, 16, 32]
-    )
+    assert pool.find(b"a" * 69 + b"b", 128) == 1
+    assert pool.find(b"a" * 69 + b"d", 64) is None
+    assert pool.find(b"c" * 2, 64) is None
+    assert pool.alignments == [16, 128, 16]
+    assert pool.add(b"e", 32) == 3
+    assert pool.find(b"e", 1) == 3
+    assert pool.alignments == [16, 128, 16, 32]
     assert Concatenation(pool.contents, pool.alignments).offsets == [0, 128, 208, 224]
 
 

@@ -28,7 +28,8 @@ def test_shown_and_proven(name: str) -> None:
     path = FOLDER / f"{name}.pte"
     check_program(read_program(open_bytes(path)))
     facts = PteFormat.inspect(path)
-    assert facts.methods[0].name == "forward" and facts.methods[0].text in str(facts)
+    assert facts.methods[0].name == "forward"
+    assert facts.methods[0].text in str(facts)
     assert "<svg" in PteFormat.page(path)
     assert PteFormat.verify(path)[0].accepted is True
     assert facts.backends == (("XnnpackBackend",) if name == "xnnpack" else ())
@@ -92,7 +93,8 @@ def test_files_of_the_installed_executorch_are_read(
         written_by_executorch(module, calls[0], shapes, partitioner == "xnnpack")
     )
     facts = PteFormat.inspect(path)
-    assert facts.methods[0].text in str(facts) and "<svg" in PteFormat.page(path)
+    assert facts.methods[0].text in str(facts)
+    assert "<svg" in PteFormat.page(path)
     assert summary_text(PteFormat.summarize(path))
     assert [v for v in PteFormat.verify(path) if not v.accepted] == []
     loaded = delegraph.load(path)

@@ -83,7 +83,9 @@ def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
     except FormatError:
         return False
     facts = collect_facts(file, len(data))
-    assert str(facts) and facts.to_json() and render_page(file.program, facts, "x")
+    assert str(facts)
+    assert facts.to_json()
+    assert render_page(file.program, facts, "x")
     for plan in file.program.plans:
         find_conflicts(plan, split_delegate_calls(plan))
     try:

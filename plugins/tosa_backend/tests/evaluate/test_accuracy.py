@@ -316,7 +316,8 @@ def test_wrong_kernels_are_not(row, right, monkeypatch):
         for label, case in CASES.items()
         if label.removeprefix("deep ").startswith(row)
     }
-    assert cases and all(
+    assert cases
+    assert all(
         compliant(*case, evaluate(*case), right[label]) for label, case in cases.items()
     )
     monkeypatch.setitem(all_kernels(), getattr(ops, row.partition("(")[0]), WRONG[row])

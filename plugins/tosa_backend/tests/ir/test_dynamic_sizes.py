@@ -130,7 +130,8 @@ def test_a_number_that_is_computed_of_sizes_waits():
             ),
         )
     )
-    assert 1 / n == 1 / n != n / 1 and len({1 / n, 1 / n, n / 2}) == 2
+    assert 1 / n == 1 / n != n / 1
+    assert len({1 / n, 1 / n, n / 2}) == 2
     assert str(2 * (n - 0.5)) == "((n + -0.5) * 2)"
 
 

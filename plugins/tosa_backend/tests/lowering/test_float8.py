@@ -74,7 +74,8 @@ def names(program):
 
 def expect_equal(found, wanted):
     """The same type and elements, also the sign of 0; any NaN equals any."""
-    assert found.dtype is wanted.dtype and found.shape == wanted.shape
+    assert found.dtype is wanted.dtype
+    assert found.shape == wanted.shape
     found = found.double()
     wanted = wanted.double()
     same = (found == wanted) & (
@@ -241,7 +242,8 @@ def test_large_products_do_not_overflow():
     w = torch.full((3, 64), 448.0).to(E4)
     function = scaled(2.0**-10, 2.0**-10, torch.float16)
     found = lowered(function, x, w)(x, w)
-    assert torch.equal(found, function(x, w)) and found.isfinite().all()
+    assert torch.equal(found, function(x, w))
+    assert found.isfinite().all()
 
 
 def test_products_that_may_be_less_exact_are_of_fp8():
@@ -305,7 +307,8 @@ def test_scales_of_results_and_of_blocks_stay():
 
     w = w.t()
     program = lowered(function, x, w)
-    assert not program.delegates and "scales of results" in str(program.report)
+    assert not program.delegates
+    assert "scales of results" in str(program.report)
     expect_equal(program(x, w), function(x, w))
 
 

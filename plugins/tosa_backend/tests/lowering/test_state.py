@@ -83,7 +83,8 @@ def test_ten_steps_of_a_decoder(model, exported, target, kept):
     (delegate,) = program.delegates
     assert set(delegate.module.state) == set(kept)
     names = {argument.name.removeprefix("b_") for argument in delegate.inputs}
-    assert names.isdisjoint(kept) and ("scale" in names) == (not kept)
+    assert names.isdisjoint(kept)
+    assert ("scale" in names) == (not kept)
     second = program.instance()
     other = deepcopy(model)
     for k in range(10):
@@ -151,7 +152,8 @@ def test_states_of_unsupported_types_are_passed_as_inputs():
         )
     )
     (delegate,) = program.delegates
-    assert delegate.module.state == () and len(delegate.inputs) == 2
+    assert delegate.module.state == ()
+    assert len(delegate.inputs) == 2
     one = torch.tensor([1, 2, 3], dtype=torch.int32)
     two = torch.tensor([4, 5, 6], dtype=torch.int32)
     program(one)

@@ -61,7 +61,8 @@ def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
         ),
     )
     found = names(result)
-    assert found.pop("BITWISE_NOT") == 1 and found == left
+    assert found.pop("BITWISE_NOT") == 1
+    assert found == left
 
 
 def test_an_input_that_is_sliced_whole_is_still_an_output():
@@ -70,6 +71,5 @@ def test_an_input_that_is_sliced_whole_is_still_an_output():
     y = d.input(1, 3, dtype=DType.INT8)
     whole = d.op(tosa.CONCAT, x, y, axis=0)
     result = joined(d, d.slice(whole, (0, 0), (2, 3)), d.slice(whole, (0, 0), (2, 3)))
-    assert len(set(result.outputs)) == 2 and not set(result.outputs) & set(
-        result.inputs
-    )
+    assert len(set(result.outputs)) == 2
+    assert not set(result.outputs) & set(result.inputs)

@@ -57,7 +57,9 @@ def test_query_key_and_value_become_one_layer(batch):
     result = check(d, attention(d, d.input(batch, 5, 7)))
     found = names(result)
     # the key's is the second
-    assert found["CONV2D"] == 1 and found["SLICE"] == 3 and found["TRANSPOSE"] == 2
+    assert found["CONV2D"] == 1
+    assert found["SLICE"] == 3
+    assert found["TRANSPOSE"] == 2
     assert found["RESHAPE"] == (2 if batch == 1 else 5)
 
 
@@ -179,4 +181,5 @@ def test_gains_before_joined_layers_are_not_folded():
     d = Draft()
     x = d.mul(d.relu(d.linear(d.input(1, 5, 7), 6)), d.constant(1, 1, 6))
     found = names(check(d, heads(d, x), heads(d, x)))
-    assert found["CONV2D"] == 2 and found["MUL"] == 1
+    assert found["CONV2D"] == 2
+    assert found["MUL"] == 1

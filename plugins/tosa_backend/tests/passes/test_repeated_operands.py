@@ -27,9 +27,8 @@ def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
     result = check(d, d.matmul(d.input(12, 7, 4), keys))
     assert names(result) == {"RESHAPE": 3, "TRANSPOSE": 1, "MATMUL": 1}
     (product,) = [op for op in result.operators if op.name == "MATMUL"]
-    assert product.outputs[0].shape == (4, 21, 5) and "TILE:0" in sources_of(
-        product.source
-    )
+    assert product.outputs[0].shape == (4, 21, 5)
+    assert "TILE:0" in sources_of(product.source)
 
 
 def test_products_by_one_matrix_are_one():

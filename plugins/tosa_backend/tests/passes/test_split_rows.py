@@ -183,7 +183,8 @@ def test_norms_are_split_into_blocks_of_similar_size(npu):
         if isinstance(op, tosa.REDUCE_SUM)
     ]
     assert sums == [(1, 3, 1), (1, 2, 1), (1, 2, 1)]
-    assert names(result)["SLICE"] == 3 and names(result)["CONCAT"] == 1
+    assert names(result)["SLICE"] == 3
+    assert names(result)["CONCAT"] == 1
 
 
 def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
@@ -195,10 +196,8 @@ def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
         tosa.TABLE, rescaled(d, d.op(tosa.SUB, q, total), 33, DType.INT8), entries
     )
     result = split(d, npu, rescaled(d, d.add(wide(d, found), total), 32, DType.INT8))
-    assert (
-        names(result)["TABLE"] == names(result)["REDUCE_SUM"] == 3
-        and names(result)["CONCAT"] == 1
-    )
+    assert names(result)["TABLE"] == names(result)["REDUCE_SUM"] == 3
+    assert names(result)["CONCAT"] == 1
 
 
 def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):

@@ -60,9 +60,8 @@ def test_a_weight_that_another_layer_has_stays_as_it_is():
         for x in (joined_heads(d, 1), d.input(1, 5, 12))
     ]
     result = check(d, *ys)
-    assert names(result)["TRANSPOSE"] == 1 and {
-        op.inputs[1] for op in result.operators if op.name == "CONV2D"
-    } == {weight}
+    assert names(result)["TRANSPOSE"] == 1
+    assert {op.inputs[1] for op in result.operators if op.name == "CONV2D"} == {weight}
 
 
 PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
@@ -93,4 +92,5 @@ def test_channel_shuffles_fold_into_pointwise_convolution_weights(batch):
 def test_linear_layers_join_heads_without_a_transpose():
     d = Draft()
     found = names(check(d, d.linear(d.reshape(joined_heads(d, 2), 10, 12), 6)))
-    assert found["TRANSPOSE"] == 0 and found["CONV2D"] == 1
+    assert found["TRANSPOSE"] == 0
+    assert found["CONV2D"] == 1

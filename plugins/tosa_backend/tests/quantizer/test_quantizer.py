@@ -84,9 +84,8 @@ def integers_of(node):
 def test_activations_and_batch_norms_fuse_with_the_preceding_layer(program):
     assert not calls(program, "batch_norm")
     (relu,), (hardtanh,) = calls(program, "relu"), calls(program, "hardtanh")
-    assert "conv2d" in str(relu.args[0].target) and "add" in str(
-        hardtanh.args[0].target
-    )
+    assert "conv2d" in str(relu.args[0].target)
+    assert "add" in str(hardtanh.args[0].target)
 
 
 def test_operators_that_move_values_keep_their_quantization(program):
@@ -184,7 +183,8 @@ def test_weights(settings, low, high, per_channel):
         module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings))
     )
     weight = calls(found, "linear")[0].args[1]
-    assert ("per_channel" in str(weight.target)) is per_channel and (
+    assert ("per_channel" in str(weight.target)) is per_channel
+    assert (
         low,
         high,
     ) == weight.args[-3:-1]
@@ -270,9 +270,8 @@ def test_sums_are_quantized_before_a_function_of_them():
 
     found = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
     (gelu,), (tanh,) = calls(found, "gelu"), calls(found, "tanh")
-    assert "dequantize" in str(gelu.args[0].target) and "add" in str(
-        tanh.args[0].target
-    ), "a table, as before"
+    assert "dequantize" in str(gelu.args[0].target), "a table, as before"
+    assert "add" in str(tanh.args[0].target), "a table, as before"
 
 
 class Attention(nn.Module):
@@ -359,9 +358,8 @@ def test_the_most_specific_setting_holds():
     )
     found = delegraph.quantize(net(), batches(1), quantizer=chosen)
     first, second = calls(found, "conv2d")
-    assert (
-        "dequantize" not in str(first.args[1].target) and second.args[1].args[-2] == 7
-    )
+    assert "dequantize" not in str(first.args[1].target)
+    assert second.args[1].args[-2] == 7
 
 
 def test_inputs_and_outputs_may_stay_floats():
@@ -499,6 +497,5 @@ def test_a_padded_tensor_keeps_its_quantization(mode):
         Padded().eval(), [torch.randn(1, 2, 6, 6)], quantizer=quantizer()
     )
     pads = [n for n in found.graph.nodes if "pad" in str(n.target)]
-    assert pads and all(
-        next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads
-    )
+    assert pads
+    assert all(next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads)

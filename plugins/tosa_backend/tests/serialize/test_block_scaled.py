@@ -97,13 +97,10 @@ def test_types_are_the_table_s():
     assert stored_types(Type((2, 3, 64), FP4)) == (
         Type((2, 3, 64), DType.FP4E2M1), Type((2, 3, 2), DType.FP8UE8M0)
     )  # fmt: skip
-    assert (
-        why_not_blocks(Type((2, 64), FP4)) is None
-        and why_not_blocks(Type((2, 5), FP32)) is None
-    )
-    assert why_not_blocks(Type((), FP4)) and "multiple of 32" in str(
-        why_not_blocks(Type((64, 48), FP4))
-    )
+    assert why_not_blocks(Type((2, 64), FP4)) is None
+    assert why_not_blocks(Type((2, 5), FP32)) is None
+    assert why_not_blocks(Type((), FP4))
+    assert "multiple of 32" in str(why_not_blocks(Type((64, 48), FP4)))
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
@@ -146,11 +143,10 @@ def test_text_is_exact(dtype):
     assert render(back) == render(graph)
     held = back.constants()[0].constant
     original = graph.constants()[0].constant
-    assert (
-        held.values.tobytes() == original.values.tobytes()
-        and held.scales.tobytes() == original.scales.tobytes()
-    )
-    assert "..." in render(graph, elide=16) and "scales" not in render(graph, elide=16)
+    assert held.values.tobytes() == original.values.tobytes()
+    assert held.scales.tobytes() == original.scales.tobytes()
+    assert "..." in render(graph, elide=16)
+    assert "scales" not in render(graph, elide=16)
 
 
 NO_TEXT = {
@@ -254,7 +250,8 @@ def test_constants_are_views_of_the_file(dtype):
     file = bytearray(written(cast_of(scaled(dtype, 2, 64))))
     held = read(file).constants()[0].constant
     whole = np.frombuffer(file, np.uint8)
-    assert isinstance(held, Scaled) and np.shares_memory(whole, held.scales)
+    assert isinstance(held, Scaled)
+    assert np.shares_memory(whole, held.scales)
     assert np.shares_memory(whole, held.values) == (
         dtype not in (FP4, FP6, DType.BS32_FP8UE8M0_FP6E2M3)
     )
@@ -281,11 +278,9 @@ def test_files_beyond_32_bit_offsets(monkeypatch):
     file = written(graph)
     held = tensor_of(reference_tools.dump(file), "const_0")
     assert {k: held[k] for k in ("size", "scale_size")} == {"size": 96, "scale_size": 4}
-    assert (
-        "data" not in held
-        and "scale_data" not in held
-        and held["scale_offset"] % 16 == 0
-    )
+    assert "data" not in held
+    assert "scale_data" not in held
+    assert held["scale_offset"] % 16 == 0
     assert render(read(file)) == render(read(written(read(file))))
     assert read(file).constants()[0].constant.materialize().tobytes() == (
         graph.constants()[0].constant.materialize().tobytes()
@@ -359,14 +354,14 @@ def test_unknown_features_are_refused():
 def test_targets():
     graph = cast_of(scaled(FP4, 2, 64))
     needed = required(graph, VERSION)
-    assert (
-        str(needed) == "FP+mx-common+mx-fp4e2m1" and required_version(graph) == VERSION
-    )
+    assert str(needed) == "FP+mx-common+mx-fp4e2m1"
+    assert required_version(graph) == VERSION
     assert violations(graph, TosaSpec(VERSION, *needed)) == []
     without = violations(
         graph, TosaSpec(VERSION, frozenset({"FP"}), frozenset({"mx-common"}))
     )
-    assert len(without) == 2 and all("EXT-MX-FP4E2M1" in str(v) for v in without)
+    assert len(without) == 2
+    assert all("EXT-MX-FP4E2M1" in str(v) for v in without)
     assert "not in TOSA 1.0" in str(violations(graph, TosaSpec())[0])
     plain = apply(ops.DIM, Value(Type((2,), DType.FP6E2M3)), axis=0)
     assert "mx-common" in required(Graph(plain.inputs, [], [plain]), VERSION).extensions
@@ -487,10 +482,8 @@ def test_inspection(tmp_path):
     np.testing.assert_array_equal(blocks, numbers)
     np.testing.assert_array_equal(numbers[:4], numbers_of(given, INT8))
     verdicts = {v.judge: v for v in TosaFormat.verify(path)}
-    assert (
-        verdicts["tosa-opt"].accepted is not False
-        and verdicts["reference model"].accepted is None
-    )
+    assert verdicts["tosa-opt"].accepted is not False
+    assert verdicts["reference model"].accepted is None
 
 
 def test_torch_has_no_block_scaled_tensors():

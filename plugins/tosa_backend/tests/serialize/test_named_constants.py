@@ -125,10 +125,8 @@ def test_of_equal_constants_two_are_left_out():
         Several().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS
     )
     (delegate,) = lowered.delegates
-    assert (
-        len(named(lowered)) == 1
-        and 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
-    )
+    assert len(named(lowered)) == 1
+    assert 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
     assert lowered.verify(torch.randn(3, 64)).agrees(1e-5)
 
 
@@ -153,7 +151,8 @@ def test_tied_weights_are_stored_once():
     tokens = torch.tensor([[3, 7, 63]])
     lowered = delegraph.lower(Tied().eval(), tokens, backends=["tosa"], options=OPTIONS)
     (delegate,) = lowered.delegates
-    assert len(named(lowered)) == 1 and len(delegate.processed_bytes) < 64 * 64 * 4
+    assert len(named(lowered)) == 1
+    assert len(delegate.processed_bytes) < 64 * 64 * 4
     assert lowered.verify(tokens).agrees(1e-5)
 
 
@@ -233,7 +232,8 @@ def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
     assert join_constants(blob, named(shared.program)) == whole
     for length in (400, 4096):
         begun = beginning(blob[:length])
-        assert whole.startswith(begun[:100]) and len(begun) > 40
+        assert whole.startswith(begun[:100])
+        assert len(begun) > 40
 
 
 def test_packing_is_limited(monkeypatch, model):
@@ -281,7 +281,8 @@ def test_repeated_elements_are_stored_once():
         1,
         64 * 16 * 4,
         struct.pack("<f", 0.1),
-    ) and len(blob) < 2000
+    )
+    assert len(blob) < 2000
     assert join_constants(blob, data)[place : place + size] == size // 4 * unit
     assert lowered.verify(x).agrees(1e-5)
     for row in (

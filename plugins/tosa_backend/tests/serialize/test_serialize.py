@@ -615,7 +615,8 @@ def test_weights_are_loaded_one_at_a_time_when_written():
 
     file = TosaFile(with_weights(*map(weight, range(6))), DEFAULT)
     assert isinstance(file, Blob)
-    assert loaded == [] and len(file) > 6 * megabytes
+    assert loaded == []
+    assert len(file) > 6 * megabytes
     sink = _Sink()
     tracemalloc.start()
     file.write_to(sink)

@@ -73,12 +73,12 @@ def test_loaded_files_have_their_scales(program, path):
         QuantizationParameters("int8", THIRD, 0),
     )
     wanted = {"x": scales[0], "mask": None, "y": scales[1]}
-    assert inputs == wanted and list(inputs) == list(wanted)
+    assert inputs == wanted
+    assert list(inputs) == list(wanted)
     assert list(outputs.values()) == [QuantizationParameters("int8", 0.1, -7), None]
     facts = program.report.delegates[0].facts
-    assert facts["input y"] == str(inputs["y"]) and facts["output 0"] == str(
-        next(iter(outputs.values()))
-    )
+    assert facts["input y"] == str(inputs["y"])
+    assert facts["output 0"] == str(next(iter(outputs.values())))
     # 20 steps of 0.05 and 30 of a thirtieth
     x, y = (torch.full((2, 16), v, dtype=INT8) for v in (23, 30))
     assert torch.equal(loaded(x, GIVEN[1], y)[0], torch.full((2, 16), 13, dtype=INT8))
@@ -130,11 +130,9 @@ def test_the_trailer_follows_an_unchanged_flatbuffer(path, tmp_path):
     lowered(metadata=False).save(tmp_path / "bare.tosa")
     bare = (tmp_path / "bare.tosa").read_bytes()
     whole = path.read_bytes()
-    assert (
-        whole.startswith(bare)
-        and whole.endswith(producer_record(lowered().delegates[0].producer))
-        and MAGIC not in bare
-    )
+    assert whole.startswith(bare)
+    assert whole.endswith(producer_record(lowered().delegates[0].producer))
+    assert MAGIC not in bare
     assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {
         None
     }
@@ -159,7 +157,8 @@ def test_trailers_of_float_files_name_the_producer(
     lowered.save(tmp_path / "m.tosa")
     blob = lowered.delegates[0].processed_bytes
     made = lowered.delegates[0].producer
-    assert made.startswith("delegraph-tosa ") and MAGIC not in blob
+    assert made.startswith("delegraph-tosa ")
+    assert MAGIC not in blob
     assert (tmp_path / "m.tosa").read_bytes() == blob + producer_record(made)
     assert delegraph.load(tmp_path / "m.tosa").summary.producer == made
     assert list(delegraph.load(tmp_path / "m.tosa").quantization.inputs.values()) == [

@@ -209,6 +209,5 @@ def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
         assert spec.why_not(op) is None
         known.update(op.outputs)
     made = known - set(graph.inputs)
-    assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(
-        graph.outputs
-    )
+    assert len(set(graph.outputs)) == len(graph.outputs)
+    assert made.issuperset(graph.outputs)

@@ -114,7 +114,8 @@ def constant_text(array: np.ndarray, dtype: DType) -> str:
     kept = apply(ops.IDENTITY, Value(Type(array.shape, dtype), Literal(array)))
     text = render(Graph([], kept.outputs, [kept]))
     back = parse(text).operators[0].input1.constant.array
-    assert back.dtype == array.dtype and back.shape == array.shape
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
     assert back.tobytes() == array.tobytes()
     return text.splitlines()[1].partition("const ")[2]
 

@@ -19,11 +19,9 @@ def test_output_of_tools_takes_no_memory() -> None:
     done = external_validators._call([sys.executable, "-c", said], "module {}")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (
-        done.returncode == 1
-        and done.stderr.startswith("error: no\n")
-        and peak < 16 << 20
-    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no\n")
+    assert peak < 16 << 20
 
 
 def test_a_tool_gets_the_text() -> None:

@@ -129,7 +129,8 @@ def test_floats_at_the_border_stay_outside_of_integers():
             backends=["tosa"],
             options={"tosa": {"spec": spec}},
         )
-        assert len(lowered.delegates) == 1 and len(lowered.report.refusals) == left
+        assert len(lowered.delegates) == 1
+        assert len(lowered.report.refusals) == left
         torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.051)
 
 
@@ -199,14 +200,16 @@ def test_a_program_can_take_and_return_integers():
     lowered = delegraph.lower(
         program, backends=["tosa"], options=options, transforms=[integer_borders]
     )
-    assert not lowered.report.refusals and len(lowered.delegates) == 1
+    assert not lowered.report.refusals
+    assert len(lowered.delegates) == 1
     integers = (
         quantize(reals[0], 0.1, 3, torch.int8),
         quantize(reals[1], 0.2, 0, torch.int8),
     )
     found, positive = lowered(*integers)
     wanted, _ = module(*reals)
-    assert found.dtype is torch.int8 and positive.dtype is torch.bool
+    assert found.dtype is torch.int8
+    assert positive.dtype is torch.bool
     torch.testing.assert_close(dequantize(found, 0.25, -5), wanted, rtol=0, atol=0)
     assert (
         lowered.report.delegates[0].facts["output 0"]
@@ -319,8 +322,10 @@ def test_uint8_is_int8_inside(program):
     lowered = delegraph.lower(
         module.eval(), (u,), backends=["tosa"], options={"tosa": {"spec": str(INT8)}}
     )
-    assert not lowered.report.refusals and len(lowered.delegates) == 1
-    assert torch.equal(lowered(u), module(u)) and lowered(u).dtype is torch.uint8
+    assert not lowered.report.refusals
+    assert len(lowered.delegates) == 1
+    assert torch.equal(lowered(u), module(u))
+    assert lowered(u).dtype is torch.uint8
 
 
 def test_files_with_uint8_pass_the_official_tools(tmp_path):
@@ -334,7 +339,8 @@ def test_files_with_uint8_pass_the_official_tools(tmp_path):
     (found,), valid = judge([("bytes", blob, [u.view(torch.int8).numpy()])], tmp_path)[
         "bytes"
     ]
-    assert valid and (found.view("uint8") == module(u).numpy()).all()
+    assert valid
+    assert (found.view("uint8") == module(u).numpy()).all()
 
 
 def test_uint8_values_are_computed_as_floats_where_allowed():
@@ -383,10 +389,8 @@ def test_scales_chosen_at_run_time_are_refused(spec, delegates):
     )
     assert len(lowered.delegates) == delegates
     text = str(lowered.report)
-    assert (
-        "its scale is chosen at run time; TOSA's are constants" in text
-        and "delegraph.quantize" in text
-    )
+    assert "its scale is chosen at run time; TOSA's are constants" in text
+    assert "delegraph.quantize" in text
     torch.testing.assert_close(lowered(x), Dynamic()(x))
 
 
@@ -410,5 +414,6 @@ def test_uint8_scalars_and_mixed_integers_equal_eager():
         found = made(*inputs)
         wanted = module(*inputs)
         for mine, theirs in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
-            assert mine.dtype is theirs.dtype and torch.equal(mine, theirs)
+            assert mine.dtype is theirs.dtype
+            assert torch.equal(mine, theirs)
         assert made.delegates

@@ -102,7 +102,8 @@ def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
         (torch.ops.aten.linear.default, 9),
         (torch.ops.aten.conv2d.default, 3),
     ):
-        assert calls.count(target) == count and seen.count(target) == 1
+        assert calls.count(target) == count
+        assert seen.count(target) == 1
     data(program(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
     assert (
         len([target for target in seen if target is torch.ops.aten.linear.default]) == 1

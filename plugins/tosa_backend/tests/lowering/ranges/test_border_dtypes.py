@@ -152,7 +152,8 @@ BITS = torch.tensor([1, 0, 1, 1])
 def test_int32_inputs_declare_that_values_fit(tmp_path):
     assert lower(masked, X, BITS).report.host_operators > 0
     lowered = lower(masked, X, BITS, int32_inputs=["mask=0..1"])
-    assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0
+    assert len(lowered.delegates) == 1
+    assert lowered.report.host_operators == 0
     assert torch.equal(lowered(X, BITS), masked(X, BITS))
     with pytest.raises(
         InputError, match="input mask has an element 2; it was lowered for 0 to 1"

@@ -104,7 +104,8 @@ def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
     x = _constant(numbers, slack, DType.INT32)
     result = t.emit(tosa.ARITHMETIC_RIGHT_SHIFT, (x, t.like(shift, x)), round=True)
     elements, (low, high) = materialize(result), range_of(result)
-    assert low <= elements.min() and elements.max() <= high
+    assert low <= elements.min()
+    assert elements.max() <= high
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -121,10 +122,10 @@ def test_a_range_holds_every_element(name, left, right, slack, dtype):
         t, _constant(left, slack, dtype), _constant(right, slack, dtype)
     )
     elements, (low, high) = materialize(result), range_of(result)
-    assert low <= elements.min() and elements.max() <= high
-    assert (
-        range_of_type(result.dtype)[0] <= low and high <= range_of_type(result.dtype)[1]
-    )
+    assert low <= elements.min()
+    assert elements.max() <= high
+    assert range_of_type(result.dtype)[0] <= low
+    assert high <= range_of_type(result.dtype)[1]
 
 
 def _constant(numbers, slack, dtype):

@@ -266,7 +266,8 @@ def test_unsigned_tensors_are_recognized_by_their_rescale():
     (rescale,) = [
         op for op in read(assembled(dumped)).operators if isinstance(op, RESCALE)
     ]
-    assert rescale.input_unsigned and not rescale.output_unsigned
+    assert rescale.input_unsigned
+    assert not rescale.output_unsigned
     assert x.dtype is rescale.input.dtype
 
 

@@ -42,7 +42,8 @@ def test_inspection(quantized):
     found = TosaFormat.inspect(path)
     assert (found.version, found.profiles, found.extensions) == ("0.80", ("BI",), ())
     assert "needs profile BI (TOSA 0.80)" in found.lines()
-    assert list(found.operators) and found.quantization.inputs
+    assert list(found.operators)
+    assert found.quantization.inputs
     summary = TosaFormat.summarize(path)
     assert summary.version == "0.80"
     assert summary.needs == {"profiles": ["BI"], "extensions": []}
