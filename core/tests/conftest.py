@@ -13,7 +13,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine import normalize, planner
 from delegraph.runtime import BackendRuntime
-from delegraph_programs.known_scalars import Folded
+from delegraph_programs.fold_scalars import Folded
 
 from .support.zip_plugin import zipped as zipped
 

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from delegraph.engine import narrow
+from delegraph.engine import find_failing_part
 from delegraph_engines import quietly
 
 from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
@@ -259,7 +259,9 @@ def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch
     """The partition of relu, quantize and dequantize is divided after the relu."""
     tosa = pytest.importorskip("delegraph_tosa.quantizer")
     monkeypatch.setattr(
-        narrow, "inseparable_groups", lambda calls: [[call] for call in calls]
+        find_failing_part,
+        "inseparable_groups",
+        lambda calls: [[call] for call in calls],
     )
     torch.manual_seed(0)
     make, shape = LOADABLE_ROWS["linear layers of rank three"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .discovery.import_target import lazy_names
+from .discovery.import_by_name import lazy_names
 from .errors import DelegraphError, DelegraphWarning
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import sys
 
-from .discovery.import_target import installed_path
+from .discovery.import_by_name import installed_path
 
 if __name__ == "__main__":
     # -m puts the working directory first, where a torch.py would be imported as torch

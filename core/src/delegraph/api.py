@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from delegraph_programs import TRACING
-from delegraph_programs.lower_arguments import ExampleInputs, Program, Transform
+from delegraph_programs.argument_types import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
 from .discovery.error_advice import suggestion

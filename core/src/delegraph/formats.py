@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.export import ExportedProgram
 
-    from .delegates.delegates import DelegateInfo
+    from .delegates.find_delegates import DelegateInfo
     from .runtime import Delegate, Spent
 
 __all__ = [

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from delegraph_programs import TRACING, written_targets
-from delegraph_programs.lower_arguments import Program
+from delegraph_programs.argument_types import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from .backend import NamedDataStoreOutput
-from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
+from .delegates.find_delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .delegates.lowered_module import LoweredBackendModule
 from .discovery.first_party import provided
 from .discovery.registry import Registry

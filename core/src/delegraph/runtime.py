@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule, Node
 
-    from .delegates.delegates import DelegateInfo
+    from .delegates.find_delegates import DelegateInfo
 
 __all__ = [
     "BackendRuntime",

@@ -131,7 +131,7 @@ def test_prints_of_a_light_module_do_not_reach_stdout(delegraph):
 
 
 def test_a_light_module_that_hangs_shows_its_stack(delegraph, site):
-    patch = "import delegraph.discovery.import_target as module\nmodule.HANG = 0.2\n"
+    patch = "import delegraph.discovery.import_by_name as module\nmodule.HANG = 0.2\n"
     (site.folder / "sitecustomize.py").write_text(patch)
     done = delegraph("light import", "C.usleep(600_000)", "backends")
     assert done.returncode == 0

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from delegraph.discovery.import_target import ProcessExit, exits_raise
+from delegraph.discovery.import_by_name import ProcessExit, exits_raise
 from delegraph.discovery.installed import discover
 from delegraph.discovery.records import Status
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
@@ -168,7 +168,7 @@ def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
     assert os._exit is before
     other = """
 import os, threading
-from delegraph.discovery.import_target import exits_raise
+from delegraph.discovery.import_by_name import exits_raise
 with exits_raise():
     thread = threading.Thread(target=lambda: os._exit(5))
     thread.start()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph_programs.shared_memory import share_memory
+from delegraph_programs.memory_overlap import share_memory
 from torch import nn
 
 

@@ -9,7 +9,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, FormatError, OptionError, PluginFailed
 from delegraph.formats import DelegateFormat, ProgramFormat, StoredBlob
-from delegraph.host.compatibility import ProgramCompatibility
+from delegraph.host.blob_compatibility import ProgramCompatibility
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import (
     BackendSpec,

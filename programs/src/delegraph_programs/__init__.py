@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import DelegraphError, InputError, Unsupported
 
 if TYPE_CHECKING:
-    from .assertions import erase, find_checks
     from .call_names import is_operator, operator_name
-    from .constant_calls import ConstantValues
+    from .check_calls import erase, find_checks
+    from .constant_values import ConstantValues
     from .decompose.decompose_calls import decompose_calls
     from .decompose.decomposition_tables import to_core
     from .exported_program import (
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     )
     from .extract_subgraphs import all_nodes
     from .functionalize.normalize import normalize
-    from .input_sizes import input_names
     from .operator_schema import bound_arguments, is_random
     from .source_line import Source, line_of, source_of
+    from .symbolic_input_sizes import input_names
     from .tensor_bytes import memory_of, why_no_bytes
     from .tracing_lock import TRACING
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "assertions": "erase find_checks",
+    "check_calls": "erase find_checks",
     "call_names": "is_operator operator_name",
-    "constant_calls": "ConstantValues",
+    "constant_values": "ConstantValues",
     "decompose.decomposition_tables": "to_core",
     "decompose.decompose_calls": "decompose_calls",
     "exported_program": (
@@ -62,7 +62,7 @@ _MODULES = {
         "written_targets written_values"
     ),
     "functionalize.normalize": "normalize",
-    "input_sizes": "input_names",
+    "symbolic_input_sizes": "input_names",
     "operator_schema": "bound_arguments is_random",
     "source_line": "Source line_of source_of",
     "extract_subgraphs": "all_nodes",

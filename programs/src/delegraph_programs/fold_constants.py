@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call_names import is_operator
-from .constant_calls import (
+from .constant_values import (
     ConstantValues,
     ancestors,
     constant_calls,
@@ -31,8 +31,8 @@ from .exported_program import (
     has_effect,
     placeholders,
 )
-from .node_reachability import find_root
-from .shared_memory import overlapping
+from .memory_overlap import overlapping
+from .node_sets import find_root
 
 TOGETHER = 64 * 2**20
 """The most bytes of all values together that one call of ``fold_constants`` computes."""

@@ -18,10 +18,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from .delegate_protocol import Opaque
 from .errors import Unsupported
 from .exported_program import output_node, user_inputs
-from .node_reachability import reachable
-from .opaque_module import Opaque
+from .node_sets import reachable
 from .operator_schema import is_view, overloads
 from .source_line import source_of
 

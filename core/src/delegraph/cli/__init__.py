@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..command import terminal
 from ..command.outcome import Failed, Outcome, as_json, defect, describe_error
-from ..discovery import import_target
+from ..discovery import import_by_name
 from ..errors import (
     BackendNotFound,
     DelegraphError,
@@ -36,7 +36,7 @@ from ..errors import (
     UsageError,
     WriteError,
 )
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 from . import native_output
 
 __all__ = ["main", "parser", "run"]
@@ -51,7 +51,7 @@ def run() -> NoReturn:
     which shows the plugin's file.
     """
     faulthandler.enable(file=2)
-    import_target.shows_hangs = True
+    import_by_name.shows_hangs = True
     code = main(ends_process=True)
     # ``os._exit`` runs no exit handlers, which remove temporary files, for example. A
     # handler that fails does not change the exit code.
@@ -184,7 +184,7 @@ def _finish(words: Sequence[str]) -> int:
         )
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit, import_target.ProcessExit) as e:
+    except (Exception, SystemExit, import_by_name.ProcessExit) as e:
         # a command that exits has returned no result: that is a defect, too
         outcome = _failure(defect(e), debug, e)
     if text is None:
@@ -213,7 +213,7 @@ def _run(words: Sequence[str]) -> Outcome:
         terminal.streams_guarded(),
         _readable_warnings(),
         tracebacks,
-        import_target.exits_raise(),
+        import_by_name.exits_raise(),
     ):
         # imported late because the module needs pluggy
         from ..command.compiler_flags import expect_installed

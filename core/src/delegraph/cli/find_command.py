@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..command.outcome import Outcome
 from ..discovery.first_party import COMMANDS
-from ..discovery.import_target import load
+from ..discovery.import_by_name import load
 from ..discovery.plugin_errors import AtWork
 from ..discovery.records import canonical
 from ..discovery.registry import default_registry

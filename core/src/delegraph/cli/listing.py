@@ -11,7 +11,7 @@ from ..discovery.plugin_errors import AtWork
 from ..discovery.records import BackendInfo, PluginRecord, Status
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
-from ..io.escape import printable, table
+from ..io.escape_for_terminal import printable, table
 from ..plugin import OptionSpec
 
 

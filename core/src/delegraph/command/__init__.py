@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.import_target import lazy_names
+from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
     from ..discovery.first_party import provided
-    from ..io.escape import table
+    from ..io.escape_for_terminal import table
     from .compiler_flags import add_compiler_flags, chosen_compiler
     from .inputs import read_array, read_inputs
     from .model import check_model, read_model, read_object
@@ -58,7 +58,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
         __name__,
         {
             "..discovery.first_party": "provided",
-            "..io.escape": "table",
+            "..io.escape_for_terminal": "table",
             ".compiler_flags": "add_compiler_flags chosen_compiler",
             ".protocol": "Command parse_options",
             ".inputs": "read_array read_inputs",

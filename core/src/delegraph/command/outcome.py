@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import DelegraphError, InternalError, UsageError
 from ..io.atomic_write import expect_writable
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 from . import terminal
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TextIO
 
 from ..errors import InputError, WriteError
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 
 
 def show(text: str, end: str = "\n") -> None:

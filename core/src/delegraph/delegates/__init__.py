@@ -2,7 +2,7 @@
 is public.
 """
 
-from .delegates import (
+from .find_delegates import (
     DelegateInfo,
     MethodPrograms,
     delegate_calls,

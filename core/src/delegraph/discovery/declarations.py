@@ -27,7 +27,7 @@ from ..plugin import (
     RuntimeSpec,
 )
 from .error_advice import PluginDefect, advice, describe, suggestion, without
-from .import_target import exits_raise, load, missing
+from .import_by_name import exits_raise, load, missing
 from .plugin_errors import working
 from .records import Fault, PluginRecord, Status
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable
 from traceback import walk_tb
 
-from .import_target import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
+from .import_by_name import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 from .records import DENY, PluginRecord
 
 

@@ -18,7 +18,7 @@ from ..plugin import (
     ModelSpec,
     ReportSpec,
 )
-from .import_target import load, missing
+from .import_by_name import load, missing
 
 COMMANDS = (
     CommandSpec(

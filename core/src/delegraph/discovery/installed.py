@@ -17,7 +17,7 @@ import pluggy
 from ..plugin import PROJECT
 from .declarations import plugin_manager, read_declarations
 from .error_advice import advice, describe, name_and_text, without
-from .import_target import (
+from .import_by_name import (
     exits_raise,
     find,
     hangs_shown,

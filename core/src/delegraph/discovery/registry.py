@@ -42,7 +42,7 @@ from .declarations import (
     resolve,
 )
 from .first_party import OWN, provider_of
-from .import_target import missing
+from .import_by_name import missing
 from .installed import discover, find_plugins
 from .lookup_errors import (
     backend_conflict,

@@ -12,7 +12,7 @@ from delegraph_programs import (
     written_values,
 )
 from delegraph_programs.exported_program import SHARED_STATE, outputs
-from delegraph_programs.snapshot import Snapshot
+from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
@@ -20,8 +20,8 @@ from torch.fx import Node
 from ..discovery.plugin_errors import AtWork
 from ..errors import PluginFailed
 from ..partitioner.check_result import check_result
-from ..partitioner.contract import Partitioner, PartitionResult, Refusal
-from .buffers import give_state, returned_values
+from ..partitioner.interface import Partitioner, PartitionResult, Refusal
+from .buffer_owners import give_state, returned_values
 from .compiler_interface import Session
 from .failures_to_refusals import guarded, may_be_refusal, reason_of
 from .partition_records import ON_HOST, Partition, Plan, Tags, broken

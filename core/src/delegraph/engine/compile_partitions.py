@@ -14,9 +14,9 @@ from ..errors import BackendNotFound, ContractViolation
 from .compiler_interface import Refused, Request, Session
 from .extract import ProgramsOf
 from .failures_to_refusals import log
-from .narrow import Narrowed, narrow
+from .find_failing_part import Narrowed, narrow
+from .give_back_partitions import give_back
 from .partition_records import Plan, Work
-from .refused import give_back
 from .serial_compiler import fingerprint_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from delegraph_programs import all_nodes, output_values, user_inputs
 from delegraph_programs.exported_program import MUTATIONS, results
-from delegraph_programs.snapshot import Snapshot
+from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 

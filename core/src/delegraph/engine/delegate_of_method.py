@@ -39,7 +39,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
-from ..delegates.delegates import DelegateInfo
+from ..delegates.find_delegates import DelegateInfo
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.registry import Registry
 from ..errors import InputError

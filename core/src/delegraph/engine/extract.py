@@ -25,7 +25,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..partitioner.contract import DelegationSpec, PartitionResult
+from ..partitioner.interface import DelegationSpec, PartitionResult
 from .ask_partitioner import connected_partitions
 from .partition_records import Partition, Plan, Work
 

@@ -25,7 +25,7 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
-from .buffers import stored_by_delegates
+from .buffer_owners import stored_by_delegates
 from .extract import as_dtype, cast
 from .partition_records import Partition, Plan, Work
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from delegraph_programs import is_operator, source_of
 from delegraph_programs.extract_subgraphs import Subgraph
-from delegraph_programs.snapshot import Snapshot
+from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..backend import PreprocessResult
-from ..delegates.delegates import DelegateInfo
+from ..delegates.find_delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
-from ..partitioner.contract import DelegationSpec, Refusal
+from ..partitioner.interface import DelegationSpec, Refusal
 from .compiler_interface import Refused
 from .undo_decompositions import Composites
 

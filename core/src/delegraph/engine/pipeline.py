@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from delegraph_programs import TRACING, all_nodes
+from delegraph_programs.argument_types import Transform
 from delegraph_programs.extract_subgraphs import next_handles
-from delegraph_programs.lower_arguments import Transform
 from delegraph_programs.separate_inputs import equal_inputs_note
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
-from ..delegates.delegates import DelegateInfo
+from ..delegates.find_delegates import DelegateInfo
 from ..discovery.registry import Registry, default_registry
 from ..partitioner import Partitioner
 from ..report.collect import reasons_of
@@ -32,13 +32,13 @@ from .compiler_interface import Session
 from .decompose_on_demand import Decomposer, in_core_aten, rebuild
 from .export import Source, export_method
 from .extract import begin_work
+from .give_back_partitions import given_back_row
 from .insert import insert_delegates
 from .normalize import normalize_programs
+from .order_calls import random_notes
 from .partition_records import Plan, Work
 from .planner import Planner, compute_constants
-from .refused import given_back_row
 from .repeatable_check import repeatable_check
-from .schedule import random_notes
 from .serial_compiler import Serial
 
 STEPS = (

@@ -20,9 +20,9 @@ from ..partitioner import Partitioner
 from ..report.facts import format_size, pluralize
 from .ask_partitioner import ask, check_settings, make_plan
 from .decompose_on_demand import Decomposer, rebuild, support_of
+from .leave_checks_to_host import settle_checks
+from .order_calls import order
 from .partition_records import Plan, Tags
-from .schedule import order
-from .settle_assertions import settle_checks
 
 
 class Planner:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from delegraph_programs import TRACING, all_nodes, source_of
-from delegraph_programs.snapshot import Snapshot
+from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.import_target import lazy_names
+from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
     from delegraph_programs.compare_values import (
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         finite,
     )
 
-    from .compatibility import ProgramCompatibility
+    from .blob_compatibility import ProgramCompatibility
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
     from .graph_function import eager_target, is_observable
@@ -46,7 +46,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
             "delegraph_programs.compare_values": (
                 "TOLERANCES OutputStatistics compare finite"
             ),
-            ".compatibility": "ProgramCompatibility",
+            ".blob_compatibility": "ProgramCompatibility",
             ".executor": "run_in_eager",
             ".files": "FileFormat LoadedProgram",
             ".graph_function": "eager_target is_observable",

@@ -21,6 +21,7 @@ from delegraph_programs import (
     written_targets,
 )
 from delegraph_programs.exported_program import MUTATIONS, STATE_WRITES
+from delegraph_programs.memory_overlap import expect_written_apart
 from delegraph_programs.program_arguments import Arguments, TensorCheck, packer
 from delegraph_programs.required_strides import (
     Layout,
@@ -31,7 +32,6 @@ from delegraph_programs.required_strides import (
     same_strides,
 )
 from delegraph_programs.restore_inputs import KeptInputs, count_writes
-from delegraph_programs.shared_memory import expect_written_apart
 from delegraph_programs.source_line import first_source
 from delegraph_programs.tracing_lock import ForkSafeLock
 from delegraph_programs.untraced_sizes import failed_at
@@ -41,12 +41,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..backend import CompileSpec
-from ..delegates.delegates import delegate_calls
+from ..delegates.find_delegates import delegate_calls
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.plugin_errors import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
-from .compatibility import expect_compatible
+from .blob_compatibility import expect_compatible
 from .graph_function import BoundDelegate, Graph, GraphFunction
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from ..formats import (
     defines,
     write_files,
 )
-from ..io.escape import printable
+from ..io.check_path import as_path
+from ..io.escape_for_terminal import printable
 from ..io.lazy_blob import is_blob
-from ..io.paths import as_path
 from ..plugin import FormatSpec
 from ..runtime import BEGINNING, BlobHeader
-from .compatibility import ProgramCompatibility, compatibility_of
+from .blob_compatibility import ProgramCompatibility, compatibility_of
 
 
 class LoadedProgram:

@@ -14,7 +14,7 @@ from delegraph_programs.compare_values import OutputStatistics, compare, finite
 from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError, InputError
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 
 
 @contextmanager

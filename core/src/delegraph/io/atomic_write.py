@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import WriteError
+from .check_path import as_path
 from .lazy_blob import Blob
-from .paths import as_path
 
 __all__ = ["expect_writable", "write_whole"]
 

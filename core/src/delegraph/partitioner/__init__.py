@@ -7,7 +7,7 @@ from .capability_partitioner import (
     Limits,
     WhyNot,
 )
-from .contract import (
+from .interface import (
     DelegationSpec,
     Partitioner,
     PartitionResult,

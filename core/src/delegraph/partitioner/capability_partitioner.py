@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import ContractViolation
-from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
+from .interface import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
 from .levels import (
     Unit,
     connected_components,

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..backend import CompileSpec
 from ..errors import ContractViolation
-from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal
+from .interface import DelegationSpec, Partitioner, PartitionResult, Refusal
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

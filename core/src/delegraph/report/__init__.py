@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..discovery.import_target import lazy_names
+from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
     from .collect import NOT_TAGGED, host_calls, left_operators, refused_by

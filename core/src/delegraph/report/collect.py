@@ -12,10 +12,10 @@ from delegraph_programs.call_names import LEFT, handle_of, unpacked
 from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
-from ..partitioner.contract import Refusal
+from ..partitioner.interface import Refusal
 
 if TYPE_CHECKING:
-    from ..delegates.delegates import DelegateInfo
+    from ..delegates.find_delegates import DelegateInfo
     from .rows import Reasons
 
 

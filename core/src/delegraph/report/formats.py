@@ -14,7 +14,7 @@ from ..command.outcome import json_text
 from ..discovery.plugin_errors import AtWork
 from ..discovery.registry import Registry, default_registry
 from ..io.atomic_write import write_whole
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 from ..plugin import ReportSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..discovery.first_party import provided
 from ..errors import NotFullyDelegated
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 from .facts import Fact, WithFacts, list_seconds, pluralize
 from .rows import (
     Cause,

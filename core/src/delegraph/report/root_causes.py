@@ -15,8 +15,8 @@ from delegraph_programs.call_names import handle_of, unpacked
 from delegraph_programs.source_line import first_source
 from torch.fx import Node
 
-from ..discovery.import_target import load, missing
-from ..partitioner.contract import Reason
+from ..discovery.import_by_name import load, missing
+from ..partitioner.interface import Reason
 from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 from .user_names import Notation

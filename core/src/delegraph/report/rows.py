@@ -27,7 +27,7 @@ from .user_names import Notation
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from ..delegates.delegates import DelegateInfo
+    from ..delegates.find_delegates import DelegateInfo
 
 Reasons = dict[tuple[str, int, str], str]
 """(backend, debug handle, operator) -> the reason for which the backend refused the

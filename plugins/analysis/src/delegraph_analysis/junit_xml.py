@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as xml
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 
 class Case(NamedTuple):

@@ -20,7 +20,7 @@ from delegraph.delegates import DelegateInfo
 from delegraph.errors import InputError
 from delegraph.formats import Origin, Step
 from delegraph.host import FileFormat, call_of_model
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from delegraph.runtime import Border, Spent, fused
 from delegraph_programs import Source, line_of, operator_name
 from delegraph_programs.exported_program import CALL_DELEGATE

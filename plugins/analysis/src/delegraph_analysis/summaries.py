@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from delegraph.formats import MethodSummary, Summary
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 _LISTED = 12
 """Most methods, inputs, outputs, delegates and kinds of operators in the text."""

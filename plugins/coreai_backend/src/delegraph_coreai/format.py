@@ -31,7 +31,7 @@ from delegraph.formats import (
     Verdict,
     join,
 )
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from delegraph.runtime import BEGINNING, BlobHeader
 
 from .names import MAIN, MARK

@@ -54,7 +54,7 @@ class Watch(MetaPathFinder):
         """Record the lines that lead to the first import of a heavy module.
 
         Returns None, so that Python calls the next finder. A call by
-        ``discovery/import_target.py`` is no import: it tests whether a module is installed.
+        ``discovery/import_by_name.py`` is no import: it tests whether a module is installed.
         """
         if name not in HEAVY or name in self.importers:
             return
@@ -63,7 +63,7 @@ class Watch(MetaPathFinder):
             for frame in traceback.extract_stack()[:-1]
             if "importlib" not in frame.filename
         ]
-        if frames and frames[-1].filename.endswith("discovery/import_target.py"):
+        if frames and frames[-1].filename.endswith("discovery/import_by_name.py"):
             return
         lines = [
             f"{frame.filename}:{frame.lineno}"

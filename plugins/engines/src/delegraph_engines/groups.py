@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from delegraph.errors import ContractViolation
 from delegraph.partitioner.levels import Unit, flatten, size, units
-from delegraph_programs.node_reachability import find_root
+from delegraph_programs.node_sets import find_root
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from delegraph.errors import FormatError, InputError
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from delegraph_programs import flat_arguments
 from delegraph_programs.program_arguments import expect_indices, expect_within, is_fixed
 from torch.utils import _pytree as pytree

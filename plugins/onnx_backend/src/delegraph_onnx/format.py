@@ -31,7 +31,7 @@ from delegraph.formats import (
     write_whole,
 )
 from delegraph.io.atomic_write import expect_writable
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 

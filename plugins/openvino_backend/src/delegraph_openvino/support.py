@@ -10,7 +10,7 @@ from typing import Any
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
 from delegraph_engines import TrialCompilation, mark_indices, to_specs
 from delegraph_programs import bound_arguments
-from delegraph_programs.ignored_scale_factors import why_factor_undecided
+from delegraph_programs.interpolation_scale_factors import why_factor_undecided
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node

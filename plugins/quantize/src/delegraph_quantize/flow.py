@@ -23,8 +23,8 @@ from delegraph.errors import (
 )
 from delegraph_engines import quietly
 from delegraph_programs import TRACING, to_core, user_inputs, written_targets
+from delegraph_programs.argument_types import Program
 from delegraph_programs.decompose.decomposition_tables import RECURRENT
-from delegraph_programs.lower_arguments import Program
 from delegraph_programs.separate_inputs import distinct_inputs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram

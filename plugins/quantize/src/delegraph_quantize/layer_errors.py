@@ -13,7 +13,7 @@ import torch
 from delegraph import Registry, default_registry, lower
 from delegraph.command import provided
 from delegraph.errors import InputError, OptionError
-from delegraph.io.escape import table
+from delegraph.io.escape_for_terminal import table
 from delegraph_programs import (
     TRACING,
     build_program,
@@ -22,7 +22,7 @@ from delegraph_programs import (
     output_node,
     source_of,
 )
-from delegraph_programs.lower_arguments import Program
+from delegraph_programs.argument_types import Program
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Interpreter, Node

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from delegraph import Registry, default_registry
 from delegraph.errors import InputError
-from delegraph.io.escape import table
+from delegraph.io.escape_for_terminal import table
 from delegraph_engines import quietly
-from delegraph_programs.lower_arguments import Program
+from delegraph_programs.argument_types import Program
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 

@@ -23,7 +23,7 @@ from delegraph_programs import (
 )
 from delegraph_programs.call_names import INDEXED, WITHIN
 from delegraph_programs.exported_program import CALL_DELEGATE
-from delegraph_programs.ignored_scale_factors import why_factor_undecided
+from delegraph_programs.interpolation_scale_factors import why_factor_undecided
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree

@@ -16,7 +16,7 @@ from delegraph.formats import (
     Summary,
     TensorSummary,
 )
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from .content import MARK, Tensor, content_of
 

@@ -29,10 +29,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 
-from ..constant_calls import ConstantValues, constants_of
+from ..constant_values import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
-from ..ignored_scale_factors import why_factor_undecided
-from ..node_reachability import reachable
+from ..interpolation_scale_factors import why_factor_undecided
+from ..node_sets import reachable
 from ..operator_schema import is_random
 from ..source_line import source_of
 from ..tracing_lock import unlogged

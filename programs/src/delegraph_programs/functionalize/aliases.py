@@ -22,7 +22,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..node_reachability import find_root
+from ..node_sets import find_root
 from ..operator_schema import overloads
 from .operator_effects import aliased_arguments, effects
 

@@ -42,10 +42,10 @@ from ..exported_program import (
     root_call,
 )
 from ..extract_subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
-from ..ignored_scale_factors import use_factors_of_eager
-from ..node_reachability import reachable
+from ..interpolation_scale_factors import use_factors_of_eager
+from ..memory_overlap import overlapping, share_memory
+from ..node_sets import reachable
 from ..operator_schema import overloads
-from ..shared_memory import overlapping, share_memory
 from ..source_line import source_of
 from ..tensor_subclasses import unwrap_subclasses
 from .aliases import have_common_storage

@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..delegate_protocol import Opaque
 from ..errors import InputError
 from ..exported_program import (
     CONSTANT_KINDS,
@@ -34,7 +35,6 @@ from ..exported_program import (
     written_targets,
 )
 from ..extract_subgraphs import all_nodes, subgraphs_of
-from ..opaque_module import Opaque
 from ..required_strides import Layout, arrange, result_layouts
 from .aliases import families
 from .operator_effects import written_arguments, written_names

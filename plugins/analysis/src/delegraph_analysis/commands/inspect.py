@@ -11,7 +11,7 @@ from delegraph.command import Outcome, expect_file, expect_places, output_path, 
 from delegraph.errors import UsageError
 from delegraph.host import FileFormat
 from delegraph.io.atomic_write import write_whole
-from delegraph.io.escape import LONGEST, printable
+from delegraph.io.escape_for_terminal import LONGEST, printable
 
 from ..summaries import summary_text
 

@@ -3,7 +3,7 @@
 It imports neither torch nor a plugin.
 """
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from .condense import condense, overview
 from .escape import text

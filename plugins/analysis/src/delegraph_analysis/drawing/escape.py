@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from delegraph.io.escape import LONGEST, printable
+from delegraph.io.escape_for_terminal import LONGEST, printable
 
 _TOOLTIP = 500
 """The most characters of one line of a tooltip."""

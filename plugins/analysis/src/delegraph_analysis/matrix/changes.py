@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from ..junit_xml import Case, junit_xml
 from .rows import agrees, key_of, status, worst_error

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 _LISTED = 4
 """Models of a refusal that texts name."""

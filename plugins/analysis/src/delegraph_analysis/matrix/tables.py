@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delegraph.io.escape import printable, table
+from delegraph.io.escape_for_terminal import printable, table
 
 from .refusals import refusals_of
 from .rows import agrees, has_only_non_finite, key_of, share, status, worst_error

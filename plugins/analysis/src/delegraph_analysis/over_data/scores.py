@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from delegraph.command import Outcome, as_json
 from delegraph.errors import UsageError
 from delegraph.io.atomic_write import write_whole
-from delegraph.io.escape import printable, table
+from delegraph.io.escape_for_terminal import printable, table
 
 from .page import Table, render
 

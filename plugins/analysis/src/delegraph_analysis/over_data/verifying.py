@@ -15,7 +15,7 @@ from delegraph import LoweredProgram
 from delegraph.errors import InputError
 from delegraph.host import call_of_model
 from delegraph_programs import TRACING
-from delegraph_programs.lower_arguments import Program
+from delegraph_programs.argument_types import Program
 from torch.export import ExportedProgram
 
 from .metrics import Metric, ScoredMetric

@@ -5,7 +5,7 @@
 
 import sys
 
-from delegraph.discovery.import_target import installed_path
+from delegraph.discovery.import_by_name import installed_path
 
 if __name__ == "__main__":
     # -m puts the working directory first; a torch.py there would replace torch

@@ -28,7 +28,7 @@ import delegraph
 import delegraph_programs
 from delegraph.discovery.declarations import plugin_manager, resolve
 from delegraph.discovery.error_advice import without
-from delegraph.discovery.import_target import missing
+from delegraph.discovery.import_by_name import missing
 from delegraph.discovery.installed import load_plugin
 from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.errors import DelegraphError, NoRuntime

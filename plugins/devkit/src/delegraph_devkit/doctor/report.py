@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from delegraph.discovery.records import Fault, PluginRecord, Status
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from delegraph.plugin import DECLARATION_OF, BackendSpec, RemoteBackendSpec
 
 from .probe import ProbeResult, target_faults

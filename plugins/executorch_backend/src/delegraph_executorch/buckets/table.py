@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from delegraph.errors import FormatError
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 KEY = "delegraph.buckets"
 SCHEMA = "delegraph.buckets/1"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph_programs.ignored_scale_factors import why_factor_undecided
+from delegraph_programs.interpolation_scale_factors import why_factor_undecided
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg

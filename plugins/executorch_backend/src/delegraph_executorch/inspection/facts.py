@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from delegraph.io.escape import LONGEST
+from delegraph.io.escape_for_terminal import LONGEST
 
 from ..buckets.table import KEY, BucketTable
 from ..program.calling import delegate_facts, producers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 from delegraph_programs.source_line import Source, innermost
 
 from ..program.pte_tables import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from .pte_tables import ContainerMetadata
 

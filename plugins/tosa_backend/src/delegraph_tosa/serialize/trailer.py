@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from delegraph.backend import Blob
 from delegraph.errors import FormatError
 from delegraph.formats import Quantization, QuantizationParameters
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from ..ir.graph import Graph, Value
 from ..ir.types import DType

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from delegraph.io.escape import printable
+from delegraph.io.escape_for_terminal import printable
 
 from ..evaluate.constant_elements import stored_elements
 from ..ir.graph import Graph, Operator, Value

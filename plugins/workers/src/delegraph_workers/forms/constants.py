@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from delegraph.errors import FormatError
 from delegraph_programs import memory_of, why_no_bytes
-from delegraph_programs.shared_memory import addresses
+from delegraph_programs.memory_overlap import addresses
 
 from .arguments import DTYPES, NAMES, c_strides
 from .sizes import NoForm, at

@@ -15,12 +15,12 @@ from delegraph_programs.call_names import count_operators
 from delegraph_programs.source_line import first_source
 from torch.fx import Node
 
-from ..partitioner.contract import Reason, Refusal
+from ..partitioner.interface import Reason, Refusal
 from ..report.rows import GivenBack
 from .compiler_interface import Refused
-from .narrow import Narrowed
+from .find_failing_part import Narrowed
+from .order_calls import order
 from .partition_records import Partition, Plan, Tags, Work
-from .schedule import order
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:

@@ -12,7 +12,7 @@ from ..backend import CompileSpec, check_called_on_class
 from ..discovery.plugin_errors import AtWork
 from ..errors import ContractViolation, DelegraphError, FormatError, OptionError
 from ..formats import StoredBlob
-from ..io.escape import printable
+from ..io.escape_for_terminal import printable
 from ..runtime import BackendRuntime, BlobHeader, Compatibility
 
 if TYPE_CHECKING:

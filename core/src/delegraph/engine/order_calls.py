@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..delegates.delegates import DelegateInfo
+from ..delegates.find_delegates import DelegateInfo
 from ..errors import ContractViolation
 from .partition_records import Partition, Plan, Unit
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from delegraph_programs.call_groups import inseparable_groups
-from delegraph_programs.node_reachability import reachable
+from delegraph_programs.node_sets import reachable
 from torch.fx import Node
 
 from ..partitioner import PartitionResult
 from .ask_partitioner import connected_partitions
 from .extract import begin_work
+from .order_calls import draws
 from .partition_records import Partition, Tags, Work
-from .schedule import draws
 
 MOST_COMPILATIONS = 8
 """Most attempts to compile parts of one partition."""

@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .constant_calls import ConstantValues, constants_of
+from .constant_values import ConstantValues, constants_of
 from .exported_program import add_constant, has_effect, output_node
 from .extract_subgraphs import graphs, rewrite_subgraphs
 

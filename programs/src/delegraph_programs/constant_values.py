@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .exported_program import constant_placeholders, constant_tensor, placeholders
-from .node_reachability import reachable
+from .node_sets import reachable
 from .operator_schema import overloads
 from .tensor_bytes import why_no_bytes
 
