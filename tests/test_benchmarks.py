@@ -165,11 +165,9 @@ def test_a_script_publishes_only_with_the_option(tmp_path, monkeypatch, capsys):
         table,
     )
     [run] = json.loads((tmp_path / "q.json").read_text())["runs"]
-    assert (run["command"], run["versions"], run["remark"]) == (
-        "python benchmarks/b.py",
-        ["python 3"],
-        "r",
-    )
+    assert run["command"] == "python benchmarks/b.py"
+    assert run["versions"] == ["python 3"]
+    assert run["remark"] == "r"
     assert isinstance(publishing.parser("about"), argparse.ArgumentParser)
 
 

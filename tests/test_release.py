@@ -39,7 +39,8 @@ def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
         copy.write_text(file.read_text())
     tool = [sys.executable, tmp_path / "tools/release.py", "version"]
     said = subprocess.run([*tool, "0.2.0rc1"], capture_output=True, text=True)
-    assert (said.returncode, said.stdout) == (0, "0.2.0rc1\n")
+    assert said.returncode == 0
+    assert said.stdout == "0.2.0rc1\n"
     assert not [
         f
         for f in copies

@@ -66,7 +66,8 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     import numpy
 
     model, x, lowered = lowered_for(zipped)
-    assert (len(lowered.delegates), lowered.host_operators) == (2, 1)
+    assert len(lowered.delegates) == 2
+    assert lowered.host_operators == 1
     lowered.save(tmp_path / "net.zipped")
     numpy.save(tmp_path / "x.npy", x.numpy())
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
@@ -234,7 +235,8 @@ def test_unknown_suffixes_name_the_package_to_install(name, hint):
         errors.FormatNotFound, match=r"comes with delegraph-|\(file formats: \.mine\)"
     ) as caught:
         registry.get_format(name)
-    assert (caught.value.code, caught.value.hint) == ("format-not-found", hint)
+    assert caught.value.code == "format-not-found"
+    assert caught.value.hint == hint
 
 
 def test_installed_broken_plugins_are_reported_as_broken(site, monkeypatch):
@@ -271,10 +273,8 @@ def test_the_longest_suffix_counts():
         FormatSpec(".npu.json", f"{__name__}:Inner"),
     ]
     registry.register(offering(*specs))
-    assert (registry.get_format("a.npu.json"), registry.get_format("a.json")) == (
-        Inner,
-        Outer,
-    )
+    assert registry.get_format("a.npu.json") == Inner
+    assert registry.get_format("a.json") == Outer
 
 
 def test_the_longest_matching_suffix_selects_the_format(tmp_path):
@@ -563,12 +563,10 @@ def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_
     ):
         made.save(tmp_path / "net.pt")
     methods, constants, delegates, host, options = KeepingFormat.seen
-    assert (methods, constants, host, options) == (
-        ["forward"],
-        {"size": 3},
-        0,
-        {"alignment": 16},
-    )
+    assert methods == ["forward"]
+    assert constants == {"size": 3}
+    assert host == 0
+    assert options == {"alignment": 16}
     assert [d[:3] for d in delegates] == [
         ("forward", "lowered_module_0", "EchoBackend")
     ]

@@ -386,7 +386,8 @@ def test_delegation_spec():
     """Row ``DelegationSpec``: backend id and compile specs, in order, duplicates kept."""
     twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
     spec = DelegationSpec(BACKEND, twice)
-    assert (spec.backend_id, list(spec.compile_specs)) == (BACKEND, twice)
+    assert spec.backend_id == BACKEND
+    assert list(spec.compile_specs) == twice
     assert spec == DelegationSpec(backend_id=BACKEND, compile_specs=tuple(twice))
     assert hash(spec)
 
@@ -585,11 +586,9 @@ def test_why_no_partition(caplog):
             backends=[CapabilityPartitioner(why_not, BACKEND)],
         )
     [row] = lowered.report.refusals
-    assert (row.operator, row.reason, row.count) == (
-        "aten.mul.Tensor",
-        "it has no multiplier",
-        1,
-    )
+    assert row.operator == "aten.mul.Tensor"
+    assert row.reason == "it has no multiplier"
+    assert row.count == 1
     assert row.source.file.endswith("test_partitioner.py")
     assert "it has no multiplier" in str(lowered.report)
     assert not [

@@ -100,7 +100,8 @@ def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(
 def test_it_runs_with_the_flags_that_all_commands_have(acme):
     acme.install()
     shown = acme.run("measure", "net.py", "--runs", "3")
-    assert (shown.returncode, shown.stdout) == (3, "net.py: 3 runs\n")
+    assert shown.returncode == 3
+    assert shown.stdout == "net.py: 3 runs\n"
     assert shown.stderr == "the target is imported\nfrom Python\n"
     shown = acme.run("measure", "net.py", "--json")
     assert json.loads(shown.stdout) == {
@@ -123,7 +124,8 @@ def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(acme):
     assert "error [usage-invalid]: the following arguments are required" in shown.stderr
     for net, code in (("a", 2), ("b", 1)):
         shown = acme.run("measure", net)
-        assert (shown.returncode, shown.stdout) == (code, "")
+        assert shown.returncode == code
+        assert shown.stdout == ""
         assert shown.stderr.endswith("error [acme/odd]: no such chip\n  hint: ask\n")
 
 
@@ -189,7 +191,8 @@ def test_a_broken_command_costs_only_itself(acme, fields, error):
         )
     )
     shown = acme.run("measure", "net.py")
-    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.returncode == 1
+    assert shown.stdout == ""
     assert "error [plugin-" in shown.stderr
     assert error in shown.stderr
     assert "acme-npu 1.0" in shown.stderr
@@ -199,7 +202,8 @@ def test_a_broken_command_costs_only_itself(acme, fields, error):
 def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
     acme.install(requires=("absent_module",), install_hint="pip install acme-sdk")
     shown = acme.run("measure", "net.py")
-    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.returncode == 1
+    assert shown.stdout == ""
     text = (
         "the command 'measure' of acme-npu 1.0 needs absent_module, which is not"
         " installed"
@@ -214,7 +218,8 @@ def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
     acme.install()
     acme.install("acme-tpu")
     shown = acme.run("measure", "net.py")
-    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.returncode == 1
+    assert shown.stdout == ""
     assert (
         "error [plugin-conflict]: 2 plugins offer the command 'measure': acme-npu 1.0 ("
         in shown.stderr
@@ -250,7 +255,8 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
     shown = acme.run(command, "x", only="")
     assert "not installed" not in shown.stderr
     shown = acme.run(command, "x")
-    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
     assert (
         f"the command '{command}' comes with delegraph-devkit 0.1.0, which is disabled"
         in shown.stderr
@@ -261,7 +267,8 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
         f" SystemExit(main([{command!r}, 'x']))"
     )
     shown = python("-c", program)
-    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
     assert (
         shown.stderr == f"error [usage-invalid]: the command '{command}' comes with"
         " delegraph-devkit, which is not installed\n  hint: pip install"
@@ -272,7 +279,8 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
 def test_an_unknown_command_is_wrong_usage_and_gets_a_suggestion(acme):
     acme.install()
     shown = acme.run("measur")
-    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.returncode == 2
+    assert shown.stdout == ""
     assert (
         "error [usage-invalid]: there is no command 'measur'; did you mean 'measure'?"
         " (commands: " in shown.stderr

@@ -97,7 +97,8 @@ def delegraph(start):
 @pytest.mark.parametrize("when", ["command", "light import"])
 def test_a_crash_of_native_code_shows_the_file_of_the_plugin(delegraph, when):
     done = delegraph(when, "ctypes.string_at(0)", "rough")
-    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "")
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stdout == ""
     assert "Fatal Python error: Segmentation fault" in done.stderr
     assert re.search(r'File ".+acme_rough_light\.py", line \d+ in act', done.stderr)
 
@@ -106,7 +107,8 @@ def test_a_crash_of_native_code_shows_the_file_of_the_plugin(delegraph, when):
 def test_an_exit_of_a_plugin_at_work_is_its_failure(delegraph, act):
     done = delegraph("command", act, "rough", "--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, found["code"]) == (1, "plugin-failed")
+    assert done.returncode == 1
+    assert found["code"] == "plugin-failed"
     assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
@@ -114,7 +116,8 @@ def test_an_exit_of_a_plugin_at_work_is_its_failure(delegraph, act):
 def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(delegraph, act):
     done = delegraph("light import", act, "backends", "--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, [b["name"] for b in found["backends"]]) == (0, ["good"])
+    assert done.returncode == 0
+    assert [b["name"] for b in found["backends"]] == ["good"]
     [row] = [p for p in found["plugins_without_backends"] if p["name"] == "acme-rough"]
     assert row["status"] == "broken"
 
@@ -150,7 +153,9 @@ def test_teardown_of_native_code_does_not_change_the_exit_code(delegraph):
         " None, None)"
     )
     done = delegraph("command", act, "rough")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert done.returncode == 0
+    assert done.stdout == "done\n"
+    assert done.stderr == ""
 
 
 def test_exit_handlers_of_python_run(delegraph, tmp_path):
@@ -160,7 +165,8 @@ def test_exit_handlers_of_python_run(delegraph, tmp_path):
         "rough",
     )
     assert str(tmp_path / "kept-") in done.stderr
-    assert (done.returncode, list(tmp_path.glob("kept-*"))) == (0, [])
+    assert done.returncode == 0
+    assert list(tmp_path.glob("kept-*")) == []
 
 
 WAITING = "print('waiting', flush=True); [time.sleep(0.05) for _ in range(2_000)]"
@@ -195,7 +201,8 @@ def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(
         assert process.stderr.readline() == "waiting\n"
         os.killpg(process.pid, number)
         out, told = process.communicate(timeout=60)
-    assert (process.returncode, out) == (128 + number, "")
+    assert process.returncode == 128 + number
+    assert out == ""
     assert told == (
         "interrupted\n" if number == signal.SIGINT else "stopped by SIGTERM\n"
     )

@@ -124,7 +124,8 @@ def test_whatever_preprocess_raises(error):
     assert failed.__cause__ is error
     assert failed.code == "plugin-failed" in CODES
     assert isinstance(failed, RuntimeError)
-    assert (failed.source.file, failed.source.line) == (HERE, LINE)
+    assert failed.source.file == HERE
+    assert failed.source.line == LINE
 
 
 def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():

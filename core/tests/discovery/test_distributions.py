@@ -41,7 +41,8 @@ def test_damaged_plugins_are_listed_and_a_good_one_works(damaged):
         records = {r.distribution: r for r in registry.plugins()}
     for name in DAMAGES:
         record = records[name]
-        assert (record.version, record.status) == ("0.7", Status.BROKEN)
+        assert record.version == "0.7"
+        assert record.status == Status.BROKEN
         assert "its installation is damaged: entry_points.txt" in record.error
         assert record.hint.startswith(f"reinstall {name}; to go on without it")
     assert records["good-one"].status is Status.OK
@@ -64,7 +65,8 @@ def test_metadata_is_not_read(site):
     site.plugin("wordy", "")
     (site.folder / "wordy-1.0.dist-info" / "METADATA").write_bytes(b"\xff" * 1000)
     (record,) = (r for r in discover() if r.distribution == "wordy")
-    assert (record.version, record.status) == ("1.0", Status.OK)
+    assert record.version == "1.0"
+    assert record.status == Status.OK
 
 
 def test_an_uninstalled_plugin_is_gone(site):

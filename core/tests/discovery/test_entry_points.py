@@ -126,7 +126,8 @@ def test_a_bad_plugin_is_a_row_and_the_good_one_works(site, case):
     record = found("bad-one")
     assert record.status is status
     assert words in record.error
-    assert (record.distribution, record.version) == ("bad-one", "0.7")
+    assert record.distribution == "bad-one"
+    assert record.version == "0.7"
     assert record.location == str(site.folder / "bad_one.py")
     assert record.hint
     assert found("good").status is Status.OK
@@ -161,10 +162,8 @@ def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
     before = os._exit
     site.plugin("bad-one", source)
     record = found("bad-one")
-    assert (record.status, record.error) == (
-        Status.BROKEN,
-        f"os._exit(3) was called ({site.folder / 'bad_one.py'}:7)",
-    )
+    assert record.status == Status.BROKEN
+    assert record.error == f"os._exit(3) was called ({site.folder / 'bad_one.py'}:7)"
     assert os._exit is before
     other = """
 import os, threading
@@ -286,10 +285,8 @@ def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(
 def test_metadata_without_a_name_takes_the_folders(site):
     site.plugin("nameless", "")
     (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
-    assert (found("nameless").distribution, found("nameless").version) == (
-        "nameless",
-        "1.0",
-    )
+    assert found("nameless").distribution == "nameless"
+    assert found("nameless").version == "1.0"
 
 
 def run_python(*arguments, cwd, path=None):

@@ -106,14 +106,13 @@ def test_a_runtime_is_asked_with_a_header_and_nothing_is_loaded(saved):
     HalvingRuntime.answer = Compatibility("rebuild", "version 2 is faster")
     loaded = delegraph.load(path, registry=registry)
     answer = loaded.compatible("npu1")
-    assert (answer.verdict, LOADED) == ("rebuild", [])
+    assert answer.verdict == "rebuild"
+    assert LOADED == []
     header, specs, device = ASKED[-1]
-    assert (header.backend_id, header.size, len(header.beginning), specs) == (
-        "HalvingBackend",
-        5004,
-        4096,
-        [],
-    )
+    assert header.backend_id == "HalvingBackend"
+    assert header.size == 5004
+    assert len(header.beginning) == 4096
+    assert specs == []
     assert device == "npu1"
     assert (
         str(answer)
@@ -228,7 +227,8 @@ def test_a_verdict_is_one_of_three(given):
 
 def test_a_producer_is_a_distribution_and_a_version():
     header = BlobHeader("B", 0, b"", "acme-npu 1.0 beta")
-    assert (header.distribution, header.version) == ("acme-npu", "1.0 beta")
+    assert header.distribution == "acme-npu"
+    assert header.version == "1.0 beta"
 
 
 @pytest.mark.parametrize("kind", [OptionError, FormatError])

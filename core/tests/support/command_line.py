@@ -88,12 +88,15 @@ def run(capsys, *arguments):
 def fails(capsys, *arguments, code=1, error):
     """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
     got, out, err = run(capsys, *arguments)
-    assert (got, out) == (code, "")
+    assert got == code
+    assert out == ""
     assert err.startswith(f"error [{error}]: ")
     assert "Traceback" not in err
     got, out, _ = run(capsys, *arguments, "--json")
     found = json.loads(out)
-    assert (got, found["schema"], found["code"]) == (code, "delegraph.error/1", error)
+    assert got == code
+    assert found["schema"] == "delegraph.error/1"
+    assert found["code"] == error
     return err
 
 

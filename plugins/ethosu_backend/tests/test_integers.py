@@ -108,7 +108,8 @@ def test_sums_of_48_bits_are_rescaled_once():
         if op.name == "MATMUL" and str(op.outputs[0].dtype) == "int48"
     ]
     (rescale,) = [op for op in operators if product.outputs[0] in op.inputs]
-    assert (rescale.name, str(rescale.outputs[0].dtype)) == ("RESCALE", "int8")
+    assert rescale.name == "RESCALE"
+    assert str(rescale.outputs[0].dtype) == "int8"
 
 
 def test_patches_are_convolved_in_steps_of_one():

@@ -43,9 +43,11 @@ def path(tmp_path):
 def test_statistics(path):
     found = TosaFormat.inspect(path)
     assert found.operators == {"ADD": 1, "CAST": 1}
-    assert (found.constants, found.constant_bytes) == (1, 128)
+    assert found.constants == 1
+    assert found.constant_bytes == 128
     assert found.bytes == path.stat().st_size
-    assert (found.profiles, found.extensions) == (("FP",), ("bf16",))
+    assert found.profiles == ("FP",)
+    assert found.extensions == ("bf16",)
     assert found.inputs == ("%x: [2x32]fp32",)
     assert json.loads(json.dumps(found.to_json()))["outputs"] == [
         "%sum: [2x32]fp32",
@@ -74,7 +76,8 @@ def test_samples_fit_and_depend_on_the_seed_only(path):
     (first,), (again,), (other,) = (TosaFormat.sample(path, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-    assert (first.dtype, first.shape) == (np.float32, (2, 32))
+    assert first.dtype == np.float32
+    assert first.shape == (2, 32)
     TosaFormat.run(path, [first])
 
 
@@ -200,7 +203,8 @@ def test_a_page_on_standard_output_comes_before_the_result(path, tmp_path, piped
             text=True,
         )
     text = shown.stdout if piped else (tmp_path / "out").read_text()
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.returncode == 0
+    assert shown.stderr == ""
     assert text.startswith("<!DOCTYPE html>")
     assert "</html>\n// " in text
 

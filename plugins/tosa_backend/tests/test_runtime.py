@@ -139,7 +139,9 @@ def test_reversed_and_rank_0_outputs():
     )
     reverse, sum = delegate(torch.tensor([1, 2, 3], dtype=torch.int32))
     assert reverse.tolist() == [3, 2, 1]
-    assert (sum.item(), sum.shape, sum.dtype) == (6, torch.Size([]), torch.int32)
+    assert sum.item() == 6
+    assert sum.shape == torch.Size([])
+    assert sum.dtype == torch.int32
 
 
 def test_an_axis_of_size_1_is_reversed():

@@ -140,7 +140,8 @@ def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
 
 def test_arms_library_reads_one_module_and_segment(data):
     file = Arms(data)
-    assert (file.modules.size(), file.sequence.modelSequenceTableSize()) == (1, 1)
+    assert file.modules.size() == 1
+    assert file.sequence.modelSequenceTableSize() == 1
     assert file.modules.getModuleType(0) == vgfpy.ModuleType.Graph
     assert file.modules.hasSPIRVCode(0)
     assert file.sequence.getSegmentModuleIndex(0) == 0

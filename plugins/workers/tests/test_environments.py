@@ -525,11 +525,9 @@ def test_backends_in_both_environments_are_a_conflict(tosa, declared, monkeypatc
     ) as error:
         registry.get_backend("TOSABackend")
     row = next(b for b in registry.backends() if b.name == "far")
-    assert (row.status, row.error, row.hint) == (
-        "conflict",
-        error.value.message,
-        error.value.hint,
-    )
+    assert row.status == "conflict"
+    assert row.error == error.value.message
+    assert row.hint == error.value.hint
     assert (
         f"delegraph-workers 0.1.0 ([backends.far] of {path}: {sys.executable})"
         in error.value.message
@@ -649,7 +647,8 @@ def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypat
 
     cold, first = compiled()
     warm, second = compiled()
-    assert (cold, warm) == ("compiled", "from the cache")
+    assert cold == "compiled"
+    assert warm == "from the cache"
     assert first.delegates[0].processed_bytes == second.delegates[0].processed_bytes
     assert (
         first.delegates[0].producer

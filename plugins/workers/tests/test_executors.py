@@ -422,10 +422,8 @@ def test_separate_environments_respect_the_size_of_the_pool():
         made = there.stand_in(
             FarBackend, "delegraph-workers/far", ("delegraph-workers", "1")
         )
-        assert (made.__name__, made.__module__) == (
-            FarBackend.__name__,
-            FarBackend.__module__,
-        )
+        assert made.__name__ == FarBackend.__name__
+        assert made.__module__ == FarBackend.__module__
         with ThreadPoolExecutor(8) as threads:
             results = list(
                 threads.map(

@@ -120,7 +120,8 @@ def test_first_and_worst_inside_of_a_delegate(image):
         "flatten",
     ]
     first = operators.first
-    assert (first.operator, first.where) == ("aten.tanh.default", "lowered_module_0")
+    assert first.operator == "aten.tanh.default"
+    assert first.where == "lowered_module_0"
     assert operators.worst is first
     assert first.figures.relative_error == pytest.approx(0.01, rel=0.1)
     assert "test_operators.py" in first.source.file

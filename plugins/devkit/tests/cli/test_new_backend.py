@@ -19,7 +19,8 @@ def run(capsys, *arguments):
 def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "My_NPU")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert "wrote my-npu, a package with the backend my-npu (MyNpuBackend)" in out
     next_commands = [line.strip() for line in out.partition("next:\n")[2].splitlines()]
     assert next_commands == [
@@ -33,7 +34,8 @@ def test_device_packages_have_a_cpp_half(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--device", "--json")
     found = json.loads(out)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
     assert "src/my_npu/device/my_npu.cpp" in found["files"]
     assert found["next"] == [
@@ -49,7 +51,8 @@ def test_tosa_packages_have_no_blob_format(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--tosa", "--json")
     found = json.loads(out)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
     assert "src/my_npu/blob.py" not in found["files"]
 
@@ -58,17 +61,16 @@ def test_tosa_device_packages_have_both_halves(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "my-npu", "--tosa", "--device", "--json")
     found = json.loads(out)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
     assert {
         "src/my_npu/blob.py",
         "src/my_npu/device/my_npu.cpp",
         "tests/test_device.py",
     } <= {*found["files"]}
-    assert (found["next"][0], found["next"][-1]) == (
-        "pip install -e './my-npu[device]'",
-        "delegraph run model.pte --runtime executorch",
-    )
+    assert found["next"][0] == "pip install -e './my-npu[device]'"
+    assert found["next"][-1] == "delegraph run model.pte --runtime executorch"
 
 
 def test_json_contains_names_files_and_commands(tmp_path, capsys):
@@ -77,12 +79,11 @@ def test_json_contains_names_files_and_commands(tmp_path, capsys):
     found = json.loads(out)
     assert code == 0
     assert found["schema"] == "delegraph.new-backend/1"
-    assert (found["name"], found["distribution"], found["package"]) == (
-        "my-npu",
-        "my-npu",
-        "my_npu",
-    )
-    assert (found["backend_id"], found["folder"]) == ("MyNpuBackend", str(folder))
+    assert found["name"] == "my-npu"
+    assert found["distribution"] == "my-npu"
+    assert found["package"] == "my_npu"
+    assert found["backend_id"] == "MyNpuBackend"
+    assert found["folder"] == str(folder)
     assert set(found["files"]) == set(contents(folder))
     assert found["next"][0] == f"pip install -e '{folder}'"
 
@@ -96,14 +97,14 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
     assert code == 2
     assert "such as: delegraph new-backend delegraph-torch --backend torch" in err
     code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     found = json.loads(out)
-    assert (found["name"], found["distribution"]) == ("torch", "delegraph-torch")
-    assert (found["package"], found["backend_id"], found["folder"]) == (
-        "delegraph_torch",
-        "TorchBackend",
-        "delegraph-torch",
-    )
+    assert found["name"] == "torch"
+    assert found["distribution"] == "delegraph-torch"
+    assert found["package"] == "delegraph_torch"
+    assert found["backend_id"] == "TorchBackend"
+    assert found["folder"] == "delegraph-torch"
     written = contents(tmp_path / "delegraph-torch")
     assert 'name = "delegraph-torch"' in written["pyproject.toml"]
     assert 'name="torch"' in written["src/delegraph_torch/plugin.py"]
@@ -146,7 +147,8 @@ def test_refusals_leave_the_folder_unchanged(
     (tmp_path / "npu").mkdir()
     (tmp_path / "npu" / "mine").touch()
     got, out, err = run(capsys, name)
-    assert (got, out) == (code, "")
+    assert got == code
+    assert out == ""
     assert message in err
     assert [p.name for p in tmp_path.rglob("*")] == ["npu", "mine"]
 

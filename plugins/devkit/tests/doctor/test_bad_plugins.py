@@ -419,7 +419,8 @@ def assert_good_works(row=None):
 
 def assert_explained(found, row, site, version):
     """Assert that the report has the status, the place, the fault and the hint."""
-    assert (found["status"], found["version"]) == (row.status.value, version)
+    assert found["status"] == row.status.value
+    assert found["version"] == version
     assert found["location"].startswith(str(site.folder))
     kind, other = (
         ("warnings", "problems")

@@ -39,10 +39,8 @@ def test_files_name_their_executorch_version_and_run_here(saved):
     version = __import__("importlib.metadata").metadata.version("executorch")
     answer = delegraph.load(saved).compatible()
     [(blob, _)] = answer.delegates
-    assert (answer.verdict, blob.header.fingerprint.partition(",")[0]) == (
-        "runs",
-        f"executorch {version}",
-    )
+    assert answer.verdict == "runs"
+    assert blob.header.fingerprint.partition(",")[0] == f"executorch {version}"
     assert blob.header.distribution == "delegraph-executorch"
     assert blob.header.beginning[4:8] == b"XH00"
 
@@ -96,7 +94,8 @@ def test_a_file_without_fingerprints_is_as_it_was():
     told = ContainerMetadata(
         "", encode_outputs(ONE, [1, 1], ["a 1", "b 2"], ["", "acmec 4"])
     )
-    assert (producers(told), fingerprints(told)) == (["a 1", "b 2"], ["", "acmec 4"])
+    assert producers(told) == ["a 1", "b 2"]
+    assert fingerprints(told) == ["", "acmec 4"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,8 @@ def test_metadata_of_delegates_is_read_once_for_each_method(saved, monkeypatch):
 def test_a_text_that_all_delegates_have_is_there_once():
     told = ContainerMetadata("", encode_outputs(ONE, [1, 2, 1], ["a 1"] * 3, ["b"] * 3))
     assert told.outputs.count("a 1") == told.outputs.count('"b"') == 1
-    assert (producers(told), fingerprints(told)) == (["a 1"] * 3, ["b"] * 3)
+    assert producers(told) == ["a 1"] * 3
+    assert fingerprints(told) == ["b"] * 3
 
 
 @pytest.mark.parametrize("outputs", ["3", None, {"1": 1}])

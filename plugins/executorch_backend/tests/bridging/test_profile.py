@@ -57,12 +57,11 @@ def test_layout_changes_count_for_the_node_they_serve():
     given = (torch.randn(1, 3, 32, 32),)
     lowered = lowered_for_xnnpack(Net().eval(), given)
     first, *calls, last = nodes_of(lowered.delegates[0].processed_bytes)
-    assert (first[0], last[0]) == (
-        "transpose",
-        "transpose",
-    )
+    assert first[0] == "transpose"
+    assert last[0] == "transpose"
     assert "transpose" not in dict(calls)
-    assert (first[1], last[1]) == (calls[0][1], calls[-1][1])
+    assert first[1] == calls[0][1]
+    assert last[1] == calls[-1][1]
     lowered = lowered_for_xnnpack(Shared().eval(), given)
     [delegate] = lowered.delegates
     known = {node.meta["debug_handle"]: node.name for node in delegate.nodes}

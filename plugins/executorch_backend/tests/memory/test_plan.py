@@ -170,7 +170,8 @@ def test_memories_are_planned_one_by_one() -> None:
     here = Storage(100, Home.PLANNED)
     there = Storage(200, Home.PLANNED, memory_id=3)
     offsets, sizes = plan_memory([Lifetime(here, 0, 1), Lifetime(there, 0, 1)])
-    assert (offsets, sizes) == ({here: 0, there: 0}, [0, 100, 0, 200])
+    assert offsets == {here: 0, there: 0}
+    assert sizes == [0, 100, 0, 200]
 
 
 def test_values_before_a_loop_live_until_its_end() -> None:

@@ -107,7 +107,8 @@ def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
         if not isinstance(theirs, torch.Tensor):
             assert ours == theirs
             continue
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
         finite = theirs.detach().double().nan_to_num(0, 0, 0).abs()
         scale = float(finite.max()) if finite.numel() else 0.0
         torch.testing.assert_close(

@@ -286,7 +286,8 @@ def check(module, lowered, inputs, sizes):
 
 
 def expect_equal(mine, theirs, size):
-    assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), size
+    assert mine.shape == theirs.shape, size
+    assert mine.dtype == theirs.dtype, size
     mine = mine.double()
     theirs = theirs.double()
     assert torch.equal(mine.isnan(), theirs.isnan()), size
@@ -302,10 +303,8 @@ def case(name):
 @pytest.mark.parametrize("name", CASES)
 def test_one_delegate_for_all_sizes(name):
     module, result = case(name)
-    assert (len(result.delegates), result.report.host_operators) == (
-        1,
-        0,
-    ), result.report
+    assert len(result.delegates) == 1, result.report
+    assert result.report.host_operators == 0, result.report
     check(module, result, CASES[name][1], SIZES)
 
 
@@ -487,9 +486,7 @@ def test_sizes_are_read_from_operands_of_the_profile():
     module, result = lower(
         make, lambda n, m: (whole(10, n, m).int(),), [BOTH], "TOSA-1.1+FP+shape"
     )
-    assert (len(result.delegates), result.report.host_operators) == (
-        1,
-        0,
-    ), result.report
+    assert len(result.delegates) == 1, result.report
+    assert result.report.host_operators == 0, result.report
     check(module, result, lambda n, m: (whole(10, n, m).int(),), SIZES)
     assert "CAST" in {op.name for op in read(blob(result)).operators}

@@ -242,10 +242,8 @@ def test_casts_of_floats_saturate_where_uses_allow(name):
     function, numbers = SATURATED[name]
     x = torch.tensor(numbers)
     module, lowered = lower(function, x, table=TABLE, last=torch.tensor(9))
-    assert (len(lowered.delegates), lowered.report.host_operators) == (
-        1,
-        0,
-    ), lowered.report
+    assert len(lowered.delegates) == 1, lowered.report
+    assert lowered.report.host_operators == 0, lowered.report
     torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
 
 

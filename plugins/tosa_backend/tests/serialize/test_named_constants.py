@@ -276,12 +276,10 @@ def test_repeated_elements_are_stored_once():
     count, repeated = struct.unpack_from("<II", blob, MAGIC)
     begin = ROWS + count * ROW
     place, size, unit = struct.unpack_from("<QQ4s", blob, begin)
-    assert (count, repeated, size, unit) == (
-        1,
-        1,
-        64 * 16 * 4,
-        struct.pack("<f", 0.1),
-    )
+    assert count == 1
+    assert repeated == 1
+    assert size == 64 * 16 * 4
+    assert unit == struct.pack("<f", 0.1)
     assert len(blob) < 2000
     assert join_constants(blob, data)[place : place + size] == size // 4 * unit
     assert lowered.verify(x).agrees(1e-5)

@@ -67,11 +67,9 @@ def test_parses_to_a_canonical_text(text, canonical):
 
 def test_the_default_is_both_profiles_at_level_8k():
     assert str(DEFAULT) == "TOSA-1.0+FP+INT"
-    assert (DEFAULT.version, DEFAULT.level, DEFAULT.profiles) == (
-        (1, 0),
-        "8K",
-        {"FP", "INT"},
-    )
+    assert DEFAULT.version == (1, 0)
+    assert DEFAULT.level == "8K"
+    assert DEFAULT.profiles == {"FP", "INT"}
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,8 @@ def check(
     """Within ``steps`` quantization steps everywhere, and the same for a share of
     ``equal``, but for one element.
     """
-    assert (found.shape, str(found.dtype)) == (
-        tuple(wanted.shape),
-        str(wanted.dtype).removeprefix("torch."),
-    )
+    assert found.shape == tuple(wanted.shape)
+    assert str(found.dtype) == str(wanted.dtype).removeprefix("torch.")
     distance = np.abs(found.astype(np.int64) - wanted.numpy().astype(np.int64))
     assert distance.max() <= steps
     assert (distance == 0).mean() >= equal - 1 / distance.size

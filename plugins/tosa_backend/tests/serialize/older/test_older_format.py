@@ -40,7 +40,9 @@ def quantized(tmp_path_factory):
 def test_inspection(quantized):
     path, _ = quantized
     found = TosaFormat.inspect(path)
-    assert (found.version, found.profiles, found.extensions) == ("0.80", ("BI",), ())
+    assert found.version == "0.80"
+    assert found.profiles == ("BI",)
+    assert found.extensions == ()
     assert "needs profile BI (TOSA 0.80)" in found.lines()
     assert list(found.operators)
     assert found.quantization.inputs
