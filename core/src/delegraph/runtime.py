@@ -121,9 +121,12 @@ class Border:
         return f"{self.side} {self.place}"
 
 
-Spent = Mapping[Any, Mapping[str, float]]
+Spent = Mapping[Any, Mapping[str, Any]]
 """Delegate debug identifier -> amounts of its operator: "seconds", or "cycles", and
-maybe "bytes" of memory.
+maybe "bytes" of memory. These are numbers.
+
+Optionally, "intervals" are the pairs (start, end) of each kernel of the operator that
+ran, in seconds of ``time.perf_counter()``. Traces then show when the kernels ran.
 
 A key may also be a ``Border``, for handing over an input or an output. A tuple of
 identifiers is a key for operators that the engine fused when it loaded the blob.

@@ -113,6 +113,10 @@ def test_thread_safe_runtimes_report_no_copies(monkeypatch):
         {1: {"seconds": float("nan")}},
         {1: {"seconds": 10**400}},
         {1: {"seconds": True}},
+        {1: {"intervals": 1.0}},
+        {1: {"intervals": [(2.0, 1.0)]}},
+        {1: {"intervals": [(1.0,)]}},
+        {1: {"intervals": [(1.0, "2")]}},
     ],
 )
 def test_wrong_times_name_the_runtime(spent):

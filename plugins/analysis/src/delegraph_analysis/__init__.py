@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .page.report_page import render_page
     from .profiling import ProgramProfile, profile_file, profile_program
     from .summaries import summary_text
+    from .trace import perfetto_trace
 
 __all__ = [
     "Candidate",
@@ -40,6 +41,7 @@ __all__ = [
     "VerificationOverData",
     "compare",
     "node_data",
+    "perfetto_trace",
     "profile_file",
     "profile_program",
     "render_page",
@@ -63,6 +65,7 @@ _NAMES = {
     "page.report_page": "render_page",
     "profiling": "ProgramProfile profile_file profile_program",
     "summaries": "summary_text",
+    "trace": "perfetto_trace",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -186,11 +186,15 @@ class TimedDelegate:
         Copying belongs to the call; the time of each copy goes to its ``Border``.
         """
         copies = []
-        borders: dict[Any, dict[str, float]] = {}
+        borders: dict[Any, dict[str, Any]] = {}
         for place, result in enumerate(results):
             start = time.perf_counter()
             copies.append(_copy(result))
-            borders[Border("output", place)] = {"seconds": time.perf_counter() - start}
+            end = time.perf_counter()
+            borders[Border("output", place)] = {
+                "seconds": end - start,
+                "intervals": [(start, end)],
+            }
         seconds = self._seconds + sum(
             amounts["seconds"] for amounts in borders.values()
         )
@@ -213,7 +217,8 @@ class TimedDelegate:
             raise _wrong(self._backend_id, "profile", type(spent).__name__, _AMOUNTS)
         for identifier, amounts in spent.items():
             if not isinstance(amounts, Mapping) or not all(
-                map(_is_amount, amounts.values())
+                _is_interval_list(amount) if name == "intervals" else _is_amount(amount)
+                for name, amount in amounts.items()
             ):
                 raise _wrong(
                     self._backend_id,
@@ -255,4 +260,14 @@ def _is_amount(number: Any) -> bool:
         isinstance(number, (int, float))
         and not isinstance(number, bool)
         and 0 <= number <= sys.float_info.max
+    )
+
+
+def _is_interval_list(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and all(
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and all(map(_is_amount, pair))
+        and pair[0] <= pair[1]
+        for pair in given
     )

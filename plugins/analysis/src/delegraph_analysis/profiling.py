@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo
@@ -28,10 +29,15 @@ from torch.fx import Node
 
 _LISTED = 20
 """The rows of a table that the text has."""
+_REST = "the rest of the delegate"
 _NAME = 1000
 """The most characters of a name in it."""
 OVERLAPS = 1.05
 """If the parts take this many times as long as the call, they ran at the same time."""
+
+
+Interval = tuple[float, float]
+"""Start and end, in seconds since the call of the program began."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Part:
     delegate. Its known sources are ``lines`` (text, for a program in a file),
     ``modules`` and ``nodes`` (names in the graph of ``where``). ``identifier`` is the
     debug identifier from a delegate's runtime, or a tuple of fused ones, or None.
+    ``intervals``: when it ran; () if that was not measured. ``call``: when the call of
+    its delegate ran; None on the host.
     """
 
     what: str
@@ -52,6 +60,8 @@ class Part:
     modules: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     identifier: Any = None
+    intervals: tuple[Interval, ...] = ()
+    call: Interval | None = None
 
     @staticmethod
     def of(
@@ -59,23 +69,26 @@ class Part:
         where: str,
         seconds: float,
         nodes: Sequence[Node],
-        identifier: Any = None,
+        **fields: Any,
     ) -> Part:
-        """Return the part that was made from ``nodes``."""
-        return Part(
-            what,
-            where,
-            seconds,
-            _lines(nodes),
-            _modules(nodes),
-            tuple(n.name for n in nodes),
-            identifier,
-        )
+        """Return the part that was made from ``nodes``.
+
+        ``fields``: its other fields.
+        """
+        lines = _lines(nodes)
+        modules = _modules(nodes)
+        names = tuple(n.name for n in nodes)
+        return Part(what, where, seconds, lines, modules, names, **fields)
 
     @property
     def place(self) -> str:
         """Return ``host``, or the name of a delegate."""
         return self.where.partition(", in ")[0]
+
+    @property
+    def is_kernel(self) -> bool:
+        """Return whether the runtime of a delegate reported this part."""
+        return self.call is not None and self.what != _REST
 
 
 @dataclass(frozen=True)
@@ -239,7 +252,7 @@ class ProgramProfile:
         for title, table in self.tables():
             lines.append(f"by {title}:")
             lines += [
-                f"  {_ms(s):>10}  {s / self.total:4.0%}  {_short(name)}"
+                f"  {_ms(s):>10}  {s / self.total:4.0%}  {shorten(name)}"
                 for name, s in table[:_LISTED]
             ]
             lines += (
@@ -249,13 +262,46 @@ class ProgramProfile:
         return "\n".join(map(printable, lines))
 
 
-def _short(name: str) -> str:
+def shorten(name: str) -> str:
     """Shorten a name: names in a file may have any length."""
     return name if len(name) <= _NAME else f"{name[:_NAME]}… ({len(name)} characters)"
 
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f} ms"
+
+
+class _CallTimes(NamedTuple):
+    """The times of a delegate's call, which lasted ``seconds`` between two moments.
+
+    ``begin``: when the call of the program began.
+    """
+
+    begin: float
+    after: float
+    before: float
+    seconds: float
+
+    def whole(self, spent: Spent) -> Interval:
+        """Return the interval of the call.
+
+        ``seconds`` omits checks between the engine's work and the copies of its
+        results, so the first kernel may have begun earlier.
+        """
+        kernels = map(self.of_kernel, spent.values())
+        starts = [start for start, _ in chain.from_iterable(kernels)]
+        start = self.before - self.seconds - self.begin
+        return min([start, *starts]), self.before - self.begin
+
+    def of_kernel(self, amounts: Mapping[str, Any]) -> tuple[Interval, ...]:
+        """Return when a kernel ran.
+
+        Returns () if its engine does not measure that, or has another clock.
+        """
+        measured = amounts.get("intervals", ())
+        if not all(self.after <= s and e <= self.before for s, e in measured):
+            return ()
+        return tuple((s - self.begin, e - self.begin) for s, e in measured)
 
 
 class _Clock:
@@ -267,6 +313,7 @@ class _Clock:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.own = 0.0
+        self._begin = 0.0
         self._since = 0.0
         self._inside = 0.0
         self._path: list[str] = []
@@ -280,15 +327,20 @@ class _Clock:
         self.own = 0.0
         self._inside = 0.0
         self._since = time.perf_counter()
+        self._begin = self._since
 
     def see(self, node: Node, value: Any) -> None:
         now = time.perf_counter()
         seconds = max(now - self._since - self._inside, 0.0)
         where = f"host, in {'.'.join(self._path)}" if self._path else "host"
         if node.target is CALL_DELEGATE:  # its runtime has reported the rest
-            self.parts.append(Part("calling a delegate", where, seconds))
+            what = "calling a delegate"
+            nodes = []
         else:
-            self.parts.append(Part.of(operator_name(node), where, seconds, [node]))
+            what = operator_name(node)
+            nodes = [node]
+        ran = (self._since - self._begin, now - self._begin)
+        self.parts.append(Part.of(what, where, seconds, nodes, intervals=(ran,)))
         self._inside = 0.0
         self._since = time.perf_counter()
         self.own += self._since - now
@@ -318,15 +370,18 @@ class _Clock:
         # of the delegate in a loop.
         if (before := self._unread.pop(delegate.name, None)) is not None:
             before()
-        self._unread[delegate.name] = partial(self._add, delegate, seconds, read)
+        ran = _CallTimes(self._begin, self._since, start, seconds)
+        self._unread[delegate.name] = partial(self._add, delegate, ran, read)
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
 
     def _add(
-        self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
+        self, delegate: DelegateInfo, ran: _CallTimes, read: Callable[[], Spent]
     ) -> None:
         """Add the parts of a call of a delegate."""
+        spent = read()
+        call = ran.whole(spent)
         reported = 0.0
         name = delegate.name
         by_operators = False
@@ -335,7 +390,7 @@ class _Clock:
         for node in delegate.nodes:
             nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
         handles = delegate.debug_handle_map
-        for identifier, amounts in read().items():
+        for identifier, amounts in spent.items():
             if "seconds" in amounts:
                 of_all = (
                     handle
@@ -356,7 +411,15 @@ class _Clock:
                     identifier
                 )
                 self.parts.append(
-                    Part.of(what, name, amounts["seconds"], of, identifier)
+                    Part.of(
+                        what,
+                        name,
+                        amounts["seconds"],
+                        of,
+                        identifier=identifier,
+                        intervals=ran.of_kernel(amounts),
+                        call=call,
+                    )
                 )
         # a delegate of one line needs no runtime that tells its operators
         lone = (
@@ -366,7 +429,11 @@ class _Clock:
         )
         self.parts.append(
             Part.of(
-                "the rest of the delegate", name, max(seconds - reported, 0.0), lone
+                _REST,
+                name,
+                max(ran.seconds - reported, 0.0),
+                lone,
+                call=call,
             )
         )
 
@@ -383,12 +450,14 @@ class _FileClock:
         self._inside = 0.0
         self._parts = list[Part]()
         # calls of delegates that still lack their step
-        self._unseen: list[tuple[str, float, Spent]] = []
+        self._unseen: list[tuple[str, _CallTimes, Spent]] = []
         self._since = time.perf_counter()
+        self._begin = self._since
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
         start = time.perf_counter()
-        self._unseen.append((backend_id, seconds, read()))
+        ran = _CallTimes(self._begin, self._since, start, seconds)
+        self._unseen.append((backend_id, ran, read()))
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
@@ -396,11 +465,14 @@ class _FileClock:
     def see(self, step: Step) -> None:
         now = time.perf_counter()
         seconds = max(now - self._since - self._inside, 0.0)
+        intervals = ((self._since - self._begin, now - self._begin),)
         if step.inside is None:
             what = " and ".join(step.origin.operators) or step.name
-            self._parts.append(Part(what, "host", seconds, step.origin.lines))
+            lines = step.origin.lines
+            self._parts.append(Part(what, "host", seconds, lines, intervals=intervals))
         else:
-            self._parts.append(Part("calling a delegate", "host", seconds))
+            what = "calling a delegate"
+            self._parts.append(Part(what, "host", seconds, intervals=intervals))
             self._place(step.name, step.inside)
         self._inside = 0.0
         self._since = time.perf_counter()
@@ -413,8 +485,9 @@ class _FileClock:
         every = tuple(
             dict.fromkeys(line for origin in inside.values() for line in origin.lines)
         )
-        for backend_id, seconds, spent in self._unseen:
+        for backend_id, ran, spent in self._unseen:
             where = name or backend_id
+            call = ran.whole(spent)
             reported = 0.0
             for identifier, amounts in spent.items():
                 if "seconds" in amounts:
@@ -438,15 +511,18 @@ class _FileClock:
                             amounts["seconds"],
                             lines,
                             identifier=identifier,
+                            intervals=ran.of_kernel(amounts),
+                            call=call,
                         )
                     )
             lone = every if not reported and len(every) == 1 else ()
             self._parts.append(
                 Part(
-                    "the rest of the delegate",
+                    _REST,
                     where,
-                    max(seconds - reported, 0.0),
+                    max(ran.seconds - reported, 0.0),
                     lone,
+                    call=call,
                 )
             )
         self._unseen = []

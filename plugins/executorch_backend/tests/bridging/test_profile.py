@@ -4,6 +4,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError
+from delegraph.runtime import Border
 from delegraph_executorch.bridging.profile import Event, last_run, nodes_of, spent
 
 
@@ -36,6 +37,12 @@ def test_operators_are_on_the_lines_that_they_come_from():
     assert lines == {"y = torch.relu(self.conv(x))", "return self.point(y) + y"}
     assert {module for part in told for module in part.modules} >= {"conv", "point"}
     assert found.attributed > 0
+    measured = [
+        part
+        for part in told
+        if part.intervals and not isinstance(part.identifier, Border)
+    ]
+    assert "aten.convolution.default" in {part.what for part in measured}
 
 
 class Shared(torch.nn.Module):
@@ -85,6 +92,9 @@ def test_events_without_a_matching_node_are_unassigned():
         2: {"seconds": 1.0},
         None: {"seconds": 4.0},
     }
+    started = [Event("Add (ND) #1", 1.0, -2.0)]
+    intervals = {"seconds": 1.0, "intervals": [(8.0, 9.0)]}
+    assert spent(started, nodes, middle=10.0) == {2: intervals}
 
 
 @pytest.mark.parametrize(

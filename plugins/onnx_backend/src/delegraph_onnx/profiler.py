@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime as ort
@@ -49,10 +49,11 @@ class Profiled:
         results = loaded(*args)
 
         def read() -> Spent:
+            begin = _begin_of_profile(loaded.session)
             events = json.loads(Path(loaded.session.end_profiling()).read_text())
             self._ready = self._load()
             self._ready(*args)
-            return self._by_calls(_last_run(events))
+            return self._by_calls(_last_run(events), begin)
 
         return results, read
 
@@ -60,24 +61,55 @@ class Profiled:
         prefix = str(Path(self._folder, "profile"))
         return Loaded(self._make(prefix), self._signature)
 
-    def _by_calls(self, kernels: list[tuple[str, float]]) -> Spent:
-        """Return the seconds of calls, by their numbers."""
-        names = dict.fromkeys(name for name, _ in kernels)
+    def _by_calls(self, kernels: list[_Run], begin: float) -> Spent:
+        """Return the times of calls, by their numbers.
+
+        ``begin``: the begin of the profile in seconds of ``time.perf_counter()``.
+        """
+        names = dict.fromkeys(kernel.name for kernel in kernels)
         listed = [Kernel(name, calls_in(name), []) for name in names]
         calls = computed_by(listed, self._reads)
-        seconds = Counter[Any]()
-        for name, duration in kernels:
-            seconds[calls[name]] += duration  # type: ignore[assignment]
-        return {key: {"seconds": spent} for key, spent in seconds.items()}
+        spent: dict[Any, dict[str, Any]] = {}
+        for kernel in kernels:
+            amounts = spent.setdefault(
+                calls[kernel.name], {"seconds": 0.0, "intervals": []}
+            )
+            start = begin + kernel.start
+            amounts["seconds"] += kernel.seconds
+            amounts["intervals"].append((start, start + kernel.seconds))
+        return spent
 
 
-def _last_run(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Return the kernels of the last run with their seconds."""
-    kernels = list[tuple[str, float]]()
+class _Run(NamedTuple):
+    """A kernel that ran; ``start`` is in seconds since the profile began."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+def _begin_of_profile(session: ort.InferenceSession) -> float:
+    """Return the begin of a session's profile in seconds of ``time.perf_counter()``."""
+    begin: int = session.get_profiling_start_time_ns()
+    # The platform decides whether ONNX Runtime's clock is that of the day.
+    clock = min(
+        (time.time_ns, time.monotonic_ns), key=lambda clock: abs(clock() - begin)
+    )
+    # The process may be interrupted between two readings, so take the closest ones.
+    readings = [
+        (time.perf_counter_ns(), clock(), time.perf_counter_ns()) for _ in "123"
+    ]
+    before, now, after = min(readings, key=lambda one: one[2] - one[0])
+    return ((before + after) / 2 - now + begin) / 1e9
+
+
+def _last_run(events: list[dict[str, Any]]) -> list[_Run]:
+    """Return the kernels of the last run."""
+    kernels = list[_Run]()
     for event in events:
         if event["name"].endswith("_kernel_time"):
             name = event["name"].removesuffix("_kernel_time")
-            kernels.append((name, event["dur"] / 1e6))
+            kernels.append(_Run(name, event["ts"] / 1e6, event["dur"] / 1e6))
     runs = sum(event["name"] == "model_run" for event in events)
     return kernels[-(len(kernels) // max(runs, 1)) :] if kernels else []
 

@@ -104,15 +104,18 @@ class TOSARuntime(BackendRuntime):
 
         def call(
             *args: torch.Tensor | Scalar,
-        ) -> tuple[tuple[Any, ...], dict[Any, dict[str, float]]]:
-            spent: dict[Any, dict[str, float]] = {}
+        ) -> tuple[tuple[Any, ...], dict[Any, dict[str, Any]]]:
+            spent: dict[Any, dict[str, Any]] = {}
             before = time.perf_counter()
 
             def see(operator: Operator, results: Sequence[Array]) -> None:
                 nonlocal before
                 now = time.perf_counter()
-                amounts = spent.setdefault(numbers.get(operator), {"seconds": 0.0})
+                amounts = spent.setdefault(
+                    numbers.get(operator), {"seconds": 0.0, "intervals": []}
+                )
                 amounts["seconds"] += now - before
+                amounts["intervals"].append((before, now))
                 before = time.perf_counter()
 
             return loaded.observe(args, see), spent

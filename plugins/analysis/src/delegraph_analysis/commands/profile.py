@@ -5,6 +5,7 @@ profile``.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from delegraph.command import (
 )
 from delegraph.errors import FormatNotFound, InputError, UsageError
 from delegraph.host import FileFormat
+from delegraph.io.atomic_write import write_whole
 
 from .run import as_arguments, sample_inputs
 
@@ -64,6 +66,13 @@ class Profile:
             ),
         )
         add(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE.json",
+            help="write the median call of each method as a trace for Perfetto or Chrome",
+        )
+        add(
             "--repeats",
             type=int,
             default=10,
@@ -92,8 +101,18 @@ class Profile:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        if args.output is not None and args.output.suffix != ".json":
+            raise UsageError(
+                "usage-invalid",
+                f"a trace is JSON: {args.output} must have the suffix .json",
+                hint="to write a report, use --report",
+            )
         saved = _saved_program(args.model)
         found = _profile_model(args) if saved is None else _profile_file(saved, args)
+        if args.output is not None:
+            from ..trace import perfetto_trace
+
+            write_whole(args.output, json.dumps(perfetto_trace(found)).encode())
         content = {"methods": [figures.to_json() for figures in found]}
         return Outcome("delegraph.profile/1", content, "\n".join(map(str, found)), 0)
 
@@ -109,6 +128,11 @@ def _saved_program(text: str) -> FileFormat | None:
         return None
 
 
+def _written(args: argparse.Namespace) -> list[Path]:
+    """Return the files that the command writes."""
+    return [*args.report, *([] if args.output is None else [args.output])]
+
+
 def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
     """Lower a model, profile its methods, and write the reports."""
     from delegraph.report import LoweringResult, expect_report_formats, write_report
@@ -118,7 +142,7 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
             "usage-invalid",
             "--input is for a saved program; a model has example inputs",
         )
-    expect_places(args.report, filter(None, [check_model(args.model)]))
+    expect_places(_written(args), filter(None, [check_model(args.model)]))
     expect_report_formats(args.report)
     options = parse_options(args.backend, args.option)
     with progress(f"lowering {args.model}"):
@@ -174,6 +198,7 @@ def _profile_file(file: FileFormat, args: argparse.Namespace) -> list[ProgramPro
             )
     for path in args.input:
         expect_file(path)
+    expect_places(_written(args), [file.path, *args.input])
     if not args.input and not file.defines("sample"):
         raise UsageError(
             "usage-invalid",

@@ -109,14 +109,15 @@ class LoadedCode:
         The position is its debug identifier.
         """
         values = [*self._inputs(args), *self.weights]
-        spent: dict[Any, dict[str, float]] = {}
+        spent: dict[Any, dict[str, Any]] = {}
         for position, instruction in enumerate(self.code.instructions):
             start = time.perf_counter()
             operator = instruction.operator
             operands = [values[operand] for operand in instruction.operands]
             result = operator.compute(*operands)
             values.append(self._check_range(result, f"a result of {operator.target}"))
-            spent[position] = {"seconds": time.perf_counter() - start}
+            end = time.perf_counter()
+            spent[position] = {"seconds": end - start, "intervals": [(start, end)]}
         return tuple(values[output] for output in self.code.outputs), spent
 
     def _inputs(

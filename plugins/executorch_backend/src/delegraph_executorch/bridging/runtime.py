@@ -154,12 +154,12 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         )
         nodes = nodes_of(processed_bytes)
 
-        def read() -> Spent:
+        def read(middle: float) -> Spent:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "call.etdp")
                 debug = path.with_suffix(".debug")
                 program.write_etdump_result_to_file(str(path), str(debug))
-                return spent(last_run(path.read_bytes()), nodes)
+                return spent(last_run(path.read_bytes()), nodes, middle)
 
         def call(
             *args: torch.Tensor | float,
@@ -167,16 +167,22 @@ class XnnpackBridgedRuntime(BridgedRuntime):
             # The program does not own its bytes.
             keep = content
             given = []
-            borders = {}
+            borders: dict[Any, dict[str, Any]] = {}
             for place, arg in enumerate(args):
                 start = perf_counter()
                 given.append(_as_plain_tensor(arg))
-                borders[Border("input", place)] = {"seconds": perf_counter() - start}
+                end = perf_counter()
+                borders[Border("input", place)] = {
+                    "seconds": end - start,
+                    "intervals": [(start, end)],
+                }
             try:
+                start = perf_counter()
                 results = program.run_method(
                     "forward", tuple(given), clone_outputs=False
                 )
-                return tuple(results), lambda: {**read(), **borders}
+                middle = (start + perf_counter()) / 2
+                return tuple(results), lambda: {**read(middle), **borders}
             except RuntimeError as e:
                 raise cls._refused(e) from e
             finally:
