@@ -32,7 +32,7 @@ from .conftest import EchoBackend, EchoRuntime
 aten = torch.ops.aten
 
 
-def echo(refuse=lambda node: False, **options):
+def echo_partitioner(refuse=lambda node: False, **options):
     return CapabilityPartitioner(
         lambda n: "refused here" if refuse(n) else None, "EchoBackend", **options
     )
@@ -82,7 +82,9 @@ class BuiltinNames(nn.Module):
 def test_inputs_keep_names_that_python_has_too(registry):
     module = BuiltinNames().eval()
     inputs = (torch.ones(3), torch.arange(3.0), torch.ones(3))
-    lowered = api.lower(module, inputs, backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, inputs, backends=[echo_partitioner(is_sort)], registry=registry
+    )
     assert [p.name for p in lowered.exported_program().graph.nodes][:3] == [
         "input",
         "input_1",
@@ -97,7 +99,9 @@ def test_inputs_keep_names_that_python_has_too(registry):
 def test_two_partitions_around_a_host_operator(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
+    )
     assert [d.name for d in lowered.delegates] == [
         "lowered_module_0",
         "lowered_module_1",
@@ -120,7 +124,10 @@ def test_two_partitions_around_a_host_operator(registry):
 def test_delegates_share_weights_by_reference(registry):
     module = Middle().eval()
     lowered = api.lower(
-        module, (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry
+        module,
+        (torch.randn(3, 4),),
+        backends=[echo_partitioner(is_sort)],
+        registry=registry,
     )
     held = {
         k: v
@@ -136,7 +143,7 @@ def test_reports_name_backend_reason_and_source_line(registry):
     lowered = api.lower(
         Middle().eval(),
         (torch.randn(3, 4),),
-        backends=[echo(is_sort)],
+        backends=[echo_partitioner(is_sort)],
         registry=registry,
     )
     text = str(lowered.report)
@@ -153,7 +160,7 @@ def test_require_full_lists_the_operators_on_the_host(registry):
         api.lower(
             Middle().eval(),
             (torch.randn(3, 4),),
-            backends=[echo(is_sort)],
+            backends=[echo_partitioner(is_sort)],
             require_full=True,
             registry=registry,
         )
@@ -175,7 +182,10 @@ def test_host_only(registry):
 def test_the_only_backend_is_the_default_and_noted():
     registry = Registry(discover=False)
     registry.register(
-        EchoBackend, partitioner=echo(is_sort), runtime=EchoRuntime, name="first"
+        EchoBackend,
+        partitioner=echo_partitioner(is_sort),
+        runtime=EchoRuntime,
+        name="first",
     )
     given = Middle().eval(), torch.randn(3, 4)
     lowered = api.lower(*given, registry=registry)
@@ -215,7 +225,7 @@ def test_two_methods_share_weights(registry):
     lowered = api.lower(
         {"forward": module, "again": whole},
         {"forward": (x,)},
-        backends=[echo()],
+        backends=[echo_partitioner()],
         registry=registry,
     )
     assert lowered.methods == ["forward", "again"]
@@ -234,9 +244,9 @@ def test_two_methods_share_weights(registry):
 def test_the_second_partitioner_gets_the_remaining_operators(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
-    first = echo(lambda n: n.target is not aten.linear.default)
+    first = echo_partitioner(lambda n: n.target is not aten.linear.default)
     lowered = api.lower(
-        module, (x,), backends=[first, echo(is_sort)], registry=registry
+        module, (x,), backends=[first, echo_partitioner(is_sort)], registry=registry
     )
     assert lowered.report.host_operators == 1
     assert len(lowered.delegates) == 3
@@ -247,7 +257,7 @@ def test_state_is_kept_between_calls_and_not_shared(registry):
     module = Cache().eval()
     x = torch.ones(3)
     reference = copy.deepcopy(module)
-    lowered = api.lower(module, (x,), backends=[echo()], registry=registry)
+    lowered = api.lower(module, (x,), backends=[echo_partitioner()], registry=registry)
     for _ in range(3):
         torch.testing.assert_close(lowered(x), reference(x))
     assert lowered.verify(x).relative_error == 0
@@ -309,7 +319,7 @@ class Bad(Partitioner):
         )
 
 
-def tag(program, wanted):
+def tag_nodes(program, wanted):
     for node in program.graph.nodes:
         if wanted(node):
             node.meta["delegation_tag"] = "t"
@@ -329,14 +339,14 @@ def change_literal(program):
 CONTRACT = {
     "changed the graph": rewrite,
     "changed the graph; it may only": change_literal,
-    "output node output should not be tagged": lambda p: tag(
+    "output node output should not be tagged": lambda p: tag_nodes(
         p, lambda n: n.op == "output"
     ),
-    "should not be tagged: x": lambda p: tag(p, lambda n: n.name == "x"),
-    "depend on themselves: partition t -> .*sort.* -> partition t": lambda p: tag(
+    "should not be tagged: x": lambda p: tag_nodes(p, lambda n: n.name == "x"),
+    "depend on themselves: partition t -> .*sort.* -> partition t": lambda p: tag_nodes(
         p, lambda n: n.target in (aten.linear.default, aten.relu.default)
     ),
-    "takes an item of sort, so it must have its tags": lambda p: tag(
+    "takes an item of sort, so it must have its tags": lambda p: tag_nodes(
         p, lambda n: n.name.startswith("getitem")
     ),
     "partition_tags": lambda p: PartitionResult(p, None),
@@ -364,7 +374,7 @@ def test_partitioner_contract(message, registry):
 def test_untagged_constants_arrive_at_run_time(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
-    only_linear = Bad(lambda p: tag(p, lambda n: n.name == "linear"))
+    only_linear = Bad(lambda p: tag_nodes(p, lambda n: n.name == "linear"))
     lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
     assert [a.name for a in lowered.delegates[0].inputs] == [
         "x",
@@ -391,7 +401,9 @@ class SharedConstant(nn.Module):
 def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
     module = SharedConstant().eval()
     x = torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
+    )
     torch.testing.assert_close(lowered(x), module(x))
     first, *others = lowered.delegates
     assert {str(n.target) for n in first.nodes} >= {
@@ -428,7 +440,9 @@ def test_pieces_of_a_constant_go_together(registry, no_folding):
 
     module = Split().eval()
     x = torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
+    )
     torch.testing.assert_close(lowered(x), module(x))
     assert len(lowered.delegates) == 2
     assert lowered.report.host["forward"]["aten.sort.default"] == 2
@@ -445,7 +459,9 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
 
     module = Only().eval()
     x = torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
+    )
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
 
@@ -496,7 +512,7 @@ def test_no_copy_refuses_to_share(registry):
         )
 
 
-def backend_that(preprocess, **members):
+def backend_with_preprocess(preprocess, **members):
     return type(
         "OddBackend",
         (BackendDetails,),
@@ -504,7 +520,7 @@ def backend_that(preprocess, **members):
     )
 
 
-def lower_with(backend):
+def lower_with_backend(backend):
     registry = Registry(discover=False)
     registry.register(backend)
     partitioner = CapabilityPartitioner(
@@ -517,15 +533,15 @@ def lower_with(backend):
 
 def test_backend_results_are_checked():
     with pytest.raises(errors.ContractViolation, match="a PreprocessResult with bytes"):
-        lower_with(backend_that(lambda program, specs: b"blob"))
-    few = backend_that(
+        lower_with_backend(backend_with_preprocess(lambda program, specs: b"blob"))
+    few = backend_with_preprocess(
         lambda p, s: None,
         preprocess_multimethod=classmethod(lambda cls, p, s: {"forward": []}),
     )
     with pytest.raises(
         errors.ContractViolation, match="returned {'forward': 0} results"
     ):
-        lower_with(few)
+        lower_with_backend(few)
 
 
 def test_backend_may_rewrite_its_program_but_not_the_weights():
@@ -536,7 +552,7 @@ def test_backend_may_rewrite_its_program_but_not_the_weights():
             )
         return PreprocessResult(b"blob")
 
-    lowered = lower_with(backend_that(swaps))
+    lowered = lower_with_backend(backend_with_preprocess(swaps))
     x = torch.randn(3, 4)
     module = Middle().eval()
     torch.testing.assert_close(
@@ -549,7 +565,7 @@ def test_backend_may_rewrite_its_program_but_not_the_weights():
         return PreprocessResult(b"blob")
 
     with pytest.raises(errors.ContractViolation, match="changed weights"):
-        lower_with(backend_that(writes))
+        lower_with_backend(backend_with_preprocess(writes))
 
 
 class TwoInputs(nn.Module):
@@ -603,7 +619,7 @@ def test_backends_that_change_their_signature_are_refused(change, lists):
         return PreprocessResult(b"blob")
 
     registry = Registry(discover=False)
-    registry.register(backend_that(compiles))
+    registry.register(backend_with_preprocess(compiles))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
     with pytest.raises(errors.ContractViolation) as error:
         api.lower(
@@ -622,11 +638,11 @@ def test_garbage_collection_comes_back_after_an_error_of_a_backend():
 
     assert gc.isenabled()
     with pytest.raises(RuntimeError, match="OddBackend exits"):
-        lower_with(backend_that(exits))
+        lower_with_backend(backend_with_preprocess(exits))
     assert gc.isenabled()
 
 
-def shaped(change):
+def lower_with_changed_result(change):
     """Middle with a symbolic first size, on a runtime that returns ``change`` of the
     right results.
     """
@@ -642,11 +658,11 @@ def shaped(change):
     sizes = ({0: torch.export.Dim.AUTO},)
     inputs = (torch.randn(3, 4),)
     program = torch.export.export(Middle().eval(), inputs, dynamic_shapes=sizes)
-    return api.lower(program, backends=[echo(is_sort)], registry=registry)
+    return api.lower(program, backends=[echo_partitioner(is_sort)], registry=registry)
 
 
 def test_running_at_one_size_does_not_fix_a_symbolic_size():
-    lowered = shaped(lambda results: results)
+    lowered = lower_with_changed_result(lambda results: results)
     for size in (3, 2, 5):
         assert lowered.verify(torch.randn(size, 4)).relative_error == 0
 
@@ -665,15 +681,17 @@ def test_results_of_runtimes_must_match_known_shapes(change):
     with pytest.raises(
         errors.ContractViolation, match="runtime of EchoBackend returned"
     ):
-        shaped(change)(torch.randn(3, 4))
+        lower_with_changed_result(change)(torch.randn(3, 4))
 
 
 def test_a_missing_runtime_is_an_error_unless_eager_replaces_it():
-    lowered = lower_with(backend_that(lambda p, s: PreprocessResult(b"blob")))
+    lowered = lower_with_backend(
+        backend_with_preprocess(lambda p, s: PreprocessResult(b"blob"))
+    )
     with pytest.raises(errors.NoRuntime, match="oddbackend.* declares no runtime"):
         lowered(torch.randn(3, 4))
     registry = Registry(discover=False)
-    registry.register(backend_that(lambda p, s: PreprocessResult(b"blob")))
+    registry.register(backend_with_preprocess(lambda p, s: PreprocessResult(b"blob")))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
     x = torch.randn(3, 4)
     module = Middle().eval()
@@ -799,7 +817,7 @@ def test_bad_programs(case, registry, caplog):
     make, code, message = BAD_PROGRAMS[case]
     program, inputs = make()
     with pytest.raises(errors.DelegraphError, match=message) as e:
-        api.lower(program, inputs, backends=[echo()], registry=registry)
+        api.lower(program, inputs, backends=[echo_partitioner()], registry=registry)
     assert e.value.code == code
     # the error says it all
     assert not [r for r in caplog.records if r.levelname != "DEBUG"]
@@ -809,7 +827,7 @@ def test_bad_programs(case, registry, caplog):
     ("choices", "message"),
     [
         ({"backends": "tosa"}, r"a list of names: backends=\['tosa'\]"),
-        ({"backends": echo()}, r"a list of names: backends=\[<"),
+        ({"backends": echo_partitioner()}, r"a list of names: backends=\[<"),
         ({"backends": 3}, r"a list of names: backends=\[3\]"),
         (
             {"backends": [CapabilityPartitioner]},
@@ -845,7 +863,7 @@ def test_backends_may_come_from_a_generator(registry):
     lowered = api.lower(
         Middle().eval(),
         (torch.randn(3, 4),),
-        backends=(b for b in [echo()]),
+        backends=(b for b in [echo_partitioner()]),
         registry=registry,
     )
     assert lowered.delegates
@@ -882,7 +900,10 @@ BAD_CALLS = [
 @pytest.mark.parametrize("args, kwargs, message", BAD_CALLS)
 def test_bad_calls(args, kwargs, message, registry):
     lowered = api.lower(
-        Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry
+        Middle().eval(),
+        (torch.randn(3, 4),),
+        backends=[echo_partitioner()],
+        registry=registry,
     )
     with pytest.raises(errors.InputError, match=message):
         lowered(*args, **kwargs)
@@ -890,7 +911,10 @@ def test_bad_calls(args, kwargs, message, registry):
 
 def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
     lowered = api.lower(
-        Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry
+        Middle().eval(),
+        (torch.randn(3, 4),),
+        backends=[echo_partitioner()],
+        registry=registry,
     )
     with pytest.raises(Exception, match="module_name"):
         torch.export.save(lowered.exported_program(), tmp_path / "p.pt2")
@@ -907,7 +931,11 @@ def test_transforms_run_on_the_normalized_program(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
     lowered = api.lower(
-        module, (x,), backends=[echo()], transforms=[relu_to_sin], registry=registry
+        module,
+        (x,),
+        backends=[echo_partitioner()],
+        transforms=[relu_to_sin],
+        registry=registry,
     )
     torch.testing.assert_close(lowered(x)[1], module.a(x).sin())
     with pytest.raises(
@@ -916,7 +944,7 @@ def test_transforms_run_on_the_normalized_program(registry):
         api.lower(
             module,
             (x,),
-            backends=[echo()],
+            backends=[echo_partitioner()],
             transforms=[lambda p: None],
             registry=registry,
         )
@@ -937,7 +965,7 @@ def test_transforms_that_return_invalid_programs_are_named(registry):
         api.lower(
             Middle().eval(),
             (torch.ones(3, 4),),
-            backends=[echo()],
+            backends=[echo_partitioner()],
             transforms=[call_python],
             registry=registry,
         )
@@ -994,7 +1022,10 @@ def test_random_support_on_random_programs(echo_registry, steps, mask):
     x = torch.randn(2, 3)
     refuse = lambda n: bool(mask >> (n.meta["debug_handle"] % 41) & 1)
     lowered = api.lower(
-        module, (x.clone(),), backends=[echo(refuse)], registry=echo_registry
+        module,
+        (x.clone(),),
+        backends=[echo_partitioner(refuse)],
+        registry=echo_registry,
     )
     torch.testing.assert_close(lowered(x.clone()), module(x.clone()), rtol=0, atol=0)
     calls = host_calls(lowered.exported_program().graph.nodes)
@@ -1136,7 +1167,9 @@ def test_a_backend_is_named_once(registry):
 def test_example_inputs_may_be_a_tensor_list_or_tuple(registry):
     x = torch.randn(3, 4)
     given = [
-        api.lower(Middle().eval(), inputs, backends=[echo()], registry=registry)
+        api.lower(
+            Middle().eval(), inputs, backends=[echo_partitioner()], registry=registry
+        )
         for inputs in (x, [x], (x,))
     ]
     assert len({str(lowered.exported_program().graph) for lowered in given}) == 1

@@ -45,7 +45,7 @@ class TwoPartitions(torch.nn.Module):
         return {"y": self.second(ordered) + flip, "z": torch.tanh(self.second(ordered))}
 
 
-def lowered_for(registry):
+def lower_with_keywords(registry):
     torch.manual_seed(0)
     model = TwoPartitions().eval()
     x = torch.randn(3, 4)
@@ -65,7 +65,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     """
     import numpy
 
-    model, x, lowered = lowered_for(zipped)
+    model, x, lowered = lower_with_keywords(zipped)
     assert len(lowered.delegates) == 2
     assert lowered.host_operators == 1
     lowered.save(tmp_path / "net.zipped")
@@ -86,7 +86,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
 
 
 def test_a_format_defines_its_own_options(zipped, tmp_path):
-    _, _, lowered = lowered_for(zipped)
+    _, _, lowered = lower_with_keywords(zipped)
     lowered.save(tmp_path / "small.zipped", compress=True)
     lowered.save(tmp_path / "large.zipped")
     assert (tmp_path / "small.zipped").stat().st_size < (
@@ -146,13 +146,14 @@ def stepping(registry, monkeypatch):
     monkeypatch.syspath_prepend(str(ZIP.parent))
     monkeypatch.delitem(sys.modules, "steps_format", raising=False)
     registry.register(
-        offering(FormatSpec(".steps", "steps_format:StepsFormat")), name="steps"
+        plugin_with_formats(FormatSpec(".steps", "steps_format:StepsFormat")),
+        name="steps",
     )
     yield registry
     sys.modules.pop("steps_format", None)
 
 
-def echoed(model, *args, registry, **kwargs):
+def lower_with_echo(model, *args, registry, **kwargs):
     def why_not(node):
         return (
             None
@@ -170,7 +171,9 @@ def test_loaded_step_files_are_called_like_the_method(stepping, tmp_path):
     x = torch.randn(3, 4)
     scale = torch.tensor(2.0)
     path = tmp_path / "net.steps"
-    echoed(Plain(), x, example_kwargs={"scale": scale}, registry=stepping).save(path)
+    lower_with_echo(
+        Plain(), x, example_kwargs={"scale": scale}, registry=stepping
+    ).save(path)
     results = delegraph.load(path, registry=stepping)(x, scale=scale)
     assert list(results) == ["y", "x"]
     assert torch.equal(results["y"], torch.relu(x * scale))
@@ -202,7 +205,7 @@ def test_formats_refuse_programs_they_cannot_represent(model, why, stepping, tmp
         if model is Sized
         else {}
     )
-    lowered = echoed(model(), torch.randn(3, 4), registry=stepping, **sizes)
+    lowered = lower_with_echo(model(), torch.randn(3, 4), registry=stepping, **sizes)
     with pytest.raises(errors.InputError, match=why):
         lowered.save(tmp_path / "net.steps")
     assert not (tmp_path / "net.steps").exists()
@@ -211,7 +214,7 @@ def test_formats_refuse_programs_they_cannot_represent(model, why, stepping, tmp
 # --- which format it is ---------------------------------------------------------------
 
 
-def offering(*specs):
+def plugin_with_formats(*specs):
     class Formats:
         @hookimpl
         def delegraph_formats(self):
@@ -230,7 +233,7 @@ def offering(*specs):
 )
 def test_unknown_suffixes_name_the_package_to_install(name, hint):
     registry = Registry(discover=False)
-    registry.register(offering(FormatSpec(".mine", "x:Y")))
+    registry.register(plugin_with_formats(FormatSpec(".mine", "x:Y")))
     with pytest.raises(
         errors.FormatNotFound, match=r"comes with delegraph-|\(file formats: \.mine\)"
     ) as caught:
@@ -272,7 +275,7 @@ def test_the_longest_suffix_counts():
         FormatSpec(".json", f"{__name__}:Outer"),
         FormatSpec(".npu.json", f"{__name__}:Inner"),
     ]
-    registry.register(offering(*specs))
+    registry.register(plugin_with_formats(*specs))
     assert registry.get_format("a.npu.json") == Inner
     assert registry.get_format("a.json") == Outer
 
@@ -284,7 +287,7 @@ def test_the_longest_matching_suffix_selects_the_format(tmp_path):
         FormatSpec(".json", f"{__name__}:Outer"),
         FormatSpec(".Sum.json", f"{__name__}:Ran", runtimes=("sim",)),
     ]
-    registry.register(offering(*specs))
+    registry.register(plugin_with_formats(*specs))
     for name in ("a.Sum.json", "B.SUM.JSON", "c.d.sum.json"):
         (tmp_path / name).touch()
         file = FileFormat(tmp_path / name, registry)
@@ -338,7 +341,7 @@ class Inner(ProgramFormat):
 )
 def test_a_format_that_cannot_be_used(spec, error, text):
     registry = Registry(discover=False)
-    registry.register(offering(spec))
+    registry.register(plugin_with_formats(spec))
     with pytest.raises(error, match=text):
         registry.get_format("a.x")
 
@@ -346,7 +349,7 @@ def test_a_format_that_cannot_be_used(spec, error, text):
 def test_a_plugin_that_declares_a_suffix_twice_is_broken():
     with pytest.raises(Exception, match=r"declares file format \.x twice"):
         Registry(discover=False).register(
-            offering(FormatSpec(".x", "a:B"), FormatSpec(".X", "a:C"))
+            plugin_with_formats(FormatSpec(".x", "a:B"), FormatSpec(".X", "a:C"))
         )
 
 
@@ -384,7 +387,9 @@ class Hostile(ProgramFormat):
 def hostile(monkeypatch):
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
-    registry.register(offering(FormatSpec(".hostile", f"{__name__}:Hostile")))
+    registry.register(
+        plugin_with_formats(FormatSpec(".hostile", f"{__name__}:Hostile"))
+    )
     lowered = delegraph.lower(
         torch.nn.Identity().eval(), (torch.ones(2),), backends=[], registry=registry
     )
@@ -460,7 +465,9 @@ class EchoFormat(DelegateFormat):
 
 @pytest.fixture
 def echo(registry):
-    registry.register(offering(FormatSpec(".echo", f"{__name__}:EchoFormat")))
+    registry.register(
+        plugin_with_formats(FormatSpec(".echo", f"{__name__}:EchoFormat"))
+    )
     return registry
 
 
@@ -497,7 +504,9 @@ class BesideFormat(DelegateFormat):
 
 
 def test_named_data_that_a_file_would_lose_is_refused(registry, tmp_path):
-    registry.register(offering(FormatSpec(".beside", f"{__name__}:BesideFormat")))
+    registry.register(
+        plugin_with_formats(FormatSpec(".beside", f"{__name__}:BesideFormat"))
+    )
     registry.register(
         BesideBackend,
         partitioner=CapabilityPartitioner(lambda node: None, "BesideBackend"),
@@ -533,7 +542,9 @@ class KeepingFormat(ProgramFormat):
 
 
 def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_path):
-    registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
+    registry.register(
+        plugin_with_formats(FormatSpec(".pte", f"{__name__}:KeepingFormat"))
+    )
     monkeypatch.setattr(
         "delegraph_executorch.edge.manager.default_registry", lambda: registry
     )

@@ -48,7 +48,7 @@ VERSION = b"1 "
 # --- models and programs --------------------------------------------------------------
 
 
-def module(function, **parts):
+def make_module(function, **parts):
     """A module in eval mode: ``function(self, *inputs)``, with layers, parameters, and
     tensors as buffers.
     """
@@ -73,7 +73,7 @@ def module(function, **parts):
 
 
 def export(function, *inputs, **parts):
-    return torch.export.export(module(function, **parts), inputs)
+    return torch.export.export(make_module(function, **parts), inputs)
 
 
 class Wrapper(nn.Module):
@@ -87,7 +87,7 @@ class Wrapper(nn.Module):
         return self.inner(*inputs)
 
 
-def wrapped(inner, *inputs):
+def export_wrapped(inner, *inputs):
     """A lowered module inside of another one, exported again."""
     return torch.export.export(Wrapper(inner).eval(), inputs)
 
@@ -95,7 +95,7 @@ def wrapped(inner, *inputs):
 # --- looking at programs --------------------------------------------------------------
 
 
-def targets(program):
+def call_targets(program):
     return [
         n.target
         for n in program.graph.nodes
@@ -108,27 +108,27 @@ def lowered_modules(program):
     return list(dict.fromkeys(m for _, m in delegate_calls(program)))
 
 
-def attributes(program):
+def attribute_targets(program):
     return [n.target for n in program.graph.nodes if n.op == "get_attr"]
 
 
-def on_host(program, *inputs):
+def run_on_host(program, *inputs):
     """What the program computes with its delegates' blobs executed by their runtimes."""
     return delegraph.lower(program, backends=[])(*inputs)
 
 
-def close(got, wanted):
+def assert_close(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 # --- partitioners ---------------------------------------------------------------------
 
 
-def everything(backend="CompilerBackend", specs=()):
+def partitioner_for_all(backend="CompilerBackend", specs=()):
     return CapabilityPartitioner(lambda node: None, backend, specs)
 
 
-def taking(*operators, backend="CompilerBackend", specs=(), **options):
+def partitioner_for(*operators, backend="CompilerBackend", specs=(), **options):
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "not asked for",
         backend,

@@ -9,7 +9,13 @@ from delegraph.errors import FormatError
 from delegraph_executorch.edge import to_backend, to_edge
 
 from . import backends
-from .backends import close, everything, export, lowered_modules, on_host
+from .backends import (
+    assert_close,
+    export,
+    lowered_modules,
+    partitioner_for_all,
+    run_on_host,
+)
 
 SPECS = [CompileSpec("max_value", bytes([1]))]
 
@@ -24,10 +30,10 @@ def sine():
     return to_edge(export(lambda s, x: torch.sin(x), torch.ones(1)))
 
 
-def refused(inner, run):
+def assert_blob_needs_its_version(inner, run):
     """The blob works; with another version number it does not."""
     x = torch.ones(1)
-    close(run(x), torch.sin(x))
+    assert_close(run(x), torch.sin(x))
     assert inner.processed_bytes.startswith(b"1 ")
     inner.blob = b"2 " + inner.processed_bytes[2:]
     with pytest.raises(
@@ -41,10 +47,14 @@ def test_compatibility_in_runtime():
     the serialized program.
     """
     lowered = to_backend("CompilerBackend", sine().exported_program(), SPECS)
-    refused(lowered, lambda x: on_host(backends.wrapped(lowered, x), x))
+    assert_blob_needs_its_version(
+        lowered, lambda x: run_on_host(backends.export_wrapped(lowered, x), x)
+    )
 
 
 def test_compatibility_in_runtime_edge_program_manager():
     """compat.test_compatibility_in_runtime_edge_program_manager"""
-    program = sine().to_backend(everything(specs=SPECS)).exported_program()
-    refused(*lowered_modules(program), lambda x: on_host(program, x))
+    program = sine().to_backend(partitioner_for_all(specs=SPECS)).exported_program()
+    assert_blob_needs_its_version(
+        *lowered_modules(program), lambda x: run_on_host(program, x)
+    )

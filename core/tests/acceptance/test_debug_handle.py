@@ -9,7 +9,14 @@ from delegraph.backend import BackendDetails, DelegateMappingBuilder, Preprocess
 from delegraph_executorch.edge import delegate_calls, delegate_map, to_backend, to_edge
 
 from . import backends
-from .backends import CALL, aten, export, lowered_modules, taking, wrapped
+from .backends import (
+    CALL,
+    aten,
+    export,
+    export_wrapped,
+    lowered_modules,
+    partitioner_for,
+)
 from .models import MODELS
 
 
@@ -45,7 +52,7 @@ def test_add_mul_partitioner():
     """
     inputs = (torch.randn(2, 2), torch.randn(2, 2), torch.randn(2, 2))
     edge = to_edge(export(two_partitions, *inputs)).exported_program()
-    program = to_backend(edge, taking(aten.mm.default, aten.add.Tensor))
+    program = to_backend(edge, partitioner_for(aten.mm.default, aten.add.Tensor))
     assert [m.meta["debug_handle_map"] for m in lowered_modules(program)] == [
         {0: (1,), 1: (2,)},
         {0: (4,), 1: (5,)},
@@ -67,7 +74,7 @@ def test_lowered_the_whole_model(model):
     wanted = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
     assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(wanted))}
     assert wanted
-    again = to_edge(wrapped(lowered, *inputs)).exported_program()
+    again = to_edge(export_wrapped(lowered, *inputs)).exported_program()
     [(call, inner)] = delegate_calls(again)
     assert inner.meta["debug_handle_map"] == lowered.meta["debug_handle_map"]
     assert {n.meta["debug_handle"] for n in calls(inner.original_module)} == wanted
@@ -91,7 +98,7 @@ def test_handles_follow_a_decomposition_and_a_second_step():
     assert [before[n.name] for n in calls(edge.exported_program())] == sorted(
         before.values()
     )
-    lowered = edge.to_backend(taking(aten.sin.default)).exported_program()
+    lowered = edge.to_backend(partitioner_for(aten.sin.default)).exported_program()
     kept = {n.name: n.meta["debug_handle"] for n in calls(lowered) if n.name in before}
     assert kept == {k: v for k, v in before.items() if k in kept}
     assert len(kept) > 1
@@ -108,8 +115,8 @@ def test_delegate_map_by_method():
         "a": export(lambda s, x: torch.sin(x), x),
         "b": export(lambda s, x: x * 2 + x, x),
     }
-    found = to_edge(programs).to_backend(backends.everything()).delegate_map
-    lowered = delegraph.lower(programs, backends=[backends.everything()])
+    found = to_edge(programs).to_backend(backends.partitioner_for_all()).delegate_map
+    lowered = delegraph.lower(programs, backends=[backends.partitioner_for_all()])
     assert found == {m: delegate_map(lowered.exported_program(m)) for m in programs}
     maps = {
         m: [d.debug_handle_map for d in by_handle.values()]

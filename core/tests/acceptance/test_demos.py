@@ -16,14 +16,14 @@ from . import backends
 from .backends import (
     CALL,
     Tagging,
+    assert_close,
     aten,
-    close,
+    call_targets,
     export,
+    export_wrapped,
     lowered_modules,
-    on_host,
-    taking,
-    targets,
-    wrapped,
+    partitioner_for,
+    run_on_host,
 )
 
 
@@ -45,7 +45,7 @@ def simple_net():
     )
 
 
-def everything_executed():
+def partitioner_for_executor():
     """Calls, and what holds the delegates that they call."""
     return Tagging(lambda n: n.op in ("call_function", "get_attr"), "ExecutorBackend")
 
@@ -55,9 +55,11 @@ def test_delegate_whole_program():
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
     lowered = to_backend("ExecutorBackend", source, [])
-    assert targets(lowered.original_module) == targets(source)
+    assert call_targets(lowered.original_module) == call_targets(source)
     assert len(lowered.original_module.state_dict) == 4
-    close(on_host(wrapped(lowered, x), x), source.module(check_guards=False)(x))
+    assert_close(
+        run_on_host(export_wrapped(lowered, x), x), source.module(check_guards=False)(x)
+    )
 
 
 def test_delegate_partial_program():
@@ -68,19 +70,19 @@ def test_delegate_partial_program():
     edge = simple_net()
     wanted = edge.exported_program().module(check_guards=False)(x)
     program = edge.to_backend(
-        taking(
+        partitioner_for(
             aten.addmm.default,
             aten.permute.default,
             aten.t.default,
             backend="ExecutorBackend",
         )
     ).exported_program()
-    assert [t for t in targets(program) if t in (CALL, aten.sigmoid.default)] == [
+    assert [t for t in call_targets(program) if t in (CALL, aten.sigmoid.default)] == [
         CALL,
         aten.sigmoid.default,
         CALL,
     ]
-    close(on_host(program, x), wanted)
+    assert_close(run_on_host(program, x), wanted)
 
 
 def test_nested_delegate():
@@ -95,16 +97,16 @@ def test_nested_delegate():
 
     inputs = tuple(torch.randn(2, 2) for _ in range(3))
     edge = to_edge(export(function, *inputs))
-    first = edge.to_backend(taking(aten.mm.default, aten.add.Tensor))
-    assert targets(first.exported_program()) == [aten.sub.Tensor, CALL]
-    second = first.to_backend(everything_executed()).exported_program()
+    first = edge.to_backend(partitioner_for(aten.mm.default, aten.add.Tensor))
+    assert call_targets(first.exported_program()) == [aten.sub.Tensor, CALL]
+    second = first.to_backend(partitioner_for_executor()).exported_program()
     [outer] = lowered_modules(second)
     [inner] = lowered_modules(outer.original_module)
     assert outer.backend_id == "ExecutorBackend"
     assert inner.backend_id == "CompilerBackend"
     assert inner is lowered_modules(first.exported_program())[0]
     assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
-    close(on_host(second, *inputs), function(None, *inputs))
+    assert_close(run_on_host(second, *inputs), function(None, *inputs))
 
 
 def test_delegate_aten_mode():
@@ -118,6 +120,6 @@ def test_delegate_aten_mode():
         source.exported_program(),
         [CompileSpec("max_value", bytes([2]))],
     )
-    program = wrapped(lowered, *inputs)
-    close(program.module(check_guards=False)(*inputs), torch.full((2, 2), 7.0))
-    close(on_host(program, *inputs), torch.full((2, 2), 7.0))
+    program = export_wrapped(lowered, *inputs)
+    assert_close(program.module(check_guards=False)(*inputs), torch.full((2, 2), 7.0))
+    assert_close(run_on_host(program, *inputs), torch.full((2, 2), 7.0))

@@ -46,7 +46,7 @@ def module_lists(program):
     return list(lists.values())
 
 
-def partitions(program, partitioner):
+def names_in_partitions(program, partitioner):
     """Names of the nodes of each partition, placeholders included."""
     result = partitioner(program)
     found = {tag: [] for tag in result.partition_tags}
@@ -57,26 +57,30 @@ def partitions(program, partitioner):
     return list(found.values())
 
 
-def exported(**parts):
+def export_convolutions(**parts):
     return torch.export.export(Convolutions(**parts).eval(), INPUTS)
 
 
-def parameters(*layers):
+def parameter_names(*layers):
     return [f"p_{layer}_{kind}" for layer in layers for kind in ("weight", "bias")]
 
 
-def listed(**options):
+def partitioner_from_lists(**options):
     return PatternPartitioner(module_lists, "Backend", grouped=False, **options)
 
 
 def test_partition_list_without_op_support_one_partition():
-    assert len(partitions(exported(), listed())) == 1
+    assert (
+        len(names_in_partitions(export_convolutions(), partitioner_from_lists())) == 1
+    )
 
 
 def test_partition_list_without_op_support_two_partitions():
-    first, second = partitions(exported(between=torch.add), listed())
-    assert first == [*parameters("conv1", "conv2"), "conv2d", "conv2d_1"]
-    assert second == [*parameters("conv3"), "conv2d_2", "conv2d_3", "relu"]
+    first, second = names_in_partitions(
+        export_convolutions(between=torch.add), partitioner_from_lists()
+    )
+    assert first == [*parameter_names("conv1", "conv2"), "conv2d", "conv2d_1"]
+    assert second == [*parameter_names("conv3"), "conv2d_2", "conv2d_3", "relu"]
 
 
 def test_graph_partition_with_op_support():
@@ -87,10 +91,12 @@ def test_graph_partition_with_op_support():
     def end(c, d):
         return d.max(dim=2).values - c.max(dim=2).values
 
-    program = exported(between=torch.add, end=end)
-    first, second = partitions(program, listed(why_not=why_not))
+    program = export_convolutions(between=torch.add, end=end)
+    first, second = names_in_partitions(
+        program, partitioner_from_lists(why_not=why_not)
+    )
     assert first == [
-        *parameters("conv1", "conv2", "conv3"),
+        *parameter_names("conv1", "conv2", "conv3"),
         *("conv2d", "conv2d_1", "add", "conv2d_2", "conv2d_3"),
     ]
     assert second == ["relu"]
@@ -103,7 +109,7 @@ def test_all_node_partitioner(registry):
     """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the
     user's inputs and the output.
     """
-    program = exported()
+    program = export_convolutions()
     result = AllNodePartitioner("EchoBackend")(program)
     tagged = {n.name: n.meta.get("delegation_tag") for n in program.graph.nodes}
     assert list(result.partition_tags) == ["EchoBackend"]
@@ -139,10 +145,10 @@ def test_pattern_partitioner(registry):
             return self.relu(self.conv(x))
 
     pattern = torch.export.export(Pattern().eval(), INPUTS)
-    program = exported()
-    assert partitions(program, PatternPartitioner(matches(pattern), "EchoBackend")) == [
-        [*parameters("conv3"), "conv2d_3", "relu"]
-    ]
+    program = export_convolutions()
+    assert names_in_partitions(
+        program, PatternPartitioner(matches(pattern), "EchoBackend")
+    ) == [[*parameter_names("conv3"), "conv2d_3", "relu"]]
     partitioner = PatternPartitioner(matches(pattern), "EchoBackend")
     lowered = delegraph.lower(
         Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
@@ -166,18 +172,18 @@ def test_grouped_lists():
         ]
         return [[convolutions[0], convolutions[-1]], convolutions[1:3]]
 
-    program = exported()
+    program = export_convolutions()
     alone = PatternPartitioner(ends, "Backend")
-    assert len(partitions(program, alone)) == 1
-    apart = exported(between=lambda a, b: torch.sin(b))
-    assert partitions(apart, PatternPartitioner(ends, "Backend")) == []
-    each = partitions(
-        exported(between=lambda a, b: torch.sin(b)),
+    assert len(names_in_partitions(program, alone)) == 1
+    apart = export_convolutions(between=lambda a, b: torch.sin(b))
+    assert names_in_partitions(apart, PatternPartitioner(ends, "Backend")) == []
+    each = names_in_partitions(
+        export_convolutions(between=lambda a, b: torch.sin(b)),
         PatternPartitioner(ends, "Backend", grouped=False),
     )
     assert each == [
-        [*parameters("conv1", "conv2"), "conv2d", "conv2d_1"],
-        [*parameters("conv3"), "conv2d_2", "conv2d_3"],
+        [*parameter_names("conv1", "conv2"), "conv2d", "conv2d_1"],
+        [*parameter_names("conv3"), "conv2d_2", "conv2d_3"],
     ]
 
 
@@ -205,12 +211,15 @@ def test_configuration_based_partitioner():
         ]
 
     partitioner = GroupedPartitioner(why_not, "Backend", groups=groups)
-    assert len(partitions(exported(between=torch.add), partitioner)) == 2
+    assert (
+        len(names_in_partitions(export_convolutions(between=torch.add), partitioner))
+        == 2
+    )
 
 
 def test_lists_are_of_the_program_that_is_partitioned():
-    program = exported()
-    other = exported()
+    program = export_convolutions()
+    other = export_convolutions()
     with pytest.raises(
         ContractViolation, match="no call of the program that is partitioned"
     ):
@@ -221,9 +230,9 @@ def test_defect_lists_leave_no_metadata_behind():
     """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where
     a listed node is not placed.
     """
-    program = exported()
+    program = export_convolutions()
     before = {n.name: set(n.meta) for n in program.graph.nodes}
-    partitions(
+    names_in_partitions(
         program,
         PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"),
     )

@@ -54,13 +54,13 @@ class Network(nn.Module):
         return self.given(self, x)
 
 
-def exported(forward, *inputs, **options):
+def export_network(forward, *inputs, **options):
     return torch.export.export(
         Network(forward).eval(), inputs or (torch.randn(5, 10),), **options
     )
 
 
-def quantized(x):
+def fake_quantize(x):
     return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
 
 
@@ -84,7 +84,7 @@ def torch_limits(
     return Limits(why_too_small=why_too_small)
 
 
-def ours(program, taken=TAKEN, named=(), **options):
+def our_partitions(program, taken=TAKEN, named=(), **options):
     """Names of each partition's calls; ``named`` are groups of node names."""
 
     def why_not(node):
@@ -104,7 +104,9 @@ def ours(program, taken=TAKEN, named=(), **options):
     return list(found.values())
 
 
-def torchs(program, taken=TAKEN, allows_single_node_partition=True, **options):
+def torch_partitions(
+    program, taken=TAKEN, allows_single_node_partition=True, **options
+):
     class Support(OperatorSupportBase):
         def is_node_supported(self, submodules, node):
             return node.target in taken or node.target is operator.getitem
@@ -119,7 +121,7 @@ def torchs(program, taken=TAKEN, allows_single_node_partition=True, **options):
     return [{n.name for n in partition.nodes} for partition in proposed]
 
 
-def acyclic(program, parts):
+def is_acyclic(program, parts):
     """Contract each part to one node and look for a topological order."""
     home = {name: k for k, part in enumerate(parts) for name in part}
     needs = {}
@@ -132,19 +134,21 @@ def acyclic(program, parts):
     return not needs
 
 
-def check_like_torch(forward, taken=TAKEN, inputs=(), dynamic_shapes=None, **options):
+def partition_and_compare_with_torch(
+    forward, taken=TAKEN, inputs=(), dynamic_shapes=None, **options
+):
     """Our partitions, after the comparison with torch's."""
-    program = exported(forward, *inputs, dynamic_shapes=dynamic_shapes)
-    mine = ours(program, taken, **options)
-    other = torchs(program, taken, **options)
+    program = export_network(forward, *inputs, dynamic_shapes=dynamic_shapes)
+    mine = our_partitions(program, taken, **options)
+    other = torch_partitions(program, taken, **options)
     assert set().union(*mine) == set().union(*other)
     assert len(mine) <= len(other)
     assert sum(map(len, mine)) == len(set().union(*mine))
-    assert acyclic(program, mine)
+    assert is_acyclic(program, mine)
     return mine
 
 
-def holds(parts, *names):
+def one_part_has(parts, *names):
     """Whether one of the partitions has all of these calls."""
     return any(set(names) <= part for part in parts)
 
@@ -154,19 +158,19 @@ def holds(parts, *names):
 
 def test_qdq_linear_group_partitioning():
     def forward(self, x):
-        q = quantized(x)
+        q = fake_quantize(x)
         first = self.a(q)
         wave = torch.sin(first)
         product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
         return first, self.b(q), product
 
-    program = exported(forward)
+    program = export_network(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
-    parts = ours(program, named=[group])
-    assert holds(parts, *group)
-    assert acyclic(program, parts)
-    assert holds(parts, "bmm", "squeeze")
-    assert not holds(parts, "bmm", "linear")
+    parts = our_partitions(program, named=[group])
+    assert one_part_has(parts, *group)
+    assert is_acyclic(program, parts)
+    assert one_part_has(parts, "bmm", "squeeze")
+    assert not one_part_has(parts, "bmm", "linear")
 
 
 def test_complex_graph_with_interdependencies():
@@ -174,50 +178,50 @@ def test_complex_graph_with_interdependencies():
         first = torch.relu(self.a(x))
         return self.d(self.c(torch.tanh(self.b(first))) + first)
 
-    program = exported(forward)
-    parts = ours(program, named=[("linear", "relu")])
-    assert holds(parts, "linear", "relu")
-    assert acyclic(program, parts)
+    program = export_network(forward)
+    parts = our_partitions(program, named=[("linear", "relu")])
+    assert one_part_has(parts, "linear", "relu")
+    assert is_acyclic(program, parts)
 
 
 def test_branching_qdq_pattern():
     def forward(self, x):
-        q = quantized(x)
+        q = fake_quantize(x)
         return torch.sin(self.a(q)) + self.b(q)
 
-    program = exported(forward)
+    program = export_network(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
-    parts = ours(program, named=[group])
+    parts = our_partitions(program, named=[group])
     assert sorted(map(sorted, parts)) == [["add"], sorted(group)]
-    assert acyclic(program, parts)
+    assert is_acyclic(program, parts)
 
 
 def test_multi_level_dependencies():
     def forward(self, x):
-        q = quantized(x)
+        q = fake_quantize(x)
         result = self.c(self.a(q) + self.b(q))
         return result, torch.sin(result)
 
-    program = exported(forward)
+    program = export_network(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1", "linear_2")
-    assert ours(program, named=[group]) == [{*group, "add"}]
+    assert our_partitions(program, named=[group]) == [{*group, "add"}]
 
 
 def test_double_QDQ_partitioning():
     def forward(self, x):
-        q = quantized(x)
+        q = fake_quantize(x)
         wave = torch.sin(self.a(q))
         product = torch.bmm(wave.unsqueeze(1), wave.unsqueeze(2)).squeeze()
         second = self.b(q)
-        return wave + self.c(quantized(x)), second, product
+        return wave + self.c(fake_quantize(x)), second, product
 
-    program = exported(forward)
+    program = export_network(forward)
     one = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
     other = ("add", "linear_2", "fake_quantize_per_tensor_affine_1")
-    parts = ours(program, named=[one, other])
-    assert holds(parts, *one)
-    assert holds(parts, *other)
-    assert acyclic(program, parts)
+    parts = our_partitions(program, named=[one, other])
+    assert one_part_has(parts, *one)
+    assert one_part_has(parts, *other)
+    assert is_acyclic(program, parts)
 
 
 def test_interleaved_groups_no_false_merge(registry):
@@ -262,7 +266,7 @@ def test_interleaved_groups_no_false_merge(registry):
     lowered = delegraph.lower(model, inputs, backends=[grouped], registry=registry)
     assert lowered.verify(*inputs).relative_error < 1e-6
     homes = [{n.name for n in d.nodes} for d in lowered.delegates]
-    assert holds(homes, "linear_1", "linear_2", "linear_4", "linear_5"), (
+    assert one_part_has(homes, "linear_1", "linear_2", "linear_4", "linear_5"), (
         "keys and values of both layers share memory"
     )
     assert len(homes) == 3
@@ -304,7 +308,14 @@ def test_constants_in_groups(registry):
 
 
 def test_null_node_groups_simple_model():
-    assert len(check_like_torch(lambda self, x: self.b(torch.relu(self.a(x))))) == 1
+    assert (
+        len(
+            partition_and_compare_with_torch(
+                lambda self, x: self.b(torch.relu(self.a(x)))
+            )
+        )
+        == 1
+    )
 
 
 def two_paths(self, x):
@@ -312,7 +323,7 @@ def two_paths(self, x):
 
 
 def test_null_node_groups_complex_model():
-    [part] = check_like_torch(two_paths)
+    [part] = partition_and_compare_with_torch(two_paths)
     assert {"linear", "relu", "linear_1", "tanh"} <= part
 
 
@@ -322,7 +333,7 @@ def test_null_node_groups_with_cycles():
         return self.c(torch.cat([deep, x])[:5])
 
     taken = (*TAKEN, aten.cat.default)
-    parts = check_like_torch(forward, taken)
+    parts = partition_and_compare_with_torch(forward, taken)
     assert set().union(*parts) == {
         "linear",
         "relu",
@@ -337,11 +348,11 @@ def test_compare_with_capability_partitioner_branching():
     def forward(self, x):
         return self.c(torch.relu(self.a(x)) + torch.tanh(torch.sin(self.b(x))))
 
-    assert len(check_like_torch(forward)) == 2
+    assert len(partition_and_compare_with_torch(forward)) == 2
 
 
 def test_null_node_groups_with_unsqueeze_squeeze():
-    check_like_torch(
+    partition_and_compare_with_torch(
         lambda self, x: self.b(
             torch.squeeze(torch.relu(torch.unsqueeze(self.a(x), 1)), 1)
         )
@@ -357,15 +368,15 @@ def test_complex_model_with_multiple_paths():
         ]
         return self.d(sum(paths))
 
-    assert len(check_like_torch(forward)) == 2
+    assert len(partition_and_compare_with_torch(forward)) == 2
 
 
 def test_with_reshape_operations():
     def forward(self, x):
         return self.b(torch.relu(self.a(x).reshape(5, 2, 5)).reshape(5, 10))
 
-    check_like_torch(forward, (*TAKEN, aten.reshape.default))
-    check_like_torch(forward)
+    partition_and_compare_with_torch(forward, (*TAKEN, aten.reshape.default))
+    partition_and_compare_with_torch(forward)
 
 
 def test_with_multiple_outputs():
@@ -374,8 +385,8 @@ def test_with_multiple_outputs():
         left, right = torch.sin(first).chunk(2, 1)
         return self.b(first), torch.relu(left), torch.tanh(right)
 
-    check_like_torch(forward)
-    check_like_torch(forward, (*TAKEN, aten.chunk.default))
+    partition_and_compare_with_torch(forward)
+    partition_and_compare_with_torch(forward, (*TAKEN, aten.chunk.default))
 
 
 def test_with_shared_subgraphs():
@@ -383,7 +394,7 @@ def test_with_shared_subgraphs():
         shared = torch.relu(self.a(x))
         return self.c(self.b(shared) + torch.tanh(torch.sin(shared)))
 
-    assert len(check_like_torch(forward)) == 2
+    assert len(partition_and_compare_with_torch(forward)) == 2
 
 
 def reshaped(self, x):
@@ -392,12 +403,14 @@ def reshaped(self, x):
 
 def test_with_non_compute_ops():
     taken = (*TAKEN, aten.reshape.default)
-    check_like_torch(reshaped, taken, non_compute_ops=[aten.reshape.default])
+    partition_and_compare_with_torch(
+        reshaped, taken, non_compute_ops=[aten.reshape.default]
+    )
     options = {
         "non_compute_ops": [aten.reshape.default],
         "allows_single_node_partition": False,
     }
-    assert check_like_torch(reshaped, taken, **options) == [
+    assert partition_and_compare_with_torch(reshaped, taken, **options) == [
         {"relu", "reshape_1", "linear_1"}
     ]
 
@@ -406,7 +419,7 @@ def test_a_partition_that_computes_nothing():
     """Row test_with_non_compute_ops: what only reshapes stays on the host, also where
     single calls are allowed.
     """
-    program = exported(lambda self, x: torch.sin(torch.sin(x).reshape(2, 25)))
+    program = export_network(lambda self, x: torch.sin(torch.sin(x).reshape(2, 25)))
     partitioner = CapabilityPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
@@ -418,7 +431,7 @@ def test_a_partition_that_computes_nothing():
     assert reason == "nothing in its partition computes"
 
 
-def alone(self, x):
+def sines_between_layers(self, x):
     return self.b(torch.sin(torch.tanh(torch.sin(self.a(x)))))
 
 
@@ -427,7 +440,9 @@ def test_with_allowed_single_node_partition_ops():
         "allows_single_node_partition": False,
         "allowed_single_node_partition_ops": [aten.tanh.default],
     }
-    assert check_like_torch(alone, **options) == [{"tanh"}]
+    assert partition_and_compare_with_torch(sines_between_layers, **options) == [
+        {"tanh"}
+    ]
 
 
 def test_with_complex_dependency_cycles():
@@ -437,7 +452,7 @@ def test_with_complex_dependency_cycles():
         right = torch.relu(torch.sin(self.c(first)))
         return self.d(left + right + first)
 
-    assert len(check_like_torch(forward)) == 2
+    assert len(partition_and_compare_with_torch(forward)) == 2
 
 
 def test_with_buffer_mutations():
@@ -445,8 +460,8 @@ def test_with_buffer_mutations():
         self.counter.add_(1.0)
         return self.a(x + self.counter)
 
-    check_like_torch(forward, (*TAKEN, aten.add_.Tensor))
-    check_like_torch(forward)
+    partition_and_compare_with_torch(forward, (*TAKEN, aten.add_.Tensor))
+    partition_and_compare_with_torch(forward)
 
 
 def test_with_dynamic_shapes():
@@ -455,7 +470,7 @@ def test_with_dynamic_shapes():
 
     shapes = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
     taken = (*TAKEN, aten.reshape.default, aten.sym_size.int)
-    check_like_torch(forward, taken, (torch.randn(4, 10),), shapes)
+    partition_and_compare_with_torch(forward, taken, (torch.randn(4, 10),), shapes)
 
 
 def test_with_complex_graph_structure():
@@ -466,7 +481,7 @@ def test_with_complex_graph_structure():
         four = torch.tanh(self.d(torch.sin(two)))
         return self.e(three + four + one + two)
 
-    assert len(check_like_torch(forward)) == 2
+    assert len(partition_and_compare_with_torch(forward)) == 2
 
 
 def test_with_custom_operator_support():
@@ -474,7 +489,7 @@ def test_with_custom_operator_support():
         return self.b(torch.tanh(torch.sigmoid(torch.relu(self.a(x)))))
 
     taken = (aten.linear.default, aten.relu.default, aten.sigmoid.default)
-    assert len(check_like_torch(forward, taken)) == 2
+    assert len(partition_and_compare_with_torch(forward, taken)) == 2
 
 
 def test_with_fusion_patterns():
@@ -484,9 +499,9 @@ def test_with_fusion_patterns():
         normed = F.relu(F.batch_norm(self.a(x), torch.zeros(10), torch.ones(10)))
         return self.c(normed + torch.tanh(self.b(torch.sin(x))))
 
-    parts = check_like_torch(forward, (*TAKEN, aten.batch_norm.default))
-    assert holds(parts, "linear", "batch_norm", "relu")
-    assert holds(parts, "linear_1", "tanh")
+    parts = partition_and_compare_with_torch(forward, (*TAKEN, aten.batch_norm.default))
+    assert one_part_has(parts, "linear", "batch_norm", "relu")
+    assert one_part_has(parts, "linear_1", "tanh")
 
 
 def test_with_large_model():
@@ -497,7 +512,7 @@ def test_with_large_model():
             x = activations[k % 3](getattr(self, "abcdef"[k % 6])(x))
         return x
 
-    assert len(check_like_torch(forward)) == 10
+    assert len(partition_and_compare_with_torch(forward)) == 10
 
 
 def test_with_different_traversal_orders():
@@ -515,7 +530,7 @@ def test_with_different_traversal_orders():
         middle = torch.tanh(self.b(torch.sin(x)))
         return torch.relu(self.a(x)) + middle + last
 
-    parts = [check_like_torch(f) for f in (forward, reordered)]
+    parts = [partition_and_compare_with_torch(f) for f in (forward, reordered)]
     assert [sorted(map(len, p)) for p in parts] == [sorted(map(len, parts[0]))] * 2
 
 
@@ -523,8 +538,16 @@ def test_null_node_groups_single_node_partition_control():
     def forward(self, x):
         return self.b(torch.sin(self.a(x)))
 
-    assert check_like_torch(forward, allows_single_node_partition=False) == []
-    assert len(check_like_torch(forward, allows_single_node_partition=True)) == 2
+    assert (
+        partition_and_compare_with_torch(forward, allows_single_node_partition=False)
+        == []
+    )
+    assert (
+        len(
+            partition_and_compare_with_torch(forward, allows_single_node_partition=True)
+        )
+        == 2
+    )
 
 
 # --- defects --------------------------------------------------------------------------
@@ -534,10 +557,10 @@ def test_defect_groups_that_overlap():
     """GroupBasedPartitioner raises ValueError; what has to share a partition pairwise
     has to share it altogether.
     """
-    program = exported(
+    program = export_network(
         lambda self, x: self.c(torch.relu(self.b(torch.tanh(self.a(x)))))
     )
-    parts = ours(program, named=[("linear", "tanh"), ("tanh", "linear_1")])
+    parts = our_partitions(program, named=[("linear", "tanh"), ("tanh", "linear_1")])
     assert len(parts) == 1
 
 
@@ -545,7 +568,7 @@ def test_defect_group_with_a_refused_member():
     """GroupBasedPartitioner takes the supported rest of a group; here it is all or
     nothing, with the reason.
     """
-    program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))))
+    program = export_network(lambda self, x: torch.relu(torch.sin(self.a(x))))
 
     def why_not(node):
         return "no waves" if node.target is aten.sin.default else None
@@ -568,7 +591,9 @@ def test_defect_group_around_a_host_call():
     """A group that needs its own result through the host: torch's fusion fails with
     "found dependency cycles".
     """
-    program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x))
+    program = export_network(
+        lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x)
+    )
     result = GroupedPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",

@@ -37,15 +37,15 @@ from torch.utils import _pytree as pytree
 from . import backends
 from .backends import (
     CALL,
+    assert_close,
     aten,
-    close,
-    everything,
+    call_targets,
     export,
+    export_wrapped,
     lowered_modules,
-    on_host,
-    taking,
-    targets,
-    wrapped,
+    partitioner_for,
+    partitioner_for_all,
+    run_on_host,
 )
 
 X = torch.randn(3)
@@ -61,7 +61,7 @@ def sine(s, x):
     return torch.sin(x)
 
 
-def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
+def recording_backend(preprocess=lambda program, specs: PreprocessResult(b"blob")):
     """A backend that keeps what it was given, and its runtime, which keeps that as
     well.
     """
@@ -88,11 +88,11 @@ def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
 
 def test_compile_specs_arrive_as_they_were_given():
     """CompileSpec: order and duplicates are kept, for preprocess and for the runtime."""
-    backend, runtime, given, loaded = recording()
+    backend, runtime, given, loaded = recording_backend()
     specs = [CompileSpec("b", b"1"), CompileSpec("a", b""), CompileSpec("b", b"1")]
     with delegraph.register(backend, runtime=runtime):
         lowered = to_backend("RecordingBackend", export(sine, X), specs)
-        on_host(wrapped(lowered, X), X)
+        run_on_host(export_wrapped(lowered, X), X)
     assert given[0][1] == specs == lowered.compile_specs == list(loaded[0][1])
     given[0][1].clear()
     assert lowered.compile_specs == specs
@@ -104,10 +104,10 @@ def test_results_of_preprocess_reach_module_and_runtime():
     """
     facts = {"speed": 3}
     result = PreprocessResult(b"blob", {0: (1,)}, None, facts)
-    backend, runtime, _, loaded = recording(lambda program, specs: result)
+    backend, runtime, _, loaded = recording_backend(lambda program, specs: result)
     with delegraph.register(backend, runtime=runtime):
         lowered = to_backend("RecordingBackend", export(sine, X), [])
-        on_host(wrapped(lowered, X), X)
+        run_on_host(export_wrapped(lowered, X), X)
     assert lowered.processed_bytes == b"blob"
     assert lowered.meta["debug_handle_map"] == {0: (1,)}
     assert lowered.meta["_delegate_info_meta"] == facts
@@ -118,7 +118,7 @@ def test_results_of_preprocess_reach_module_and_runtime():
 @pytest.mark.parametrize("wrong", [None, b"blob", PreprocessResult("text")])
 def test_other_results_of_preprocess_are_refused(wrong):
     """PreprocessResult: anything else is refused where it happens."""
-    backend, _, _, _ = recording(lambda program, specs: wrong)
+    backend, _, _, _ = recording_backend(lambda program, specs: wrong)
     with (
         delegraph.register(backend),
         pytest.raises(ContractViolation, match="RecordingBackend.preprocess returned"),
@@ -168,25 +168,27 @@ def test_preprocess_gets_a_copy_of_the_graph():
         return PreprocessResult(b"blob")
 
     source = export(sine, X)
-    backend, _, _, _ = recording(rewriting)
+    backend, _, _, _ = recording_backend(rewriting)
     with delegraph.register(backend):
         for lowered in (
             to_backend("RecordingBackend", source, []),
-            *lowered_modules(to_backend(source, everything("RecordingBackend"))),
+            *lowered_modules(
+                to_backend(source, partitioner_for_all("RecordingBackend"))
+            ),
         ):
-            assert targets(lowered.original_module) == [aten.sin.default]
-    assert targets(source) == [aten.sin.default]
+            assert call_targets(lowered.original_module) == [aten.sin.default]
+    assert call_targets(source) == [aten.sin.default]
 
 
 def test_defect_copies_of_weights():
     """copy hook: on either path the backend gets the very weights, by reference."""
     layer = torch.nn.Linear(3, 3)
     source = export(lambda s, x: s.layer(x), X, layer=layer)
-    backend, _, given, _ = recording()
+    backend, _, given, _ = recording_backend()
     with delegraph.register(backend):
         to_backend("RecordingBackend", source, [])
-        to_backend(source, everything("RecordingBackend"))
-        to_edge(source).to_backend(everything("RecordingBackend"))
+        to_backend(source, partitioner_for_all("RecordingBackend"))
+        to_edge(source).to_backend(partitioner_for_all("RecordingBackend"))
     for program, _ in given:
         assert program.state_dict["layer.weight"].data_ptr() == layer.weight.data_ptr()
 
@@ -199,10 +201,10 @@ def test_backend_that_is_not_there():
     source = export(sine, X)
     for call in (
         lambda: to_backend("AbsentBackend", source, []),
-        lambda: to_backend(source, everything("AbsentBackend")),
+        lambda: to_backend(source, partitioner_for_all("AbsentBackend")),
         lambda: to_backend(
             MethodProgramsPartitionerSpec(
-                {"a": source}, {"a": everything("AbsentBackend")}
+                {"a": source}, {"a": partitioner_for_all("AbsentBackend")}
             )
         ),
     ):
@@ -214,8 +216,8 @@ def test_backend_that_is_not_there():
 
 def test_defect_two_backends_of_one_name():
     """look-up: the later one does not win in silence."""
-    first = recording()[0]
-    second = recording()[0]
+    first = recording_backend()[0]
+    second = recording_backend()[0]
     with delegraph.register(first):
         with (
             pytest.raises(PluginConflict, match="RecordingBackend"),
@@ -232,7 +234,7 @@ def test_defect_definition_is_registration():
     """A class that was only defined is no backend; one that is unregistered is none any
     more.
     """
-    backend, _, _, _ = recording()
+    backend, _, _, _ = recording_backend()
     with pytest.raises(BackendNotFound):
         to_backend("RecordingBackend", export(sine, X), [])
     with delegraph.register(backend):
@@ -250,9 +252,9 @@ def test_three_forms_agree():
     """
     source = to_edge(export(sine, X)).exported_program()
     whole = to_backend("CompilerBackend", source, [])
-    one = to_backend(source, everything())
+    one = to_backend(source, partitioner_for_all())
     [several] = to_backend(
-        MethodProgramsPartitionerSpec({"a": source}, {"a": everything()})
+        MethodProgramsPartitionerSpec({"a": source}, {"a": partitioner_for_all()})
     ).values()
     assert isinstance(whole, LoweredBackendModule)
     blobs = [
@@ -261,19 +263,24 @@ def test_three_forms_agree():
     ]
     assert len(blobs) == 3
     assert len({*blobs}) == 1
-    assert CALL not in targets(source)
+    assert CALL not in call_targets(source)
 
 
 def test_partitions_are_compiled_in_the_order_of_the_graph():
     """to_backend overload 2: once a partition."""
-    backend, _, given, _ = recording()
+    backend, _, given, _ = recording_backend()
     source = export(lambda s, x: torch.cos(torch.sin(x).neg()), X)
     with delegraph.register(backend):
         to_backend(
             source,
-            taking(aten.sin.default, aten.cos.default, backend="RecordingBackend"),
+            partitioner_for(
+                aten.sin.default, aten.cos.default, backend="RecordingBackend"
+            ),
         )
-    assert [targets(p) for p, _ in given] == [[aten.sin.default], [aten.cos.default]]
+    assert [call_targets(p) for p, _ in given] == [
+        [aten.sin.default],
+        [aten.cos.default],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +308,7 @@ def test_the_operator_is_torchs():
     assert CALL.name() == "executorch_call_delegate"
     needs_gradient = X.clone().requires_grad_()
     [result] = CALL(inner, needs_gradient)
-    close(result, torch.sin(X))
+    assert_close(result, torch.sin(X))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         [fake] = CALL(inner, mode.from_tensor(X))
     assert isinstance(fake, torch._subclasses.FakeTensor)
@@ -311,14 +318,14 @@ def test_the_operator_is_torchs():
 def test_delegates_are_opaque_to_later_partitioners():
     """HOP: the second backend sees what the first left, and the first's delegates stay."""
     source = export(lambda s, x: torch.sin(torch.cos(x)), X)
-    first = to_edge(source).to_backend(taking(aten.sin.default))
-    second = first.to_backend(everything("ExecutorBackend")).exported_program()
+    first = to_edge(source).to_backend(partitioner_for(aten.sin.default))
+    second = first.to_backend(partitioner_for_all("ExecutorBackend")).exported_program()
     assert [m.backend_id for m in lowered_modules(second)] == [
         "ExecutorBackend",
         "CompilerBackend",
     ]
     assert lowered_modules(second)[1] is lowered_modules(first.exported_program())[0]
-    close(on_host(second, X), torch.sin(torch.cos(X)))
+    assert_close(run_on_host(second, X), torch.sin(torch.cos(X)))
 
 
 class Lying(BackendRuntime):
@@ -333,14 +340,16 @@ def test_defect_a_wrong_blob_passes_the_tests():
     """Calling a lowered program runs the blob, and verify tells that it differs from
     eager.
     """
-    backend, _, _, _ = recording()
+    backend, _, _, _ = recording_backend()
     with delegraph.register(backend, runtime=Lying):
         lowered = delegraph.lower(
-            export(sine, X), backends=[everything("RecordingBackend")]
+            export(sine, X), backends=[partitioner_for_all("RecordingBackend")]
         )
-        close(lowered(X), torch.cos(X))
+        assert_close(lowered(X), torch.cos(X))
         assert lowered.verify(X).relative_error > 1e-3
-        close(lowered.exported_program().module(check_guards=False)(X), torch.sin(X))
+        assert_close(
+            lowered.exported_program().module(check_guards=False)(X), torch.sin(X)
+        )
 
 
 def test_defect_weights_of_branches_are_run_time_inputs():
@@ -351,7 +360,9 @@ def test_defect_weights_of_branches_are_run_time_inputs():
         X,
         **layers,
     )
-    program = to_backend(source, taking(aten.linear.default, backend="ExecutorBackend"))
+    program = to_backend(
+        source, partitioner_for(aten.linear.default, backend="ExecutorBackend")
+    )
     modules = lowered_modules(program)
     assert [sorted(m.original_module.state_dict) for m in modules] == [
         [f"{n}.bias", f"{n}.weight"] for n in "ab"
@@ -359,7 +370,7 @@ def test_defect_weights_of_branches_are_run_time_inputs():
     assert [len(m.inputs) for m in modules] == [1, 1]
     assert not program.state_dict
     for x in (X.abs(), -X.abs()):
-        close(on_host(program, x), source.module(check_guards=False)(x))
+        assert_close(run_on_host(program, x), source.module(check_guards=False)(x))
 
 
 def test_defect_loops_are_not_entered():
@@ -371,12 +382,13 @@ def test_defect_loops_are_not_entered():
         )
 
     source = export(function, torch.tensor(2), X)
-    program = to_backend(source, taking(aten.sin.default))
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+    program = to_backend(source, partitioner_for(aten.sin.default))
+    assert [call_targets(m.original_module) for m in lowered_modules(program)] == [
         [aten.sin.default]
     ]
-    close(
-        on_host(program, torch.tensor(2), X), (torch.tensor(0), torch.sin(torch.sin(X)))
+    assert_close(
+        run_on_host(program, torch.tensor(2), X),
+        (torch.tensor(0), torch.sin(torch.sin(X))),
     )
 
 
@@ -392,14 +404,14 @@ def test_defect_kept_operators_below_the_first_branch():
         X,
         layer=layer,
     )
-    keeper = taking(aten.linear.default, backend="ExecutorBackend")
+    keeper = partitioner_for(aten.linear.default, backend="ExecutorBackend")
     program = to_edge_transform_and_lower(
         source, partitioner=[keeper]
     ).exported_program()
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+    assert [call_targets(m.original_module) for m in lowered_modules(program)] == [
         [aten.linear.default]
     ]
-    close(on_host(program, torch.ones(3)), layer(torch.ones(3)))
+    assert_close(run_on_host(program, torch.ones(3)), layer(torch.ones(3)))
 
 
 def test_defect_operators_are_registered_globally():
@@ -407,14 +419,15 @@ def test_defect_operators_are_registered_globally():
     before = set(torch._C._dispatch_get_all_op_names())
     source = export(lambda s, x: s.layer(x), X, layer=torch.nn.Linear(3, 3))
     to_edge_transform_and_lower(
-        source, partitioner=[taking(aten.linear.default, backend="ExecutorBackend")]
+        source,
+        partitioner=[partitioner_for(aten.linear.default, backend="ExecutorBackend")],
     )
     assert set(torch._C._dispatch_get_all_op_names()) == before
 
 
 def test_defect_nobody_knows_who_made_a_blob():
     """The report has the distribution and version of every delegate's backend."""
-    lowered = delegraph.lower(export(sine, X), backends=[everything()])
+    lowered = delegraph.lower(export(sine, X), backends=[partitioner_for_all()])
     assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
 
@@ -431,7 +444,9 @@ def test_calling_convention_is_recorded():
         torch.ones(3, 2),
         c=torch.ones(2),
     )
-    [inner] = lowered_modules(to_backend(source, everything("ExecutorBackend")))
+    [inner] = lowered_modules(
+        to_backend(source, partitioner_for_all("ExecutorBackend"))
+    )
     assert [str(a) for a in inner.inputs] == [
         "inputs_0: float32[2, 3]",
         "inputs_1: float32[3, 2]",
@@ -442,14 +457,14 @@ def test_calling_convention_is_recorded():
     ]
 
 
-def rearranged(change):
+def backend_that_edits_inputs(change):
     """A backend that changes its graph's placeholders before it compiles."""
 
     def preprocess(program, specs):
         change(program.graph, [n for n in program.graph.nodes if n.op == "placeholder"])
         return PreprocessResult(b"blob")
 
-    return recording(preprocess)[0]
+    return recording_backend(preprocess)[0]
 
 
 def drop(graph, nodes):
@@ -474,10 +489,10 @@ def test_defect_inputs_dropped_or_reordered(change, inputs):
     )
     text = re.escape("its inputs are ['inputs_0', 'inputs_1'], and " + inputs)
     with (
-        delegraph.register(rearranged(change)),
+        delegraph.register(backend_that_edits_inputs(change)),
         pytest.raises(ContractViolation, match=text),
     ):
-        to_backend(source, everything("RecordingBackend"))
+        to_backend(source, partitioner_for_all("RecordingBackend"))
 
 
 def test_a_backend_may_fold_its_constants():
@@ -489,18 +504,20 @@ def test_a_backend_may_fold_its_constants():
         graph.erase_node(nodes[0])
 
     source = export(lambda s, a: a - s.c, torch.ones(2), c=torch.ones(2))
-    with delegraph.register(rearranged(fold)):
-        [inner] = lowered_modules(to_backend(source, everything("RecordingBackend")))
+    with delegraph.register(backend_that_edits_inputs(fold)):
+        [inner] = lowered_modules(
+            to_backend(source, partitioner_for_all("RecordingBackend"))
+        )
     assert list(inner.original_module.state_dict) == ["c"]
 
 
 def test_defect_tags_leak_into_what_a_backend_gets():
     """No program that a backend gets has tags, so it may partition it itself."""
-    backend, _, given, _ = recording()
+    backend, _, given, _ = recording_backend()
     with delegraph.register(backend):
         to_backend(
             export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)),
-            everything("RecordingBackend"),
+            partitioner_for_all("RecordingBackend"),
         )
     assert all(
         "delegation_tag" not in n.meta
@@ -516,7 +533,9 @@ def test_several_programs_at_once():
     sources = [export(lambda s, x, k=k: torch.sin(x) * k, X) for k in range(4)]
 
     def blob(source):
-        return lowered_modules(to_backend(source, everything()))[0].processed_bytes
+        return lowered_modules(to_backend(source, partitioner_for_all()))[
+            0
+        ].processed_bytes
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(blob, sources)) == [blob(s) for s in sources]
@@ -531,5 +550,5 @@ def test_pytree_results():
     got = lowered(X)
     wanted = source.module(check_guards=False)(X)
     assert pytree.tree_structure(got) == pytree.tree_structure(wanted)
-    close(got, wanted)
-    close(on_host(wrapped(lowered, X), X), wanted)
+    assert_close(got, wanted)
+    assert_close(run_on_host(export_wrapped(lowered, X), X), wanted)

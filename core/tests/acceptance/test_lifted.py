@@ -25,15 +25,15 @@ from torch._higher_order_ops.map import map as torch_map
 from . import backends
 from .backends import (
     CALL,
+    assert_close,
     aten,
-    attributes,
-    close,
-    everything,
+    attribute_targets,
+    call_targets,
     export,
     lowered_modules,
-    on_host,
-    taking,
-    targets,
+    partitioner_for,
+    partitioner_for_all,
+    run_on_host,
 )
 
 LIMIT = [CompileSpec("max_value", bytes([4]))]
@@ -54,7 +54,7 @@ def add_mul(s, a, x, b):
     return torch.mm(a, x) + b
 
 
-def whole(function, *inputs, specs=LIMIT, backend="CompilerBackend"):
+def lower_whole(function, *inputs, specs=LIMIT, backend="CompilerBackend"):
     return to_backend(
         backend, to_edge(export(function, *inputs)).exported_program(), specs
     )
@@ -65,11 +65,11 @@ def test_simple():
     a partitioner gives a list.
     """
     x = torch.ones(1)
-    close(whole(sine, x, specs=[])(x), torch.sin(x))
-    edge = to_edge(export(sine, x)).to_backend(everything())
+    assert_close(lower_whole(sine, x, specs=[])(x), torch.sin(x))
+    edge = to_edge(export(sine, x)).to_backend(partitioner_for_all())
     [inner] = lowered_modules(edge.exported_program())
     assert len(inner(x)) == 1
-    close(inner(x)[0], torch.sin(x))
+    assert_close(inner(x)[0], torch.sin(x))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -78,11 +78,11 @@ def test_backend_with_compiler(strict):
     data index, instruction 0.
     """
     x = torch.ones(1)
-    lowered = whole(sine, x)
+    lowered = lower_whole(sine, x)
     program = torch.export.export(backends.Wrapper(lowered).eval(), (x,), strict=strict)
     edge = to_edge(program).exported_program()
-    assert targets(edge) == [CALL]
-    assert attributes(edge) == ["lowered_module_0"]
+    assert call_targets(edge) == [CALL]
+    assert attribute_targets(edge) == ["lowered_module_0"]
     assert "lowered_module_0" in str(edge)
     assert "executorch_call_delegate" in edge.graph_module.code
     [inner] = lowered_modules(edge)
@@ -94,16 +94,19 @@ def test_backend_with_compiler(strict):
         ' [{"node": "sin"}]}'
     )
     assert inner.processed_bytes == blob.encode()
-    close(on_host(program, x), torch.sin(torch.ones(1)))
+    assert_close(run_on_host(program, x), torch.sin(torch.ones(1)))
     assert torch.equal(x, torch.ones(1))
 
 
 def test_lowered_add_mul():
     """lifted.test_lowered_add_mul: three inputs."""
     inputs = (ONES, TWOS, THREES)
-    lowered = whole(add_mul, *inputs)
+    lowered = lower_whole(add_mul, *inputs)
     assert len(lowered.inputs) == 3
-    close(on_host(backends.wrapped(lowered, *inputs), *inputs), add_mul(None, *inputs))
+    assert_close(
+        run_on_host(backends.export_wrapped(lowered, *inputs), *inputs),
+        add_mul(None, *inputs),
+    )
 
 
 def test_backend_with_compiler_out_of_range():
@@ -111,9 +114,9 @@ def test_backend_with_compiler_out_of_range():
     enforced by the runtime.
     """
     x = torch.zeros(6)
-    program = backends.wrapped(whole(sine, torch.ones(6)), x)
+    program = backends.export_wrapped(lower_whole(sine, torch.ones(6)), x)
     with pytest.raises(RuntimeError, match="more than 4 rows"):
-        on_host(program, x)
+        run_on_host(program, x)
 
 
 def test_backend_with_compiler_delegate_and_operator():
@@ -124,15 +127,15 @@ def test_backend_with_compiler_delegate_and_operator():
     program = export(
         lambda s, x: s.inner(x)[0] + s.inner(x)[0],
         x,
-        inner=whole(lambda s, x: [torch.sin(x)], x),
+        inner=lower_whole(lambda s, x: [torch.sin(x)], x),
     )
     edge = to_edge(program).exported_program()
-    assert targets(edge) == [CALL, CALL, aten.add.Tensor]
+    assert call_targets(edge) == [CALL, CALL, aten.add.Tensor]
     assert {n.args[0].target for n in edge.graph.nodes if n.target is CALL} == {
         "lowered_module_0"
     }
     assert len(lowered_modules(edge)) == 1
-    close(on_host(program, x), 2 * torch.sin(x))
+    assert_close(run_on_host(program, x), 2 * torch.sin(x))
     assert torch.equal(x, torch.ones(1))
 
 
@@ -142,7 +145,7 @@ def test_backend_with_compiler_backend_runtime_exception():
     """
     text = r"call_function aten.cos.default is not supported in backend CompilerBackend"
     with pytest.raises(RuntimeError, match=text) as caught:
-        whole(lambda s, x: torch.sin(x) + torch.cos(x), torch.ones(1), specs=[])
+        lower_whole(lambda s, x: torch.sin(x) + torch.cos(x), torch.ones(1), specs=[])
     assert isinstance(caught.value, Unsupported)
     assert caught.value.source
     assert caught.value.node.target is aten.cos.default
@@ -153,7 +156,7 @@ def test_backend_with_compiler_backend_not_found_exception():
     with pytest.raises(
         NotImplementedError, match="FakeBackendWithCompilerDemo"
     ) as caught:
-        whole(sine, torch.ones(1), backend="FakeBackendWithCompilerDemo")
+        lower_whole(sine, torch.ones(1), backend="FakeBackendWithCompilerDemo")
     assert isinstance(caught.value, BackendNotFound)
 
 
@@ -168,11 +171,13 @@ def test_backend_with_compiler_delegate_and_operator_with_two_modules():
         return a, b, s.rest(a, b)
 
     x = torch.ones(1)
-    rest = backends.module(lambda s, a, b: a + b + s.bias, bias=torch.ones(1) * 0.3)
-    program = export(composite, x, lowerable=whole(sine, x), rest=rest)
+    rest = backends.make_module(
+        lambda s, a, b: a + b + s.bias, bias=torch.ones(1) * 0.3
+    )
+    program = export(composite, x, lowerable=lower_whole(sine, x), rest=rest)
     a = torch.sin(x)
     b = torch.sin(torch.sin(x))
-    close(on_host(program, x), (a, b, a + b + 0.3))
+    assert_close(run_on_host(program, x), (a, b, a + b + 0.3))
 
 
 class Patterns(nn.Module):
@@ -217,20 +222,20 @@ def test_partition_delegate_graph(pattern, left):
     inputs = tuple(torch.ones(1, 32) for _ in range(3))
     source = torch.export.export(Patterns().eval(), inputs)
     edge = to_edge_transform_and_lower(
-        source, partitioner=taking(*pattern, backend="ExecutorBackend")
+        source, partitioner=partitioner_for(*pattern, backend="ExecutorBackend")
     )
     program = edge.exported_program()
     assert {m.backend_id for m in lowered_modules(program)} == {"ExecutorBackend"}
     assert all(
         m.processed_bytes.startswith(backends.VERSION) for m in lowered_modules(program)
     )
-    host = {op for op in targets(program) if op is not CALL}
+    host = {op for op in call_targets(program) if op is not CALL}
     assert host & {aten.sub.Tensor, aten.convolution.default, aten.mul.Tensor} == {
         *left
     }
     wanted = source.module(check_guards=False)(*inputs)
-    close(program.module(check_guards=False)(*inputs), wanted)
-    close(on_host(program, *inputs), wanted)
+    assert_close(program.module(check_guards=False)(*inputs), wanted)
+    assert_close(run_on_host(program, *inputs), wanted)
 
 
 def test_add_mul_partitioner():
@@ -248,11 +253,12 @@ def test_add_mul_partitioner():
     inputs = (torch.randn(2, 2), torch.randn(2, 2), torch.randn(2, 2))
     source = export(function, *inputs)
     program = to_backend(
-        to_edge(source).exported_program(), taking(aten.mm.default, aten.add.Tensor)
+        to_edge(source).exported_program(),
+        partitioner_for(aten.mm.default, aten.add.Tensor),
     )
-    assert attributes(program) == ["lowered_module_0", "lowered_module_1"]
-    close(program.graph_module(*inputs)[0], function(None, *inputs))
-    close(on_host(program, *inputs), function(None, *inputs))
+    assert attribute_targets(program) == ["lowered_module_0", "lowered_module_1"]
+    assert_close(program.graph_module(*inputs)[0], function(None, *inputs))
+    assert_close(run_on_host(program, *inputs), function(None, *inputs))
 
 
 def test_partitioner_with_attributes():
@@ -263,7 +269,9 @@ def test_partitioner_with_attributes():
     x = torch.randn(1, 3)
     y = torch.randn(1, 3)
     source = export(lambda s, x, y: (x + s.one_1) * y + s.one_2, x, y, **add_one)
-    program = to_edge(source).to_backend(taking(aten.add.Tensor)).exported_program()
+    program = (
+        to_edge(source).to_backend(partitioner_for(aten.add.Tensor)).exported_program()
+    )
     modules = lowered_modules(program)
     assert len(modules) == 2
     for inner in modules:
@@ -273,8 +281,8 @@ def test_partitioner_with_attributes():
             == 2
         )
     assert not program.state_dict
-    close(program.graph_module(x, y)[0], (x + 1) * y + 2)
-    close(on_host(program, x, y), (x + 1) * y + 2)
+    assert_close(program.graph_module(x, y)[0], (x + 1) * y + 2)
+    assert_close(run_on_host(program, x, y), (x + 1) * y + 2)
 
 
 def test_bad_partitioner():
@@ -321,9 +329,9 @@ def test_quantized_with_delegate():
     }
     source = export(function, torch.ones(2, 3), **parts)
     edge = to_edge(source).exported_program()
-    assert targets(edge).count(q) == 3
-    assert targets(edge).count(aten.addmm.default) == 1
-    close(
+    assert call_targets(edge).count(q) == 3
+    assert call_targets(edge).count(aten.addmm.default) == 1
+    assert_close(
         edge.module(check_guards=False)(torch.ones(2, 3)),
         source.module(check_guards=False)(torch.ones(2, 3)),
     )
@@ -334,12 +342,14 @@ def test_quantized_with_delegate():
 ADD_MM = (aten.add.Tensor, aten.mm.default)
 
 
-def delegated(module):
+def delegated_operators(module):
     """Operators of the delegates that a graph itself calls, one list a delegate."""
-    return [targets(m.original_module) for _, m, _ in get_lowered_submodules(module)]
+    return [
+        call_targets(m.original_module) for _, m, _ in get_lowered_submodules(module)
+    ]
 
 
-def bodies(module):
+def subgraphs_of(module):
     """The bodies of its higher-order calls, in order."""
     found = (
         getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"
@@ -347,9 +357,9 @@ def bodies(module):
     return [body for body in found if isinstance(body, torch.fx.GraphModule)]
 
 
-def agrees(program, function, *inputs):
-    close(program.module(check_guards=False)(*inputs), function(None, *inputs))
-    close(on_host(program, *inputs), function(None, *inputs))
+def assert_equals_eager(program, function, *inputs):
+    assert_close(program.module(check_guards=False)(*inputs), function(None, *inputs))
+    assert_close(run_on_host(program, *inputs), function(None, *inputs))
 
 
 def test_partition_with_control_flow():
@@ -371,16 +381,18 @@ def test_partition_with_control_flow():
 
     program = (
         to_edge(export(function, ONES, TWOS))
-        .to_backend(taking(*ADD_MM))
+        .to_backend(partitioner_for(*ADD_MM))
         .exported_program()
     )
-    assert delegated(program.graph_module) == [[aten.add.Tensor]]
-    assert [delegated(body) for body in bodies(program.graph_module)] == [
+    assert delegated_operators(program.graph_module) == [[aten.add.Tensor]]
+    assert [
+        delegated_operators(body) for body in subgraphs_of(program.graph_module)
+    ] == [
         [[aten.add.Tensor]],
         [[aten.mm.default]],
     ]
-    agrees(program, function, ONES, TWOS)
-    agrees(program, function, ONES, 0 * ONES)
+    assert_equals_eager(program, function, ONES, TWOS)
+    assert_equals_eager(program, function, ONES, 0 * ONES)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -393,13 +405,13 @@ def test_partition_with_map():
     inputs = (torch.randn(2, 2), ONES)
     program = (
         to_edge(export(function, *inputs))
-        .to_backend(taking(*ADD_MM))
+        .to_backend(partitioner_for(*ADD_MM))
         .exported_program()
     )
-    assert delegated(program.graph_module) == [[aten.mm.default]]
-    [body] = bodies(program.graph_module)
-    assert delegated(body) == [[aten.add.Tensor]]
-    agrees(program, function, *inputs)
+    assert delegated_operators(program.graph_module) == [[aten.mm.default]]
+    [body] = subgraphs_of(program.graph_module)
+    assert delegated_operators(body) == [[aten.add.Tensor]]
+    assert_equals_eager(program, function, *inputs)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -425,25 +437,25 @@ def test_partition_with_nested_control_flow():
     inputs = (torch.randn(2, 2), torch.tensor(False), torch.tensor(False), ONES)
     program = (
         to_edge(export(function, *inputs))
-        .to_backend(taking(*ADD_MM))
+        .to_backend(partitioner_for(*ADD_MM))
         .exported_program()
     )
-    assert delegated(program.graph_module) == [[aten.mm.default]]
-    [mapped] = bodies(program.graph_module)
-    true, false = bodies(mapped)
-    true_true, true_false = bodies(true)
-    assert [delegated(m) for m in (mapped, true, false)] == [
+    assert delegated_operators(program.graph_module) == [[aten.mm.default]]
+    [mapped] = subgraphs_of(program.graph_module)
+    true, false = subgraphs_of(mapped)
+    true_true, true_false = subgraphs_of(true)
+    assert [delegated_operators(m) for m in (mapped, true, false)] == [
         [],
         [[aten.add.Tensor]],
         [],
     ]
-    assert [delegated(m) for m in (true_true, true_false)] == [
+    assert [delegated_operators(m) for m in (true_true, true_false)] == [
         [[*ADD_MM]],
         [[aten.mm.default]],
     ]
     for outer in (False, True):
         for inner in (False, True):
-            agrees(
+            assert_equals_eager(
                 program,
                 function,
                 inputs[0],
@@ -473,24 +485,26 @@ def test_structured_input(function, structure, strict):
     a = torch.randn(2, 2)
     b = torch.randn(2, 2)
     given = structure(a, b)
-    lowered = whole(function, given, specs=[])
-    close(lowered(given), a + b)
+    lowered = lower_whole(function, given, specs=[])
+    assert_close(lowered(given), a + b)
     program = torch.export.export(
         backends.Wrapper(lowered).eval(), (given,), strict=strict
     )
     edge = to_edge(program).exported_program()
-    assert targets(edge) == [CALL]
-    close(edge.module(check_guards=False)(given), a + b)
-    close(on_host(program, given), a + b)
+    assert call_targets(edge) == [CALL]
+    assert_close(edge.module(check_guards=False)(given), a + b)
+    assert_close(run_on_host(program, given), a + b)
 
 
 def test_delegate_info_full_delegate():
     """lifted.test_delegate_info_full_delegate"""
-    assert whole(sine, torch.ones(1)).meta["_delegate_info_meta"] == "test"
+    assert lower_whole(sine, torch.ones(1)).meta["_delegate_info_meta"] == "test"
 
 
 def test_delegate_info_partitioner():
     """lifted.test_delegate_info_partitioner"""
-    edge = to_edge(export(sine, torch.ones(1))).to_backend(everything(specs=LIMIT))
+    edge = to_edge(export(sine, torch.ones(1))).to_backend(
+        partitioner_for_all(specs=LIMIT)
+    )
     [inner] = lowered_modules(edge.exported_program())
     assert inner.meta["_delegate_info_meta"] == "test"

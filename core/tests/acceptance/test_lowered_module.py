@@ -21,13 +21,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from . import backends
 from .backends import (
     CALL,
+    assert_close,
     aten,
-    close,
+    call_targets,
     export,
+    export_wrapped,
     lowered_modules,
-    on_host,
-    targets,
-    wrapped,
+    run_on_host,
 )
 from .models import MODELS
 
@@ -38,7 +38,7 @@ def installed():
         yield
 
 
-def lowered(program, backend="ExecutorBackend"):
+def lower_program(program, backend="ExecutorBackend"):
     return to_backend(backend, to_edge(program).exported_program(), [])
 
 
@@ -50,10 +50,10 @@ def model_and_inputs(model):
 def test_emit_lowered_backend_module_end_to_end():
     """lowered_module.test_emit_lowered_backend_module_end_to_end"""
     x = torch.ones(1)
-    inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
-    close(inner(x), torch.sin(x))
-    assert targets(wrapped(inner, x)) == [CALL]
-    close(on_host(wrapped(inner, x), x), torch.sin(x))
+    inner = lower_program(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
+    assert_close(inner(x), torch.sin(x))
+    assert call_targets(export_wrapped(inner, x)) == [CALL]
+    assert_close(run_on_host(export_wrapped(inner, x), x), torch.sin(x))
     assert torch.equal(x, torch.ones(1))
 
 
@@ -64,8 +64,8 @@ def test_emit_lowered_backend_module(model):
     """
     made, inputs = model_and_inputs(model)
     source = torch.export.export(made, inputs)
-    inner = lowered(source)
-    program = to_edge(wrapped(inner, *inputs)).exported_program()
+    inner = lower_program(source)
+    program = to_edge(export_wrapped(inner, *inputs)).exported_program()
     [call] = [
         n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL
     ]
@@ -74,8 +74,8 @@ def test_emit_lowered_backend_module(model):
     assert len(call.args) == 1 + len(taken)
     assert len(inner.outputs) == len(source.graph_signature.user_outputs)
     wanted = made(*inputs)
-    close(inner(*inputs), wanted)
-    close(on_host(program, *inputs), wanted)
+    assert_close(inner(*inputs), wanted)
+    assert_close(run_on_host(program, *inputs), wanted)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
@@ -84,15 +84,15 @@ def test_emit_nested_lowered_backend_module(model):
     lowered module, one call again.
     """
     made, inputs = model_and_inputs(model)
-    inner = lowered(torch.export.export(made, inputs))
-    outer = lowered(wrapped(inner, *inputs))
-    assert targets(outer.original_module) == [CALL]
+    inner = lower_program(torch.export.export(made, inputs))
+    outer = lower_program(export_wrapped(inner, *inputs))
+    assert call_targets(outer.original_module) == [CALL]
     assert lowered_modules(outer.original_module) == [inner]
-    program = wrapped(outer, *inputs)
-    assert targets(program) == [CALL]
+    program = export_wrapped(outer, *inputs)
+    assert call_targets(program) == [CALL]
     assert lowered_modules(program) == [outer]
     assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
-    close(on_host(program, *inputs), made(*inputs))
+    assert_close(run_on_host(program, *inputs), made(*inputs))
 
 
 def between(s, x):
@@ -110,7 +110,7 @@ def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
     """
     x = torch.full((2,), 3.0)
     source = export(between, x, buf=torch.ones(2))
-    inner = lowered(source)
+    inner = lower_program(source)
     specs = inner.original_module.graph_signature.output_specs
     assert [s.kind for s in specs] == [
         OutputKind.BUFFER_MUTATION,
@@ -120,7 +120,7 @@ def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
     assert specs[0].target == "buf"
     assert inner.state == ("buf",)
     assert [a.name for a in inner.outputs] == [s.arg.name for s in specs[1:]]
-    close(inner(x), (x + x, x - 1))
+    assert_close(inner(x), (x + x, x - 1))
 
 
 def test_outputs_of_a_parent_that_keeps_its_state():
@@ -131,7 +131,7 @@ def test_outputs_of_a_parent_that_keeps_its_state():
     source = export(between, x, buf=torch.ones(2))
     program = (
         to_edge(source)
-        .to_backend(backends.everything("ExecutorBackend"))
+        .to_backend(backends.partitioner_for_all("ExecutorBackend"))
         .exported_program()
     )
     kinds = [s.kind for s in program.graph_signature.output_specs]
@@ -145,7 +145,7 @@ def test_outputs_of_a_parent_that_keeps_its_state():
     assert values[0].meta["val"].shape == (2,)
     graph_results = program.graph_module(torch.ones(2), x)
     for got, wanted in zip(graph_results, (x, x + x, x - 1), strict=True):
-        close(got, wanted)
+        assert_close(got, wanted)
 
 
 def test_a_copy_shares_weights_and_blob():
@@ -153,7 +153,7 @@ def test_a_copy_shares_weights_and_blob():
     state is the copy's own.
     """
     x = torch.randn(2, 3)
-    inner = lowered(
+    inner = lower_program(
         export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4))
     )
     made = copy.deepcopy(inner)
@@ -167,8 +167,8 @@ def test_a_copy_shares_weights_and_blob():
         strict=True,
     )
     assert all(a.data_ptr() == b.data_ptr() for a, b in tensors)
-    close(made(x), inner(x))
-    kept = lowered(export(between, torch.ones(2), buf=torch.ones(2)))
+    assert_close(made(x), inner(x))
+    kept = lower_program(export(between, torch.ones(2), buf=torch.ones(2)))
     state = [
         m.original_module.state_dict["buf"].data_ptr()
         for m in (kept, copy.deepcopy(kept))
@@ -181,9 +181,9 @@ def test_a_mutated_input_is_written():
     given.
     """
     x = torch.ones(3)
-    inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
-    close(inner(x), torch.full((3,), 4.0))
-    close(x, torch.full((3,), 2.0))
+    inner = lower_program(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
+    assert_close(inner(x), torch.full((3,), 4.0))
+    assert_close(x, torch.full((3,), 2.0))
 
 
 class Accumulator(BackendDetails):
@@ -208,14 +208,14 @@ def test_state_of_a_delegate_inside_a_model():
     """
     x = torch.ones(2)
     with delegraph.register(Accumulator, runtime=AccumulatorRuntime):
-        inner = lowered(
+        inner = lower_program(
             export(lambda s, x: s.total.add_(x).clone(), x, total=torch.zeros(2)),
             "Accumulator",
         )
-        program = delegraph.lower(wrapped(inner, x), backends=[])
+        program = delegraph.lower(export_wrapped(inner, x), backends=[])
         assert [program.verify(x).relative_error for _ in range(3)] == [0, 0, 0]
-        close([program(x) for _ in range(3)], [x, 2 * x, 3 * x])
-        close([inner(x) for _ in range(3)], [x, 2 * x, 3 * x])
+        assert_close([program(x) for _ in range(3)], [x, 2 * x, 3 * x])
+        assert_close([inner(x) for _ in range(3)], [x, 2 * x, 3 * x])
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -231,11 +231,11 @@ def test_two_inputs_change_places(first):
         return pair[0] + pair[1]
 
     source = export(function, torch.ones(2), torch.zeros(2))
-    for call in (lowered(source), delegraph.lower(source, backends=[])):
+    for call in (lower_program(source), delegraph.lower(source, backends=[])):
         x = torch.ones(2)
         y = torch.full((2,), 5.0)
-        close(call(x, y), torch.full((2,), 6.0))
-        close((x, y), (torch.full((2,), 5.0), torch.ones(2)))
+        assert_close(call(x, y), torch.full((2,), 6.0))
+        assert_close((x, y), (torch.full((2,), 5.0), torch.ones(2)))
 
 
 class Fixed(nn.Module):
@@ -248,10 +248,10 @@ def test_arguments_that_are_no_tensors():
     refused.
     """
     x = torch.ones(2)
-    inner = lowered(
+    inner = lower_program(
         torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)})
     )
-    close(inner(x, 3, offset=x), 3 * x + x)
+    assert_close(inner(x, 3, offset=x), 3 * x + x)
     assert len(inner.inputs) == 2
     with pytest.raises(InputError, match="input times was exported as 3; it is 4"):
         inner(x, 4, offset=x)
@@ -262,7 +262,7 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
     numbers.
     """
     x = torch.ones(3)
-    inner = lowered(
+    inner = lower_program(
         export(
             lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)},
             x,
@@ -272,7 +272,9 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
     )
     # a device half counts those of the program
     assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
-    close(inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)})
+    assert_close(
+        inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)}
+    )
     with pytest.raises(InputError, match=r"takes \(.+, .+\); it was given \(Tensor\)"):
         inner(x)
     with pytest.raises(InputError, match="unknown keyword argument 'z'"):
@@ -283,15 +285,15 @@ def test_dynamic_sizes():
     """LoweredBackendModule: called at other sizes than it was exported with, here and
     in its runtime.
     """
-    model = backends.module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
+    model = backends.make_module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
     shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}
-    inner = lowered(
+    inner = lower_program(
         torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes)
     )
     x = torch.randn(6, 2)
-    close(inner(x), model(x))
-    close(
-        on_host(
+    assert_close(inner(x), model(x))
+    assert_close(
+        run_on_host(
             torch.export.export(
                 backends.Wrapper(inner), (torch.randn(4, 2),), dynamic_shapes=shapes
             ),
@@ -306,25 +308,25 @@ def test_lowered_again_around_a_lowered_module():
     backend; both blobs run.
     """
     x = torch.randn(3)
-    inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
+    inner = lower_program(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
     source = export(lambda s, x: s.inner(x * 2).tanh() + s.inner(x), x, inner=inner)
     program = (
         to_edge(source)
-        .to_backend(backends.everything("ExecutorBackend"))
+        .to_backend(backends.partitioner_for_all("ExecutorBackend"))
         .exported_program()
     )
     assert [m.backend_id for m in lowered_modules(program)].count(
         "ExecutorBackend"
     ) == 2
-    assert targets(program) == [CALL] * 4
+    assert call_targets(program) == [CALL] * 4
     assert inner in lowered_modules(program)
-    close(on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
+    assert_close(run_on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
 
 
 def test_a_program_that_computes_nothing():
     """to_backend: there is nothing that a delegate could stand for."""
     with pytest.raises(InputError, match="calls 0 delegates instead of one"):
-        lowered(export(lambda s, x: x, torch.ones(1)))
+        lower_program(export(lambda s, x: x, torch.ones(1)))
 
 
 def test_a_buffer_that_no_delegate_can_keep():
@@ -337,7 +339,7 @@ def test_a_buffer_that_no_delegate_can_keep():
     with pytest.raises(
         InputError, match="writes buf, but the delegate does not compute its new value"
     ):
-        lowered(source.run_decompositions({}))
+        lower_program(source.run_decompositions({}))
 
 
 def test_inputs_are_in_the_programs_order():
@@ -346,9 +348,9 @@ def test_inputs_are_in_the_programs_order():
     """
     x = torch.ones(2)
     y = torch.full((2,), 3.0)
-    inner = lowered(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
+    inner = lower_program(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
     kinds = [s.kind for s in inner.original_module.graph_signature.input_specs]
     assert kinds == [InputKind.BUFFER, InputKind.USER_INPUT, InputKind.USER_INPUT]
     assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
-    close(on_host(wrapped(inner, x, y), x, y), y - 1 - x)
-    assert aten.sub.Tensor in targets(inner.original_module)
+    assert_close(run_on_host(export_wrapped(inner, x, y), x, y), y - 1 - x)
+    assert aten.sub.Tensor in call_targets(inner.original_module)

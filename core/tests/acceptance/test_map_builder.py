@@ -10,7 +10,7 @@ from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends
-from .backends import CALL, aten, export, targets, wrapped
+from .backends import CALL, aten, call_targets, export, export_wrapped
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def nodes():
     return list(reversed([n for n in program.graph.nodes if n.op == "call_function"]))
 
 
-def filled(*entries, generated=False):
+def build_mapping(*entries, generated=False):
     builder = DelegateMappingBuilder(generated_identifiers=generated)
     returned = [builder.insert_delegate_mapping_entry(**entry) for entry in entries]
     return returned, builder.get_delegate_mapping()
@@ -36,7 +36,7 @@ def test_basic_generated_identifier(nodes):
         {"handles": 2},
         {"handles": [2, 1]},
     ]
-    returned, mapping = filled(*entries, generated=True)
+    returned, mapping = build_mapping(*entries, generated=True)
     assert returned == [0, 1, 2, 3]
     assert mapping == {0: (1, 2), 1: (2,), 2: (2,), 3: (1, 2)}
 
@@ -47,16 +47,16 @@ def test_basic_manual_identifier(nodes, identifiers):
     map_builder.test_basic_manual_string_identifier
     """
     first, second = identifiers
-    by_node = filled(
+    by_node = build_mapping(
         {"nodes": nodes, "identifier": first}, {"nodes": nodes[0], "identifier": second}
     )
-    by_handle = filled(
+    by_handle = build_mapping(
         {"handles": [2, 1], "identifier": first}, {"handles": 2, "identifier": second}
     )
     assert by_node == by_handle == ([first, second], {first: (1, 2), second: (2,)})
 
 
-def refused(text, builder, **entry):
+def assert_entry_refused(text, builder, **entry):
     before = builder.get_delegate_mapping()
     with pytest.raises(ContractViolation, match=text):
         builder.insert_delegate_mapping_entry(**entry)
@@ -67,13 +67,15 @@ def refused(text, builder, **entry):
 def test_adding_manual_identifier_when_generated(nodes, identifier):
     """map_builder.test_adding_manual_identifier_when_generated"""
     builder = DelegateMappingBuilder(generated_identifiers=True)
-    refused("generates its identifiers", builder, nodes=nodes, identifier=identifier)
+    assert_entry_refused(
+        "generates its identifiers", builder, nodes=nodes, identifier=identifier
+    )
 
 
 def test_omitting_identifier_when_not_generated(nodes):
     """map_builder.test_omitting_identifier_when_not_generated"""
-    refused("needs an identifier", DelegateMappingBuilder(), nodes=nodes)
-    refused("needs an identifier", DelegateMappingBuilder(), handles=[1])
+    assert_entry_refused("needs an identifier", DelegateMappingBuilder(), nodes=nodes)
+    assert_entry_refused("needs an identifier", DelegateMappingBuilder(), handles=[1])
 
 
 def test_reinsert_delegate_debug_identifier(nodes):
@@ -86,29 +88,31 @@ def test_reinsert_delegate_debug_identifier(nodes):
         {"handles": 1},
         {"handles": 2},
     ):
-        refused("'1' is used already", builder, **entry, identifier="1")
+        assert_entry_refused("'1' is used already", builder, **entry, identifier="1")
 
 
 def test_passing_both_nodes_and_handles(nodes):
     """map_builder.test_passing_both_nodes_and_handles"""
-    refused(
+    assert_entry_refused(
         "nodes or handles",
         DelegateMappingBuilder(generated_identifiers=True),
         nodes=nodes,
         handles=[1],
     )
-    refused("nodes or handles", DelegateMappingBuilder(generated_identifiers=True))
+    assert_entry_refused(
+        "nodes or handles", DelegateMappingBuilder(generated_identifiers=True)
+    )
 
 
 def test_missing_handle_filtering():
     """map_builder.test_missing_handle_filtering"""
     for entry in ({"handles": [None]}, {"nodes": [None]}, {"handles": []}):
-        refused(
+        assert_entry_refused(
             "at least one debug handle",
             DelegateMappingBuilder(generated_identifiers=True),
             **entry,
         )
-    assert filled({"handles": [None, 3]}, generated=True)[1] == {0: (3,)}
+    assert build_mapping({"handles": [None, 3]}, generated=True)[1] == {0: (3,)}
 
 
 class FusesAndSplits(BackendDetails):
@@ -153,7 +157,9 @@ def test_backend_with_delegate_mapping():
         3: (3,),
         4: (4,),
     }
-    assert targets(to_edge(wrapped(lowered, x)).exported_program()) == [CALL]
+    assert call_targets(to_edge(export_wrapped(lowered, x)).exported_program()) == [
+        CALL
+    ]
 
 
 def test_defect_bare_exceptions(nodes):

@@ -16,12 +16,12 @@ from . import backends
 from .backends import (
     CALL,
     Placed,
+    assert_close,
     aten,
-    close,
-    everything,
     export,
     lowered_modules,
-    taking,
+    partitioner_for,
+    partitioner_for_all,
 )
 
 FIRST = ("FirstBackend", [CompileSpec("max_value", b"1")])
@@ -40,7 +40,7 @@ class Joint(BackendDetails, abstract=True):
     def preprocess_multimethod(cls, edge_programs, compile_specs):
         cls.seen.append({m: len(listed) for m, listed in edge_programs.items()})
         total = sum(
-            len(operators(p)) for listed in edge_programs.values() for p in listed
+            len(operator_names(p)) for listed in edge_programs.values() for p in listed
         )
         return {
             m: [
@@ -54,11 +54,11 @@ class Joint(BackendDetails, abstract=True):
     def blob(cls, program, specs, total):
         given = ",".join(f"{s.key}:{s.value.decode()}" for s in specs)
         return PreprocessResult(
-            f"{cls.__name__}#{total}#{','.join(operators(program))}#{given}".encode()
+            f"{cls.__name__}#{total}#{','.join(operator_names(program))}#{given}".encode()
         )
 
 
-def operators(program):
+def operator_names(program):
     return [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
 
 
@@ -98,7 +98,7 @@ def cosine_then_sine(s, x):
     return torch.sin(torch.cos(x).neg())
 
 
-def lowered(functions, partitioners):
+def lower_methods(functions, partitioners):
     """{method: program}, each method's function exported with one vector."""
     programs = {
         m: to_edge(export(f, X)).exported_program() for m, f in functions.items()
@@ -106,34 +106,35 @@ def lowered(functions, partitioners):
     return to_backend(MethodProgramsPartitionerSpec(programs, partitioners))
 
 
-def blobs(program):
+def blobs_of(program):
     return [m.processed_bytes.decode() for m in lowered_modules(program)]
 
 
 def test_single_method():
     """multi_method.single_method"""
-    made = lowered({"forward": sine}, {"forward": everything(*FIRST)})
-    assert blobs(made["forward"]) == ["FirstBackend#1#aten.sin.default#max_value:1"]
+    made = lower_methods({"forward": sine}, {"forward": partitioner_for_all(*FIRST)})
+    assert blobs_of(made["forward"]) == ["FirstBackend#1#aten.sin.default#max_value:1"]
 
 
 def test_two_methods():
     """multi_method.two_methods"""
-    made = lowered(
-        {"a": sine, "b": cosine}, {"a": everything(*FIRST), "b": everything(*FIRST)}
+    made = lower_methods(
+        {"a": sine, "b": cosine},
+        {"a": partitioner_for_all(*FIRST), "b": partitioner_for_all(*FIRST)},
     )
-    assert blobs(made["a"]) == ["FirstBackend#2#aten.sin.default#max_value:1"]
-    assert blobs(made["b"]) == ["FirstBackend#2#aten.cos.default#max_value:1"]
+    assert blobs_of(made["a"]) == ["FirstBackend#2#aten.sin.default#max_value:1"]
+    assert blobs_of(made["b"]) == ["FirstBackend#2#aten.cos.default#max_value:1"]
     assert FirstBackend.seen == [{"a": 1, "b": 1}]
 
 
 def test_two_methods_multiple_partitions():
     """multi_method.two_methods_multiple_partitions: order kept, total 4."""
     places = Placed({aten.sin.default: FIRST, aten.cos.default: FIRST})
-    made = lowered(
+    made = lower_methods(
         {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
     )
     wanted = [f"FirstBackend#4#aten.{op}.default#max_value:1" for op in ("sin", "cos")]
-    assert blobs(made["a"]) == wanted == blobs(made["b"])
+    assert blobs_of(made["a"]) == wanted == blobs_of(made["b"])
     assert FirstBackend.seen == [{"a": 2, "b": 2}]
 
 
@@ -145,15 +146,15 @@ def test_two_methods_different_partitions():
         op: ("FirstBackend", [CompileSpec("max_value", v)])
         for op, v in zip(BOTH, (b"sin", b"cos"), strict=True)
     }
-    made = lowered(
+    made = lower_methods(
         {"a": sine_then_cosine, "b": cosine_then_sine},
         {"a": Placed(specs), "b": Placed(specs)},
     )
     sin, cos = (
         f"FirstBackend#4#aten.{op}.default#max_value:{op}" for op in ("sin", "cos")
     )
-    assert blobs(made["a"]) == [sin, cos]
-    assert blobs(made["b"]) == [cos, sin]
+    assert blobs_of(made["a"]) == [sin, cos]
+    assert blobs_of(made["b"]) == [cos, sin]
 
 
 BOTH = (aten.sin.default, aten.cos.default)
@@ -164,13 +165,13 @@ def test_two_methods_different_backends():
     the graph's order.
     """
     places = Placed({aten.sin.default: FIRST, aten.cos.default: SECOND})
-    made = lowered(
+    made = lower_methods(
         {"a": sine_then_cosine, "b": cosine_then_sine}, {"a": places, "b": places}
     )
     sin = "FirstBackend#2#aten.sin.default#max_value:1"
     cos = "SecondBackend#2#aten.cos.default#max_value:2"
-    assert blobs(made["a"]) == [sin, cos]
-    assert blobs(made["b"]) == [cos, sin]
+    assert blobs_of(made["a"]) == [sin, cos]
+    assert blobs_of(made["b"]) == [cos, sin]
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
@@ -195,12 +196,12 @@ def test_control_flow():
         MethodProgramsPartitionerSpec(programs, {m: Placed(ours) for m in programs})
     )
     total = "FirstBackend#4"
-    assert blobs(made["a"]) == [
+    assert blobs_of(made["a"]) == [
         f"{total}#aten.add.Tensor#max_value:1",
         f"{total}#aten.sin.default#max_value:1",
         "SecondBackend#1#aten.cos.default#max_value:2",
     ]
-    assert blobs(made["b"]) == [
+    assert blobs_of(made["b"]) == [
         f"{total}#aten.sin.default#max_value:1",
         f"{total}#aten.add.Tensor#max_value:1",
     ]
@@ -208,7 +209,7 @@ def test_control_flow():
     assert SecondBackend.seen == [{"a": 1}]
     for method, function in (("a", first), ("b", second)):
         for x in (X.abs(), -X.abs()):
-            close(made[method].module(check_guards=False)(x), function(None, x))
+            assert_close(made[method].module(check_guards=False)(x), function(None, x))
 
 
 def test_sequential_delegates():
@@ -225,7 +226,7 @@ def test_sequential_delegates():
         MethodProgramsPartitionerSpec(
             {"forward": source},
             {
-                "forward": taking(
+                "forward": partitioner_for(
                     *BOTH, aten.mul.Tensor, backend="FirstBackend", specs=FIRST[1]
                 )
             },
@@ -238,7 +239,7 @@ def test_sequential_delegates():
     }
     assert first in producers
     assert any(n.target is aten.neg.default for n in producers)
-    close(made.module(check_guards=False)(X), function(None, X))
+    assert_close(made.module(check_guards=False)(X), function(None, X))
 
 
 def test_constants():
@@ -246,36 +247,39 @@ def test_constants():
     has one name in each.
     """
     source = export(lambda s, x: (x + s.c) * s.c, X, c=torch.ones(3))
-    made = to_backend(source, taking(aten.add.Tensor, backend="FirstBackend"))
+    made = to_backend(source, partitioner_for(aten.add.Tensor, backend="FirstBackend"))
     [inner] = lowered_modules(made)
     assert list(inner.original_module.state_dict) == ["c"] == list(made.state_dict)
     assert (
         inner.original_module.state_dict["c"].data_ptr()
         == made.state_dict["c"].data_ptr()
     )
-    close(made.module(check_guards=False)(X), X + 1)
+    assert_close(made.module(check_guards=False)(X), X + 1)
 
 
 def test_not_found():
     """multi_method.not_found"""
     with pytest.raises(NotImplementedError, match="'Invalid'"):
-        lowered({"forward": sine}, {"forward": everything("Invalid")})
+        lower_methods({"forward": sine}, {"forward": partitioner_for_all("Invalid")})
 
 
 def test_end_to_end():
     """multi_method.end_to_end: both methods run. The file's half: one entry for two
     equal blobs.
     """
-    made = lowered(
+    made = lower_methods(
         {"a": sine, "b": sine},
-        {m: everything(specs=[CompileSpec("max_value", bytes([3]))]) for m in "ab"},
+        {
+            m: partitioner_for_all(specs=[CompileSpec("max_value", bytes([3]))])
+            for m in "ab"
+        },
     )
     [a], [b] = (lowered_modules(made[m]) for m in "ab")
     assert a is not b
     assert a.processed_bytes == b.processed_bytes
     host = delegraph.lower(made, backends=[])
     for method in "ab":
-        close(host.method(method)(X), torch.sin(X))
+        assert_close(host.method(method)(X), torch.sin(X))
 
 
 def test_a_method_without_a_partitioner_stays_as_it_is():
@@ -284,12 +288,14 @@ def test_a_method_without_a_partitioner_stays_as_it_is():
     """
     programs = {"a": export(sine, X), "b": export(cosine, X)}
     made = to_backend(
-        MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)})
+        MethodProgramsPartitionerSpec(programs, {"a": partitioner_for_all(*FIRST)})
     )
     assert made["b"] is programs["b"]
-    assert blobs(made["a"])
+    assert blobs_of(made["a"])
     with pytest.raises(ContractViolation, match="'c'; methods: ") as caught:
-        to_backend(MethodProgramsPartitionerSpec(programs, {"c": everything(*FIRST)}))
+        to_backend(
+            MethodProgramsPartitionerSpec(programs, {"c": partitioner_for_all(*FIRST)})
+        )
     assert isinstance(caught.value, InputError)
 
 
@@ -300,7 +306,7 @@ def test_weights_shared_between_methods():
         "a": export(lambda s, x: s.layer(x), X, layer=layer),
         "b": export(lambda s, x: s.layer(-x), X, layer=layer),
     }
-    made = delegraph.lower(programs, backends=[everything("FirstBackend")])
+    made = delegraph.lower(programs, backends=[partitioner_for_all("FirstBackend")])
     tensors = [
         d.module.original_module.state_dict["layer.weight"].data_ptr()
         for d in made.delegates
@@ -311,7 +317,7 @@ def test_weights_shared_between_methods():
 # --- what goes wrong there in silence -------------------------------------------------
 
 
-def broken(change):
+def backend_with_results(change):
     """A backend whose joint results went through ``change``."""
 
     class BrokenBackend(Joint):
@@ -360,10 +366,10 @@ def test_defect_results_that_do_not_match(change, given):
         r" each method; .* {'a': 2, 'b': 2} programs"
     )
     with (
-        backends.installed(broken(change)),
+        backends.installed(backend_with_results(change)),
         pytest.raises(ContractViolation, match=wanted),
     ):
-        lowered(
+        lower_methods(
             {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
         )
 

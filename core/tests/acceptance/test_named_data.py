@@ -20,7 +20,7 @@ from delegraph_executorch.edge import (
 )
 
 from . import backends
-from .backends import aten, export, taking
+from .backends import aten, export, partitioner_for
 
 CODES = {
     op: bytes(k)
@@ -54,8 +54,8 @@ def installed():
         yield
 
 
-def partitioner():
-    return taking(*CODES, backend="NamedBackend")
+def named_data_partitioner():
+    return partitioner_for(*CODES, backend="NamedBackend")
 
 
 def test_lowered_backend_module_has_output():
@@ -76,7 +76,9 @@ def test_named_data_with_partitioner():
         y = torch.sin(y + y)
         return y - y
 
-    edge = to_edge(export(function, torch.randn(1, 2))).to_backend(partitioner())
+    edge = to_edge(export(function, torch.randn(1, 2))).to_backend(
+        named_data_partitioner()
+    )
     store = edge.named_data
     assert list(store.pte_data) == [
         "aten.add.Tensor",
@@ -99,7 +101,7 @@ def test_named_data_with_control_flow():
         return z - z
 
     edge = to_edge(export(function, torch.randn(1, 2), torch.randn(1, 2))).to_backend(
-        partitioner()
+        named_data_partitioner()
     )
     names = [
         f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")
@@ -116,8 +118,11 @@ def test_named_data_over_methods():
         "b": export(lambda s, x: (x + x) * x, x),
     }
     edge = to_edge(programs)
-    store = edge.to_backend(partitioner()).named_data
-    assert delegraph.lower(programs, backends=[partitioner()]).named_data == store
+    store = edge.to_backend(named_data_partitioner()).named_data
+    assert (
+        delegraph.lower(programs, backends=[named_data_partitioner()]).named_data
+        == store
+    )
     assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
     assert len(store.buffers) == 2
     assert edge.named_data.buffers == []
@@ -128,13 +133,13 @@ def test_two_delegates_with_different_data_under_one_key(monkeypatch):
     x = torch.randn(1, 2)
     first = (
         to_edge(export(lambda s, x: x + x, x))
-        .to_backend(partitioner())
+        .to_backend(named_data_partitioner())
         .exported_program()
     )
     monkeypatch.setitem(CODES, aten.add.Tensor, b"another")
     second = (
         to_edge(export(lambda s, x: x + x, x))
-        .to_backend(partitioner())
+        .to_backend(named_data_partitioner())
         .exported_program()
     )
     assert len(merged_named_data([first, first]).buffers) == 1
@@ -147,7 +152,7 @@ def test_two_delegates_with_different_data_under_one_key(monkeypatch):
 # --- the store ------------------------------------------------------------------------
 
 
-def filled(*entries):
+def fill_store(*entries):
     store = NamedDataStore()
     for entry in entries:
         store.add_named_data(**entry)
@@ -157,7 +162,7 @@ def filled(*entries):
 def test_keys_share_a_buffer():
     """NamedDataStore: two keys of equal content; equal beginnings are not enough."""
     long = bytes(100)
-    _, out = filled(
+    _, out = fill_store(
         {"key": "a", "data": long, "alignment": 4},
         {"key": "b", "data": long},
         {"key": "c", "data": long[:-1] + b"x", "external_tag": "f"},
@@ -176,7 +181,7 @@ def test_keys_share_a_buffer():
 def test_tensors_have_a_layout():
     """NamedDataStore: a tensor says its layout, and is stored in C order."""
     value = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
-    _, out = filled(
+    _, out = fill_store(
         {"key": "t", "data": value},
         {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)},
     )
@@ -227,7 +232,7 @@ def test_tensors_have_a_layout():
 )
 def test_wrong_entries_are_refused_and_not_stored(entry, kind, text):
     """NamedDataStore: ValueError or TypeError, and the store is as it was."""
-    store, out = filled({"key": "a", "data": b"x"})
+    store, out = fill_store({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:
         store.add_named_data(**entry)
     assert isinstance(caught.value, (NamedDataError, NamedDataTypeError))
@@ -245,7 +250,7 @@ def test_external_files_of_a_limited_size():
         {"key": k, "data": bytes([n]) * 4}
         for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))
     ]
-    stores = [filled(*order)[0] for order in (entries, entries[::-1])]
+    stores = [fill_store(*order)[0] for order in (entries, entries[::-1])]
     for store in stores:
         externalize_pte_data(store.get_named_data_store_output(), 8, "weights")
     first, second = (s.get_named_data_store_output() for s in stores)
@@ -263,7 +268,7 @@ def test_external_files_of_a_limited_size():
 @pytest.mark.parametrize(("limit", "prefix"), [(0, "w"), (-1, "w"), (8, ""), (3, "w")])
 def test_external_files_that_cannot_be(limit, prefix):
     """NamedDataStore: nothing is moved if not all can be."""
-    _, out = filled({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
+    _, out = fill_store({"key": "a", "data": b"12"}, {"key": "b", "data": b"1234"})
     with pytest.raises(NamedDataError):
         externalize_pte_data(out, limit, prefix)
     assert list(out.pte_data) == ["a", "b"]
@@ -274,12 +279,12 @@ def test_defect_alignment_of_a_key_added_again():
     """NamedDataStore: the alignment is the least common multiple, as ExecuTorch's
     documentation says.
     """
-    store, out = filled(
+    store, out = fill_store(
         {"key": "a", "data": b"x", "alignment": 4},
         {"key": "a", "data": b"x", "alignment": 6},
     )
     assert out.pte_data["a"].alignment == 12
-    other = filled({"key": "a", "data": b"x", "alignment": 8})[1]
+    other = fill_store({"key": "a", "data": b"x", "alignment": 8})[1]
     store.merge_named_data_store(other)
     assert out.pte_data["a"].alignment == 24
 
@@ -289,7 +294,7 @@ def test_defect_key_moved_to_another_file(first, second):
     """NamedDataStore: not kept where it was in silence, and no empty table is left
     behind.
     """
-    store, out = filled({"key": "a", "data": b"x", "external_tag": first})
+    store, out = fill_store({"key": "a", "data": b"x", "external_tag": first})
     with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
         store.add_named_data("a", b"x", external_tag=second)
     assert set(out.external_data) == ({first} - {None})

@@ -12,13 +12,13 @@ from . import backends
 from .backends import (
     CALL,
     Tagging,
+    assert_close,
     aten,
-    close,
+    call_targets,
     export,
     lowered_modules,
-    on_host,
-    taking,
-    targets,
+    partitioner_for,
+    run_on_host,
 )
 
 COND = torch.ops.higher_order.cond
@@ -28,7 +28,7 @@ class SecondBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
         return PreprocessResult(
-            f"second({' '.join(name(t) for t in targets(edge_program))})".encode()
+            f"second({' '.join(name(t) for t in call_targets(edge_program))})".encode()
         )
 
 
@@ -37,16 +37,18 @@ class FirstBackend(BackendDetails):
     def preprocess(edge_program, compile_specs):
         inside = to_backend(
             edge_program,
-            taking(aten.add.Tensor, aten.mm.default, backend="SecondBackend"),
+            partitioner_for(aten.add.Tensor, aten.mm.default, backend="SecondBackend"),
         )
-        return PreprocessResult(f"first({written(inside.graph_module)})".encode())
+        return PreprocessResult(
+            f"first({describe_calls(inside.graph_module)})".encode()
+        )
 
 
 def name(target):
     return target.__name__.split(".")[0]
 
 
-def written(module):
+def describe_calls(module):
     """The calls of a graph; a conditional with its branches in parentheses, a delegate
     as its blob.
     """
@@ -56,7 +58,7 @@ def written(module):
             found.append(getattr(module, node.args[0].target).processed_bytes.decode())
         elif node.target is COND:
             found.append(
-                f"cond[{' | '.join(written(getattr(module, branch.target)) for branch in node.args[1:3])}]"
+                f"cond[{' | '.join(describe_calls(getattr(module, branch.target)) for branch in node.args[1:3])}]"
             )
         elif node.op == "call_function" and node.target.__name__ != "getitem":
             found.append(name(node.target))
@@ -107,8 +109,8 @@ def test_nested(outer, inner):
         first.processed_bytes.decode()
         == f"first(second(add) cond[{nested} second(add) | second(mm)])"
     )
-    assert targets(program) == [aten.cos.default, CALL, aten.sin.default]
-    close(program.module(check_guards=False)(*inputs), model(*inputs))
+    assert call_targets(program) == [aten.cos.default, CALL, aten.sin.default]
+    assert_close(program.module(check_guards=False)(*inputs), model(*inputs))
 
 
 class ComposingBackend(BackendDetails):
@@ -118,7 +120,9 @@ class ComposingBackend(BackendDetails):
 
     @classmethod
     def preprocess(cls, edge_program, compile_specs):
-        inside = to_backend(edge_program, taking(aten.mm.default, aten.add.Tensor))
+        inside = to_backend(
+            edge_program, partitioner_for(aten.mm.default, aten.add.Tensor)
+        )
         return backends.compiled(inside, cls)
 
 
@@ -132,8 +136,8 @@ def test_composition_runs():
         lambda s, a, b: torch.tanh(torch.mm(a, b) + s.c) - a, a, b, c=torch.ones(2)
     )
     with backends.installed(ComposingBackend, backends.CompilerBackend):
-        program = to_backend(source, backends.everything("ComposingBackend"))
+        program = to_backend(source, backends.partitioner_for_all("ComposingBackend"))
         [outer] = lowered_modules(program)
         assert b'"backend": "CompilerBackend"' in outer.processed_bytes
-        assert CALL not in targets(outer.original_module)
-        close(on_host(program, a, b), torch.tanh(torch.mm(a, b) + 1) - a)
+        assert CALL not in call_targets(outer.original_module)
+        assert_close(run_on_host(program, a, b), torch.tanh(torch.mm(a, b) + 1) - a)

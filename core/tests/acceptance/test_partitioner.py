@@ -36,7 +36,15 @@ from torch import nn
 
 from ..support.counting import count_calls
 from . import backends
-from .backends import CALL, aten, close, export, module, on_host, targets
+from .backends import (
+    CALL,
+    assert_close,
+    aten,
+    call_targets,
+    export,
+    make_module,
+    run_on_host,
+)
 
 BACKEND = "ExecutorBackend"
 
@@ -70,15 +78,15 @@ class Tagged(Partitioner):
         return PartitionResult(exported_program, tags)
 
 
-def adds(node):
+def tag_additions(node):
     return "tag0" if node.target is aten.add.Tensor else None
 
 
-def everything(node):
+def tag_everything(node):
     return "tag0"
 
 
-def named(*names, tag="tag0", **meta):
+def tag_placeholders(*names, tag="tag0", **meta):
     """Tags placeholders by name without looking, as a careless partitioner does."""
 
     def tag_data(program):
@@ -96,7 +104,7 @@ def only_delegate(program):
     return call, getattr(program.graph_module, lowered.target)
 
 
-def placeholder(program, name):
+def find_placeholder(program, name):
     return next(
         n for n in program.graph.nodes if n.op == "placeholder" and n.name == name
     )
@@ -106,7 +114,7 @@ def placeholder(program, name):
 
 
 def test_partitioner_with_spec():
-    partitioner = Tagged(everything, spec={"path": b"/a/b/c/d"})
+    partitioner = Tagged(tag_everything, spec={"path": b"/a/b/c/d"})
     edge = to_edge(
         export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))
     ).to_backend(partitioner)
@@ -125,7 +133,7 @@ def test_bad_partitioner_tagged_output():
 
     with pytest.raises(RuntimeError, match="output node output should not be tagged"):
         to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(
-            Tagged(adds, tag_output)
+            Tagged(tag_additions, tag_output)
         )
 
 
@@ -136,7 +144,7 @@ def test_bad_partitioner_tagged_model_input():
     )
     with pytest.raises(RuntimeError, match=text):
         to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(
-            Tagged(adds, named("inputs_0"))
+            Tagged(tag_additions, tag_placeholders("inputs_0"))
         )
 
 
@@ -154,7 +162,7 @@ class AddConst(nn.Module):
 CONST = ("c_const1", "b_const2", "p_const3")
 
 
-def held(program):
+def count_tensors(program):
     """How many tensors a program owns: constants and buffers, parameters."""
     signature = program.graph_signature
     assert len({*program.state_dict, *program.constants}) == len(
@@ -167,39 +175,39 @@ def held(program):
     )
 
 
-def const_program(*tag_data):
+def lower_with_constant(*tag_data):
     """The lowered program, the number of arguments of the call, and the delegate's
     program; it runs.
     """
     x = torch.full((2, 2), 4.0)
     lowered = to_edge(torch.export.export(AddConst().eval(), (x,))).to_backend(
-        Tagged(adds, *tag_data)
+        Tagged(tag_additions, *tag_data)
     )
     program = lowered.exported_program()
-    close(program.module(check_guards=False)(x), AddConst()(x))
-    close(on_host(program, x), AddConst()(x))
+    assert_close(program.module(check_guards=False)(x), AddConst()(x))
+    assert_close(run_on_host(program, x), AddConst()(x))
     call, inner = only_delegate(program)
     return program, len(call.args), inner.original_module
 
 
 def test_partitioner_not_tag_data():
-    program, arguments, child = const_program()
-    assert held(program) == (2, 1)
-    assert held(child) == (0, 0)
+    program, arguments, child = lower_with_constant()
+    assert count_tensors(program) == (2, 1)
+    assert count_tensors(child) == (0, 0)
     assert arguments == 5, "the delegate, x, const1, const2, const3"
 
 
 def test_partitioner_tag_data():
-    program, arguments, child = const_program(named(*CONST))
-    assert held(program) == (0, 0)
-    assert held(child) == (2, 1)
+    program, arguments, child = lower_with_constant(tag_placeholders(*CONST))
+    assert count_tensors(program) == (0, 0)
+    assert count_tensors(child) == (2, 1)
     assert arguments == 2
 
 
 def test_partitioner_tag_only_params():
-    program, arguments, child = const_program(named("p_const3"))
-    assert held(program) == (2, 0)
-    assert held(child) == (0, 1)
+    program, arguments, child = lower_with_constant(tag_placeholders("p_const3"))
+    assert count_tensors(program) == (2, 0)
+    assert count_tensors(child) == (0, 1)
     assert arguments == 4
 
 
@@ -211,15 +219,19 @@ def test_partitioner_splits_constant_data():
     x = torch.ones(2, 2)
     const = torch.full((2, 2), 3.0)
     edge = to_edge(export(split_users, x, const=const)).to_backend(
-        Tagged(adds, named("b_const"))
+        Tagged(tag_additions, tag_placeholders("b_const"))
     )
     _, inner = only_delegate(edge.exported_program())
-    assert held(edge.exported_program()) == (1, 0) == held(inner.original_module)
-    close(on_host(edge.exported_program(), x), (x + const, x - const))
+    assert (
+        count_tensors(edge.exported_program())
+        == (1, 0)
+        == count_tensors(inner.original_module)
+    )
+    assert_close(run_on_host(edge.exported_program(), x), (x + const, x - const))
 
 
 def test_partitioner_alert_split_constant_data():
-    partitioner = Tagged(adds, named("b_const", no_copy=True))
+    partitioner = Tagged(tag_additions, tag_placeholders("b_const", no_copy=True))
     text = "constant b_const is tagged with tag0 but has user sub which has tag None"
     with pytest.raises(RuntimeError, match=text):
         to_edge(
@@ -238,12 +250,16 @@ def test_not_delegate_mutable_buffers():
     assert edge.exported_program().graph_signature.buffers_to_mutate == {
         "add_1": "state"
     }
-    program = edge.to_backend(Tagged(adds, tag_constant_data)).exported_program()
+    program = edge.to_backend(
+        Tagged(tag_additions, tag_constant_data)
+    ).exported_program()
     assert program.graph_signature.buffers_to_mutate == {"getitem_1": "state"}
     lowered = delegraph.lower(program, backends=[])
-    eager = module(reads_then_writes, state=torch.zeros(1))
+    eager = make_module(reads_then_writes, state=torch.zeros(1))
     for k in range(3):
-        close(lowered(torch.full((1,), float(k))), eager(torch.full((1,), float(k))))
+        assert_close(
+            lowered(torch.full((1,), float(k))), eager(torch.full((1,), float(k)))
+        )
 
 
 def overwrites(s, x):
@@ -260,26 +276,26 @@ def indirect():
     program = to_edge(
         export(overwrites, torch.ones(1), state=torch.zeros(1))
     ).exported_program()
-    Tagged(everything).partition(program)
+    Tagged(tag_everything).partition(program)
     return program
 
 
 def test_tag_constant_data_detects_indirect_buffer_mutation(indirect):
     tag_constant_data(indirect)
-    assert "delegation_tag" not in placeholder(indirect, "b_state").meta
+    assert "delegation_tag" not in find_placeholder(indirect, "b_state").meta
 
 
 def test_tag_mutated_buffer_detects_indirect_buffer_mutation(indirect):
     """Row test_tag_mutated_buffer_... (1.5.1)."""
-    assert [u.name for u in placeholder(indirect, "b_state").users] == [
+    assert [u.name for u in find_placeholder(indirect, "b_state").users] == [
         "add",
         "view",
     ], "copy writes, through view"
     tag_mutated_buffer(indirect)
-    assert placeholder(indirect, "b_state").meta["delegation_tag"] == "tag0"
+    assert find_placeholder(indirect, "b_state").meta["delegation_tag"] == "tag0"
 
 
-def kept_by_delegate(edge, partitioner):
+def lower_with_kept_buffer(edge, partitioner):
     """The lowered program whose only delegate keeps its only buffer; the number of
     arguments of the call.
     """
@@ -287,12 +303,12 @@ def kept_by_delegate(edge, partitioner):
     call, inner = only_delegate(program)
     child = inner.original_module
     assert program.graph_signature.buffers_to_mutate == {}
-    assert held(program) == (0, 0)
+    assert count_tensors(program) == (0, 0)
     assert (
         len(child.state_dict)
         == len(child.graph_signature.buffers_to_mutate)
         == 1
-        == held(child)[0]
+        == count_tensors(child)[0]
     )
     return program, len(call.args)
 
@@ -305,13 +321,13 @@ def accumulates(s, x):
 def test_buffer_mutation1():
     x = torch.ones(3, 3)
     edge = to_edge(export(accumulates, x, b=torch.ones(3, 3)))
-    program, arguments = kept_by_delegate(
-        edge, Tagged(adds, tag_constant_data, tag_mutated_buffer)
+    program, arguments = lower_with_kept_buffer(
+        edge, Tagged(tag_additions, tag_constant_data, tag_mutated_buffer)
     )
     assert arguments == 2
-    close(
+    assert_close(
         program.module(check_guards=False)(x),
-        module(accumulates, b=torch.ones(3, 3))(x),
+        make_module(accumulates, b=torch.ones(3, 3))(x),
     )
 
 
@@ -323,11 +339,11 @@ def test_buffer_mutation_llama_repro():
 
     inputs = (torch.rand(1, 3), torch.rand(1, 3), torch.tensor([1, 1]))
     edge = to_edge(export(attend, *inputs, cache=torch.zeros(2, 3)))
-    program, arguments = kept_by_delegate(edge, AllNodePartitioner(BACKEND))
+    program, arguments = lower_with_kept_buffer(edge, AllNodePartitioner(BACKEND))
     assert arguments == 4
-    close(
+    assert_close(
         program.module(check_guards=False)(*inputs),
-        module(attend, cache=torch.zeros(2, 3))(*inputs),
+        make_module(attend, cache=torch.zeros(2, 3))(*inputs),
     )
 
 
@@ -335,9 +351,11 @@ def test_buffer_mutation_unsupported():
     """An AssertionError there: a written value that is also returned. It is both here."""
     x = torch.randn(2, 3)
     edge = to_edge(export(lambda s, x: s.state.add_(x), x, state=torch.zeros(2, 3)))
-    program, arguments = kept_by_delegate(edge, Tagged(adds, tag_mutated_buffer))
+    program, arguments = lower_with_kept_buffer(
+        edge, Tagged(tag_additions, tag_mutated_buffer)
+    )
     assert arguments == 2
-    close(program.module(check_guards=False)(x), x)
+    assert_close(program.module(check_guards=False)(x), x)
 
 
 # --- feature table --------------------------------------------------------------------
@@ -347,9 +365,11 @@ def test_partitioner_interface():
     """Row ``Partitioner``: abstract, called like a function, without settings unless it
     is given some.
     """
-    assert Tagged(adds).spec == {}
+    assert Tagged(tag_additions).spec == {}
     program = export(lambda s, x: x + 1, torch.ones(2))
-    assert Tagged(adds)(program).partition_tags == {"tag0": DelegationSpec(BACKEND)}
+    assert Tagged(tag_additions)(program).partition_tags == {
+        "tag0": DelegationSpec(BACKEND)
+    }
 
     class Unfinished(Partitioner):
         pass
@@ -396,7 +416,7 @@ def composites(s, x):
     return torch.nn.functional.silu(s.a(x)) + s.b(x)
 
 
-def preserved(*keepers):
+def targets_after_lowering(*keepers):
     """Targets of a two-linear network after ``to_edge_transform_and_lower`` with these
     partitioners.
     """
@@ -429,23 +449,28 @@ def test_ops_to_not_decompose():
     """Row ``ops_to_not_decompose``: a listed operator survives unless the filter says
     False for that call.
     """
-    assert len(get_delegates(preserved(Keeps([aten.linear.default])).graph)) == 2
+    assert (
+        len(get_delegates(targets_after_lowering(Keeps([aten.linear.default])).graph))
+        == 2
+    )
     some = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
-    program = preserved(some)
+    program = targets_after_lowering(some)
     assert len(get_delegates(program.graph)) == 1
-    assert aten.addmm.default in targets(program)
-    assert aten.linear.default not in targets(program)
+    assert aten.addmm.default in call_targets(program)
+    assert aten.linear.default not in call_targets(program)
 
 
 def test_no_copy():
     """Row ``no_copy``: a constant that may not be shared is an error only where it is
     shared.
     """
-    mark = named("b_const", no_copy=True)
+    mark = tag_placeholders("b_const", no_copy=True)
     program = export(
         lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2)
     )
-    assert len(get_delegates(to_backend(program, Tagged(adds, mark)).graph)) == 1
+    assert (
+        len(get_delegates(to_backend(program, Tagged(tag_additions, mark)).graph)) == 1
+    )
 
 
 def test_tag_constant_data():
@@ -458,9 +483,9 @@ def test_tag_constant_data():
         used=torch.ones(2),
         host=torch.ones(2),
     )
-    Tagged(adds, tag_constant_data).partition(program)
-    assert placeholder(program, "b_used").meta["delegation_tag"] == "tag0"
-    assert "delegation_tag" not in placeholder(program, "b_host").meta
+    Tagged(tag_additions, tag_constant_data).partition(program)
+    assert find_placeholder(program, "b_used").meta["delegation_tag"] == "tag0"
+    assert "delegation_tag" not in find_placeholder(program, "b_host").meta
 
 
 def test_tag_mutated_buffer():
@@ -478,7 +503,7 @@ def test_tag_mutated_buffer():
         Tagged(
             lambda n: "tag0" if n.name in names else None, tag_mutated_buffer
         ).partition(program)
-        return placeholder(program, "b_b").meta.get("delegation_tag")
+        return find_placeholder(program, "b_b").meta.get("delegation_tag")
 
     programs = [
         to_edge(export(f, torch.ones(2), b=torch.ones(2)))
@@ -516,7 +541,7 @@ class Model(nn.Module):
         return torch.relu(self.first(x) + self.second(x)) * 2
 
 
-def model_program():
+def export_model():
     return torch.export.export(Model().eval(), (torch.ones(2, 3),))
 
 
@@ -550,7 +575,7 @@ def test_operator_support(check, kept):
     """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule;
     exact or by part of the name.
     """
-    program = model_program()
+    program = export_model()
     result = CapabilityPartitioner(
         lambda node: None, BACKEND, additional_checks=[check]
     )(program)
@@ -630,7 +655,7 @@ def test_defect_partitioner_rewrites_the_graph(change):
     """
     program = export(lambda s, x: x.clamp(0, 1), torch.ones(2))
     with pytest.raises(ContractViolation, match="changed the graph"):
-        to_backend(program, Tagged(everything, rewriting(change)))
+        to_backend(program, Tagged(tag_everything, rewriting(change)))
 
 
 def test_defect_rejected_nodes_are_shared():
@@ -638,7 +663,7 @@ def test_defect_rejected_nodes_are_shared():
     programs; a check keeps none.
     """
     checks = [DontPartition(aten.relu.default), DontPartition(aten.mul.Tensor)]
-    program = model_program()
+    program = export_model()
     results = [
         CapabilityPartitioner(lambda n: None, BACKEND, additional_checks=[c])(program)
         for c in checks
@@ -664,10 +689,10 @@ def test_defect_tag_constant_data_takes_the_smallest_string():
     program = export(lambda s, x: torch.sin(x + s.w) + s.w, x, w=w)
     lowered = to_backend(program, tagging)
     modules = get_lowered_backend_modules(lowered.graph_module)
-    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2
-    assert held(lowered) == (0, 0)
+    assert [count_tensors(m.original_module) for m in modules] == [(1, 0)] * 2
+    assert count_tensors(lowered) == (0, 0)
     assert len({m.original_module.state_dict["w"].data_ptr() for m in modules}) == 1
-    close(on_host(lowered, x), torch.sin(x + w) + w)
+    assert_close(run_on_host(lowered, x), torch.sin(x + w) + w)
 
 
 def test_defect_copies_of_a_constant_for_each_user():
@@ -681,7 +706,7 @@ def test_defect_copies_of_a_constant_for_each_user():
     x = torch.ones(2)
     w = torch.full((2,), 3.0)
     program = export(uses, x, w=w)
-    lowered = to_backend(program, Tagged(adds, tag_constant_data))
+    lowered = to_backend(program, Tagged(tag_additions, tag_constant_data))
     _, inner = only_delegate(lowered)
     assert list(lowered.state_dict) == ["w"] == list(inner.original_module.state_dict)
     assert (
@@ -689,7 +714,7 @@ def test_defect_copies_of_a_constant_for_each_user():
         == inner.original_module.state_dict["w"].data_ptr()
     )
     assert sum(n.op == "placeholder" for n in inner.original_module.graph.nodes) == 2
-    close(on_host(lowered, x), module(uses, w=w)(x))
+    assert_close(run_on_host(lowered, x), make_module(uses, w=w)(x))
 
 
 def test_defect_constant_inside_a_list():
@@ -706,7 +731,10 @@ def test_defect_constant_inside_a_list():
     )
     x = torch.ones(2)
     w = torch.full((2,), 3.0)
-    close(on_host(to_backend(export(joins, x, w=w), tagging), x), module(joins, w=w)(x))
+    assert_close(
+        run_on_host(to_backend(export(joins, x, w=w), tagging), x),
+        make_module(joins, w=w)(x),
+    )
 
 
 def splits(s, x):
@@ -725,7 +753,7 @@ def test_defect_several_results_are_tagged_without_their_unpacking():
     call, inner = only_delegate(lowered)
     assert [v.shape for v in call.meta["val"]] == [(2,), (2,)]
     assert len(inner.outputs) == 2
-    close(on_host(lowered, x), x[:2] + x[2:])
+    assert_close(run_on_host(lowered, x), x[:2] + x[2:])
 
 
 def test_defect_unpacking_is_tagged_without_its_call():
@@ -746,7 +774,7 @@ def test_defect_cycles_without_names():
     """There: "Invalid partition, found dependency cycles", and no name."""
     text = "partitions depend on themselves: partition tag0 -> sin -> partition tag0"
     with pytest.raises(ContractViolation, match=text) as error:
-        to_backend(export(around_the_host, torch.ones(2)), Tagged(adds))
+        to_backend(export(around_the_host, torch.ones(2)), Tagged(tag_additions))
     assert "or split the partition" in str(error.value)
 
 
@@ -807,7 +835,7 @@ def test_defect_unknown_tags_are_ignored():
     with pytest.raises(
         ContractViolation, match="tag 'tag0' of add is not in partition_tags"
     ):
-        to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(adds))
+        to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(tag_additions))
 
 
 def test_defect_kept_operator_that_nobody_takes():
@@ -815,19 +843,19 @@ def test_defect_kept_operator_that_nobody_takes():
     gets its decomposition.
     """
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
-    program = preserved(nobody)
+    program = targets_after_lowering(nobody)
     assert get_delegates(program.graph) == []
-    assert aten.addmm.default in targets(program)
-    assert aten.linear.default not in targets(program)
+    assert aten.addmm.default in call_targets(program)
+    assert aten.linear.default not in call_targets(program)
 
 
 def test_defect_second_partitioner_finds_pieces():
     """There, the second partitioner's operators were decomposed for the first one."""
     first = Keeps([aten.silu.default])
     second = Keeps([aten.linear.default])
-    program = preserved(first, second)
+    program = targets_after_lowering(first, second)
     modules = get_lowered_backend_modules(program.graph_module)
-    taken = [t for m in modules for t in targets(m.original_module)]
+    taken = [t for m in modules for t in call_targets(m.original_module)]
     assert sorted(map(str, taken)) == [
         "aten.linear.default",
         "aten.linear.default",
@@ -850,7 +878,7 @@ def test_defect_delegates_of_another_partitioner_are_tagged():
         "CompilerBackend",
     ]
     assert get_non_lowered_nodes(second.graph) == []
-    assert targets(second) == [CALL, CALL]
+    assert call_targets(second) == [CALL, CALL]
 
 
 def test_defect_symbolic_sizes_are_called_tensors():
@@ -861,17 +889,17 @@ def test_defect_symbolic_sizes_are_called_tensors():
         return torch.sin(x) + n
 
     program = torch.export.export(
-        module(grows),
+        make_module(grows),
         (torch.ones(3),),
         dynamic_shapes=(({0: torch.export.Dim("n", min=2)},),),
     )
-    lowered = to_backend(program, Tagged(adds))
+    lowered = to_backend(program, Tagged(tag_additions))
     _, inner = only_delegate(lowered)
     kinds = [
         type(s.arg).__name__ for s in inner.original_module.graph_signature.input_specs
     ]
     assert sorted(kinds) == ["SymIntArgument", "TensorArgument"]
-    close(on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)
+    assert_close(run_on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)
 
 
 class Chain(nn.Module):

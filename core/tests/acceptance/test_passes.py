@@ -10,7 +10,14 @@ from delegraph_executorch.edge import get_lowered_backend_modules, to_backend
 from torch.export.graph_signature import InputKind
 
 from . import backends
-from .backends import CompilerBackend, aten, close, export, on_host, taking
+from .backends import (
+    CompilerBackend,
+    assert_close,
+    aten,
+    export,
+    partitioner_for,
+    run_on_host,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +65,7 @@ def test_duplicate_constant_node_pass():
     assert {p.state_dict["const"].data_ptr() for p in inner} == {
         given.state_dict["const"].data_ptr()
     }
-    close(on_host(lowered, x), (x + const, x - const))
+    assert_close(run_on_host(lowered, x), (x + const, x - const))
 
 
 def test_duplicate_constant_node_with_kwargs_users():
@@ -71,7 +78,7 @@ def test_duplicate_constant_node_with_kwargs_users():
     lowered = to_backend(given, Each(aten.add.Tensor, aten.mul.Tensor))
     modules = get_lowered_backend_modules(lowered.graph_module)
     assert [buffers(m.original_module) for m in modules] == [[("b_const", "const")]] * 2
-    close(on_host(lowered, x), (x + const, x * const))
+    assert_close(run_on_host(lowered, x), (x + const, x * const))
 
 
 def test_duplicate_dequant_node_pass():
@@ -87,7 +94,7 @@ def test_duplicate_dequant_node_pass():
     )
     shared = [n for n in given.graph.nodes if n.op == "call_function"]
     shared[-1].replace_input_with(shared[-2], shared[0])
-    lowered = to_backend(given, taking(aten.mul.Tensor, aten.add.Tensor))
+    lowered = to_backend(given, partitioner_for(aten.mul.Tensor, aten.add.Tensor))
     programs = [
         m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
     ]
@@ -95,4 +102,4 @@ def test_duplicate_dequant_node_pass():
         [n.name for n in p.graph.nodes if n.op == "call_function"] for p in programs
     ]
     assert computed == [["mul", "mul_1"], ["mul", "add"]]
-    close(on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)
+    assert_close(run_on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)

@@ -20,13 +20,13 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from . import backends
 from .backends import (
     CALL,
+    assert_close,
     aten,
-    close,
+    call_targets,
     export,
     lowered_modules,
-    on_host,
-    taking,
-    targets,
+    partitioner_for,
+    run_on_host,
 )
 
 F = nn.functional
@@ -42,7 +42,7 @@ def installed():
         yield
 
 
-def two_methods():
+def edge_with_two_methods():
     x = torch.ones(1)
     y = torch.zeros(1)
     programs = {
@@ -52,7 +52,7 @@ def two_methods():
     return to_edge(programs, constant_methods={"bam": 3, "bar": "bar"})
 
 
-def run(edge, method, *inputs):
+def run_method(edge, method, *inputs):
     return edge.exported_program(method).module(check_guards=False)(*inputs)
 
 
@@ -86,16 +86,16 @@ class Keeps(Partitioner):
         return list(self.operators), self.wanted
 
 
-def linear():
+def export_linear():
     torch.manual_seed(0)
     return export(lambda s, x: s.a(x).relu(), torch.randn(2, 4), a=nn.Linear(4, 3))
 
 
-def attention():
+def export_attention():
     return export(lambda s, q: F.scaled_dot_product_attention(q, q * 2, q), Q)
 
 
-def combined():
+def export_linear_and_attention():
     torch.manual_seed(0)
     return export(
         lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)),
@@ -104,24 +104,29 @@ def combined():
     )
 
 
-def upsample():
+def export_upsample():
     return export(lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q)
 
 
-def recurrent(layer, steps):
+def export_recurrent(layer, steps):
     torch.manual_seed(0)
     return export(lambda s, x: s.a(x)[0], torch.randn(steps, 2, 4), a=layer(4, 3))
 
 
 SOURCES = {
-    "linear": (linear, (torch.randn(2, 4),), [LINEAR], 1),
-    "sdpa": (attention, (Q,), [SDPA], 1),
-    "combined": (combined, (Q,), [SDPA, LINEAR], 3),
-    "upsample": (upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
-    "lstm": (lambda: recurrent(nn.LSTM, 10), (torch.randn(10, 2, 4),), [LINEAR], 11),
-    "gru": (lambda: recurrent(nn.GRU, 3), (torch.randn(3, 2, 4),), [LINEAR], 4),
+    "linear": (export_linear, (torch.randn(2, 4),), [LINEAR], 1),
+    "sdpa": (export_attention, (Q,), [SDPA], 1),
+    "combined": (export_linear_and_attention, (Q,), [SDPA, LINEAR], 3),
+    "upsample": (export_upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
+    "lstm": (
+        lambda: export_recurrent(nn.LSTM, 10),
+        (torch.randn(10, 2, 4),),
+        [LINEAR],
+        11,
+    ),
+    "gru": (lambda: export_recurrent(nn.GRU, 3), (torch.randn(3, 2, 4),), [LINEAR], 4),
     "lstm as a whole": (
-        lambda: recurrent(nn.LSTM, 3),
+        lambda: export_recurrent(nn.LSTM, 3),
         (torch.randn(3, 2, 4),),
         [aten.lstm.input],
         1,
@@ -145,12 +150,16 @@ def test_to_edge_transform_and_lower(case):
     program = to_edge_transform_and_lower(
         source, partitioner=[Keeps(*operators)]
     ).exported_program()
-    assert targets(program).count(CALL) == count
-    assert not {*operators} & {*targets(program)}
-    kept = [t for m in lowered_modules(program) for t in targets(m.original_module)]
+    assert call_targets(program).count(CALL) == count
+    assert not {*operators} & {*call_targets(program)}
+    kept = [
+        t for m in lowered_modules(program) for t in call_targets(m.original_module)
+    ]
     assert len(kept) == count
     assert {*kept} == {*operators}
-    close(on_host(program, *inputs), source.module(check_guards=False)(*inputs))
+    assert_close(
+        run_on_host(program, *inputs), source.module(check_guards=False)(*inputs)
+    )
 
 
 def test_to_edge_transform_and_lower_with_exception():
@@ -175,9 +184,9 @@ def test_to_edge_transform_and_lower_with_exception():
         program = to_edge_transform_and_lower(
             source, partitioner=[who]
         ).exported_program()
-        assert targets(program).count(CALL) == 1
-        assert targets(program).count(aten.mm.default) == 1
-        close(on_host(program, x), source.module(check_guards=False)(x))
+        assert call_targets(program).count(CALL) == 1
+        assert call_targets(program).count(aten.mm.default) == 1
+        assert_close(run_on_host(program, x), source.module(check_guards=False)(x))
 
 
 # that one is core ATen as it is
@@ -192,9 +201,9 @@ def test_operators_that_a_filter_refuses_are_decomposed(case):
     program = to_edge_transform_and_lower(
         source, partitioner=[refusing]
     ).exported_program()
-    assert CALL not in targets(program)
-    assert not {*operators} & {*targets(program)}
-    close(
+    assert CALL not in call_targets(program)
+    assert not {*operators} & {*call_targets(program)}
+    assert_close(
         program.module(check_guards=False)(*inputs),
         source.module(check_guards=False)(*inputs),
     )
@@ -203,8 +212,10 @@ def test_operators_that_a_filter_refuses_are_decomposed(case):
 def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
     """program.test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner"""
     config = EdgeCompileConfig(preserve_ops=[LINEAR])
-    found = targets(
-        to_edge_transform_and_lower(linear(), compile_config=config).exported_program()
+    found = call_targets(
+        to_edge_transform_and_lower(
+            export_linear(), compile_config=config
+        ).exported_program()
     )
     assert LINEAR in found
     assert aten.addmm.default not in found
@@ -216,10 +227,19 @@ def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
 @pytest.mark.parametrize(
     ("make", "kept", "found"),
     [
-        pytest.param(linear, [LINEAR], {LINEAR: 1}, id="single"),
-        pytest.param(combined, [LINEAR], {LINEAR: 2, SDPA: 0}, id="partial"),
-        pytest.param(combined, [LINEAR, SDPA], {LINEAR: 2, SDPA: 1}, id="multiple"),
-        pytest.param(attention, [LINEAR], {LINEAR: 0, SDPA: 0}, id="not_in_model"),
+        pytest.param(export_linear, [LINEAR], {LINEAR: 1}, id="single"),
+        pytest.param(
+            export_linear_and_attention, [LINEAR], {LINEAR: 2, SDPA: 0}, id="partial"
+        ),
+        pytest.param(
+            export_linear_and_attention,
+            [LINEAR, SDPA],
+            {LINEAR: 2, SDPA: 1},
+            id="multiple",
+        ),
+        pytest.param(
+            export_attention, [LINEAR], {LINEAR: 0, SDPA: 0}, id="not_in_model"
+        ),
     ],
 )
 def test_to_edge_with_preserved_ops(make, kept, found):
@@ -231,7 +251,7 @@ def test_to_edge_with_preserved_ops(make, kept, found):
     program = to_edge(
         make(), compile_config=EdgeCompileConfig(preserve_ops=kept)
     ).exported_program()
-    assert {op: targets(program).count(op) for op in found} == found
+    assert {op: call_targets(program).count(op) for op in found} == found
 
 
 def test_no_getattr():
@@ -262,8 +282,8 @@ def test_while():
     inputs = (torch.tensor(3), torch.randn(2, 2))
     source = export(loop, *inputs, layer=nn.Linear(2, 2), step=torch.tensor(1))
     program = to_edge(source).exported_program()
-    assert torch.ops.higher_order.while_loop in targets(program)
-    close(
+    assert torch.ops.higher_order.while_loop in call_targets(program)
+    assert_close(
         program.module(check_guards=False)(*inputs),
         source.module(check_guards=False)(*inputs),
     )
@@ -284,7 +304,7 @@ def test_constraint_present_after_dce():
     source = export(function, *inputs)
     program = to_edge(source).exported_program()
     assert [(r.lower, r.upper) for r in program.range_constraints.values()] == [(1, 3)]
-    close(program.module(check_guards=False)(*inputs), inputs[0][3:4])
+    assert_close(program.module(check_guards=False)(*inputs), inputs[0][3:4])
 
 
 def test_data_dependent():
@@ -317,21 +337,23 @@ def test_data_dependent():
 
         inputs = (torch.randn(10), torch.randn(10), torch.tensor(3))
         program = to_edge(export(function, *inputs)).exported_program()
-        close(program.module(check_guards=False)(*inputs), (inputs[0] + inputs[1])[:3])
+        assert_close(
+            program.module(check_guards=False)(*inputs), (inputs[0] + inputs[1])[:3]
+        )
 
 
 def test_issue_3659():
     """program.test_issue_3659: a product of dynamic shapes is valid in edge form."""
     rows = torch.export.Dim("rows", min=2, max=100)
     columns = torch.export.Dim("columns", min=2, max=100)
-    model = backends.module(lambda s, x, y: torch.matmul(x, y))
+    model = backends.make_module(lambda s, x, y: torch.matmul(x, y))
     inputs = (torch.randn(1, 3, 10), torch.randn(1, 10, 3))
     shapes = {"inputs": ({1: rows, 2: columns}, {1: columns, 2: rows})}
     program = to_edge(
         torch.export.export(model, inputs, dynamic_shapes=shapes)
     ).exported_program()
     other = (torch.randn(1, 5, 7), torch.randn(1, 7, 5))
-    close(program.module(check_guards=False)(*other), model(*other))
+    assert_close(program.module(check_guards=False)(*other), model(*other))
     assert {(r.lower, r.upper) for r in program.range_constraints.values()} == {
         (2, 100)
     }
@@ -352,8 +374,10 @@ def test_edge_dialect_custom_op():
         program = to_edge(
             export(lambda s, x: torch.ops.delegraph_rows.twice(x), torch.ones(1))
         ).exported_program()
-        assert targets(program) == [torch.ops.delegraph_rows.twice.default]
-        close(program.module(check_guards=False)(torch.ones(1)), 2 * torch.ones(1))
+        assert call_targets(program) == [torch.ops.delegraph_rows.twice.default]
+        assert_close(
+            program.module(check_guards=False)(torch.ones(1)), 2 * torch.ones(1)
+        )
 
 
 def test_edge_dialect_non_core_aten_ops():
@@ -365,8 +389,8 @@ def test_edge_dialect_non_core_aten_ops():
     """
     source = export(lambda s, x: torch.linalg.matrix_rank(x), torch.eye(3))
     program = to_edge(source).exported_program()
-    assert any("svd" in t.__name__ for t in targets(program))
-    close(program.module(check_guards=False)(torch.eye(3)), torch.tensor(3))
+    assert any("svd" in t.__name__ for t in call_targets(program))
+    assert_close(program.module(check_guards=False)(torch.eye(3)), torch.tensor(3))
 
 
 # --- EdgeProgramManager ---------------------------------------------------------------
@@ -376,18 +400,20 @@ def test_edge_manager_basic_api():
     """program.test_edge_manager_basic_api; program.test_executorch_manager_basic_api is
     the file's.
     """
-    edge = two_methods()
+    edge = edge_with_two_methods()
     assert edge.methods == {"forward", "foo"}
     assert edge.config_methods == {"bam", "bar"}
-    close(run(edge, "forward", torch.ones(1), torch.zeros(1)), torch.ones(1))
-    close(run(edge, "foo", torch.ones(1)), 2 * torch.ones(1))
+    assert_close(
+        run_method(edge, "forward", torch.ones(1), torch.zeros(1)), torch.ones(1)
+    )
+    assert_close(run_method(edge, "foo", torch.ones(1)), 2 * torch.ones(1))
 
 
 def test_edge_manager_dialect():
     """program.test_edge_manager_dialect: there is one dialect here; every call has a
     type and a debug handle.
     """
-    program = two_methods().exported_program()
+    program = edge_with_two_methods().exported_program()
     assert program.dialect == "ATEN"
     assert all(
         "debug_handle" in n.meta and "val" in n.meta
@@ -400,14 +426,14 @@ def test_edge_manager_transform():
     """program.test_edge_manager_transform: all methods; the original manager is
     unchanged.
     """
-    edge = two_methods()
+    edge = edge_with_two_methods()
     changed = edge.transform([AddToMul()])
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
     assert changed.methods == edge.methods
     assert changed.config_methods == edge.config_methods
-    close(run(changed, "forward", x, y), x * y * x)
-    close(run(edge, "forward", x, y), x * y + x)
+    assert_close(run_method(changed, "forward", x, y), x * y * x)
+    assert_close(run_method(edge, "forward", x, y), x * y + x)
 
 
 def test_transform_dict_api():
@@ -415,20 +441,20 @@ def test_transform_dict_api():
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
     for passes in ([AddToMul()], AddToMul()):
-        changed = two_methods().transform({"forward": passes})
-        close(run(changed, "forward", x, y), x * y * x)
-        close(run(changed, "foo", x), x + 1)
+        changed = edge_with_two_methods().transform({"forward": passes})
+        assert_close(run_method(changed, "forward", x, y), x * y * x)
+        assert_close(run_method(changed, "foo", x), x + 1)
 
 
 def test_transform_pass_manager_api():
     """program.test_transform_pass_manager_api"""
     manager = PassManager()
     manager.add_pass(AddToMul())
-    changed = two_methods().transform(manager)
+    changed = edge_with_two_methods().transform(manager)
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)
-    close(run(changed, "forward", x, y), x * y * x)
-    close(run(changed, "foo", x), x)
+    assert_close(run_method(changed, "forward", x, y), x * y * x)
+    assert_close(run_method(changed, "foo", x), x)
 
 
 def test__transform_override_verifiers():
@@ -444,7 +470,7 @@ def test__transform_override_verifiers():
             node.target = aten.add_.Tensor
             return PassResult(graph_module, True)
 
-    edge = two_methods()
+    edge = edge_with_two_methods()
     with pytest.raises(
         errors.ContractViolation,
         match=r"pass Writes.*node add.*writes to its arguments",
@@ -459,16 +485,16 @@ def test_edge_to_backend_replaces_subgraph():
     """program.test_edge_to_backend_replaces_subgraph: in every method; the original
     manager is unchanged.
     """
-    edge = two_methods()
-    lowered = edge.to_backend(taking(*ADD_MUL))
+    edge = edge_with_two_methods()
+    lowered = edge.to_backend(partitioner_for(*ADD_MUL))
     for method, inputs in (
         ("forward", (torch.ones(1), torch.ones(1))),
         ("foo", (torch.ones(1),)),
     ):
         program = lowered.exported_program(method)
-        assert targets(program) == [CALL]
+        assert call_targets(program) == [CALL]
         assert len(lowered_modules(program)) == 1
-        close(on_host(program, *inputs), torch.full((1,), 2.0))
+        assert_close(run_on_host(program, *inputs), torch.full((1,), 2.0))
         assert not lowered_modules(edge.exported_program(method))
 
 
@@ -476,13 +502,13 @@ def test_edge_to_backend_selective():
     """program.test_edge_to_backend_selective: by a dictionary; what it does not name is
     unchanged.
     """
-    edge = two_methods()
-    lowered = edge.to_backend({"forward": taking(*ADD_MUL)})
-    assert targets(lowered.exported_program("forward")) == [CALL]
-    assert targets(lowered.exported_program("foo")) == [aten.add.Tensor]
+    edge = edge_with_two_methods()
+    lowered = edge.to_backend({"forward": partitioner_for(*ADD_MUL)})
+    assert call_targets(lowered.exported_program("forward")) == [CALL]
+    assert call_targets(lowered.exported_program("foo")) == [aten.add.Tensor]
     assert not lowered_modules(edge.exported_program("forward"))
     with pytest.raises(errors.InputError, match="'other'"):
-        edge.to_backend({"other": taking(*ADD_MUL)})
+        edge.to_backend({"other": partitioner_for(*ADD_MUL)})
 
 
 def test_save_fails(tmp_path):
@@ -492,8 +518,10 @@ def test_save_fails(tmp_path):
     import delegraph
 
     lowered = delegraph.lower(
-        linear(),
-        backends=[taking(LINEAR, aten.relu.default, backend="ExecutorBackend")],
+        export_linear(),
+        backends=[
+            partitioner_for(LINEAR, aten.relu.default, backend="ExecutorBackend")
+        ],
     )
     for name in ("model.pt", "model"):
         with pytest.raises(ValueError, match="format"):
@@ -507,14 +535,14 @@ def test_save_fails(tmp_path):
 def test_defect_configuration_lost_by_to_backend():
     """EdgeProgramManager: every step keeps the configuration, and verifies."""
     config = EdgeCompileConfig(preserve_ops=(LINEAR,))
-    edge = to_edge(linear(), compile_config=config).to_backend(
-        taking(aten.relu.default, backend="ExecutorBackend")
+    edge = to_edge(export_linear(), compile_config=config).to_backend(
+        partitioner_for(aten.relu.default, backend="ExecutorBackend")
     )
     assert edge.compile_config is config
     assert edge.compile_config.check_validity
     assert (
         edge.transform([])
-        .to_backend(taking(LINEAR, backend="ExecutorBackend"))
+        .to_backend(partitioner_for(LINEAR, backend="ExecutorBackend"))
         .compile_config
         is config
     )
@@ -529,8 +557,8 @@ def test_defect_nothing_verified_after_delegation():
         return program
 
     source = export(lambda s, x: torch.sin(x) * 2, torch.ones(1))
-    edge = to_edge(source).to_backend(taking(aten.sin.default))
-    assert targets(edge.exported_program()) == [CALL, aten.mul.Tensor]
+    edge = to_edge(source).to_backend(partitioner_for(aten.sin.default))
+    assert call_targets(edge.exported_program()) == [CALL, aten.mul.Tensor]
     with pytest.raises(
         errors.ContractViolation, match=r"pass untype.*node mul.*has no type"
     ):
@@ -542,7 +570,7 @@ def test_defect_configuration_object_changed():
     kept = [LINEAR]
     config = EdgeCompileConfig(preserve_ops=kept)
     to_edge_transform_and_lower(
-        combined(), partitioner=[Keeps(SDPA)], compile_config=config
+        export_linear_and_attention(), partitioner=[Keeps(SDPA)], compile_config=config
     )
     assert kept == [LINEAR]
     assert config.preserve_ops == (LINEAR,)
@@ -557,7 +585,7 @@ def test_defect_operators_filtered_out_in_silence():
     program = to_edge_transform_and_lower(
         source, partitioner=[Keeps(*kept)]
     ).exported_program()
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+    assert [call_targets(m.original_module) for m in lowered_modules(program)] == [
         [op] for op in kept
     ]
 
@@ -565,7 +593,7 @@ def test_defect_operators_filtered_out_in_silence():
 def test_defect_numbers_become_constants_and_casts():
     """`x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
     program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
-    assert targets(program) == [aten.add.Tensor]
+    assert call_targets(program) == [aten.add.Tensor]
     assert not program.constants
     assert not program.state_dict
 
@@ -577,7 +605,7 @@ def test_defect_write_errors_are_swallowed(tmp_path):
     import delegraph
 
     [delegate] = delegraph.lower(
-        linear(), backends=[backends.everything("ExecutorBackend")]
+        export_linear(), backends=[backends.partitioner_for_all("ExecutorBackend")]
     ).delegates
     with pytest.raises(OSError, match="cannot write") as caught:
         delegate.save(tmp_path / "missing" / "blob.bin")
@@ -588,14 +616,16 @@ def test_defect_write_errors_are_swallowed(tmp_path):
 
 def test_defect_leftovers_in_the_parent():
     """No tag, no child and no weight of a delegate stays in the program."""
-    partitioner = taking(LINEAR, SDPA, backend="ExecutorBackend")
+    partitioner = partitioner_for(LINEAR, SDPA, backend="ExecutorBackend")
     program = to_edge_transform_and_lower(
-        combined(), partitioner=[partitioner]
+        export_linear_and_attention(), partitioner=[partitioner]
     ).exported_program()
     assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
     assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
     assert not program.state_dict
     shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
-    edge = to_edge(shared).to_backend(taking(aten.mul.Tensor)).exported_program()
+    edge = (
+        to_edge(shared).to_backend(partitioner_for(aten.mul.Tensor)).exported_program()
+    )
     assert all("delegation_tag" not in n.meta for n in edge.graph.nodes)
     assert list(edge.state_dict) == ["c"]

@@ -15,12 +15,12 @@ def named(file):
             yield node.name, ast.get_docstring(node) or ""
 
 
-def words(text):
+def words_of(text):
     """The words of a docstring, ``group.name`` being one."""
     return {word.strip(":;,()`").rstrip(".") for word in text.split()}
 
 
-def covered():
+def covered_rows():
     """Rows as ``group.name``: a test in ``test_group.py`` is called so, or a test's
     docstring names the row.
     """
@@ -31,7 +31,7 @@ def covered():
             found |= {
                 f"{group}.{name}",
                 f"{group}.{name.removeprefix('test_')}",
-                *words(doc),
+                *words_of(doc),
             }
     return found
 
@@ -39,6 +39,6 @@ def covered():
 def test_every_row_has_a_test():
     rows = (HERE / "rows.txt").read_text().split()
     assert len(rows) == len(set(rows)) > 130
-    have = covered()
+    have = covered_rows()
     missing = [row for row in rows if row not in have]
     assert not missing, "\n".join(["rows without a test:", *missing])

@@ -24,7 +24,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from . import backends
-from .backends import CALL, aten, export, module, taking
+from .backends import CALL, aten, export, make_module, partitioner_for
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def installed():
         yield
 
 
-def traced(function, **parts):
-    return symbolic_trace(module(function, **parts))
+def trace_symbolically(function, **parts):
+    return symbolic_trace(make_module(function, **parts))
 
 
 class Fixed(nn.Module):
@@ -48,7 +48,7 @@ class Fixed(nn.Module):
         return self.function(x, y)
 
 
-def two_inputs(function):
+def trace_with_two_inputs(function):
     return symbolic_trace(Fixed(function))
 
 
@@ -56,15 +56,15 @@ def two_inputs(function):
 
 
 def test_identical_graph_with_unused_args():
-    graph = two_inputs(lambda x, y: x)
+    graph = trace_with_two_inputs(lambda x, y: x)
     assert is_identical_graph(graph, graph)
-    assert is_identical_graph(graph, two_inputs(lambda x, y: x))
+    assert is_identical_graph(graph, trace_with_two_inputs(lambda x, y: x))
 
 
 def test_identical_graph_with_used_args():
-    graph = two_inputs(lambda x, y: (x, y))
+    graph = trace_with_two_inputs(lambda x, y: (x, y))
     assert is_identical_graph(graph, graph)
-    assert is_identical_graph(graph, two_inputs(lambda x, y: (x, y)))
+    assert is_identical_graph(graph, trace_with_two_inputs(lambda x, y: (x, y)))
 
 
 def test_identical_graph_for_linear():
@@ -89,14 +89,15 @@ def test_identical_graph_for_composite_module():
     assert is_identical_graph(graph, symbolic_trace(Composite()))
 
 
-def edge(function, *inputs, **parts):
+def edge_program(function, *inputs, **parts):
     return to_edge(export(function, *inputs, **parts)).exported_program().graph_module
 
 
 def test_not_identical_graph_for_args():
     x = torch.rand(3, 4)
     assert not is_identical_graph(
-        edge(lambda s, x, y: x + 1, x, x), edge(lambda s, x, y: (x + 1, y + 2), x, x)
+        edge_program(lambda s, x, y: x + 1, x, x),
+        edge_program(lambda s, x, y: (x + 1, y + 2), x, x),
     )
 
 
@@ -117,15 +118,17 @@ def test_defect_identical_graph_ignores_literals(other):
     """There, clamp(x, 0, 1) and clamp(x, .5, .75) are the same graph; and so are 1, 1.0
     and True to Python.
     """
-    graph = two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
+    graph = trace_with_two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
     least, most = (
-        two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0}))
+        trace_with_two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0}))
         for side in ("min", "max")
     )
     assert is_identical_graph(least, least)
     assert not is_identical_graph(least, most)
-    assert is_identical_graph(graph, two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y)))
-    assert not is_identical_graph(graph, two_inputs(other))
+    assert is_identical_graph(
+        graph, trace_with_two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
+    )
+    assert not is_identical_graph(graph, trace_with_two_inputs(other))
 
 
 def test_identical_graph_looks_into_branches():
@@ -141,7 +144,7 @@ def test_identical_graph_looks_into_branches():
 
 def test_defect_identical_graph_keeps_graphs_alive():
     """There, a cache without limit holds every node that was ever compared."""
-    graph = two_inputs(lambda x, y: x + y)
+    graph = trace_with_two_inputs(lambda x, y: x + y)
     kept = weakref.ref(graph)
     assert is_identical_graph(graph, graph)
     del graph
@@ -216,7 +219,7 @@ def lowered():
 
     inputs = [torch.randn(2, 2) for _ in range(3)]
     manager = to_edge(export(forward, *inputs)).to_backend(
-        taking(aten.mm.default, aten.add.Tensor)
+        partitioner_for(aten.mm.default, aten.add.Tensor)
     )
     return manager.exported_program().graph_module
 
@@ -256,7 +259,9 @@ def test_get_delegated_payload_with_delegates(lowered):
 
 
 def test_get_delegated_payload_without_delegates():
-    assert get_delegated_payload(edge(lambda s, x: x + 1, torch.randn(2, 2))) == {}
+    assert (
+        get_delegated_payload(edge_program(lambda s, x: x + 1, torch.randn(2, 2))) == {}
+    )
 
 
 def test_get_delegated_payload_keys_match_delegates(lowered):
@@ -287,7 +292,7 @@ def test_lowered_modules_of_branches():
     def forward(s, p, x):
         return torch.cond(p, lambda x: torch.mm(x, x), torch.sin, (x + 1,))
 
-    taken = taking(aten.mm.default, aten.add.Tensor)
+    taken = partitioner_for(aten.mm.default, aten.add.Tensor)
     graph = to_backend(
         export(forward, torch.tensor(True), torch.ones(2, 2)), taken
     ).graph_module
@@ -320,7 +325,7 @@ def test_defect_delegates_are_known_by_their_names():
     no other one.
     """
     given = export(lambda s, x: torch.sin(x + 1), torch.ones(2))
-    program = to_backend(given, taking(aten.add.Tensor))
+    program = to_backend(given, partitioner_for(aten.add.Tensor))
     graph = program.graph_module
     node = next(n for n in graph.graph.nodes if n.op == "get_attr")
     graph.renamed = graph.get_submodule(node.target)

@@ -7,7 +7,7 @@ import json
 import pytest
 from delegraph.cli.find_command import BUILT_IN
 
-from ..support.processes import python
+from ..support.processes import run_python
 
 DECLARED = """
 from delegraph.plugin import CommandSpec, hookimpl
@@ -40,7 +40,7 @@ class Profile:
 
 
 @pytest.fixture
-def acme(site, tmp_path):
+def run_with_acme(site, tmp_path):
     """Installs a distribution with one command, and runs ``delegraph`` with what is
     installed so and nothing else.
     """
@@ -72,7 +72,7 @@ def acme(site, tmp_path):
             )
 
         def run(self, *words, only="acme-npu,acme-tpu"):
-            return python(
+            return run_python(
                 "-m",
                 "delegraph",
                 *words,
@@ -85,45 +85,47 @@ def acme(site, tmp_path):
 
 
 def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(
-    acme, monkeypatch
+    run_with_acme, monkeypatch
 ):
     # argparse breaks lines at the width of the terminal
     monkeypatch.setenv("COLUMNS", "80")
-    acme.install()
-    shown = acme.run("--help")
+    run_with_acme.install()
+    shown = run_with_acme.run("--help")
     assert "measure   " in shown.stdout
     assert "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
     assert all(f"\n    {name}" in shown.stdout for name in BUILT_IN)
     assert "the target is imported" not in shown.stdout + shown.stderr
 
 
-def test_it_runs_with_the_flags_that_all_commands_have(acme):
-    acme.install()
-    shown = acme.run("measure", "net.py", "--runs", "3")
+def test_it_runs_with_the_flags_that_all_commands_have(run_with_acme):
+    run_with_acme.install()
+    shown = run_with_acme.run("measure", "net.py", "--runs", "3")
     assert shown.returncode == 3
     assert shown.stdout == "net.py: 3 runs\n"
     assert shown.stderr == "the target is imported\nfrom Python\n"
-    shown = acme.run("measure", "net.py", "--json")
+    shown = run_with_acme.run("measure", "net.py", "--json")
     assert json.loads(shown.stdout) == {
         "schema": "acme.measure/1",
         "net": "net.py",
         "runs": 1,
     }
-    assert "--runs" in acme.run("measure", "--help").stdout
+    assert "--runs" in run_with_acme.run("measure", "--help").stdout
 
 
-def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(acme):
-    acme.install(
+def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(
+    run_with_acme,
+):
+    run_with_acme.install(
         body=(
             "raise {'a': UsageError, 'b': InputError}[args.net]('acme/odd', 'no such"
             " chip', hint='ask')"
         )
     )
-    shown = acme.run("measure")
+    shown = run_with_acme.run("measure")
     assert shown.returncode == 2
     assert "error [usage-invalid]: the following arguments are required" in shown.stderr
     for net, code in (("a", 2), ("b", 1)):
-        shown = acme.run("measure", net)
+        shown = run_with_acme.run("measure", net)
         assert shown.returncode == code
         assert shown.stdout == ""
         assert shown.stderr.endswith("error [acme/odd]: no such chip\n  hint: ask\n")
@@ -149,15 +151,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("body", "error"), FAULTS.values(), ids=FAULTS)
-def test_a_command_that_fails_is_its_plugins_fault(acme, body, error):
-    acme.install(body=body)
-    shown = acme.run("measure", "net.py")
+def test_a_command_that_fails_is_its_plugins_fault(run_with_acme, body, error):
+    run_with_acme.install(body=body)
+    shown = run_with_acme.run("measure", "net.py")
     assert shown.returncode not in (0, 2)
     assert shown.stdout == ""
     assert error in shown.stderr
     assert "Traceback" not in shown.stderr
     if "raised" in error:
-        assert "Traceback" in acme.run("measure", "net.py", "--debug").stderr
+        assert "Traceback" in run_with_acme.run("measure", "net.py", "--debug").stderr
 
 
 BROKEN = {
@@ -181,27 +183,33 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("fields", "error"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_command_costs_only_itself(acme, fields, error):
+def test_a_broken_command_costs_only_itself(run_with_acme, fields, error):
     source = fields["target"]
-    acme.install(
+    run_with_acme.install(
         target=(
             source
             if "{body}" in source
             else source.replace("{", "{{").replace("}", "}}")
         )
     )
-    shown = acme.run("measure", "net.py")
+    shown = run_with_acme.run("measure", "net.py")
     assert shown.returncode == 1
     assert shown.stdout == ""
     assert "error [plugin-" in shown.stderr
     assert error in shown.stderr
     assert "acme-npu 1.0" in shown.stderr
-    assert acme.run("--help").returncode == acme.run("backends").returncode == 0
+    assert (
+        run_with_acme.run("--help").returncode
+        == run_with_acme.run("backends").returncode
+        == 0
+    )
 
 
-def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
-    acme.install(requires=("absent_module",), install_hint="pip install acme-sdk")
-    shown = acme.run("measure", "net.py")
+def test_what_it_requires_is_looked_for_before_it_is_imported(run_with_acme):
+    run_with_acme.install(
+        requires=("absent_module",), install_hint="pip install acme-sdk"
+    )
+    shown = run_with_acme.run("measure", "net.py")
     assert shown.returncode == 1
     assert shown.stdout == ""
     text = (
@@ -214,10 +222,10 @@ def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
     )
 
 
-def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
-    acme.install()
-    acme.install("acme-tpu")
-    shown = acme.run("measure", "net.py")
+def test_two_plugins_with_one_command_are_a_conflict_that_names_both(run_with_acme):
+    run_with_acme.install()
+    run_with_acme.install("acme-tpu")
+    shown = run_with_acme.run("measure", "net.py")
     assert shown.returncode == 1
     assert shown.stdout == ""
     assert (
@@ -226,35 +234,35 @@ def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
     )
     assert " and acme-tpu 1.0 (" in shown.stderr
     assert "hint: ask for acme-npu/measure or acme-tpu/measure" in shown.stderr
-    assert acme.run("acme-tpu/measure", "net.py").stdout == "net.py: 1 runs\n"
-    listed = acme.run("--help").stdout
+    assert run_with_acme.run("acme-tpu/measure", "net.py").stdout == "net.py: 1 runs\n"
+    listed = run_with_acme.run("--help").stdout
     assert "acme-npu/measure" in listed
     assert "acme-tpu/measure" in listed
 
 
-def test_a_built_in_command_wins(acme):
-    acme.install(name="backends")
-    shown = acme.run("backends", "--json")
+def test_a_built_in_command_wins(run_with_acme):
+    run_with_acme.install(name="backends")
+    shown = run_with_acme.run("backends", "--json")
     assert json.loads(shown.stdout)["schema"] == "delegraph.backends/1"
     assert "the target is imported" not in shown.stderr
-    assert acme.run("acme-npu/backends", "net.py").stdout == "net.py: 1 runs\n"
-    assert "acme-npu/backends" in acme.run("--help").stdout
+    assert run_with_acme.run("acme-npu/backends", "net.py").stdout == "net.py: 1 runs\n"
+    assert "acme-npu/backends" in run_with_acme.run("--help").stdout
 
 
-def test_one_plugin_that_declares_a_command_twice_is_broken(acme):
+def test_one_plugin_that_declares_a_command_twice_is_broken(run_with_acme):
     declared = DECLARED.replace(
         "[CommandSpec({arguments})]", "2 * [CommandSpec({arguments})]"
     )
-    acme.install(declared=declared)
-    assert "it declares command 'measure' twice" in acme.run("backends").stdout
+    run_with_acme.install(declared=declared)
+    assert "it declares command 'measure' twice" in run_with_acme.run("backends").stdout
 
 
 @pytest.mark.parametrize("command", ["check", "doctor", "new-backend"])
-def test_the_devkits_commands_say_where_they_come_from(acme, command):
+def test_the_devkits_commands_say_where_they_come_from(run_with_acme, command):
     """Disabled is as good as not installed; both are one error with what to do."""
-    shown = acme.run(command, "x", only="")
+    shown = run_with_acme.run(command, "x", only="")
     assert "not installed" not in shown.stderr
-    shown = acme.run(command, "x")
+    shown = run_with_acme.run(command, "x")
     assert shown.returncode == 2
     assert shown.stdout == ""
     assert (
@@ -266,7 +274,7 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
         " registry.Registry(discover=False);from delegraph.cli import main; raise"
         f" SystemExit(main([{command!r}, 'x']))"
     )
-    shown = python("-c", program)
+    shown = run_python("-c", program)
     assert shown.returncode == 2
     assert shown.stdout == ""
     assert (
@@ -276,9 +284,9 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
     )
 
 
-def test_an_unknown_command_is_wrong_usage_and_gets_a_suggestion(acme):
-    acme.install()
-    shown = acme.run("measur")
+def test_an_unknown_command_is_wrong_usage_and_gets_a_suggestion(run_with_acme):
+    run_with_acme.install()
+    shown = run_with_acme.run("measur")
     assert shown.returncode == 2
     assert shown.stdout == ""
     assert (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from delegraph.cli.find_command import BUILT_IN
 
-from ..support.processes import python
+from ..support.processes import run_python
 
 pytest.importorskip(
     "argcomplete", reason="an editable delegraph may be older than this dependency"
@@ -52,7 +52,7 @@ class Profile:
 
 
 @pytest.fixture
-def offers(site, tmp_path):
+def completions_of(site, tmp_path):
     """What is offered for the end of a line behind ``delegraph``, by a process in a
     folder with a few files.
     """
@@ -74,7 +74,7 @@ def offers(site, tmp_path):
             "_ARGCOMPLETE_IFS": "\n",
             "DELEGRAPH_PLUGINS": "acme-npu",
         }
-        shown = python("-c", program, path=site.folder, cwd=tmp_path, **variables)
+        shown = run_python("-c", program, path=site.folder, cwd=tmp_path, **variables)
         assert shown.stdout == shown.stderr == ""
         return sorted(
             word.rstrip()
@@ -115,11 +115,11 @@ def offers(site, tmp_path):
         ("completion ", ["bash", "fish", "zsh"]),
     ],
 )
-def test_offers(offers, typed, offered):
-    assert offers(typed) == offered
+def test_offers(completions_of, typed, offered):
+    assert completions_of(typed) == offered
 
 
-def test_completing_imports_neither_torch_nor_numpy(offers, tmp_path):
+def test_completing_imports_neither_torch_nor_numpy(completions_of, tmp_path):
     program = """
 import os, sys
 from delegraph.cli import main
@@ -132,17 +132,17 @@ def leave(code):
 os._exit = leave
 main()
 """
-    assert offers("lower net.py --backend npu-", program) == ["npu-of-ours"]
+    assert completions_of("lower net.py --backend npu-", program) == ["npu-of-ours"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_script_for_each_shell(shell):
-    shown = python("-m", "delegraph", "completion", shell)
+    shown = run_python("-m", "delegraph", "completion", shell)
     assert shown.returncode == 0
     assert "_ARGCOMPLETE" in shown.stdout
 
 
-def bash(script, tmp_path):
+def run_bash(script, tmp_path):
     """Run bash with a ``delegraph`` on its path, as an installation has one."""
     program = tmp_path / "bin" / "delegraph"
     program.parent.mkdir()
@@ -166,7 +166,7 @@ def test_bash_completes_with_the_line_of_the_guide(tmp_path):
     COMP_WORDBREAKS="=:"
     type_ "delegraph lower net.py --option=tosa.sp"
     """
-    shown = bash(script, tmp_path)
+    shown = run_bash(script, tmp_path)
     assert shown.stderr == ""
     assert [line.rstrip() for line in shown.stdout.splitlines()] == [
         "delegraph bac -> backends",

@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from ..support.command_line import LOWER, SCHEMA, as_data, fails, run
+from ..support.command_line import LOWER, SCHEMA, run_command, run_failing, run_for_json
 
 MORE = """
 import torch
@@ -74,7 +74,7 @@ def branch():
 
 
 @pytest.fixture
-def more(tmp_path, echo):
+def model_path(tmp_path, echo):
     path = tmp_path / "more.py"
     path.write_text(textwrap.dedent(MORE))
     return path
@@ -94,7 +94,7 @@ def test_the_report_and_the_figures_are_there_whatever_fails(
         (["--tolerance=-1"], "verification-failed"),
     ):
         report.unlink(missing_ok=True)
-        got, found = as_data(capsys, *given, *gate)
+        got, found = run_for_json(capsys, *given, *gate)
         assert got == 1
         assert found["code"] == code
         assert found["report"]["host_operators"] == 1
@@ -110,10 +110,10 @@ def test_the_report_and_the_figures_are_there_whatever_fails(
 
 def test_gates_that_are_passed(model, tmp_path, capsys):
     gates = ("--min-delegated", "0.5", "--max-delegates", "1")
-    code, found = as_data(capsys, "lower", model, *LOWER, *gates)
+    code, found = run_for_json(capsys, "lower", model, *LOWER, *gates)
     assert code == 0
     assert found["gates"] == {"min-delegated": True, "max-delegates": True}
-    wrong = fails(
+    wrong = run_failing(
         capsys,
         "lower",
         model,
@@ -126,7 +126,7 @@ def test_gates_that_are_passed(model, tmp_path, capsys):
     assert "--min-delegated" in wrong
 
 
-def test_what_a_model_file_may_return(more, capsys):
+def test_what_a_model_file_may_return(model_path, capsys):
     for function, methods in (
         ("whole", 1),
         ("keywords", 1),
@@ -134,14 +134,16 @@ def test_what_a_model_file_may_return(more, capsys):
         ("methods", 2),
         ("exported", 1),
     ):
-        code, found = as_data(capsys, "lower", f"{more}:{function}", *LOWER, "--verify")
+        code, found = run_for_json(
+            capsys, "lower", f"{model_path}:{function}", *LOWER, "--verify"
+        )
         assert found.get("code") in (None, "verification-failed"), found
         assert len(found["report"]["host"]) == methods
         assert code == (function == "dynamic"), (
             "the transform makes another function of it, and so eager disagrees"
         )
     assert found["report"]["host"] == {"forward": {"aten.sin.default": 1}}
-    _, found = as_data(capsys, "lower", f"{more}:dynamic", *LOWER)
+    _, found = run_for_json(capsys, "lower", f"{model_path}:dynamic", *LOWER)
     assert found["report"]["host_operators"] == 0, (
         "echo takes the cos that the transform put there"
     )
@@ -157,14 +159,14 @@ def test_what_a_model_file_may_return(more, capsys):
         ("tensor", "example inputs are a tuple, not a Tensor"),
     ],
 )
-def test_a_wrong_return_value_is_described(more, capsys, function, said):
-    assert said in fails(
-        capsys, "lower", f"{more}:{function}", *LOWER, error="input-invalid"
+def test_a_wrong_return_value_is_described(model_path, capsys, function, said):
+    assert said in run_failing(
+        capsys, "lower", f"{model_path}:{function}", *LOWER, error="input-invalid"
     )
 
 
-def test_an_export_that_fails_has_the_line(more, capsys):
-    _, found = as_data(capsys, "lower", f"{more}:branch", *LOWER)
+def test_an_export_that_fails_has_the_line(model_path, capsys):
+    _, found = run_for_json(capsys, "lower", f"{model_path}:branch", *LOWER)
     assert found["code"] == "export-failed"
     assert "in forward: if x.sum() > 0:" in found["source"]
     assert "torch.cond" in found["hint"]
@@ -185,16 +187,16 @@ def test_nothing_is_written_over_what_is_read_or_over_another_file(
         ["-o", net, "--report", tmp_path / "link"],
         hard,
     ):
-        wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
+        wrong = run_failing(capsys, *given, *flags, code=2, error="usage-invalid")
         assert "write to another file" in wrong
         assert not net.exists()
         assert Path(model).read_bytes() == source
 
 
-def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
+def test_figures_of_several_methods_have_their_names(model_path, tmp_path, capsys):
     report = tmp_path / "r.txt"
-    code, out, _ = run(
-        capsys, "lower", f"{more}:methods", *LOWER, "--verify", "--report", report
+    code, out, _ = run_command(
+        capsys, "lower", f"{model_path}:methods", *LOWER, "--verify", "--report", report
     )
     assert code == 0
     for shown in (out, report.read_text()):
@@ -203,11 +205,11 @@ def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
         ) == ["one", "two"]
     assert (
         "\ncompared with eager:\n"
-        in run(capsys, "lower", f"{more}:whole", *LOWER, "--verify")[1]
+        in run_command(capsys, "lower", f"{model_path}:whole", *LOWER, "--verify")[1]
     )
 
 
-def test_inputs_of_ones_own(more, tmp_path, capsys):
+def test_inputs_of_ones_own(model_path, tmp_path, capsys):
     files = [tmp_path / f"{k}.npz" for k in range(2)]
     for k, path in enumerate(files):
         np.savez(
@@ -217,8 +219,8 @@ def test_inputs_of_ones_own(more, tmp_path, capsys):
                 "scale": np.float32(3),
             },
         )
-    given = ("lower", f"{more}:whole", *LOWER, "--verify")
-    code, found = as_data(capsys, *given, "--input", files[0], "--input", files[1])
+    given = ("lower", f"{model_path}:whole", *LOWER, "--verify")
+    code, found = run_for_json(capsys, *given, "--input", files[0], "--input", files[1])
     assert code == 0
     assert found["verification"]["outputs"][0]["max_abs_value"] == pytest.approx(
         3 * math.sin(1)
@@ -226,13 +228,13 @@ def test_inputs_of_ones_own(more, tmp_path, capsys):
     np.savez(files[0], y=np.zeros(1))
     for wrong, message in (
         (files[0], "no array for the input x of method forward; it has y"),
-        (more, "readable .npz"),
+        (model_path, "readable .npz"),
     ):
-        code, found = as_data(capsys, *given, "--input", wrong)
+        code, found = run_for_json(capsys, *given, "--input", wrong)
         assert code == 1
         assert found["code"] == "input-invalid"
         assert message in found["message"]
-    assert "there is no file" in fails(
+    assert "there is no file" in run_failing(
         capsys, *given, "--input", "none.npz", code=2, error="usage-invalid"
     )
 
@@ -243,28 +245,28 @@ def test_without_a_named_backend(model, tmp_path, capsys):
     """
     usable = [b for b in delegraph.backends() if b.usable]
     clear = len(usable) == 1 or sum(b.spec.default for b in usable) == 1
-    assert run(capsys, "lower", model)[0] == (0 if clear else 2)
+    assert run_command(capsys, "lower", model)[0] == (0 if clear else 2)
     assert (
-        as_data(capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1")[
-            0
-        ]
+        run_for_json(
+            capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1"
+        )[0]
         == 0
     )
-    code, found = as_data(capsys, "lower", model, "--option", "echo.all=1")
+    code, found = run_for_json(capsys, "lower", model, "--option", "echo.all=1")
     assert code == 0
     assert found["report"]["notes"] == [
         "no backend was named; the options are for echo"
     ]
-    code, found = as_data(capsys, "lower", model, "--host-only")
+    code, found = run_for_json(capsys, "lower", model, "--host-only")
     assert code == 0
     assert found["report"]["delegates"] == []
     assert found["report"]["notes"] == []
     both = "--host-only", "--backend", "echo"
-    assert "exclude each other" in fails(
+    assert "exclude each other" in run_failing(
         capsys, "lower", model, *both, code=2, error="usage-invalid"
     )
 
 
 @pytest.mark.parametrize("command", [("backends",), ("completion", "bash")])
 def test_what_other_commands_print_is_in_the_schema(echo, capsys, command):
-    assert as_data(capsys, *command)[0] == 0
+    assert run_for_json(capsys, *command)[0] == 0

@@ -17,14 +17,14 @@ from delegraph.discovery.registry import default_registry
 
 from ..conftest import EchoRuntime
 from ..support.command_line import (
-    fails,
-    run,
+    run_command,
+    run_failing,
 )
-from ..support.processes import python
+from ..support.processes import run_python
 
 
 def test_lower_prints_the_report(model, capsys):
-    code, out, err = run(capsys, "lower", model, "--backend", "echo")
+    code, out, err = run_command(capsys, "lower", model, "--backend", "echo")
     assert code == 0
     assert "1 of 2 operators delegated, in 1 delegate; 1 on the host" in out
     assert "echo has no sin" in out
@@ -35,7 +35,7 @@ def test_lower_prints_the_report(model, capsys):
 def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
     report = tmp_path / "report.json"
-    code, out, _ = run(
+    code, out, _ = run_command(
         capsys,
         *(
             "lower",
@@ -74,7 +74,7 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
 def test_the_suffix_of_the_report_chooses_its_form(
     model, tmp_path, capsys, name, start
 ):
-    code, _, _ = run(
+    code, _, _ = run_command(
         capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name
     )
     written = (tmp_path / name).read_text()
@@ -85,8 +85,8 @@ def test_the_suffix_of_the_report_chooses_its_form(
 
 
 def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
-    _, brief, _ = run(capsys, "lower", model, "--backend", "echo")
-    code, out, _ = run(
+    _, brief, _ = run_command(capsys, "lower", model, "--backend", "echo")
+    code, out, _ = run_command(
         capsys,
         "lower",
         model,
@@ -109,7 +109,7 @@ def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
 
 def test_lower_as_json(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
-    code, out, _ = run(
+    code, out, _ = run_command(
         capsys,
         "lower",
         model,
@@ -131,7 +131,9 @@ def test_lower_as_json(model, tmp_path, capsys):
 
 def test_the_backend_follows_from_the_output(model, tmp_path, capsys):
     assert (
-        run(capsys, "lower", model, "--option", "all=1", "-o", tmp_path / "net.echo")[0]
+        run_command(
+            capsys, "lower", model, "--option", "all=1", "-o", tmp_path / "net.echo"
+        )[0]
         == 0
     )
 
@@ -139,7 +141,7 @@ def test_the_backend_follows_from_the_output(model, tmp_path, capsys):
 def test_an_exported_program(tmp_path, echo, capsys):
     program = torch.export.export(torch.nn.ReLU().eval(), (torch.randn(4),))
     torch.export.save(program, tmp_path / "net.pt2")
-    code, out, _ = run(
+    code, out, _ = run_command(
         capsys, "lower", tmp_path / "net.pt2", "--backend", "echo", "--verify"
     )
     assert code == 0
@@ -149,7 +151,7 @@ def test_an_exported_program(tmp_path, echo, capsys):
 
 def test_what_a_model_prints_does_not_disturb_the_result(model, capsys):
     model.write_text(model.read_text() + "\nprint('loading weights')\n")
-    _, out, err = run(capsys, "lower", model, "--backend", "echo", "--json")
+    _, out, err = run_command(capsys, "lower", model, "--backend", "echo", "--json")
     assert json.loads(out)["schema"] == "delegraph.lower/1"
     assert err == "loading weights\n"
 
@@ -157,7 +159,7 @@ def test_what_a_model_prints_does_not_disturb_the_result(model, capsys):
 def test_a_model_file_finds_its_neighbours(model, capsys):
     (model.parent / "neighbour_of_net.py").write_text("WIDTH = 3")
     model.write_text("from neighbour_of_net import WIDTH\n" + model.read_text())
-    assert run(capsys, "lower", model, "--backend", "echo")[0] == 0
+    assert run_command(capsys, "lower", model, "--backend", "echo")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -188,31 +190,33 @@ def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
 
 def test_wrong_usage(model, tmp_path, capsys):
     lower = ("lower", model, "--backend", "echo")
-    fails(capsys, code=2, error="usage-invalid")
-    fails(capsys, "lwer", code=2, error="usage-invalid")
-    fails(capsys, "lower", code=2, error="usage-invalid")
-    fails(capsys, "lower", tmp_path / "absent.py", code=2, error="usage-invalid")
-    fails(capsys, "lower", tmp_path / "net.onnx", code=2, error="usage-invalid")
-    assert "no function 'nothing'" in fails(
+    run_failing(capsys, code=2, error="usage-invalid")
+    run_failing(capsys, "lwer", code=2, error="usage-invalid")
+    run_failing(capsys, "lower", code=2, error="usage-invalid")
+    run_failing(capsys, "lower", tmp_path / "absent.py", code=2, error="usage-invalid")
+    run_failing(capsys, "lower", tmp_path / "net.onnx", code=2, error="usage-invalid")
+    assert "no function 'nothing'" in run_failing(
         capsys, "lower", f"{model}:nothing", *lower[2:], code=2, error="usage-invalid"
     )
-    assert "no function ''" in fails(
+    assert "no function ''" in run_failing(
         capsys, "lower", f"{model}:", *lower[2:], code=2, error="usage-invalid"
     )
-    wrong = fails(
+    wrong = run_failing(
         capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found"
     )
     assert "did you mean 'echo'" in wrong
-    wrong = fails(
+    wrong = run_failing(
         capsys, *lower, "--option", "echo.al=1", code=2, error="option-invalid"
     )
     assert "did you mean 'all'" in wrong
-    wrong = fails(
+    wrong = run_failing(
         capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid"
     )
     assert "one of 1, 2, not 3" in wrong
-    fails(capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid")
-    wrong = fails(
+    run_failing(
+        capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid"
+    )
+    wrong = run_failing(
         capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found"
     )
     assert "file formats: " in wrong
@@ -221,34 +225,42 @@ def test_wrong_usage(model, tmp_path, capsys):
 
 def test_work_that_fails(model, tmp_path, capsys):
     lower = ("--backend", "echo")
-    fails(capsys, "lower", f"{model}:training", *lower, error="training-mode")
-    wrong = fails(capsys, "lower", f"{model}:failing", *lower, error="input-invalid")
+    run_failing(capsys, "lower", f"{model}:training", *lower, error="training-mode")
+    wrong = run_failing(
+        capsys, "lower", f"{model}:failing", *lower, error="input-invalid"
+    )
     assert "ValueError: no weights here" in wrong
     assert "net.py:15, in failing" in wrong
-    assert "returned an int" in fails(
+    assert "returned an int" in run_failing(
         capsys, "lower", f"{model}:wrong", *lower, error="input-invalid"
     )
-    wrong = fails(
+    wrong = run_failing(
         capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated"
     )
     assert "aten.sin.default" in wrong
     assert "net.py:6" in wrong
-    code, out, err = run(capsys, "lower", model, *lower, "-o", tmp_path / "net.echo")
+    code, out, err = run_command(
+        capsys, "lower", model, *lower, "-o", tmp_path / "net.echo"
+    )
     assert code == 1
     assert out == ""
     assert "echo has no sin" in err.partition("error [not-fully-delegated]")[0]
     model.write_text("def (:")
-    assert "SyntaxError" in fails(capsys, "lower", model, *lower, error="input-invalid")
+    assert "SyntaxError" in run_failing(
+        capsys, "lower", model, *lower, error="input-invalid"
+    )
     (tmp_path / "net.pt2").write_bytes(b"no archive")
     assert (
         "zip"
-        in fails(
+        in run_failing(
             capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid"
         ).lower()
     )
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
         archive.writestr("loose", b"")
-    wrong = fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
+    wrong = run_failing(
+        capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid"
+    )
     assert "not in a subdirectory" in wrong
     assert "warnings above" not in wrong
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
@@ -259,7 +271,7 @@ def test_work_that_fails(model, tmp_path, capsys):
 
 def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
     model.write_text("raise KeyboardInterrupt('by the model')")
-    code, out, err = run(capsys, "lower", model, "--backend", "echo")
+    code, out, err = run_command(capsys, "lower", model, "--backend", "echo")
     assert code == 130
     assert out == ""
     assert err.endswith("interrupted\n")
@@ -271,7 +283,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(
     model.write_text("raise SystemExit('the model ran')")
     lower = ("lower", model, "--backend", "echo")
     for option in ("-o", "--report"):
-        fails(
+        run_failing(
             capsys,
             *lower,
             option,
@@ -279,10 +291,10 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(
             error="write-failed",
         )
     (tmp_path / "folder.echo").mkdir()
-    assert "is a folder" in fails(
+    assert "is a folder" in run_failing(
         capsys, *lower, "-o", tmp_path / "folder.echo", error="write-failed"
     )
-    assert "the model ran" in fails(capsys, *lower, error="input-invalid")
+    assert "the model ran" in run_failing(capsys, *lower, error="input-invalid")
 
 
 class LyingRuntime(EchoRuntime):
@@ -305,15 +317,15 @@ def test_results_that_differ_from_eager_are_a_failure_and_nothing_is_written(
         "-o",
         tmp_path / "net.echo",
     )
-    assert "does not agree with eager" in fails(
+    assert "does not agree with eager" in run_failing(
         capsys, *lower, error="verification-failed"
     )
     assert not (tmp_path / "net.echo").exists()
-    assert run(capsys, *lower, "--tolerance", "100")[0] == 0
+    assert run_command(capsys, *lower, "--tolerance", "100")[0] == 0
 
 
 def test_debug_shows_the_traceback(model, capsys):
-    code, _, err = run(
+    code, _, err = run_command(
         capsys, "lower", f"{model}:failing", "--backend", "echo", "--debug"
     )
     assert code == 1
@@ -323,7 +335,7 @@ def test_debug_shows_the_traceback(model, capsys):
 
 def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
     monkeypatch.setattr("delegraph.api.lower", lambda *a, **k: 1 / 0)
-    assert "ZeroDivisionError" in fails(
+    assert "ZeroDivisionError" in run_failing(
         capsys, "lower", model, "--backend", "echo", error="internal"
     )
 
@@ -331,13 +343,13 @@ def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
 def test_backends(site):
     site.backend("chip-vendor", "npu", summary="a chip", formats=(".npu",))
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = python("-m", "delegraph", "backends", path=site.folder)
+    shown = run_python("-m", "delegraph", "backends", path=site.folder)
     assert shown.returncode == 0
     assert re.search(r"^npu +ok +chip-vendor 1\.0 +a chip$", shown.stdout, re.MULTILINE)
     assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in shown.stdout
     assert shown.stderr == ""
     found = json.loads(
-        python("-m", "delegraph", "backends", "--json", path=site.folder).stdout
+        run_python("-m", "delegraph", "backends", "--json", path=site.folder).stdout
     )
     assert found["schema"] == "delegraph.backends/1"
     row = next(b for b in found["backends"] if b["name"] == "npu")
@@ -392,7 +404,7 @@ def delegraph_runtimes():
 def test_backends_verbose_shows_everything_that_is_declared(site):
     site.plugin("chip-vendor", DECLARED)
     only = {"DELEGRAPH_PLUGINS": "chip-vendor"}
-    shown = python(
+    shown = run_python(
         "-m", "delegraph", "backends", "-v", path=site.folder, **only
     ).stdout.splitlines()
     end = next(k for k, line in enumerate(shown) if " is disabled: " in line)
@@ -401,7 +413,7 @@ def test_backends_verbose_shows_everything_that_is_declared(site):
 
 def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model):
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = python(
+    shown = run_python(
         "-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder
     )
     assert (
@@ -420,7 +432,7 @@ def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command)
         " code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} &"
         " set(sys.modules)"
     )
-    shown = python("-c", program)
+    shown = run_python("-c", program)
     assert shown.returncode == 0, shown.stderr
 
 
@@ -444,7 +456,7 @@ def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_n
         "import sys; from delegraph.cli import main; main(['backends']);"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
-    shown = python("-c", program, path=site.folder)
+    shown = run_python("-c", program, path=site.folder)
     assert shown.returncode == 0, shown.stderr
     assert (
         len(
@@ -460,12 +472,12 @@ def test_python_minus_m_is_the_command(tmp_path):
     """Same results, same exit codes, and usage that names the command as it is
     installed.
     """
-    shown = python("-m", "delegraph", "--version")
+    shown = run_python("-m", "delegraph", "--version")
     assert shown.returncode == 0
     assert shown.stdout == f"delegraph {delegraph.__version__}\n"
-    shown = python("-m", "delegraph", "backends", "--json")
+    shown = run_python("-m", "delegraph", "backends", "--json")
     assert json.loads(shown.stdout)["schema"] == "delegraph.backends/1"
-    shown = python("-m", "delegraph", "lower")
+    shown = run_python("-m", "delegraph", "lower")
     assert shown.returncode == 2
     assert shown.stdout == ""
     assert "usage: delegraph lower" in shown.stderr
@@ -492,7 +504,7 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
         if module == "torch"
         else ["backends"]
     )
-    shown = python("-m", "delegraph", *command, cwd=tmp_path)
+    shown = run_python("-m", "delegraph", *command, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "it ran" not in shown.stdout + shown.stderr, shown.stderr
 
@@ -500,7 +512,7 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
 def test_a_plugin_that_ends_the_process_is_a_row(site):
     site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
     site.backend("chip-vendor", "npu")
-    shown = python("-m", "delegraph", "backends", path=site.folder)
+    shown = run_python("-m", "delegraph", "backends", path=site.folder)
     assert (
         f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)"
         in shown.stdout
@@ -509,8 +521,11 @@ def test_a_plugin_that_ends_the_process_is_a_row(site):
 
 
 def test_version_and_help(capsys):
-    assert run(capsys, "--version")[:2] == (0, f"delegraph {delegraph.__version__}\n")
-    code, out, _ = run(capsys, "lower", "--help")
+    assert run_command(capsys, "--version")[:2] == (
+        0,
+        f"delegraph {delegraph.__version__}\n",
+    )
+    code, out, _ = run_command(capsys, "lower", "--help")
     assert code == 0
     assert "--require-full" in out
 

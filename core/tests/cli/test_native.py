@@ -71,7 +71,7 @@ PLACE = (
 
 
 @pytest.fixture
-def delegraph(site, tmp_path):
+def run_delegraph(site, tmp_path):
     """Runs the command line in a process of its own, where the plugin does ``act``."""
     site.plugin("acme-rough", PLUGIN, version="1.5")
     (tmp_path / "net.py").write_text(MODEL)
@@ -95,7 +95,7 @@ def delegraph(site, tmp_path):
 LOWER = ("lower", "net.py", "--backend", "rough")
 
 
-def test_json_survives_native_prints(delegraph):
+def test_json_survives_native_prints(run_delegraph):
     """What is written at once, and what lies in a buffer of C until the process ends; a
     child process's too.
     """
@@ -103,23 +103,23 @@ def test_json_survives_native_prints(delegraph):
         "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from"
         " Python'); os.system('echo a child')"
     )
-    done = delegraph(act, *LOWER, "--json")
+    done = run_delegraph(act, *LOWER, "--json")
     assert json.loads(done.stdout)["schema"] == "delegraph.lower/1"
     assert done.returncode == 0
     for text in ("from a buffer", "at once", "from Python", "a child"):
         assert text in done.stderr
 
 
-def test_a_command_that_exits_has_failed(delegraph):
-    done = delegraph("raise SystemExit(0)", "rough", "--json")
+def test_a_command_that_exits_has_failed(run_delegraph):
+    done = run_delegraph("raise SystemExit(0)", "rough", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert found["code"] == "plugin-failed"
     assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
-def test_a_plugin_that_exits_has_failed_in_one_paragraph(delegraph):
-    done = delegraph("raise SystemExit(0)", *LOWER)
+def test_a_plugin_that_exits_has_failed_in_one_paragraph(run_delegraph):
+    done = run_delegraph("raise SystemExit(0)", *LOWER)
     assert done.returncode == 1
     assert "plugin-crashed" not in done.stderr
     assert f"error [plugin-failed]: {PLACE}, raised SystemExit: 0" in done.stderr

@@ -58,7 +58,7 @@ class Process(subprocess.Popen):
 
 
 @pytest.fixture
-def start(site, tmp_path):
+def start_delegraph(site, tmp_path):
     """Starts the command line where a plugin does ``act`` ``when`` that comes; a good
     plugin is there, too.
     """
@@ -83,11 +83,11 @@ def start(site, tmp_path):
 
 
 @pytest.fixture
-def delegraph(start):
+def run_delegraph(start_delegraph):
     """The same, and waits for its end."""
 
     def run(when, act, *arguments):
-        with start(when, act, *arguments) as process:
+        with start_delegraph(when, act, *arguments) as process:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
@@ -95,8 +95,8 @@ def delegraph(start):
 
 
 @pytest.mark.parametrize("when", ["command", "light import"])
-def test_a_crash_of_native_code_shows_the_file_of_the_plugin(delegraph, when):
-    done = delegraph(when, "ctypes.string_at(0)", "rough")
+def test_a_crash_of_native_code_shows_the_file_of_the_plugin(run_delegraph, when):
+    done = run_delegraph(when, "ctypes.string_at(0)", "rough")
     assert done.returncode == -signal.SIGSEGV
     assert done.stdout == ""
     assert "Fatal Python error: Segmentation fault" in done.stderr
@@ -104,8 +104,8 @@ def test_a_crash_of_native_code_shows_the_file_of_the_plugin(delegraph, when):
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
-def test_an_exit_of_a_plugin_at_work_is_its_failure(delegraph, act):
-    done = delegraph("command", act, "rough", "--json")
+def test_an_exit_of_a_plugin_at_work_is_its_failure(run_delegraph, act):
+    done = run_delegraph("command", act, "rough", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert found["code"] == "plugin-failed"
@@ -113,8 +113,8 @@ def test_an_exit_of_a_plugin_at_work_is_its_failure(delegraph, act):
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)", "1 / 0"])
-def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(delegraph, act):
-    done = delegraph("light import", act, "backends", "--json")
+def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(run_delegraph, act):
+    done = run_delegraph("light import", act, "backends", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
     assert [b["name"] for b in found["backends"]] == ["good"]
@@ -122,21 +122,21 @@ def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(delegraph, act
     assert row["status"] == "broken"
 
 
-def test_prints_of_a_light_module_do_not_reach_stdout(delegraph):
+def test_prints_of_a_light_module_do_not_reach_stdout(run_delegraph):
     act = (
         "print('from Python'); os.write(1, b'at once\\n'); C.printf(b'from a"
         " buffer\\n')"
     )
-    done = delegraph("light import", act, "backends", "--json")
+    done = run_delegraph("light import", act, "backends", "--json")
     assert json.loads(done.stdout)["schema"] == "delegraph.backends/1"
     for text in ("from Python", "at once", "from a buffer"):
         assert text in done.stderr
 
 
-def test_a_light_module_that_hangs_shows_its_stack(delegraph, site):
+def test_a_light_module_that_hangs_shows_its_stack(run_delegraph, site):
     patch = "import delegraph.discovery.import_by_name as module\nmodule.HANG = 0.2\n"
     (site.folder / "sitecustomize.py").write_text(patch)
-    done = delegraph("light import", "C.usleep(600_000)", "backends")
+    done = run_delegraph("light import", "C.usleep(600_000)", "backends")
     assert done.returncode == 0
     assert re.search(r"^good +ok ", done.stdout, re.MULTILINE)
     assert re.search(
@@ -144,22 +144,22 @@ def test_a_light_module_that_hangs_shows_its_stack(delegraph, site):
         done.stderr,
         re.DOTALL,
     )
-    assert "acme_rough_light" not in delegraph("", "", "backends").stderr
+    assert "acme_rough_light" not in run_delegraph("", "", "backends").stderr
 
 
-def test_teardown_of_native_code_does_not_change_the_exit_code(delegraph):
+def test_teardown_of_native_code_does_not_change_the_exit_code(run_delegraph):
     act = (
         "os.end = ctypes.CFUNCTYPE(None)(lambda: C._exit(7)); C.__cxa_atexit(os.end,"
         " None, None)"
     )
-    done = delegraph("command", act, "rough")
+    done = run_delegraph("command", act, "rough")
     assert done.returncode == 0
     assert done.stdout == "done\n"
     assert done.stderr == ""
 
 
-def test_exit_handlers_of_python_run(delegraph, tmp_path):
-    done = delegraph(
+def test_exit_handlers_of_python_run(run_delegraph, tmp_path):
+    done = run_delegraph(
         "command",
         "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)",
         "rough",
@@ -194,10 +194,10 @@ def nothing_is_ignored():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["command", "light import"])
 def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(
-    start, tmp_path, number, when
+    start_delegraph, tmp_path, number, when
 ):
     act = f"os.kept = tempfile.TemporaryDirectory(prefix='kept-'); {WAITING}"
-    with start(when, act, "rough") as process:
+    with start_delegraph(when, act, "rough") as process:
         assert process.stderr.readline() == "waiting\n"
         os.killpg(process.pid, number)
         out, told = process.communicate(timeout=60)

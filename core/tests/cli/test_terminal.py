@@ -17,7 +17,7 @@ from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 
 from ..support.hostile_plugin import EVIL, HOSTILE, LONG, PROGRESS_BAR
-from ..support.processes import python
+from ..support.processes import run_python
 
 MODEL = f"""
 import warnings
@@ -107,7 +107,7 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
         ["show", f"{hostile}.npu"],
     ):
         plugins = {"DELEGRAPH_PLUGINS": "evil"}
-        shown = python(
+        shown = run_python(
             "-m",
             "delegraph",
             *command,
@@ -128,7 +128,7 @@ def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
         (">/dev/full", "No space left on device"),
         (">&-", "it is closed"),
     ):
-        shown = shell(f"delegraph {command} {redirection}")
+        shown = run_shell(f"delegraph {command} {redirection}")
         assert shown.returncode == 1
         assert (
             shown.stderr
@@ -138,8 +138,8 @@ def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
 def test_an_error_that_nobody_can_be_told_still_has_its_exit_code(redirection):
-    assert shell(f"delegraph lower absent.py {redirection}").returncode == 2
-    assert shell(f"delegraph backends {redirection}").returncode == 0
+    assert run_shell(f"delegraph lower absent.py {redirection}").returncode == 2
+    assert run_shell(f"delegraph backends {redirection}").returncode == 0
 
 
 def as_backends(source):
@@ -212,7 +212,7 @@ def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
             os.kill(os.getpid(), signal.SIGHUP)
             return listing.Outcome("s", {}, "done")
     """)
-    assert python("-c", program).stdout == "done\nTrue\n"
+    assert run_python("-c", program).stdout == "done\nTrue\n"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +241,6 @@ def test_paths_that_are_too_long_and_numbers_below_zero_are_the_users_error(
     assert told.count("error [") == 1
 
 
-def shell(command):
+def run_shell(command):
     command = command.replace("delegraph ", f"{sys.executable} -m delegraph ", 1)
     return subprocess.run(command, shell=True, capture_output=True, text=True)

@@ -39,7 +39,7 @@ LINE = next(
 )
 
 
-def acting(act):
+def plugin_class_doing(act):
     """A backend, partitioner or runtime that does ``act`` in the method of that name,
     and is the echo's otherwise.
     """
@@ -59,21 +59,21 @@ def leave():
     raise SystemExit(0)
 
 
-def raising(error):
+def raise_error(error):
     def act():
         raise error
 
     return act
 
 
-def everything(backend_id="ActingBackend"):
+def partitioner_for_all(backend_id="ActingBackend"):
     return CapabilityPartitioner(lambda node: None, backend_id)
 
 
-def lowered(backend, partitioner=None, runtime=EchoRuntime, **options):
+def lower_net(backend, partitioner=None, runtime=EchoRuntime, **options):
     registry = Registry(discover=False)
     registry.register(backend, runtime=runtime)
-    partitioner = partitioner or everything(backend.__name__)
+    partitioner = partitioner or partitioner_for_all(backend.__name__)
     return delegraph.lower(
         Net().eval(),
         (torch.ones(2),),
@@ -89,7 +89,7 @@ def lower_or_raise(backend, partitioner=None):
     """
     registry = Registry(discover=False)
     registry.register(backend, runtime=EchoRuntime)
-    partitioner = partitioner or everything(backend.__name__)
+    partitioner = partitioner or partitioner_for_all(backend.__name__)
     program = torch.export.export(Net().eval(), (torch.ones(2),))
     return lower_programs(
         {"forward": program},
@@ -102,7 +102,7 @@ def lower_or_raise(backend, partitioner=None):
 @pytest.mark.parametrize("error", [SystemExit(0), MemoryError(), BaseException("odd")])
 def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
     with pytest.raises(PluginFailed) as caught:
-        lowered(acting(raising(error)))
+        lower_net(plugin_class_doing(raise_error(error)))
     assert caught.value.__cause__ is error
 
 
@@ -112,7 +112,7 @@ def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
 )
 def test_whatever_preprocess_raises(error):
     with pytest.raises(PluginFailed) as caught:
-        lower_or_raise(acting(raising(error)))
+        lower_or_raise(plugin_class_doing(raise_error(error)))
     failed = caught.value
     text = (
         f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method"
@@ -131,7 +131,7 @@ def test_whatever_preprocess_raises(error):
 def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
     error = InputError("toy/no", "no luck")
     with pytest.raises(InputError) as caught:
-        lowered(acting(raising(error)))
+        lower_net(plugin_class_doing(raise_error(error)))
     assert caught.value is error
     assert error.code == "toy/no"
     assert error.message == "no luck"
@@ -143,7 +143,7 @@ def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
 
 def test_an_interrupt_and_a_signal_handler_pass():
     with pytest.raises(KeyboardInterrupt):
-        lowered(acting(raising(KeyboardInterrupt())))
+        lower_net(plugin_class_doing(raise_error(KeyboardInterrupt())))
 
     def handler(number, frame):
         raise SystemExit(3)
@@ -151,7 +151,7 @@ def test_an_interrupt_and_a_signal_handler_pass():
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(SystemExit):
-            lowered(acting(lambda: signal.raise_signal(signal.SIGUSR1)))
+            lower_net(plugin_class_doing(lambda: signal.raise_signal(signal.SIGUSR1)))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -181,7 +181,7 @@ class Failing(Partitioner):
     def partition(self, exported_program):
         if self.place == "partition":
             raise SystemExit(0)
-        return everything("EchoBackend").partition(exported_program)
+        return partitioner_for_all("EchoBackend").partition(exported_program)
 
     def ops_to_not_decompose(self, exported_program):
         def wanted(node):
@@ -219,7 +219,7 @@ def test_runtimes(place):
                 raise SystemExit(0)
             return lambda *args: leave()
 
-    program = lowered(EchoBackend, everything("EchoBackend"), FailingRuntime)
+    program = lower_net(EchoBackend, partitioner_for_all("EchoBackend"), FailingRuntime)
     text = (
         r"of FailingRuntime \(.*partition EchoBackend_0 of method forward, raised"
         r" SystemExit: 0"

@@ -16,7 +16,7 @@ from delegraph.discovery.records import Status
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
 
 
-def found(name):
+def find_record(name):
     return next(r for r in discover() if r.name == name)
 
 
@@ -123,20 +123,20 @@ def test_a_bad_plugin_is_a_row_and_the_good_one_works(site, case):
     source, status, words = BAD[case]
     site.plugin("bad-one", source, version="0.7")
     site.backend("good-one", "good")
-    record = found("bad-one")
+    record = find_record("bad-one")
     assert record.status is status
     assert words in record.error
     assert record.distribution == "bad-one"
     assert record.version == "0.7"
     assert record.location == str(site.folder / "bad_one.py")
     assert record.hint
-    assert found("good").status is Status.OK
+    assert find_record("good").status is Status.OK
 
 
 def test_the_line_that_failed_is_named(site):
     site.plugin("bad-one", "\n\nraise ValueError('no luck')")
     assert (
-        found("bad-one").error
+        find_record("bad-one").error
         == f"ValueError: no luck ({site.folder / 'bad_one.py'}:3)"
     )
 
@@ -161,7 +161,7 @@ def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
     """
     before = os._exit
     site.plugin("bad-one", source)
-    record = found("bad-one")
+    record = find_record("bad-one")
     assert record.status == Status.BROKEN
     assert record.error == f"os._exit(3) was called ({site.folder / 'bad_one.py'}:7)"
     assert os._exit is before
@@ -206,8 +206,8 @@ def test_required_modules_are_found_without_importing_them(site):
     (site.folder / "needed" / "inner.py").write_text("")
     site.backend("with-inner", "inner", requires=("needed.inner",))
     site.backend("without", "without", requires=("needed.missing",))
-    assert found("inner").status is Status.OK
-    assert found("without").status is Status.UNAVAILABLE
+    assert find_record("inner").status is Status.OK
+    assert find_record("without").status is Status.UNAVAILABLE
 
 
 def test_install_hint_is_shown(site):
@@ -217,7 +217,7 @@ def test_install_hint_is_shown(site):
         requires=("nobody_has_it",),
         install_hint="pip install hinted[all]",
     )
-    assert found("hinted").hint == "pip install hinted[all]"
+    assert find_record("hinted").hint == "pip install hinted[all]"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_install_hint_is_shown(site):
 def test_disabled_before_it_is_imported(site, monkeypatch, named):
     site.plugin("exiter", "import os; os._exit(3)", name="the_entry")
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", named)
-    record = found("the_entry")
+    record = find_record("the_entry")
     assert record.status is Status.DISABLED
     assert "DELEGRAPH_DISABLE_PLUGINS" in record.error
 
@@ -235,10 +235,10 @@ def test_only_what_is_allowed_is_imported(site, monkeypatch):
     site.plugin("exiter", "import os; os._exit(3)")
     site.backend("good-one", "good")
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "good-one")
-    assert found("exiter").status is Status.DISABLED
-    assert found("good").status is Status.OK
+    assert find_record("exiter").status is Status.DISABLED
+    assert find_record("good").status is Status.OK
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "good")
-    assert found("good").status is Status.DISABLED
+    assert find_record("good").status is Status.DISABLED
 
 
 def test_same_entry_point_name_in_two_distributions(site):
@@ -285,8 +285,8 @@ def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(
 def test_metadata_without_a_name_takes_the_folders(site):
     site.plugin("nameless", "")
     (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
-    assert found("nameless").distribution == "nameless"
-    assert found("nameless").version == "1.0"
+    assert find_record("nameless").distribution == "nameless"
+    assert find_record("nameless").version == "1.0"
 
 
 def run_python(*arguments, cwd, path=None):

@@ -39,7 +39,7 @@ def test_a_factory_says_what_to_give():
     Registry(discover=False).register(EchoBackend, partitioner=make_partitioner())
 
 
-def runtime(available):
+def runtime_with_availability(available):
     class Runtime(BackendRuntime):
         @staticmethod
         def is_available():
@@ -54,13 +54,13 @@ def runtime(available):
     "made, said",
     [
         (EchoRuntime, ""),
-        (runtime(True), ""),
-        (runtime(False), "Runtime says that it is not available"),
+        (runtime_with_availability(True), ""),
+        (runtime_with_availability(False), "Runtime says that it is not available"),
         (
-            runtime(NoRuntime("no-runtime", "no device is attached")),
+            runtime_with_availability(NoRuntime("no-runtime", "no device is attached")),
             "no device is attached",
         ),
-        (runtime(ValueError("a defect")), "a defect"),
+        (runtime_with_availability(ValueError("a defect")), "a defect"),
         (None, "declares no runtime for this host"),
     ],
 )

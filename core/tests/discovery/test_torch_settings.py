@@ -11,7 +11,7 @@ from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
 
-from ..support.processes import python
+from ..support.processes import run_python
 
 CHANGES = {
     "default dtype from torch.float32 to torch.float64": lambda: (
@@ -22,16 +22,16 @@ CHANGES = {
 }
 
 
-def settings():
+def current_settings():
     return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     monkeypatch.setattr(torch_settings, "_warned", set())
-    before = settings()
+    before = current_settings()
     yield
-    assert settings() == before
+    assert current_settings() == before
 
 
 def lower_and_call(act):
@@ -133,7 +133,7 @@ def test_a_module_that_does_so_when_it_is_imported(site, first):
     (site.folder / "odd_target.py").write_text(TARGET)
     program = f"{first}import delegraph; delegraph.get_backend('odd'); import torch; "
     program += "print(torch.get_default_dtype(), torch.is_grad_enabled())"
-    done = python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
+    done = run_python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
     assert done.stdout == "torch.float32 True\n", done.stderr
     assert (
         "importing backend 'odd_target:OddBackend' of odd-one 1.0, changed torch's"

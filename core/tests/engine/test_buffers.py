@@ -128,11 +128,11 @@ class WritesInput(nn.Module):
         return row * 3
 
 
-def x3(k=0):
+def vector(k=0):
     return (torch.arange(3.0) + k,)
 
 
-def rows(k=0):
+def matrix(k=0):
     return (torch.arange(6.0).reshape(2, 3) + k,)
 
 
@@ -142,15 +142,15 @@ def tokens(k=0):
 
 
 MODULES = {
-    "accumulate": (Accumulate(), x3),
-    "non_persistent": (Accumulate(persistent=False), x3),
-    "returns_state": (ReturnsState(), x3),
-    "overwrites": (Overwrites(), x3),
-    "indirect": (Indirect(), x3),
+    "accumulate": (Accumulate(), vector),
+    "non_persistent": (Accumulate(persistent=False), vector),
+    "returns_state": (ReturnsState(), vector),
+    "overwrites": (Overwrites(), vector),
+    "indirect": (Indirect(), vector),
     "kv_cache": (KVCache(), tokens),
     "kv_cache_slices": (KVCache(indexed=False), tokens),
-    "aliased": (Aliased(), x3),
-    "writes_input": (WritesInput(), rows),
+    "aliased": (Aliased(), vector),
+    "writes_input": (WritesInput(), matrix),
 }
 OWNED = (
     "accumulate",
@@ -163,7 +163,7 @@ OWNED = (
 )
 
 
-def same_over_calls(ours, module, inputs, calls=4):
+def assert_equal_over_calls(ours, module, inputs, calls=4):
     theirs = copy.deepcopy(module)
     for k in range(calls):
         mine = inputs(k)
@@ -172,7 +172,7 @@ def same_over_calls(ours, module, inputs, calls=4):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
 
 
-def lowered_with(partitioner, name, registry):
+def lower_and_check(partitioner, name, registry):
     module, inputs = MODULES[name]
     before = copy.deepcopy(module.state_dict())
     lowered = api.lower(
@@ -180,7 +180,7 @@ def lowered_with(partitioner, name, registry):
     )
     lowered = lowered.with_missing_runtime("eager")
     assert not any("retraced" in note for note in lowered.report.notes)
-    same_over_calls(lowered, module, inputs)
+    assert_equal_over_calls(lowered, module, inputs)
     assert lowered.verify(*inputs(1)).relative_error < 1e-6, (
         "verify starts from the initial state"
     )
@@ -193,7 +193,7 @@ def test_kept_by_the_parent(name, registry):
     """Row test_not_delegate_mutable_buffers: what nobody tags is passed in and stored
     by the parent.
     """
-    lowered = lowered_with(Tagged(lambda n: True, tag_constant_data), name, registry)
+    lowered = lower_and_check(Tagged(lambda n: True, tag_constant_data), name, registry)
     (delegate,) = lowered.delegates
     assert delegate.module.state == ()
     mutations = lowered.exported_program().graph_signature.output_specs
@@ -203,7 +203,7 @@ def test_kept_by_the_parent(name, registry):
 @pytest.mark.parametrize("name", MODULES)
 def test_left_outside(name, registry):
     """The writes stay on the host; the rest is delegated."""
-    lowered_with(
+    lower_and_check(
         CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"),
         name,
         registry,
@@ -220,7 +220,7 @@ def test_kept_by_the_delegate(name, runtime, registry):
         registry = Registry(discover=False)
         registry.register(Keeper)
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
-    lowered = lowered_with(partitioner, name, registry)
+    lowered = lower_and_check(partitioner, name, registry)
     (delegate,) = lowered.delegates
     child = delegate.module.original_module
     parent = lowered.exported_program()
@@ -250,8 +250,12 @@ def test_torchs_own_call_of_a_delegate_with_state(registry):
     """
     module = Accumulate()
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
-    lowered = api.lower(module.eval(), x3(), backends=[partitioner], registry=registry)
-    same_over_calls(lowered.exported_program().module(check_guards=False), module, x3)
+    lowered = api.lower(
+        module.eval(), vector(), backends=[partitioner], registry=registry
+    )
+    assert_equal_over_calls(
+        lowered.exported_program().module(check_guards=False), module, vector
+    )
     assert module.total.tolist() == [0, 0, 0]
 
 
@@ -259,11 +263,16 @@ def test_methods_and_programs_do_not_share_state(registry):
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
     methods = {"a": Accumulate().eval(), "b": Accumulate().eval()}
     lowered = api.lower(
-        methods, {"a": x3(), "b": x3()}, backends=[partitioner], registry=registry
+        methods,
+        {"a": vector(), "b": vector()},
+        backends=[partitioner],
+        registry=registry,
     )
     for _ in range(2):
-        lowered.method("a")(*x3(1))
-    torch.testing.assert_close(lowered.method("b")(*x3(1)), methods["b"](*x3(1)))
+        lowered.method("a")(*vector(1))
+    torch.testing.assert_close(
+        lowered.method("b")(*vector(1)), methods["b"](*vector(1))
+    )
 
 
 def test_reader_outside_of_the_partition(registry):
@@ -275,7 +284,7 @@ def test_reader_outside_of_the_partition(registry):
         ContractViolation,
         match=r"buffer b_table is written and tagged with tag0, but outside.*reads",
     ):
-        api.lower(Indirect().eval(), x3(), backends=[careless], registry=registry)
+        api.lower(Indirect().eval(), vector(), backends=[careless], registry=registry)
 
 
 def test_last_write_outside_of_the_partition(registry):
@@ -294,15 +303,15 @@ def test_last_write_outside_of_the_partition(registry):
         ContractViolation,
         match="b_total.*outside of that partition mul is its last value",
     ):
-        api.lower(Twice().eval(), x3(), backends=[careless], registry=registry)
+        api.lower(Twice().eval(), vector(), backends=[careless], registry=registry)
     lowered = api.lower(
         Twice().eval(),
-        x3(),
+        vector(),
         backends=[Tagged(careless.take, tag_mutated_buffer)],
         registry=registry,
     )
     assert lowered.delegates[0].module.state == ()
-    same_over_calls(lowered, Twice(), x3)
+    assert_equal_over_calls(lowered, Twice(), vector)
 
 
 def test_tagged_input_is_refused(registry):
@@ -313,7 +322,7 @@ def test_tagged_input_is_refused(registry):
     ):
         api.lower(
             WritesInput().eval(),
-            rows(),
+            matrix(),
             backends=[Tagged(lambda n: True, tag_buffers("x"))],
             registry=registry,
         )
@@ -324,7 +333,7 @@ def test_tagging_sees_indirect_writes(tag):
     """Rows test_tag_constant_data_detects_indirect_buffer_mutation and
     test_tag_mutated_buffer_...: the write is no direct user of the buffer.
     """
-    program, _ = normalize(torch.export.export(Indirect(), x3()))
+    program, _ = normalize(torch.export.export(Indirect(), vector()))
     for node in program.graph.nodes:
         if node.op == "call_function":
             node.meta["delegation_tag"] = "t"
@@ -338,7 +347,7 @@ def test_tagging_sees_indirect_writes(tag):
 
 
 def test_constant_of_two_partitions_is_tagged_for_both():
-    program, _ = normalize(torch.export.export(Accumulate(), x3()))
+    program, _ = normalize(torch.export.export(Accumulate(), vector()))
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     scale = next(n for n in program.graph.nodes if n.name == "b_scale")
     with program.graph.inserting_after(calls[-1]):
@@ -367,7 +376,7 @@ def test_batch_norm_in_training():
     written = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert set(program.graph_signature.buffers_to_mutate.values()) == written
     ours = Executable(program, None)
-    same_over_calls(ours, module, inputs, calls=3)
+    assert_equal_over_calls(ours, module, inputs, calls=3)
     assert ours._state["1.num_batches_tracked"] == 3
 
 
@@ -387,7 +396,7 @@ def test_instance_norm_in_training(affine):
     assert {"running_mean", "running_var"} <= set(
         program.graph_signature.buffers_to_mutate.values()
     )
-    same_over_calls(Executable(program, None), module, inputs, calls=3)
+    assert_equal_over_calls(Executable(program, None), module, inputs, calls=3)
 
 
 class Data(nn.Module):
@@ -403,7 +412,7 @@ class Data(nn.Module):
         return x * self.weight + self.shift + y * self.constant
 
 
-def two(k=0):
+def two_vectors(k=0):
     return torch.arange(3.0) + k, torch.ones(3) - k
 
 
@@ -422,11 +431,11 @@ def test_data_goes_where_its_tag_says(tags, passed, registry):
     """
     lowered = api.lower(
         Data().eval(),
-        two(),
+        two_vectors(),
         backends=[Tagged(lambda n: True, *tags)],
         registry=registry,
     )
-    same_over_calls(lowered, Data(), two)
+    assert_equal_over_calls(lowered, Data(), two_vectors)
     (delegate,) = lowered.delegates
     child = delegate.module.original_module
     parent = lowered.exported_program()
@@ -461,8 +470,10 @@ def test_partitions_with_a_buffer_each(registry):
     partitioner = PerSide(
         lambda n: "no" if n.target is aten.sort.default else None, "Keeper"
     )
-    lowered = api.lower(Two().eval(), x3(), backends=[partitioner], registry=registry)
-    same_over_calls(lowered, Two(), x3)
+    lowered = api.lower(
+        Two().eval(), vector(), backends=[partitioner], registry=registry
+    )
+    assert_equal_over_calls(lowered, Two(), vector)
     assert [d.module.state for d in lowered.delegates] == [("a",), ("b",)]
     for delegate in lowered.delegates:
         nodes = [
@@ -492,9 +503,9 @@ def test_mutations_come_before_user_outputs(registry):
 
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
     lowered = api.lower(
-        Between().eval(), x3(), backends=[partitioner], registry=registry
+        Between().eval(), vector(), backends=[partitioner], registry=registry
     )
-    same_over_calls(lowered, Between(), x3)
+    assert_equal_over_calls(lowered, Between(), vector)
     specs = lowered.delegates[0].module.original_module.graph_signature.output_specs
     assert [s.kind for s in specs] == [
         OutputKind.BUFFER_MUTATION,
@@ -520,16 +531,16 @@ def test_a_note_names_methods_that_share_a_written_buffer(registry):
 
     methods = {"step": shared, "read": Reader().eval()}
     lowered = api.lower(
-        methods, {"step": x3(1), "read": x3()}, backends=[], registry=registry
+        methods, {"step": vector(1), "read": vector()}, backends=[], registry=registry
     )
     note = (
         "total is used by step, read and written by step: no method sees what another"
         " writes"
     )
     assert lowered.report.notes == [note]
-    lowered.method("step")(*x3(1))
-    torch.testing.assert_close(lowered.method("read")(*x3()), x3()[0])
+    lowered.method("step")(*vector(1))
+    torch.testing.assert_close(lowered.method("read")(*vector()), vector()[0])
     apart = {"step": Accumulate().eval(), "read": Reader().eval()}
     assert not api.lower(
-        apart, {"step": x3(1), "read": x3()}, backends=[], registry=registry
+        apart, {"step": vector(1), "read": vector()}, backends=[], registry=registry
     ).report.notes

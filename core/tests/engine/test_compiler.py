@@ -87,7 +87,7 @@ class AnsweringOne(Here):
         return super().compile(requests)[:1]
 
 
-def additions():
+def partitioner_for_additions():
     return CapabilityPartitioner(
         lambda n: None if "add" in str(n.target) else "no", "TextBackend"
     )
@@ -96,12 +96,12 @@ def additions():
 @pytest.fixture
 def registry():
     made = Registry(discover=False)
-    made.register(TextBackend, partitioner=additions(), name="text")
+    made.register(TextBackend, partitioner=partitioner_for_additions(), name="text")
     return made
 
 
-def lowered(registry, compiler=None, backends=None):
-    used = backends or [additions()]
+def lower_steps(registry, compiler=None, backends=None):
+    used = backends or [partitioner_for_additions()]
     return delegraph.lower(
         Steps().eval(),
         (torch.ones(2),),
@@ -111,14 +111,14 @@ def lowered(registry, compiler=None, backends=None):
     )
 
 
-def blobs(result):
+def blobs_of(result):
     return [d.processed_bytes for d in result.delegates]
 
 
 def test_a_compiler_of_somebody_else_gets_each_partition(registry):
     here = Here()
-    result = lowered(registry, here, ["text"])
-    assert blobs(result) == blobs(lowered(registry))
+    result = lower_steps(registry, here, ["text"])
+    assert blobs_of(result) == blobs_of(lower_steps(registry))
     assert here.asked == ["text"]
     assert here.open == 0
     assert [r.tag for r in here.requests] == ["TextBackend_0", "TextBackend_1"]
@@ -129,7 +129,7 @@ def test_a_compiler_of_somebody_else_gets_each_partition(registry):
 
 
 def test_what_a_compiler_refuses_stays_on_the_host(registry):
-    result = lowered(registry, RefusingTheFirst())
+    result = lower_steps(registry, RefusingTheFirst())
     assert len(result.delegates) == 1
     assert [row.reason for row in result.report.given_back] == ["not today"]
     assert "add" in str(result.exported_program().graph)
@@ -139,7 +139,7 @@ def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
     with pytest.raises(
         ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"
     ):
-        lowered(registry, AnsweringOne())
+        lower_steps(registry, AnsweringOne())
 
 
 @pytest.mark.parametrize("wrong", ["process", 3, Here])
@@ -147,7 +147,7 @@ def test_something_else_is_no_compiler(registry, wrong):
     with pytest.raises(
         OptionError, match="compiler is an object with a method session"
     ):
-        lowered(registry, wrong)
+        lower_steps(registry, wrong)
 
 
 def test_extract_gives_a_fresh_program_each_time(registry):
@@ -160,8 +160,8 @@ def test_extract_gives_a_fresh_program_each_time(registry):
                 assert "changed" not in str(request.extract().graph)
             return super().compile(requests)
 
-    result = lowered(registry, Rewriting())
-    assert blobs(result) == blobs(lowered(registry))
+    result = lower_steps(registry, Rewriting())
+    assert blobs_of(result) == blobs_of(lower_steps(registry))
     assert all(
         "changed" not in str(d.module.original_module.graph) for d in result.delegates
     )
@@ -174,7 +174,9 @@ def test_an_entry_point_without_a_report_raises_a_refusal(registry):
             raise Unsupported("unsupported", "no room")
 
     with delegraph.register(TextBackend), pytest.raises(Unsupported, match="no room"):
-        to_backend(torch.export.export(Steps(), (torch.ones(2),)), additions())
+        to_backend(
+            torch.export.export(Steps(), (torch.ones(2),)), partitioner_for_additions()
+        )
 
 
 # --- the default
@@ -190,7 +192,7 @@ def test_a_note_mentions_a_cache_without_its_compiler(
     registry, no_compilers, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "kept"))
-    result = lowered(registry)
+    result = lower_steps(registry)
     note = (
         "the cache of DELEGRAPH_CACHE comes with delegraph-workers, which is not"
         " installed"
@@ -218,7 +220,7 @@ def test_an_isolated_backend_needs_a_compiler_that_isolates(no_compilers):
     with pytest.raises(
         PluginUnavailable, match="comes with delegraph-workers"
     ) as error:
-        lowered(isolated())
+        lower_steps(isolated())
     assert error.value.hint == "pip install delegraph-workers"
 
 
@@ -240,7 +242,7 @@ def make_here(**options):
 def test_the_default_compiler_gets_isolated_backends(monkeypatch):
     registry = isolated()
     registry.register(OffersCompiler())
-    assert blobs(lowered(registry)) == blobs(lowered(registry, Here()))
+    assert blobs_of(lower_steps(registry)) == blobs_of(lower_steps(registry, Here()))
     assert len(OffersCompiler.made.requests) == 2
     assert OffersCompiler.made.open == 0
 
@@ -250,17 +252,17 @@ def test_the_default_compiler_keeps_results_if_the_variable_is_set(
 ):
     registry.register(OffersCompiler())
     OffersCompiler.made = None
-    lowered(registry)
+    lower_steps(registry)
     assert OffersCompiler.made is None
     monkeypatch.setenv("DELEGRAPH_CACHE", "somewhere")
-    lowered(registry)
+    lower_steps(registry)
     assert len(OffersCompiler.made.requests) == 2
 
 
 # --- flags
 
 
-def declared(*owners, target="make_here"):
+def declarations_of(*owners, target="make_here"):
     flag = FlagSpec("speed", int, help="how fast", metavar="N")
     spec = CompilerSpec(
         "here", f"{__name__}:{target}", (flag, FlagSpec("near", bare="yes"))
@@ -268,13 +270,13 @@ def declared(*owners, target="make_here"):
     return [(spec, PluginRecord(name, name, "1.0", f"{name}.py")) for name in owners]
 
 
-def flags_of(monkeypatch, *owners):
+def parser_with_flags(monkeypatch, *owners):
     """A parser with the flags of compilers, and what ``chosen_compiler`` got."""
     got = {}
 
     class Found(Registry):
         def declared(self, kind):
-            return declared(*owners)
+            return declarations_of(*owners)
 
         def get(self, kind, asked):
             return lambda **options: got.update(options) or asked
@@ -287,7 +289,7 @@ def flags_of(monkeypatch, *owners):
 
 
 def test_flags_of_a_compiler_become_its_options(monkeypatch):
-    parser, got = flags_of(monkeypatch, "acme")
+    parser, got = parser_with_flags(monkeypatch, "acme")
     assert chosen_compiler(parser.parse_args([])) is None
     assert chosen_compiler(parser.parse_args(["--speed", "3", "--near"])) == "acme/here"
     assert got == {"speed": 3, "near": "yes"}
@@ -297,11 +299,11 @@ def test_a_conflict_of_flags_names_both_distributions(monkeypatch):
     with pytest.raises(
         PluginConflict, match=r"acme 1.0 and other 1.0 both have the flag --speed"
     ):
-        flags_of(monkeypatch, "acme", "other")
+        parser_with_flags(monkeypatch, "acme", "other")
 
 
 def test_a_flag_whose_distribution_is_missing_names_it(monkeypatch):
-    flags_of(monkeypatch)
+    parser_with_flags(monkeypatch)
     with pytest.raises(
         UsageError, match="the flag --isolation comes with delegraph-workers"
     ) as error:

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 F = nn.functional
 
 
-def takes(*operators):
+def partitioner_for(*operators):
     """A partitioner whose backend knows these operators and no others."""
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "unknown operator", "EchoBackend"
@@ -81,16 +81,16 @@ class Block(nn.Module):
         return x
 
 
-def lowered(module, inputs, backends, registry, **options):
+def lower_and_verify(module, inputs, backends, registry, **options):
     made = api.lower(
         module.eval(), inputs, backends=backends, registry=registry, **options
     )
     assert made.verify(*inputs).relative_error < 1e-6
-    assert difference(made.core_program(), module, inputs) < 1e-6
+    assert difference_from_eager(made.core_program(), module, inputs) < 1e-6
     return made
 
 
-def difference(program, module, inputs):
+def difference_from_eager(program, module, inputs):
     """Of what a program in core ATen computes from eager, relative to the largest
     value.
     """
@@ -104,27 +104,33 @@ def difference(program, module, inputs):
     )
 
 
-def targets(program):
+def call_targets(program):
     return [n.target for n in program.graph.nodes if n.op == "call_function"]
 
 
-def counts(made):
+def operators_by_delegate(made):
     return [dict(d.operators) for d in made.report.delegates]
 
 
 def test_what_the_backend_keeps_stays_whole(registry):
-    made = lowered(
-        Block(), (torch.randn(2, 4, 8),), [takes(aten.linear.default)], registry
+    made = lower_and_verify(
+        Block(),
+        (torch.randn(2, 4, 8),),
+        [partitioner_for(aten.linear.default)],
+        registry,
     )
-    assert counts(made) == [{"aten.linear.default": 1}] * 2
+    assert operators_by_delegate(made) == [{"aten.linear.default": 1}] * 2
 
 
 def test_calls_are_decomposed_until_they_are_taken(registry):
     """linear is refused; its pieces contain addmm, which is not."""
-    made = lowered(
-        Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry
+    made = lower_and_verify(
+        Block(),
+        (torch.randn(2, 4, 8),),
+        [partitioner_for(aten.addmm.default)],
+        registry,
     )
-    assert counts(made) == [{"aten.addmm.default": 1}] * 2
+    assert operators_by_delegate(made) == [{"aten.addmm.default": 1}] * 2
 
 
 def test_a_piece_inside_a_piece_is_taken(registry):
@@ -137,10 +143,14 @@ def test_a_piece_inside_a_piece_is_taken(registry):
             return F.mish(x) + 1
 
     x = torch.randn(3)
-    made = lowered(Mish(), (x,), [takes(aten.softplus.default)], registry)
-    assert counts(made) == [{"aten.softplus.default": 1}]
-    made = lowered(Mish(), (x,), [takes(aten.log1p.default)], registry)
-    assert counts(made) == [{"aten.log1p.default": 1}], (
+    made = lower_and_verify(
+        Mish(), (x,), [partitioner_for(aten.softplus.default)], registry
+    )
+    assert operators_by_delegate(made) == [{"aten.softplus.default": 1}]
+    made = lower_and_verify(
+        Mish(), (x,), [partitioner_for(aten.log1p.default)], registry
+    )
+    assert operators_by_delegate(made) == [{"aten.log1p.default": 1}], (
         "pieces of softplus, where softplus is refused as well"
     )
 
@@ -162,9 +172,9 @@ class Recurrent(nn.Module):
 def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
     """Over three steps each of the two is four linear layers."""
     linear = aten.linear.default
-    backend = takes(linear) if asks else Tags([linear], kept=[linear])
-    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
-    assert sum((Counter(c) for c in counts(made)), Counter()) == {
+    backend = partitioner_for(linear) if asks else Tags([linear], kept=[linear])
+    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
+    assert sum((Counter(c) for c in operators_by_delegate(made)), Counter()) == {
         "aten.linear.default": 8
     }
 
@@ -177,8 +187,8 @@ def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
     backend = Tags(
         [linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3
     )
-    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
-    left = Counter(targets(made.exported_program()))
+    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
+    left = Counter(call_targets(made.exported_program()))
     assert len(made.delegates) == 2
     assert left[linear] == 0
     assert left[aten.addmm.default] == 6
@@ -202,18 +212,20 @@ def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
         "run_decompositions",
         lambda *_: pytest.fail("retraced"),
     )
-    lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.mm.default)], registry)
+    lower_and_verify(
+        Block(), (torch.randn(2, 4, 8),), [partitioner_for(aten.mm.default)], registry
+    )
 
 
 def test_equal_layers_are_traced_once(registry, monkeypatch):
-    traced = counted_traces(monkeypatch)
-    lowered(Block(1), (torch.randn(2, 4, 8),), [], registry)
+    traced = record_traces(monkeypatch)
+    lower_and_verify(Block(1), (torch.randn(2, 4, 8),), [], registry)
     one = len(traced)
-    lowered(Block(6), (torch.randn(2, 4, 8),), [], registry)
+    lower_and_verify(Block(6), (torch.randn(2, 4, 8),), [], registry)
     assert len(traced) == 2 * one > 0
 
 
-def counted_traces(monkeypatch):
+def record_traces(monkeypatch):
     """The operators that are traced from now on, in a list that grows."""
     traced = []
     run = trace._trace
@@ -254,9 +266,9 @@ class Mixed(nn.Module):
 
 def test_the_host_gets_core_aten_that_computes_the_same(registry):
     inputs = (torch.randn(2, 4, 8),)
-    made = lowered(Mixed(), inputs, [], registry)
+    made = lower_and_verify(Mixed(), inputs, [], registry)
     program = made.core_program()
-    assert not [target for target in targets(program) if to_core(target)]
+    assert not [target for target in call_targets(program) if to_core(target)]
     for got, wanted in zip(program.module()(*inputs), made(*inputs), strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -266,8 +278,8 @@ def test_a_kept_operator_stays_whole_inside_of_another():
     finished = [
         in_core_aten(normalize(program)[0], kept) for kept in ([], [aten.t.default])
     ]
-    assert [aten.t.default in targets(p) for p in finished] == [False, True]
-    assert not any(aten.linear.default in targets(p) for p in finished)
+    assert [aten.t.default in call_targets(p) for p in finished] == [False, True]
+    assert not any(aten.linear.default in call_targets(p) for p in finished)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -301,8 +313,11 @@ def test_signatures_tell_types_and_arguments_apart():
 
 
 def test_pieces_keep_debug_handle_and_source(registry):
-    made = lowered(
-        Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry
+    made = lower_and_verify(
+        Block(),
+        (torch.randn(2, 4, 8),),
+        [partitioner_for(aten.addmm.default)],
+        registry,
     )
     program, _ = normalize(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
     linear = [n for n in program.graph.nodes if n.target is aten.linear.default]
@@ -321,8 +336,8 @@ def test_the_host_calls_what_the_model_calls(registry):
     nothing of a call.
     """
     x = torch.randn(2, 4, 8)
-    whole = lowered(Block(), (x,), [], registry).report.host
-    tagged = lowered(Block(), (x,), [Tags((aten.bmm.default,))], registry)
+    whole = lower_and_verify(Block(), (x,), [], registry).report.host
+    tagged = lower_and_verify(Block(), (x,), [Tags((aten.bmm.default,))], registry)
     assert (
         whole["forward"]["aten.linear.default"]
         == tagged.report.host["forward"]["aten.linear.default"]
@@ -330,7 +345,7 @@ def test_the_host_calls_what_the_model_calls(registry):
     )
     assert tagged.report.host["forward"]["aten.silu.default"] == 1
     assert len(tagged.delegates) == 2
-    assert aten.addmm.default not in targets(tagged.exported_program())
+    assert aten.addmm.default not in call_targets(tagged.exported_program())
     rows = {r.operator: r.reason for r in tagged.report.refusals}
     assert rows["aten.linear.default"]
     assert rows["aten.silu.default"] == "not tagged by its partitioner"
@@ -364,14 +379,14 @@ def test_infinities_and_overflows_are_those_of_eager(registry):
 def test_core_aten_on_request(registry):
     """What torch's own pass leaves, node by node instead of for the whole graph."""
     x = torch.randn(2, 4, 8)
-    made = lowered(Block(), (x,), [], registry)
+    made = lower_and_verify(Block(), (x,), [], registry)
     judged = torch.export.export(Block().eval(), (x,)).run_decompositions()
-    left = set(targets(made.core_program()))
+    left = set(call_targets(made.core_program()))
     assert not any(to_core(t) for t in left)
-    assert left - set(targets(judged)) <= {
+    assert left - set(call_targets(judged)) <= {
         aten._to_copy.default,
         aten.clone.default,
-        *targets(judged),
+        *call_targets(judged),
         *_views(left),
     }
 
@@ -381,8 +396,8 @@ def _views(found):
 
 
 def test_refusals_name_the_piece_and_the_operator_around_it(registry):
-    made = lowered(
-        Block(), (torch.randn(2, 4, 8),), [takes(aten.bmm.default)], registry
+    made = lower_and_verify(
+        Block(), (torch.randn(2, 4, 8),), [partitioner_for(aten.bmm.default)], registry
     )
     rows = {(r.operator, r.reason) for r in made.report.refusals}
     assert (
@@ -400,10 +415,10 @@ def test_refusals_name_the_piece_and_the_operator_around_it(registry):
 
 
 def test_views_alone_make_no_delegate(registry):
-    made = lowered(
+    made = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
-        [takes(aten.view.default, aten.permute.default)],
+        [partitioner_for(aten.view.default, aten.permute.default)],
         registry,
     )
     assert made.delegates == []
@@ -425,45 +440,56 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
         aten.div.Tensor,
         aten.add.Tensor,
     )
-    some = lowered(Norm(), (x,), [takes(*pieces)], registry)
+    some = lower_and_verify(Norm(), (x,), [partitioner_for(*pieces)], registry)
     assert some.delegates == []
     assert some.report.host == {"forward": {"aten.layer_norm.default": 1}}
-    assert targets(some.exported_program()) == [aten.layer_norm.default]
-    assert aten.native_layer_norm.default in targets(some.core_program())
-    assert targets(some.core_program(keep=[aten.layer_norm.default])) == [
+    assert call_targets(some.exported_program()) == [aten.layer_norm.default]
+    assert aten.native_layer_norm.default in call_targets(some.core_program())
+    assert call_targets(some.core_program(keep=[aten.layer_norm.default])) == [
         aten.layer_norm.default
     ]
-    every = lowered(Norm(), (x,), [takes(*pieces, aten.rsqrt.default)], registry)
+    every = lower_and_verify(
+        Norm(), (x,), [partitioner_for(*pieces, aten.rsqrt.default)], registry
+    )
     assert every.report.host_operators == 0
 
 
 def test_a_later_backend_keeps_what_the_first_refuses(registry):
     x = torch.randn(2, 4, 8)
-    made = lowered(
+    made = lower_and_verify(
         Block(),
         (x,),
-        [takes(aten.addmm.default, aten.bmm.default), takes(aten.linear.default)],
+        [
+            partitioner_for(aten.addmm.default, aten.bmm.default),
+            partitioner_for(aten.linear.default),
+        ],
         registry,
     )
-    whole = [d for d in counts(made) if d == {"aten.linear.default": 1}]
+    whole = [d for d in operators_by_delegate(made) if d == {"aten.linear.default": 1}]
     assert len(whole) == 2
-    assert {"aten.bmm.default": 1} in counts(made)
-    swapped = [takes(aten.linear.default), takes(aten.addmm.default, aten.bmm.default)]
+    assert {"aten.bmm.default": 1} in operators_by_delegate(made)
+    swapped = [
+        partitioner_for(aten.linear.default),
+        partitioner_for(aten.addmm.default, aten.bmm.default),
+    ]
     assert sorted(
-        map(str, counts(lowered(Block(), (x,), swapped, registry)))
-    ) == sorted(map(str, counts(made)))
+        map(
+            str,
+            operators_by_delegate(lower_and_verify(Block(), (x,), swapped, registry)),
+        )
+    ) == sorted(map(str, operators_by_delegate(made)))
 
 
 def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
     both = (aten.linear.default, aten.addmm.default)
     keeps = Tags(both, kept=[aten.linear.default])
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
-    assert counts(made) == [{"aten.linear.default": 1}] * 2
+    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
+    assert operators_by_delegate(made) == [{"aten.linear.default": 1}] * 2
     assert aten.silu.default not in keeps.seen[0], (
         "it is asked about core ATen otherwise"
     )
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
-    assert counts(made) == [{"aten.addmm.default": 1}] * 2
+    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
+    assert operators_by_delegate(made) == [{"aten.addmm.default": 1}] * 2
 
 
 def test_the_filter_decides_for_each_call(registry):
@@ -472,27 +498,31 @@ def test_the_filter_decides_for_each_call(registry):
         kept=[aten.linear.default],
         wanted=lambda n: n.meta["val"].shape[-1] == 24,
     )
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [first], registry)
-    assert counts(made) == [{"aten.linear.default": 1}, {"aten.addmm.default": 1}]
+    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first], registry)
+    assert operators_by_delegate(made) == [
+        {"aten.linear.default": 1},
+        {"aten.addmm.default": 1},
+    ]
 
 
 def test_a_kept_operator_that_nobody_takes_is_whole(registry):
-    made = lowered(
+    made = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [Tags((), kept=[aten.linear.default])],
         registry,
     )
     assert made.report.host["forward"]["aten.linear.default"] == 2
-    assert aten.addmm.default in targets(made.core_program())
+    assert aten.addmm.default in call_targets(made.core_program())
 
 
 def test_a_second_tagging_partitioner_gets_its_kept_operators(registry):
     first = Tags((aten.bmm.default,))
     second = Tags((aten.linear.default,), kept=[aten.linear.default])
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
+    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
     assert (
-        counts(made) == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
+        operators_by_delegate(made)
+        == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
     )
 
 
@@ -505,8 +535,8 @@ def test_random_and_data_dependent_operators_are_left_alone():
     program, _ = normalize(
         torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2)))
     )
-    before = [t for t in targets(program) if not to_core(t)]
-    after = targets(in_core_aten(program))
+    before = [t for t in call_targets(program) if not to_core(t)]
+    after = call_targets(in_core_aten(program))
     assert [t for t in before if t not in after] == []
     for op in (
         aten.item.default,
@@ -529,30 +559,32 @@ def test_attention_with_dropout_stays_whole(registry):
     assert made.report.host == {
         "forward": {"aten.scaled_dot_product_attention.default": 1}
     }
-    assert targets(made.core_program()) == [aten.scaled_dot_product_attention.default]
+    assert call_targets(made.core_program()) == [
+        aten.scaled_dot_product_attention.default
+    ]
 
 
 def test_symbolic_sizes(registry):
     x = torch.randn(2, 4, 8)
     batch = torch.export.Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}}
-    made = lowered(
+    made = lower_and_verify(
         Block(),
         (x,),
-        [takes(aten.addmm.default, aten.bmm.default)],
+        [partitioner_for(aten.addmm.default, aten.bmm.default)],
         registry,
         dynamic_shapes=shapes,
     )
     assert (
         sum(
             d.get("aten.bmm.default", 0) + d.get("aten.addmm.default", 0)
-            for d in counts(made)
+            for d in operators_by_delegate(made)
         )
         == 4
     )
     for size in (3, 17):
         assert made.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
-    assert not any(to_core(t) for t in targets(made.core_program()))
+    assert not any(to_core(t) for t in call_targets(made.core_program()))
 
 
 def test_a_recurrent_layer_reaches_core_aten(registry):
@@ -564,11 +596,13 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
         def forward(self, x):
             return self.lstm(x)
 
-    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
+    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
     assert made.report.host == {
         "forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}
     }
-    names = [str(t) for t in targets(made.core_program()) if t is not operator.getitem]
+    names = [
+        str(t) for t in call_targets(made.core_program()) if t is not operator.getitem
+    ]
     assert not [
         n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n
     ], made.report.notes
@@ -582,7 +616,7 @@ def test_calls_on_one_and_several_values_decompose_separately(
             return torch.addcmul(x, x, torch.addcmul(x, x, x, value=0.5), value=0.5)
 
     assert (
-        lowered(Twice(), (torch.randn(3),), [], registry)
+        lower_and_verify(Twice(), (torch.randn(3),), [], registry)
         .verify(torch.full((3,), 2.0))
         .relative_error
         < 1e-6
@@ -629,7 +663,7 @@ def test_operands_that_were_decomposed_alike_stay_apart(registry):
     inputs = tuple(torch.randn(2, 5, 8) for _ in range(3))
     on_host = api.lower(Heads().eval(), inputs, backends=[], registry=registry)
     assert on_host.verify(*inputs).relative_error < 1e-6
-    pieces = takes(
+    pieces = partitioner_for(
         aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default
     )
     in_part = api.lower(Heads().eval(), inputs, backends=[pieces], registry=registry)
@@ -647,8 +681,8 @@ def test_a_decomposition_may_write_to_its_argument_lists(registry):
     lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
     assert lowered.report.notes == []
     core = lowered.core_program()
-    assert aten._unsafe_masked_index.default not in targets(core)
-    assert difference(core, Masked(), (x, rows)) == 0
+    assert aten._unsafe_masked_index.default not in call_targets(core)
+    assert difference_from_eager(core, Masked(), (x, rows)) == 0
 
 
 def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
@@ -664,7 +698,9 @@ def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
     inputs = torch.randn(5, 4), torch.randn(4, 2, 3)
     program = torch.export.export(Expanded().eval(), inputs)
     lowered = api.lower(
-        program, backends=[takes(aten.expand.default, aten.to.dtype)], registry=registry
+        program,
+        backends=[partitioner_for(aten.expand.default, aten.to.dtype)],
+        registry=registry,
     )
     assert lowered.verify(*inputs).relative_error < 1e-6
     torch.testing.assert_close(
@@ -719,7 +755,7 @@ def test_random_programs_equal_eager(echo_registry, steps, first, second):
         if "decomposed_from" not in n.meta and n.target is not operator.getitem
     )
     core = made.core_program()
-    assert difference(core, module, (x,)) < 1e-5
+    assert difference_from_eager(core, module, (x,)) < 1e-5
     assert not any(to_core(n.target) for n in host_calls(core.graph.nodes)), (
         "it has an operator that is not core ATen"
     )
@@ -757,7 +793,7 @@ def test_random_programs_for_partitioners_that_only_tag(
         registry=echo_registry,
     )
     assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
-    assert difference(made.core_program(), module, (x,)) < 1e-5
+    assert difference_from_eager(made.core_program(), module, (x,)) < 1e-5
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -766,8 +802,8 @@ def test_each_operator_on_the_host_alone(name, echo_registry):
     module = Random([(name, 0, 0)]).eval()
     made = api.lower(module, (x,), backends=[], registry=echo_registry)
     assert made.verify(x).relative_error == 0, "the host calls what eager calls"
-    assert difference(made.core_program(), module, (x,)) < 1e-6
-    assert not any(to_core(t) for t in targets(made.core_program()))
+    assert difference_from_eager(made.core_program(), module, (x,)) < 1e-6
+    assert not any(to_core(t) for t in call_targets(made.core_program()))
 
 
 class Dynamic(nn.Module):
@@ -779,7 +815,7 @@ class Dynamic(nn.Module):
         return self.function(x)
 
 
-def dynamic(function):
+def lower_with_dynamic_sizes(function):
     """Lowered for no backend, with a batch and a height that are known at run time
     only.
     """
@@ -791,7 +827,7 @@ def dynamic(function):
 
 
 def test_a_note_names_sizes_that_a_decomposition_needs():
-    made = dynamic(lambda x: F.pixel_unshuffle(x, 2))
+    made = lower_with_dynamic_sizes(lambda x: F.pixel_unshuffle(x, 2))
     program = made.core_program()
     (node,) = [
         n for n in program.graph.nodes if n.target is aten.pixel_unshuffle.default
@@ -816,8 +852,8 @@ def test_a_convolution_of_a_dynamic_batch_is_decomposed():
     decomposition.
     """
     weight = torch.rand(5, 3, 3, 3)
-    made = dynamic(lambda x: F.conv2d(x, weight))
-    assert targets(made.core_program()) == [aten.convolution.default]
+    made = lower_with_dynamic_sizes(lambda x: F.conv2d(x, weight))
+    assert call_targets(made.core_program()) == [aten.convolution.default]
     x = torch.rand(2, 3, 7, 8)
     torch.testing.assert_close(made.core_program().module()(x), F.conv2d(x, weight))
 

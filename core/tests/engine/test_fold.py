@@ -11,7 +11,7 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from delegraph_programs import add_constant, constant_calls, placeholders, user_inputs
+from delegraph_programs import add_constant, constant_values, placeholders, user_inputs
 from torch import nn
 
 aten = torch.ops.aten
@@ -50,28 +50,32 @@ class Written(nn.Module):
     def forward(self, x):
         before = torch.exp(self.count)
         self.count += 1
-        large = torch.ones(constant_calls.LARGEST // 4 + 1).cumsum(0)[0]
+        large = torch.ones(constant_values.LARGEST // 4 + 1).cumsum(0)[0]
         return (
             x * before + torch.rand(4) + torch.exp(torch.empty(4).zero_()) * 0,
             x + large,
         )
 
 
-def taking(*names):
+def partitioner_for(*names):
     return CapabilityPartitioner(
         lambda n: None if any(k in str(n.target) for k in names) else "refused",
         "EchoBackend",
     )
 
 
-def lowered(registry, model, *inputs, takes=("add", "matmul", "mm", "mul"), **options):
+def lower(registry, model, *inputs, takes=("add", "matmul", "mm", "mul"), **options):
     return api.lower(
-        model.eval(), inputs, backends=[taking(*takes)], registry=registry, **options
+        model.eval(),
+        inputs,
+        backends=[partitioner_for(*takes)],
+        registry=registry,
+        **options,
     )
 
 
 def test_positions_types_and_masks_are_constants_of_the_delegate(echo_registry):
-    made = lowered(echo_registry, Positions(), X)
+    made = lower(echo_registry, Positions(), X)
     assert made.report.host == {"forward": {"aten.clone.default": 1}}, (
         "what is returned is a copy each time"
     )
@@ -84,13 +88,13 @@ def test_positions_types_and_masks_are_constants_of_the_delegate(echo_registry):
 
 
 def test_a_returned_constant_may_be_written_to(echo_registry):
-    made = lowered(echo_registry, Positions(), X)
+    made = lower(echo_registry, Positions(), X)
     made(X)[1].fill_(7)
     assert made(X)[1].tolist() == [0, 1, 3]
 
 
 def test_what_is_written_random_or_large_is_not_computed(echo_registry):
-    made = lowered(echo_registry, Written(), X, takes=("sin",))
+    made = lower(echo_registry, Written(), X, takes=("sin",))
     host = made.report.host["forward"]
     assert {
         "aten.exp.default",
@@ -119,9 +123,7 @@ def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
         "fill",
         "mul",
     )
-    made = lowered(
-        echo_registry, Positions(), X, takes=(*everything, "select", "cumsum")
-    )
+    made = lower(echo_registry, Positions(), X, takes=(*everything, "select", "cumsum"))
     assert "aten.embedding.default" in made.report.delegates[0].operators
     assert not made.report.notes
 
@@ -136,7 +138,7 @@ def test_folding_leaves_errors_to_the_run_of_the_program(echo_registry):
         def forward(self, x):
             return x + self.table(self.ids)
 
-    made = lowered(echo_registry, Outside(), X)
+    made = lower(echo_registry, Outside(), X)
     assert made.report.host == {"forward": {"aten.embedding.default": 1}}
     with pytest.raises(IndexError):
         made(X)
@@ -184,7 +186,7 @@ class Normed(nn.Module):
 
 def test_what_would_be_larger_is_left_to_the_host(echo_registry):
     x = torch.randn(2, 64)
-    made = lowered(echo_registry, Swin(), x, takes=("mm", "matmul"))
+    made = lower(echo_registry, Swin(), x, takes=("mm", "matmul"))
     assert not made.report.notes
     assert made.verify(x).relative_error < 1e-5
     stored = made.exported_program()
@@ -198,7 +200,7 @@ def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
     """A weight that the program needs besides does not go away, and so its norm is
     computed by the host.
     """
-    made = lowered(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
+    made = lower(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
     kept = {
         spec.target
         for node, spec in placeholders(made.exported_program())
@@ -260,7 +262,7 @@ def test_a_weight_with_two_users_stays(echo_registry):
         def forward(self, x):
             return self.head(x + self.table(self.ids))
 
-    made = lowered(echo_registry, Tied(), torch.randn(32, 64))
+    made = lower(echo_registry, Tied(), torch.randn(32, 64))
     assert "aten.embedding.default" in made.report.host["forward"]
 
 
@@ -282,7 +284,7 @@ def test_a_transform_may_add_a_constant(echo_registry):
             return torch.sin(x)
 
     for takes in ((), ("mul", "sin")):
-        made = lowered(echo_registry, Sine(), X, takes=takes, transforms=[scaled])
+        made = lower(echo_registry, Sine(), X, takes=takes, transforms=[scaled])
         torch.testing.assert_close(made(X), torch.sin(X * scale))
     inside = made.delegates[0].module.original_module
     assert any(t.data_ptr() == scale.data_ptr() for t in inside.constants.values())

@@ -56,15 +56,18 @@ def edit_body(program):
     node.args = (node.args[0], 0.5, 0.75)
 
 
-def weight(program):
+def first_weight(program):
     return next(iter(program.state_dict.values()))
 
 
 EDITS = {
     "body": (edit_body, "true_graph_0"),
-    "weight": (lambda p: weight(p).mul_(2), "'?w'?"),
-    "weight through data": (lambda p: weight(p).data.mul_(2), "'?w'?"),
-    "weight through numpy": (lambda p: weight(p).detach().numpy().fill(0), "'?w'?"),
+    "weight": (lambda p: first_weight(p).mul_(2), "'?w'?"),
+    "weight through data": (lambda p: first_weight(p).data.mul_(2), "'?w'?"),
+    "weight through numpy": (
+        lambda p: first_weight(p).detach().numpy().fill(0),
+        "'?w'?",
+    ),
 }
 
 
@@ -105,10 +108,10 @@ def test_a_backend_that_edits_what_others_share_is_named(edit, name):
             ContractViolation,
             match=r"Edits\.preprocess changed .+ partition Edits_0, .+",
         ),
-        using(Edits),
+        registered_as_mine(Edits),
     ):
         lower(Branches())
-    with pytest.raises(ContractViolation, match=name), using(Edits):
+    with pytest.raises(ContractViolation, match=name), registered_as_mine(Edits):
         lower(Branches())
 
 
@@ -123,12 +126,12 @@ def test_a_backend_may_rewrite_copies_of_bodies_and_tensor_tables():
             edge_program.state_dict["w"] = torch.zeros(1000, 3)
             return PreprocessResult(b"")
 
-    with using(Copies):
+    with registered_as_mine(Copies):
         program = lower(Branches()).exported_program()
     torch.testing.assert_close(program.module()(X), Branches()(X))
 
 
-def using(backend):
+def registered_as_mine(backend):
     who = CapabilityPartitioner(lambda n: None, backend.__name__)
     return delegraph.register(backend, partitioner=who, name="mine")
 
@@ -157,7 +160,7 @@ class Hands(Partitioner):
         return self.make(exported_program)
 
 
-def one(spec, tag="t", **more):
+def one_partition(spec, tag="t", **more):
     return lambda program: PartitionResult(program, {tag: spec}, **more)
 
 
@@ -169,17 +172,21 @@ ECHO = DelegationSpec("EchoBackend")
     [
         (lambda p: None, "t", " returned NoneType, not a PartitionResult"),
         (
-            one(("EchoBackend", ())),
+            one_partition(("EchoBackend", ())),
             "t",
             " returned tuple for tag 't'; a DelegationSpec is wanted",
         ),
-        (one(ECHO, 3), 3, " returned the tag 3 (int); a tag is a str"),
-        (one(ECHO), 3, ": sin has the tag 3 (int); a tag is a str"),
-        (one(ECHO), 0, ": sin has the tag 0 (int); a tag is a str"),
-        (one(ECHO), ("t", 1), ": sin has the tag ('t', 1) (tuple); a tag is a str"),
-        (one(DelegationSpec(EchoBackend)), "t", " returned <class"),
+        (one_partition(ECHO, 3), 3, " returned the tag 3 (int); a tag is a str"),
+        (one_partition(ECHO), 3, ": sin has the tag 3 (int); a tag is a str"),
+        (one_partition(ECHO), 0, ": sin has the tag 0 (int); a tag is a str"),
         (
-            one(DelegationSpec("")),
+            one_partition(ECHO),
+            ("t", 1),
+            ": sin has the tag ('t', 1) (tuple); a tag is a str",
+        ),
+        (one_partition(DelegationSpec(EchoBackend)), "t", " returned <class"),
+        (
+            one_partition(DelegationSpec("")),
             "t",
             (
                 " returned '' (str) as backend_id of tag 't'; the name of a backend is"
@@ -187,37 +194,37 @@ ECHO = DelegationSpec("EchoBackend")
             ),
         ),
         (
-            one(DelegationSpec("EchoBackend", None)),
+            one_partition(DelegationSpec("EchoBackend", None)),
             "t",
             " returned None (NoneType) as compile_specs of tag 't'",
         ),
         (
-            one(DelegationSpec("EchoBackend", ["k"])),
+            one_partition(DelegationSpec("EchoBackend", ["k"])),
             "t",
             " returned 'k' (str) among the compile_specs of tag 't'; a",
         ),
         (
-            one(DelegationSpec("EchoBackend", [CompileSpec(3, b"")])),
+            one_partition(DelegationSpec("EchoBackend", [CompileSpec(3, b"")])),
             "t",
             " returned CompileSpec(key=3, value=b'')",
         ),
         (
-            one(ECHO, boundary_types={"x": "int32"}),
+            one_partition(ECHO, boundary_types={"x": "int32"}),
             "t",
             " returned 'int32' (str) as boundary type of 'x'",
         ),
         (
-            one(ECHO, boundary_types=[]),
+            one_partition(ECHO, boundary_types=[]),
             "t",
             " returned [] (list) as boundary_types; a dict",
         ),
         (
-            one(ECHO, refusals=["sin"]),
+            one_partition(ECHO, refusals=["sin"]),
             "t",
             " returned 'sin' (str) among its refusals; a Refusal",
         ),
         (
-            one(ECHO, refusals=None),
+            one_partition(ECHO, refusals=None),
             "t",
             " returned None (NoneType) as refusals; a list of Refusal is wanted",
         ),
@@ -230,7 +237,7 @@ def test_what_a_partitioner_hands_over_is_checked(make, tag, text, registry):
         )
 
 
-def stored(data):
+def result_with_data(data):
     return PreprocessResult(b"", data_store_output=data)
 
 
@@ -269,18 +276,18 @@ def stored(data):
             "a debug_handle_map with debug handle '1' for 0",
         ),
         (
-            stored(NamedDataStore()),
+            result_with_data(NamedDataStore()),
             ("unusable named data for partition Made_0; a NamedDataStore was given"),
         ),
         (
-            stored({}),
+            result_with_data({}),
             (
                 "unusable named data for partition Made_0; a NamedDataStoreOutput is"
                 " wanted, not dict"
             ),
         ),
         (
-            stored(NamedDataStoreOutput([b""], {"k": DataEntry(1, 1)})),
+            result_with_data(NamedDataStoreOutput([b""], {"k": DataEntry(1, 1)})),
             "unusable named data for partition Made_0; named",
         ),
     ],
@@ -295,7 +302,7 @@ def test_what_a_backend_hands_over_is_checked(result, text):
         pytest.raises(
             ContractViolation, match=re.escape(f"Made.preprocess returned {text}")
         ),
-        using(Made),
+        registered_as_mine(Made),
     ):
         lower(Sine())
 
@@ -399,7 +406,7 @@ def test_every_get_attr_has_a_type(registry):
         def forward(self, x):
             return self.inner(x) + 1
 
-    with using(Seen), delegraph.register(EchoBackend, name="inner"):
+    with registered_as_mine(Seen), delegraph.register(EchoBackend, name="inner"):
         inner = to_backend("EchoBackend", torch.export.export(Sine(), (X,)))
         lower_whole = to_backend("Seen", torch.export.export(Wrapped(inner), (X,)))
         lower(Branches())
@@ -409,7 +416,7 @@ def test_every_get_attr_has_a_type(registry):
 # --- recorded types -------------------------------------------------------------------
 
 
-def with_values(change):
+def partitioner_changing_values(change):
     """A partitioner that changes the recorded values of all nodes."""
 
     class Changing(CapabilityPartitioner):
@@ -443,13 +450,18 @@ def test_lower_names_a_partitioner_that_removes_recorded_types(registry, change)
         ),
     ):
         delegraph.lower(
-            nn.ReLU().eval(), (X,), backends=[with_values(change)], registry=registry
+            nn.ReLU().eval(),
+            (X,),
+            backends=[partitioner_changing_values(change)],
+            registry=registry,
         )
 
 
 def test_a_partitioner_may_compute_recorded_values_anew(registry):
     """Passes that look at a graph do; the program has its own afterwards."""
-    again = with_values(lambda meta: meta.update(val=meta["val"].clone()))
+    again = partitioner_changing_values(
+        lambda meta: meta.update(val=meta["val"].clone())
+    )
     lowered = delegraph.lower(
         nn.ReLU().eval(), (X,), backends=[again], registry=registry
     )

@@ -47,7 +47,7 @@ class Steps(torch.nn.Module):
         return x
 
 
-def backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False):
+def make_backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False):
     """A backend whose blob is its program's text; ``work`` is called with it before."""
     seen: list[threading.Thread] = []
 
@@ -71,17 +71,17 @@ def backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False
     return type(name, (BackendDetails,), body)
 
 
-def additions(backend_id="SideBackend"):
+def partitioner_for_additions(backend_id="SideBackend"):
     return CapabilityPartitioner(
         lambda n: None if n.target is aten.add.Tensor else "no addition", backend_id
     )
 
 
-def lowered(made, count=4, executor=None, partitioners=None):
+def lower_steps(made, count=4, executor=None, partitioners=None):
     registry = Registry(discover=False)
     for each in made if isinstance(made, list) else [made]:
         registry.register(each)
-    who = partitioners or [additions()]
+    who = partitioners or [partitioner_for_additions()]
     compiler = None if executor is None else Compiler(executor=executor)
     return delegraph.lower(
         Steps(count).eval(),
@@ -92,7 +92,7 @@ def lowered(made, count=4, executor=None, partitioners=None):
     )
 
 
-def blobs(result):
+def blobs_of(result):
     return [d.processed_bytes for d in result.delegates]
 
 
@@ -105,32 +105,32 @@ def pool():
 def test_independent_partitions_run_side_by_side(pool):
     """Both threads have to be inside ``preprocess`` at once to pass the barrier."""
     barrier = threading.Barrier(2, timeout=120)
-    made = backend(True, lambda text: barrier.wait())
-    side = lowered(made, 4, pool)
+    made = make_backend(True, lambda text: barrier.wait())
+    side = lower_steps(made, 4, pool)
     assert len({t for t in made.seen}) == 2
     assert MAIN not in made.seen
-    assert blobs(side) == blobs(lowered(backend(True), 4))
+    assert blobs_of(side) == blobs_of(lower_steps(make_backend(True), 4))
 
 
 def test_without_an_executor_nothing_leaves_the_thread():
-    made = backend(True)
-    lowered(made)
+    made = make_backend(True)
+    lower_steps(made)
     assert set(made.seen) == {threading.current_thread()}
 
 
 def test_backends_run_on_the_callers_thread_by_default(pool):
-    made = backend(False)
-    lowered(made, executor=pool)
+    made = make_backend(False)
+    lower_steps(made, executor=pool)
     assert set(made.seen) == {threading.current_thread()}
 
 
 def test_a_joint_step_is_one_call_of_the_executor(pool):
-    made = backend(True, joint=True)
-    side = lowered(made, 4, pool)
+    made = make_backend(True, joint=True)
+    side = lower_steps(made, 4, pool)
     assert len(made.seen) == 4
     assert len(set(made.seen)) == 1
     assert MAIN not in made.seen
-    assert blobs(side) == blobs(lowered(backend(True), 4))
+    assert blobs_of(side) == blobs_of(lower_steps(make_backend(True), 4))
 
 
 def test_the_first_error_is_raised_after_all_threads_end(pool):
@@ -142,7 +142,7 @@ def test_the_first_error_is_raised_after_all_threads_end(pool):
             raise OptionError("option-invalid", f"refused {text}")
 
     with pytest.raises(OptionError) as error:
-        lowered(backend(True, work), 6, pool)
+        lower_steps(make_backend(True, work), 6, pool)
     assert ", 1)" in str(error.value)
     count = len(running)
     assert pool.submit(lambda: len(running)).result() == count
@@ -151,7 +151,7 @@ def test_the_first_error_is_raised_after_all_threads_end(pool):
 @pytest.mark.parametrize("wrong", [4, "threads", ProcessPoolExecutor])
 def test_something_else_is_no_executor(wrong):
     with pytest.raises(OptionError, match="which cannot run calls in threads"):
-        lowered(backend(True), executor=wrong)
+        lower_steps(make_backend(True), executor=wrong)
 
 
 def test_a_lowering_inside_of_a_full_pool_ends():
@@ -159,9 +159,11 @@ def test_a_lowering_inside_of_a_full_pool_ends():
     wait for.
     """
     with ThreadPoolExecutor(2) as full:
-        inside = [full.submit(lowered, backend(True), 3, full) for _ in range(4)]
-        results = [blobs(future.result(timeout=120)) for future in inside]
-    assert results == [blobs(lowered(backend(True), 3))] * 4
+        inside = [
+            full.submit(lower_steps, make_backend(True), 3, full) for _ in range(4)
+        ]
+        results = [blobs_of(future.result(timeout=120)) for future in inside]
+    assert results == [blobs_of(lower_steps(make_backend(True), 3))] * 4
 
 
 def test_a_cancelled_call_is_done_by_the_caller():
@@ -171,8 +173,8 @@ def test_a_cancelled_call_is_done_by_the_caller():
             future.cancel()
             return future
 
-    assert blobs(lowered(backend(True), executor=Cancelling())) == blobs(
-        lowered(backend(True))
+    assert blobs_of(lower_steps(make_backend(True), executor=Cancelling())) == blobs_of(
+        lower_steps(make_backend(True))
     )
 
 
@@ -215,11 +217,11 @@ def test_threads_of_other_places_are_refused_by_what_they_do(made, text):
     """None of them is known by its class. A backend that is not thread-safe has no use
     for it.
     """
-    calls = backend(True)
+    calls = make_backend(True)
     with pytest.raises(OptionError, match=text):
-        lowered(calls, executor=made())
+        lower_steps(calls, executor=made())
     assert not calls.seen
-    lowered(backend(False), executor=made())
+    lower_steps(make_backend(False), executor=made())
 
 
 def test_any_executor_serves():
@@ -231,13 +233,13 @@ def test_any_executor_serves():
             done.set_result(fn(*args, **kwargs))
             return done
 
-    assert blobs(lowered(backend(True), executor=Here())) == blobs(
-        lowered(backend(True))
+    assert blobs_of(lower_steps(make_backend(True), executor=Here())) == blobs_of(
+        lower_steps(make_backend(True))
     )
 
 
 def test_each_delegate_knows_its_time():
-    report = lowered(backend(False)).report
+    report = lower_steps(make_backend(False)).report
     assert all(row.seconds.keys() == {"extract", "compile"} for row in report.delegates)
     together = sum(row.seconds["compile"] for row in report.delegates)
     assert 0 < together <= report.seconds["compile"]
@@ -246,9 +248,11 @@ def test_each_delegate_knows_its_time():
 def test_two_threads_lower_at_once():
     """Different models, the same ones again and again: results as if one after another."""
     sizes = [2, 3, 5, 7] * 3
-    alone = {n: blobs(lowered(backend(True), n)) for n in set(sizes)}
+    alone = {n: blobs_of(lower_steps(make_backend(True), n)) for n in set(sizes)}
     with ThreadPoolExecutor(4) as threads:
-        side = list(threads.map(lambda n: blobs(lowered(backend(True), n)), sizes))
+        side = list(
+            threads.map(lambda n: blobs_of(lower_steps(make_backend(True), n)), sizes)
+        )
     assert side == [alone[n] for n in sizes]
 
 
@@ -313,7 +317,7 @@ def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
         return dispatch(mode, *args, **kwargs)
 
     registry = Registry(discover=False)
-    registry.register(backend(True))
+    registry.register(make_backend(True))
     subtractions = Narrowing(
         lambda n: None if n.target is aten.sub.Tensor else "no subtraction",
         "SideBackend",
@@ -325,7 +329,7 @@ def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
     assert all(held)
 
 
-def others_may_lower():
+def another_thread_can_lower():
     """Whether another thread could begin to lower now."""
     with ThreadPoolExecutor(1) as other:
         taken = other.submit(
@@ -336,7 +340,7 @@ def others_may_lower():
 
 class Noticing(CapabilityPartitioner):
     def partition(self, exported_program):
-        noticed["partition"] = others_may_lower()
+        noticed["partition"] = another_thread_can_lower()
         return super().partition(exported_program)
 
 
@@ -355,14 +359,14 @@ def test_plugins_and_transforms_may_trace(thread_safe):
     """
 
     def transform(program):
-        noticed["transform"] = others_may_lower()
+        noticed["transform"] = another_thread_can_lower()
         return program
 
     def work(text):
-        noticed["preprocess"] = others_may_lower()
+        noticed["preprocess"] = another_thread_can_lower()
 
     registry = Registry(discover=False)
-    registry.register(backend(thread_safe, work))
+    registry.register(make_backend(thread_safe, work))
     taking = Noticing(
         lambda n: None if n.target is aten.add.Tensor else "no addition", "SideBackend"
     )
@@ -385,12 +389,12 @@ class NoticingFormat(ProgramFormat):
 
     @staticmethod
     def serialize(program, options):
-        noticed["serialize"] = others_may_lower()
+        noticed["serialize"] = another_thread_can_lower()
         return b""
 
     @staticmethod
     def read(path, load_delegate):
-        noticed["read"] = others_may_lower()
+        noticed["read"] = another_thread_can_lower()
         return {"forward": torch.sin}
 
     @staticmethod
@@ -451,7 +455,7 @@ def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
 # --- forks ----------------------------------------------------------------------------
 
 
-def in_fork(work):
+def run_in_fork(work):
     """What ``work`` says of itself in a forked process, or "hangs"."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -468,7 +472,7 @@ def in_fork(work):
     return said or "hangs"
 
 
-def code_of(work):
+def error_code_of(work):
     try:
         work()
     except delegraph.DelegraphError as e:
@@ -479,24 +483,31 @@ def code_of(work):
 def test_a_process_that_is_forked_while_another_thread_lowers(pool):
     inside = threading.Event()
     over = threading.Event()
-    made = backend(False, lambda text: (inside.set(), over.wait(120)))
-    other = pool.submit(lowered, made, 1)
+    made = make_backend(False, lambda text: (inside.set(), over.wait(120)))
+    other = pool.submit(lower_steps, made, 1)
     assert inside.wait(120)
     try:
         assert (
-            in_fork(lambda: code_of(lambda: lowered(backend(False), 1)))
+            run_in_fork(
+                lambda: error_code_of(lambda: lower_steps(make_backend(False), 1))
+            )
             == "'forked-at-work'"
         )
     finally:
         over.set()
-    assert blobs(other.result())
-    assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'fine'"
+    assert blobs_of(other.result())
+    assert (
+        run_in_fork(lambda: error_code_of(lambda: lower_steps(make_backend(False), 1)))
+        == "'fine'"
+    )
 
 
 def test_a_fork_during_a_lowering_continues_in_both_processes():
     """As a backend does that compiles in processes of its own."""
     said = []
-    lowered(backend(False, lambda text: said.append(in_fork(TRACING.is_mine))), 1)
+    lower_steps(
+        make_backend(False, lambda text: said.append(run_in_fork(TRACING.is_mine))), 1
+    )
     assert said == ["True"]
 
 
@@ -516,18 +527,23 @@ def test_a_fork_during_a_call_in_another_thread(pool):
             return run
 
     registry = Registry(discover=False)
-    registry.register(backend(False), runtime=Runtime)
+    registry.register(make_backend(False), runtime=Runtime)
     program = delegraph.lower(
-        Steps(1).eval(), (torch.ones(3),), backends=[additions()], registry=registry
+        Steps(1).eval(),
+        (torch.ones(3),),
+        backends=[partitioner_for_additions()],
+        registry=registry,
     )
     other = pool.submit(program, torch.ones(3))
     assert inside.wait(120)
     try:
         assert (
-            in_fork(lambda: code_of(lambda: program(torch.ones(3))))
+            run_in_fork(lambda: error_code_of(lambda: program(torch.ones(3))))
             == "'forked-at-work'"
         )
     finally:
         over.set()
     other.result()
-    assert in_fork(lambda: code_of(lambda: program(torch.ones(3)))) == "'fine'"
+    assert (
+        run_in_fork(lambda: error_code_of(lambda: program(torch.ones(3)))) == "'fine'"
+    )

@@ -35,11 +35,11 @@ class Waves(nn.Module):
         return torch.sin(x) * torch.cos(x)
 
 
-def program():
+def export_waves():
     return torch.export.export(Waves().eval(), (torch.ones(3),))
 
 
-def taking(*names):
+def partitioner_for(*names):
     return CapabilityPartitioner(
         lambda n: None if n.target.overloadpacket.__name__ in names else "no",
         "EchoBackend",
@@ -47,7 +47,7 @@ def taking(*names):
 
 
 @pytest.fixture
-def ran(monkeypatch, registry):
+def recorded_steps(monkeypatch, registry):
     """The names of the steps that ran; EchoBackend is in the process-wide registry."""
     names = []
     begin = pipeline.Journal.step
@@ -63,11 +63,13 @@ def ran(monkeypatch, registry):
         yield names
 
 
-def test_lower_runs_all_steps_and_reports_their_times(ran):
+def test_lower_runs_all_steps_and_reports_their_times(recorded_steps):
     lowered = api.lower(
-        Waves().eval(), (torch.ones(3),), backends=[taking("sin"), taking("cos")]
+        Waves().eval(),
+        (torch.ones(3),),
+        backends=[partitioner_for("sin"), partitioner_for("cos")],
     )
-    assert ran == [*STEPS[:2], *EACH_TURN, *EACH_TURN, "finish"]
+    assert recorded_steps == [*STEPS[:2], *EACH_TURN, *EACH_TURN, "finish"]
     assert list(lowered.report.seconds) == STEPS
     assert all(seconds > 0 for seconds in lowered.report.seconds.values())
     assert all(
@@ -75,51 +77,57 @@ def test_lower_runs_all_steps_and_reports_their_times(ran):
     )
 
 
-def test_every_step_is_reported_where_no_backend_is_asked(ran):
-    assert list(api.lower(program(), backends=[]).report.seconds) == STEPS
-    assert ran == ["export", "normalize", "finish"]
+def test_every_step_is_reported_where_no_backend_is_asked(recorded_steps):
+    assert list(api.lower(export_waves(), backends=[]).report.seconds) == STEPS
+    assert recorded_steps == ["export", "normalize", "finish"]
 
 
-def manager():
-    return EdgeProgramManager({"forward": program()})
+def edge_manager():
+    return EdgeProgramManager({"forward": export_waves()})
 
 
 @pytest.mark.parametrize(
     "face, steps",
     [
         (
-            lambda: to_backend("EchoBackend", program(), []),
+            lambda: to_backend("EchoBackend", export_waves(), []),
             ["normalize", *EACH_TURN, "finish"],
         ),
         (
-            lambda: to_backend(program(), taking("sin")),
+            lambda: to_backend(export_waves(), partitioner_for("sin")),
             ["normalize", *EACH_TURN, "finish"],
         ),
         (
             lambda: to_backend(
                 MethodProgramsPartitionerSpec(
-                    {"a": program(), "b": program()}, {"b": taking("sin")}
+                    {"a": export_waves(), "b": export_waves()},
+                    {"b": partitioner_for("sin")},
                 )
             ),
             ["normalize", *EACH_TURN, "finish"],
         ),
-        (lambda: to_edge({"a": program(), "b": program()}), ["normalize", "finish"]),
+        (
+            lambda: to_edge({"a": export_waves(), "b": export_waves()}),
+            ["normalize", "finish"],
+        ),
         (
             lambda: to_edge_transform_and_lower(
-                program(), [lambda p: p], [taking("sin"), taking("cos")]
+                export_waves(),
+                [lambda p: p],
+                [partitioner_for("sin"), partitioner_for("cos")],
             ),
             ["normalize", *EACH_TURN, *EACH_TURN, "finish"],
         ),
-        (lambda: manager().transform([lambda p: p]), ["normalize", "finish"]),
+        (lambda: edge_manager().transform([lambda p: p]), ["normalize", "finish"]),
         (
-            lambda: manager().to_backend(taking("sin")),
+            lambda: edge_manager().to_backend(partitioner_for("sin")),
             ["normalize", *EACH_TURN, "finish"],
         ),
     ],
 )
-def test_every_face_runs_a_range_of_the_steps(ran, face, steps):
+def test_every_face_runs_a_range_of_the_steps(recorded_steps, face, steps):
     face()
-    assert ran == steps
+    assert recorded_steps == steps
 
 
 class Unread:

@@ -40,7 +40,7 @@ from programs.tests.support import aliasing_programs
 aten = torch.ops.aten
 
 
-def names_of(program):
+def operator_names(program):
     return [
         n.target.overloadpacket.__name__
         for n in program.graph.nodes
@@ -48,7 +48,9 @@ def names_of(program):
     ]
 
 
-def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=False):
+def make_backend(
+    name, refuses=lambda names: None, joint=False, safe=False, rewrites=False
+):
     """A backend whose runtime runs what it was given; ``refuses(names of operators)``
     is a reason, or None.
     """
@@ -59,7 +61,7 @@ def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=
 
         @staticmethod
         def preprocess(edge_program, compile_specs):
-            names = names_of(edge_program)
+            names = operator_names(edge_program)
             Made.seen.append(names)
             if rewrites:
                 for node in edge_program.graph.nodes:
@@ -89,7 +91,7 @@ def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=
     return Made
 
 
-def taking(backend_id, *names, **more):
+def partitioner_for(backend_id, *names, **more):
     def why_not(node):
         known = getattr(
             getattr(node.target, "overloadpacket", None), "__name__", str(node.target)
@@ -99,23 +101,23 @@ def taking(backend_id, *names, **more):
     return CapabilityPartitioner(why_not, backend_id, **more)
 
 
-def registry_of(*backends):
+def registry_with(*backends):
     made = Registry(discover=False)
     for one in backends:
         made.register(one, runtime=EchoRuntime)
     return made
 
 
-def lowered(module, inputs, *pairs, **more):
+def lower_for(module, inputs, *pairs, **more):
     """Lower ``module`` with pairs of a backend and its partitioner."""
-    registry = registry_of(*(b for b, _ in pairs))
+    registry = registry_with(*(b for b, _ in pairs))
     module = module.eval() if isinstance(module, nn.Module) else module
     return delegraph.lower(
         module, inputs, backends=[p for _, p in pairs], registry=registry, **more
     )
 
 
-def same(program, *inputs):
+def assert_equals_eager(program, *inputs):
     for output in program.verify(*inputs).outputs:
         assert output.max_abs_error <= 1e-6, output
         assert not output.mismatched, output
@@ -135,9 +137,9 @@ class Thirds(nn.Module):
         return x
 
 
-def one_in_three():
+def backend_refusing_sines():
     """A compiler that refuses what is followed by a sine."""
-    return backend(
+    return make_backend(
         "FirstBackend",
         lambda names: "the sine table is full" if "sin" in names else None,
     )
@@ -148,11 +150,11 @@ FIRST = ("linear", "relu", "sin")
 
 def test_one_partition_in_three_is_given_to_the_host():
     x = torch.randn(2, 4)
-    first = one_in_three()
-    program = lowered(
+    first = backend_refusing_sines()
+    program = lower_for(
         Thirds(),
         (x,),
-        (first, taking("FirstBackend", *FIRST, limits=Limits(largest=3))),
+        (first, partitioner_for("FirstBackend", *FIRST, limits=Limits(largest=3))),
     )
     assert len(first.seen) == 9
     assert len(program.delegates) == 6
@@ -173,26 +175,26 @@ def test_one_partition_in_three_is_given_to_the_host():
         "the sine table is full" in r.reason and "test_refused.py" in r.source.file
         for r in rows
     )
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 def test_another_backend_gets_it_with_what_is_around():
     """Also with ``require_full``, since nothing is left over."""
     x = torch.randn(2, 4)
-    first = one_in_three()
-    second = backend("SecondBackend")
+    first = backend_refusing_sines()
+    second = make_backend("SecondBackend")
     pairs = (
-        (first, taking("FirstBackend", *FIRST, limits=Limits(largest=3))),
-        (second, taking("SecondBackend")),
+        (first, partitioner_for("FirstBackend", *FIRST, limits=Limits(largest=3))),
+        (second, partitioner_for("SecondBackend")),
     )
-    program = lowered(Thirds(), (x,), *pairs, require_full=True)
+    program = lower_for(Thirds(), (x,), *pairs, require_full=True)
     # the cosine before was refused from the start
     assert ["cos", "linear", "relu", "sin"] in second.seen
     assert program.report.host_operators == 0
     text = str(program.report)
     assert len(program.report.given_back) == 3
     assert all(row.partition in text for row in program.report.given_back)
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 def test_require_full_raises_for_operators_on_the_host():
@@ -201,35 +203,35 @@ def test_require_full_raises_for_operators_on_the_host():
         match="its compiler refused the partition: the sine table is full",
     ):
         pair = (
-            one_in_three(),
-            taking(
+            backend_refusing_sines(),
+            partitioner_for(
                 "FirstBackend", "linear", "relu", "sin", "cos", limits=Limits(largest=3)
             ),
         )
-        lowered(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
+        lower_for(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
 
 
 def test_only_a_report_can_say_it():
     """``to_backend`` has none, and ends as it does in ExecuTorch."""
-    kind = backend("LoneBackend", lambda names: "too large")
+    kind = make_backend("LoneBackend", lambda names: "too large")
     program = torch.export.export(nn.ReLU().eval(), (torch.ones(2),))
     with delegraph.register(kind, runtime=EchoRuntime):
         with pytest.raises(Unsupported, match="too large"):
-            to_backend(program, taking("LoneBackend"))
+            to_backend(program, partitioner_for("LoneBackend"))
         with pytest.raises(Unsupported, match="too large"):
             to_backend("LoneBackend", program, [])
 
 
 def test_an_exception_is_an_error_where_all_is_required():
     pair = (
-        backend("SadBackend", lambda names: ValueError("a defect")),
-        taking("SadBackend"),
+        make_backend("SadBackend", lambda names: ValueError("a defect")),
+        partitioner_for("SadBackend"),
     )
     with pytest.raises(
         NotFullyDelegated,
         match="its compiler failed on the partition: ValueError: a defect",
     ):
-        lowered(nn.ReLU(), (torch.ones(2),), pair, require_full=True)
+        lower_for(nn.ReLU(), (torch.ones(2),), pair, require_full=True)
 
 
 def test_who_refuses_may_not_write_weights_either():
@@ -240,10 +242,10 @@ def test_who_refuses_may_not_write_weights_either():
             raise Unsupported("unsupported", "too late")
 
     with pytest.raises(ContractViolation, match="changed weights"):
-        lowered(
+        lower_for(
             nn.Linear(2, 2),
             (torch.ones(1, 2),),
-            (WritingBackend, taking("WritingBackend")),
+            (WritingBackend, partitioner_for("WritingBackend")),
         )
 
 
@@ -253,7 +255,7 @@ class Two(nn.Module):
 
 
 def test_a_joint_compiler_compiles_again_without_refused_partitions():
-    class JointBackend(backend("Base")):
+    class JointBackend(make_backend("Base")):
         @classmethod
         def preprocess_multimethod(cls, edge_programs, compile_specs):
             cls.seen.append({m: len(p) for m, p in edge_programs.items()})
@@ -268,9 +270,9 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
             return super().preprocess_multimethod(edge_programs, compile_specs)
 
     JointBackend.seen = []
-    pair = JointBackend, taking("JointBackend", "relu", "sin")
+    pair = JointBackend, partitioner_for("JointBackend", "relu", "sin")
     x = torch.randn(3, 2)
-    program = lowered(
+    program = lower_for(
         {"a": Two().eval(), "b": Two().eval()}, {"a": (x,), "b": (x,)}, pair
     )
     assert JointBackend.seen == [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 1}]
@@ -285,30 +287,30 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
 
 def test_one_that_names_nothing_gives_all_of_its_call_back():
     pair = (
-        backend("AllBackend", lambda names: "no memory", joint=True),
-        taking("AllBackend", "relu", "sin"),
+        make_backend("AllBackend", lambda names: "no memory", joint=True),
+        partitioner_for("AllBackend", "relu", "sin"),
     )
-    program = lowered(Two(), (torch.ones(3, 2),), pair)
+    program = lower_for(Two(), (torch.ones(3, 2),), pair)
     assert len(program.report.given_back) == 2
     assert not program.delegates
-    same(program, torch.ones(3, 2))
+    assert_equals_eager(program, torch.ones(3, 2))
 
 
 def test_by_threads():
     x = torch.randn(2, 4)
-    first = backend(
+    first = make_backend(
         "FirstBackend", lambda names: "full" if "sin" in names else None, safe=True
     )
     with ThreadPoolExecutor(3) as pool:
-        program = lowered(
+        program = lower_for(
             Thirds(),
             (x,),
-            (first, taking("FirstBackend", *FIRST)),
+            (first, partitioner_for("FirstBackend", *FIRST)),
             compiler=Compiler(executor=pool),
         )
     assert len(program.report.given_back) == 3
     assert len(program.delegates) == 3
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 class Table(nn.Module):
@@ -330,8 +332,10 @@ def test_a_constant_of_several_partitions(refused):
     """
     x = torch.randn(4, 4)
     pair = (
-        backend("TableBackend", lambda names: "full" if refused in names else None),
-        taking(
+        make_backend(
+            "TableBackend", lambda names: "full" if refused in names else None
+        ),
+        partitioner_for(
             "TableBackend",
             "t",
             "tanh",
@@ -343,12 +347,12 @@ def test_a_constant_of_several_partitions(refused):
             "permute",
         ),
     )
-    program = lowered(Table(), (x,), pair)
+    program = lower_for(Table(), (x,), pair)
     assert len(program.delegates) == 1
     assert len(program.report.given_back) == 1
     assert "aten.tanh.default" not in program.report.host["forward"]
     assert any("computed while lowering" in note for note in program.report.notes)
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 class Counter(nn.Module):
@@ -372,8 +376,8 @@ class Keeping(CapabilityPartitioner):
 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_state_that_the_partition_was_to_keep_is_the_hosts(refuses):
-    kind = backend("StateBackend", lambda names: "no state" if refuses else None)
-    program = lowered(
+    kind = make_backend("StateBackend", lambda names: "no state" if refuses else None)
+    program = lower_for(
         Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend"))
     )
     assert [d.module.keeps_state for d in program.delegates] == [True] * (not refuses)
@@ -396,26 +400,26 @@ class Branches(nn.Module):
 
 
 def test_in_the_body_of_a_branch():
-    kind = backend("BodyBackend", lambda names: "full" if "sin" in names else None)
+    kind = make_backend("BodyBackend", lambda names: "full" if "sin" in names else None)
     x = torch.randn(3)
-    second = backend("NextBackend")
+    second = make_backend("NextBackend")
     pairs = (
-        (kind, taking("BodyBackend", "sin", "add", "relu")),
-        (second, taking("NextBackend", "sin")),
+        (kind, partitioner_for("BodyBackend", "sin", "add", "relu")),
+        (second, partitioner_for("NextBackend", "sin")),
     )
-    program = lowered(Branches(), (x,), *pairs)
+    program = lower_for(Branches(), (x,), *pairs)
     assert [row.operators for row in program.report.given_back] == [
         {"aten.sin.default": 1, "aten.add.Tensor": 1}
     ]
     assert second.seen == [["sin"]]
     for inputs in (x.abs(), -x.abs()):
-        same(program, inputs)
+        assert_equals_eager(program, inputs)
 
 
 def test_a_branch_that_was_taken_whole():
     """The host calls it; the next backend is asked about what is in it."""
-    kind = backend("WholeBackend", lambda names: "no branches")
-    second = backend("NextBackend")
+    kind = make_backend("WholeBackend", lambda names: "no branches")
+    second = make_backend("NextBackend")
 
     def calls(node):
         return (
@@ -426,13 +430,13 @@ def test_a_branch_that_was_taken_whole():
 
     pairs = (
         (kind, CapabilityPartitioner(calls, "WholeBackend")),
-        (second, taking("NextBackend", "relu")),
+        (second, partitioner_for("NextBackend", "relu")),
     )
-    program = lowered(Branches(), (torch.randn(3),), *pairs)
+    program = lower_for(Branches(), (torch.randn(3),), *pairs)
     assert len(program.report.given_back) == 1
     assert second.seen == [["relu"], ["relu"]]
     for inputs in (torch.ones(3), -torch.ones(3)):
-        same(program, inputs)
+        assert_equals_eager(program, inputs)
 
 
 class Normed(nn.Module):
@@ -458,31 +462,35 @@ class Tagging(Partitioner):
 
 @pytest.mark.parametrize(
     "partitioner",
-    [Tagging(), taking("TagBackend", "sinh", "native_layer_norm", "tanh")],
+    [Tagging(), partitioner_for("TagBackend", "sinh", "native_layer_norm", "tanh")],
 )
 def test_what_was_decomposed_for_it_is_whole_again(partitioner):
     x = torch.randn(2, 4)
-    first = backend(
+    first = make_backend(
         "TagBackend", lambda names: "full" if "native_layer_norm" in names else None
     )
-    program = lowered(Normed(), (x,), (first, partitioner))
+    program = lower_for(Normed(), (x,), (first, partitioner))
     assert "native_layer_norm" in str(first.seen)
     assert program.report.host["forward"].get("aten.layer_norm.default") == 1
     (row,) = (
         r for r in program.report.refusals if r.operator == "aten.layer_norm.default"
     )
     assert "full" in row.reason
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 def test_of_a_partitioner_that_wraps_another():
     x = torch.randn(2, 4)
-    kind = backend("OuterBackend", lambda names: "full" if "sin" in names else None)
-    partitioner = WrappingPartitioner(taking("InnerBackend", *FIRST), "OuterBackend")
-    program = lowered(Thirds(), (x,), (kind, partitioner))
+    kind = make_backend(
+        "OuterBackend", lambda names: "full" if "sin" in names else None
+    )
+    partitioner = WrappingPartitioner(
+        partitioner_for("InnerBackend", *FIRST), "OuterBackend"
+    )
+    program = lower_for(Thirds(), (x,), (kind, partitioner))
     assert {row.backend for row in program.report.given_back} == {"WrappingPartitioner"}
     assert len(program.delegates) == 3
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 def test_a_value_that_crosses_in_another_type():
@@ -497,21 +505,21 @@ def test_a_value_that_crosses_in_another_type():
             return (x + 1).cosh().sin(), (x + 2).relu()
 
     x = torch.arange(4)
-    kind = backend("IdsBackend", lambda names: "full" if "relu" in names else None)
-    program = lowered(
+    kind = make_backend("IdsBackend", lambda names: "full" if "relu" in names else None)
+    program = lower_for(
         Lookup(),
         (x,),
         (
             kind,
             Ids(
-                taking("", "add", "sin", "relu").support,
+                partitioner_for("", "add", "sin", "relu").support,
                 "IdsBackend",
                 limits=Limits(largest=1),
             ),
         ),
     )
     assert program.report.given_back
-    same(program, x)
+    assert_equals_eager(program, x)
 
 
 def test_predictions_leave_out_operators_that_the_compiler_refused():
@@ -529,11 +537,13 @@ def test_predictions_leave_out_operators_that_the_compiler_refused():
         def forward(self, x, y):
             return x.sin().cos(), y.relu()
 
-    kind = backend("WideBackend", lambda names: "full" if "relu" in names else None)
+    kind = make_backend(
+        "WideBackend", lambda names: "full" if "relu" in names else None
+    )
     inputs = torch.ones(2, dtype=torch.float64), torch.ones(2)
     partitioner = CapabilityPartitioner(why_not, "WideBackend")
     programs = {"forward": torch.export.export(Wide(), inputs)}
-    registry = registry_of(kind)
+    registry = registry_with(kind)
     settings = Settings(
         registry,
         Serial().session(registry, ()),
@@ -552,8 +562,10 @@ def test_the_reason_has_the_compilers_hint_and_line():
             "unsupported", "a window of 9x9", source="net.py:7", hint="pool twice"
         )
 
-    pair = backend("HintBackend", refuse), taking("HintBackend")
-    report = lowered(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair).report
+    pair = make_backend("HintBackend", refuse), partitioner_for("HintBackend")
+    report = lower_for(
+        nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair
+    ).report
     (cause,) = report.causes
     assert cause.count == 2
     assert cause.hint == "pool twice"
@@ -574,13 +586,13 @@ def test_run_time_errors_name_the_partition_of_a_rewritten_program():
         def forward(self, input):
             return input.relu()
 
-    kind = backend("RewritingBackend", rewrites=True)
+    kind = make_backend("RewritingBackend", rewrites=True)
     registry = Registry(discover=False)
     registry.register(kind, runtime=FailingRuntime)
     program = delegraph.lower(
         F().eval(),
         (torch.ones(2),),
-        backends=[taking("RewritingBackend")],
+        backends=[partitioner_for("RewritingBackend")],
         registry=registry,
     )
     with pytest.raises(
@@ -631,7 +643,7 @@ def test_a_support_check_may_compile_an_extracted_program():
 
     x = torch.randn(2, 4)
     support = AsksItsCompiler(ExactBackend)
-    program = lowered(
+    program = lower_for(
         Thirds(),
         (x,),
         (
@@ -643,7 +655,9 @@ def test_a_support_check_may_compile_an_extracted_program():
     assert len(program.delegates) == 9
     assert program.report.host["forward"]["aten.sin.default"] == 3
     compiled = program.delegates[0].module.original_module
-    asked = next(p for p in support.programs if names_of(p) == names_of(compiled))
+    asked = next(
+        p for p in support.programs if operator_names(p) == operator_names(compiled)
+    )
     assert str(asked.graph_signature) == str(compiled.graph_signature)
     assert [n.format_node() for n in asked.graph.nodes] == [
         n.format_node() for n in compiled.graph.nodes
@@ -669,17 +683,17 @@ def test_random_programs_are_eager_over_two_calls(seed):
             limits=Limits(largest=4),
         )
 
-    first = backend(
+    first = make_backend(
         "FirstBackend", lambda names: "by chance" if len(first.seen) % 3 == 1 else None
     )
     pairs = (
         (first, partitioner("FirstBackend", masks[0])),
         (
-            backend("SecondBackend"),
+            make_backend("SecondBackend"),
             partitioner("SecondBackend", masks[1]),
         ),
     )
-    program = lowered(module, aliasing_programs.inputs(0), *pairs)
+    program = lower_for(module, aliasing_programs.inputs(0), *pairs)
     eager = copy.deepcopy(module)
     for call in range(2):
         mine = aliasing_programs.inputs(call)

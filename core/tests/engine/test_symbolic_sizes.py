@@ -29,18 +29,18 @@ class Sizes(torch.nn.Module):
         return torch.sort(wide)[0], x.new_ones(2 * rows) * rows, torch.cat([x, x]).sin()
 
 
-def exported(model, inputs, shapes):
+def export_with_shapes(model, inputs, shapes):
     return torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
 
 
 @pytest.fixture
 def program():
-    return exported(
+    return export_with_shapes(
         Sizes(), (torch.ones(4, 3), torch.ones(4, 6)), {"x": {0: ROWS}, "y": {0: ROWS}}
     )
 
 
-def inputs(rows):
+def make_inputs(rows):
     torch.manual_seed(rows)
     return torch.randn(rows, 3), torch.randn(rows, 6)
 
@@ -75,7 +75,9 @@ CASES = {
 def test_every_size_in_the_range_gives_eager_results(program, registry, case, largest):
     lowered = lower(program, registry, *CASES[case], largest=largest)
     for rows in (2, 3, 12):
-        torch.testing.assert_close(lowered(*inputs(rows)), Sizes()(*inputs(rows)))
+        torch.testing.assert_close(
+            lowered(*make_inputs(rows)), Sizes()(*make_inputs(rows))
+        )
 
 
 def test_numbers_enter_and_leave_delegates_as_numbers(program, registry):
@@ -150,9 +152,12 @@ def test_the_parent_program_runs_and_can_be_lowered_again(program, registry):
     )
     for rows in (2, 7):
         torch.testing.assert_close(
-            second.exported_program().module()(*inputs(rows)), Sizes()(*inputs(rows))
+            second.exported_program().module()(*make_inputs(rows)),
+            Sizes()(*make_inputs(rows)),
         )
-        torch.testing.assert_close(second(*inputs(rows)), Sizes()(*inputs(rows)))
+        torch.testing.assert_close(
+            second(*make_inputs(rows)), Sizes()(*make_inputs(rows))
+        )
 
 
 def test_a_symbolic_input_that_is_no_tensor(registry):
@@ -160,7 +165,7 @@ def test_a_symbolic_input_that_is_no_tensor(registry):
         def forward(self, x, n):
             return x * n, torch.sort(x)[0] + n
 
-    program = exported(Scaled(), (torch.ones(3), 5), (None, Dim.DYNAMIC))
+    program = export_with_shapes(Scaled(), (torch.ones(3), 5), (None, Dim.DYNAMIC))
     lowered = lower(program, registry, aten.sort.default)
     assert {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None} == {
         "n"
@@ -175,7 +180,7 @@ def test_a_size_that_is_returned(registry):
         def forward(self, x):
             return x + 1, x.shape[0] * 2
 
-    program = exported(Returned(), (torch.ones(4, 3),), ({0: ROWS},))
+    program = export_with_shapes(Returned(), (torch.ones(4, 3),), ({0: ROWS},))
     for refused in ((), (SIZE,), (PRODUCT,), (aten.add.Tensor,)):
         lowered = lower(program, registry, *refused)
         for rows in (2, 9):

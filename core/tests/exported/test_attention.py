@@ -60,7 +60,7 @@ HIDDEN = {
 }
 
 
-def decomposed(module, inputs):
+def decompose_and_compare(module, inputs):
     edge = lowering.to_edge(torch.export.export(module.eval(), inputs))
     program = edge.exported_program()
     return {
@@ -71,7 +71,7 @@ def decomposed(module, inputs):
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_without_hidden_rows_need_no_search_for_them(name):
     module, inputs = MASKS[name]
-    operators, run = decomposed(module, inputs)
+    operators, run = decompose_and_compare(module, inputs)
     assert "aten._softmax.default" in operators
     assert not {"aten.any.dim", "aten.eq.Scalar"} & operators
     torch.testing.assert_close(run(*inputs), module(*inputs))
@@ -80,7 +80,7 @@ def test_masks_without_hidden_rows_need_no_search_for_them(name):
 @pytest.mark.parametrize("name", HIDDEN)
 def test_rows_that_see_nothing_are_zeros(name):
     module, inputs = HIDDEN[name]
-    operators, run = decomposed(module, inputs)
+    operators, run = decompose_and_compare(module, inputs)
     assert "aten.any.dim" in operators
     torch.testing.assert_close(run(*inputs), module(*inputs))
 
@@ -97,6 +97,6 @@ def test_equal_shapes_with_different_masks_decompose_separately():
                 x, x, x, self.seen
             ), F.scaled_dot_product_attention(x, x, x, self.blind)
 
-    operators, run = decomposed(Two(), (X,))
+    operators, run = decompose_and_compare(Two(), (X,))
     assert "aten.any.dim" in operators
     torch.testing.assert_close(run(X), Two()(X))

@@ -42,7 +42,7 @@ def nested():
     )
 
 
-def called(x=(4, 8), a=(4, 8), b=(4, 8), scale=(1,)):
+def call_arguments(x=(4, 8), a=(4, 8), b=(4, 8), scale=(1,)):
     return (randn(x), {"a": randn(a), "b": randn(b)}), {"scale": randn(scale)}
 
 
@@ -52,26 +52,26 @@ EQUAL = (
 )
 TENSOR = r"must be torch.float32 of shape \[B, 8\]; it is"
 OTHERS = {
-    "above": (called((7, 8), (7, 8), (7, 8)), "^input x has size 7 in dimension 0; .* for sizes from 3 to 6 there"),
-    "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
-    "zero": (called((0, 8), (0, 8), (0, 8)), "^input x has size 0 in dimension 0"),
-    "unequal": (called(a=(5, 8)), rf"^input pair\['a'\] {EQUAL}"),
-    "unequal, computable": (called(b=(5, 8)), rf"^input pair\['b'\] {EQUAL}"),
-    "static": (called(b=(4, 9)), rf"^input pair\['b'\] {TENSOR} torch.float32 of shape \[4, 9\]$"),
-    "rank": (called((4, 1, 8)), rf"^input x {TENSOR} torch.float32 of shape \[4, 1, 8\]$"),
-    "dtype": (((randn(4, 8).double(), called()[0][1]), called()[1]), rf"^input x {TENSOR} torch.float64 of"),
-    "device": (((randn(4, 8, device="meta"), called()[0][1]), called()[1]), rf"^input x {TENSOR} .* on meta$"),
-    "array": (((randn(4, 8).numpy(), called()[0][1]), called()[1]), rf"(?s)^input x {TENSOR} of type ndarray.*from"),
-    "few": (((randn(4, 8),), called()[1]), 
+    "above": (call_arguments((7, 8), (7, 8), (7, 8)), "^input x has size 7 in dimension 0; .* for sizes from 3 to 6 there"),
+    "below": (call_arguments((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
+    "zero": (call_arguments((0, 8), (0, 8), (0, 8)), "^input x has size 0 in dimension 0"),
+    "unequal": (call_arguments(a=(5, 8)), rf"^input pair\['a'\] {EQUAL}"),
+    "unequal, computable": (call_arguments(b=(5, 8)), rf"^input pair\['b'\] {EQUAL}"),
+    "static": (call_arguments(b=(4, 9)), rf"^input pair\['b'\] {TENSOR} torch.float32 of shape \[4, 9\]$"),
+    "rank": (call_arguments((4, 1, 8)), rf"^input x {TENSOR} torch.float32 of shape \[4, 1, 8\]$"),
+    "dtype": (((randn(4, 8).double(), call_arguments()[0][1]), call_arguments()[1]), rf"^input x {TENSOR} torch.float64 of"),
+    "device": (((randn(4, 8, device="meta"), call_arguments()[0][1]), call_arguments()[1]), rf"^input x {TENSOR} .* on meta$"),
+    "array": (((randn(4, 8).numpy(), call_arguments()[0][1]), call_arguments()[1]), rf"(?s)^input x {TENSOR} of type ndarray.*from"),
+    "few": (((randn(4, 8),), call_arguments()[1]), 
             r"the program takes \(x, pair, scale=\); it was given \(Tensor, scale=Tensor\): pair not given$"),
-    "no keyword": ((called()[0], {}), ": scale not given$"),
+    "no keyword": ((call_arguments()[0], {}), ": scale not given$"),
     "by name": (((), {"x": randn(4, 8)}), "(?s)unknown keyword argument 'x'.*give x by position"),
     "list": (
-        ((randn(4, 8), [randn(4, 8), randn(4, 8)]), called()[1]),
+        ((randn(4, 8), [randn(4, 8), randn(4, 8)]), call_arguments()[1]),
         r"^input pair must be a dict with the keys \['a', 'b'\]; it is a list of 2$",
     ),
     "leaf": (
-        ((randn(4, 8), {"a": [randn(4, 8)], "b": randn(4, 8)}), called()[1]),
+        ((randn(4, 8), {"a": [randn(4, 8)], "b": randn(4, 8)}), call_arguments()[1]),
         r"^input pair\['a'\] must be a single value, such as a tensor; it is a list of 1$",
     ),
 }  # fmt: skip
@@ -85,14 +85,14 @@ def test_inputs_of_another_kind(nested, name):
 
 
 def test_keys_of_a_dict_in_another_order(nested):
-    args, kwargs = called()
+    args, kwargs = call_arguments()
     turned = args[0], {"b": args[1]["b"], "a": args[1]["a"]}
     torch.testing.assert_close(nested(*turned, **kwargs), nested(*args, **kwargs))
 
 
 def test_inputs_within_the_export(nested):
     for size in (3, 4, 6):
-        args, kwargs = called(*[(size, 8)] * 3)
+        args, kwargs = call_arguments(*[(size, 8)] * 3)
         torch.testing.assert_close(nested(*args, **kwargs), Nested()(*args, **kwargs))
 
 
@@ -181,7 +181,7 @@ def test_several_threads_make_the_first_call(nested):
 
     def call():
         for _ in range(50):
-            args, kwargs = called(b=(5, 8))
+            args, kwargs = call_arguments(b=(5, 8))
             try:
                 lowered(*args, **kwargs)
             except InputError:

@@ -47,7 +47,7 @@ def packed():
     return made
 
 
-def fn(function):
+def as_module(function):
     class Module(torch.nn.Module):
         def forward(self, *args):
             return function(*args)
@@ -55,13 +55,15 @@ def fn(function):
     return Module().eval()
 
 
-def lowered(function, registry, *inputs, host=(aten.as_strided.default,), **options):
+def lower_all_but(
+    function, registry, *inputs, host=(aten.as_strided.default,), **options
+):
     """With a backend that takes all but the operators ``host``."""
     takes = CapabilityPartitioner(
         lambda n: "the host's" if n.target in host else None, "EchoBackend"
     )
     return api.lower(
-        fn(function), inputs, backends=[takes], registry=registry, **options
+        as_module(function), inputs, backends=[takes], registry=registry, **options
     )
 
 
@@ -105,7 +107,7 @@ def test_memory_is_read_as_in_eager(packed, name):
         aten.view_as_complex.default,
         aten.view.dtype,
     )
-    program = lowered(READS[name], packed, x, host=host)
+    program = lower_all_but(READS[name], packed, x, host=host)
     assert program.delegates
     for k in range(2):
         torch.testing.assert_close(program(x + k), READS[name](x + k), rtol=0, atol=0)
@@ -116,7 +118,7 @@ def test_random_numbers_are_drawn_in_the_order_of_memory(packed):
         return torch.rand_like(x.sin().t()) + 1
 
     x = torch.ones(3, 4)
-    program = lowered(draw, packed, x, host=(aten.rand_like.default,))
+    program = lower_all_but(draw, packed, x, host=(aten.rand_like.default,))
     torch.manual_seed(0)
     found = program(x)
     torch.manual_seed(0)
@@ -129,7 +131,7 @@ def test_memory_around_a_delegates_result_is_refused(packed):
     def around(x):
         return x.sin()[1:, 1:].as_strided((2, 2), (4, 1), 0)
 
-    program = lowered(around, packed, torch.ones(3, 4))
+    program = lower_all_but(around, packed, torch.ones(3, 4))
     with pytest.raises(
         Unsupported,
         match="as_strided.default reads memory around .*\n  at .*test_layouts.py:",
@@ -154,7 +156,7 @@ def channels_last(*shape):
     ],
 )
 def test_the_caller_gets_the_recorded_strides(packed, function, given):
-    found = lowered(function, packed, given)(given)
+    found = lower_all_but(function, packed, given)(given)
     wanted = function(given)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert [t.stride() for t in pytree.tree_leaves(found)] == [
@@ -171,7 +173,7 @@ def test_sizes_known_at_run_time(packed):
             },
         ),
     )
-    program = lowered(
+    program = lower_all_but(
         lambda x: x.sin().t(), packed, torch.randn(3, 4), dynamic_shapes=shapes
     )
     found = program(torch.ones(5, 7))
@@ -192,7 +194,7 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
 
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=Looking)
-    program = lowered(
+    program = lower_all_but(
         lambda x, y: x @ y, registry, torch.ones(3, 4), torch.ones(5, 4).t()
     )
     x = torch.randn(4, 3).t()
@@ -203,7 +205,7 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
 
 def test_strides_that_differ_from_the_export_are_refused(packed):
     read = READS["transposed"]
-    program = lowered(read, packed, torch.randn(3, 4))
+    program = lower_all_but(read, packed, torch.randn(3, 4))
     with pytest.raises(
         InputError,
         match=r"input args_0 has the strides \[1, 3\]; it was exported with \[4, 1\]",
@@ -216,7 +218,7 @@ def test_an_input_that_is_read_directly_may_have_any_strides(packed):
         return x.t().as_strided((2, 2), (4, 1)), x.sin()
 
     program = api.lower(
-        fn(read), (torch.randn(3, 4),), backends=[SINE], registry=packed
+        as_module(read), (torch.randn(3, 4),), backends=[SINE], registry=packed
     )
     x = torch.randn(4, 3).t()
     torch.testing.assert_close(program(x), read(x), rtol=0, atol=0)
@@ -247,7 +249,7 @@ def outcome(program, inputs):
         return error
 
 
-def is_eager(registry, seed, mask):
+def equals_eager_unless_refused(registry, seed, mask):
     """Over two calls. Returns whether the calls were refused."""
     module = programs.Program(seed, reads_memory=True).eval()
     exported = torch.export.export(module, programs.inputs(0))
@@ -274,19 +276,21 @@ def test_written_transposed_values_keep_their_memory_order(packed, mask):
     """A write through a transposed view makes the value of ``x`` lie in another order,
     and so the sine of it.
     """
-    assert not is_eager(packed, 253, mask)
+    assert not equals_eager_unless_refused(packed, 253, mask)
 
 
 def test_writes_to_a_copy_of_an_expanded_tensor(packed):
     """The elements of what was expanded share memory: scatters of it would write all of
     them.
     """
-    assert not is_eager(packed, 41296, 32768)
+    assert not equals_eager_unless_refused(packed, 41296, 32768)
 
 
 def test_random_programs_that_read_memory(packed):
     refused = [
-        is_eager(packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK)
+        equals_eager_unless_refused(
+            packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK
+        )
         for seed in range(12)
     ]
     assert sum(refused) < len(refused) / 2
@@ -296,4 +300,4 @@ def test_random_programs_that_read_memory(packed):
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1))
 @settings(max_examples=2000, deadline=None)
 def test_many_random_programs_that_read_memory(packed, seed, mask):
-    is_eager(packed, seed, mask)
+    equals_eager_unless_refused(packed, seed, mask)

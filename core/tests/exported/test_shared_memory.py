@@ -17,7 +17,7 @@ class Writes(nn.Module):
         return x * y
 
 
-def memory():
+def twelve_numbers():
     return torch.arange(12.0)
 
 
@@ -34,26 +34,26 @@ APART = {
 }
 
 
-def lowered_for(x, y):
+def lower_for_inputs(x, y):
     return delegraph.lower(
-        Writes().eval(), (x.clone(), y.clone(), memory()[:4]), backends=[]
+        Writes().eval(), (x.clone(), y.clone(), twelve_numbers()[:4]), backends=[]
     )
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_write_that_another_input_would_show(name):
-    x, y = SHARED[name](memory())
+    x, y = SHARED[name](twelve_numbers())
     with pytest.raises(
         InputError, match="^inputs x and y share memory, and the program writes x"
     ):
-        lowered_for(x, y)(x, y, memory()[:4])
+        lower_for_inputs(x, y)(x, y, twelve_numbers()[:4])
 
 
 @pytest.mark.parametrize("name", APART)
 def test_writes_to_disjoint_memory_leave_other_inputs_unchanged(name):
-    x, y = APART[name](memory())
+    x, y = APART[name](twelve_numbers())
     wanted = (x + 1) * y
-    assert torch.equal(lowered_for(x, y)(x, y, x), wanted)
+    assert torch.equal(lower_for_inputs(x, y)(x, y, x), wanted)
 
 
 class Part(nn.Module):
@@ -61,7 +61,7 @@ class Part(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("whole", memory())
+        self.register_buffer("whole", twelve_numbers())
         self.register_buffer("part", self.whole[:4])
 
     def forward(self, x):
@@ -71,12 +71,12 @@ class Part(nn.Module):
 
 def test_buffers_that_share_memory():
     with pytest.raises(InputError, match=r"(?s)shares memory with .*give each its own"):
-        delegraph.lower(Part().eval(), (memory()[:4],), backends=[])
+        delegraph.lower(Part().eval(), (twelve_numbers()[:4],), backends=[])
 
 
 def test_buffers_of_a_file_that_share_memory(tmp_path):
     torch.export.save(
-        torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2"
+        torch.export.export(Part(), (twelve_numbers()[:4],)), tmp_path / "part.pt2"
     )
     with pytest.raises(
         InputError, match="^whole and part share memory, and the program writes whole"

@@ -67,7 +67,7 @@ class BodyRuntime(BackendRuntime):
         return run
 
 
-def takes(*operators) -> CapabilityPartitioner:
+def partitioner_for(*operators) -> CapabilityPartitioner:
     """A partitioner for the operators named."""
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "not mine", "BodyBackend"
@@ -219,7 +219,7 @@ def test_equal_to_eager(name, mine, registry):
     make, cases = MODELS[name]
     model = make().eval()
     lowered = delegraph.lower(
-        model, cases[0], backends=[takes(*mine)], registry=registry
+        model, cases[0], backends=[partitioner_for(*mine)], registry=registry
     )
     for inputs in cases:
         wanted = model(*inputs)
@@ -233,7 +233,10 @@ def test_each_body_is_partitioned(registry):
     counts = {}
     for name, (make, cases) in MODELS.items():
         lowered = delegraph.lower(
-            make().eval(), cases[0], backends=[takes(*MINE)], registry=registry
+            make().eval(),
+            cases[0],
+            backends=[partitioner_for(*MINE)],
+            registry=registry,
         )
         counts[name] = delegates_at(lowered.exported_program().graph_module)
     assert counts["cond"] == {"": 2, "true_graph_0": 1, "false_graph_0": 1}
@@ -257,7 +260,10 @@ def test_each_body_is_partitioned(registry):
 def test_a_delegate_in_a_branch_owns_its_weights(registry):
     """pytorch/executorch 18144: there a branch gets every weight as a run-time input."""
     lowered = delegraph.lower(
-        Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry
+        Cond().eval(),
+        (torch.ones(3, 4),),
+        backends=[partitioner_for(*MINE)],
+        registry=registry,
     )
     program = lowered.exported_program()
     assert not program.state_dict
@@ -273,7 +279,7 @@ def test_a_delegate_in_a_branch_owns_its_weights(registry):
 def test_weights_are_owned_at_any_depth(registry):
     make, cases = MODELS["nested"]
     lowered = delegraph.lower(
-        make().eval(), cases[0], backends=[takes(*MINE)], registry=registry
+        make().eval(), cases[0], backends=[partitioner_for(*MINE)], registry=registry
     )
     assert not lowered.exported_program().state_dict
     holds = [d.name for d in lowered.delegates if d.module.original_module.state_dict]
@@ -287,7 +293,7 @@ def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
-        backends=[takes(*PRODUCTS)],
+        backends=[partitioner_for(*PRODUCTS)],
         registry=registry,
     )
     program = lowered.exported_program()
@@ -317,7 +323,7 @@ def test_a_carried_value_is_no_constant(registry):
 
     x = torch.randn(4)
     lowered = delegraph.lower(
-        Count().eval(), (x,), backends=[takes(*MINE)], registry=registry
+        Count().eval(), (x,), backends=[partitioner_for(*MINE)], registry=registry
     )
     torch.testing.assert_close(lowered(x), 3 * x)
     assert lowered.delegates[0].module.original_module.state_dict == {}
@@ -330,7 +336,10 @@ def test_methods_and_bodies_are_compiled_jointly(registry):
     x = torch.ones(3, 4)
     given = {"a": Cond().eval(), "b": torch.nn.Linear(4, 4).eval()}
     lowered = delegraph.lower(
-        given, {"a": (x,), "b": (x,)}, backends=[takes(*MINE)], registry=registry
+        given,
+        {"a": (x,), "b": (x,)},
+        backends=[partitioner_for(*MINE)],
+        registry=registry,
     )
     assert BodyBackend.calls == [{"a": 4, "b": 1}]
     for method, model in given.items():
@@ -341,7 +350,7 @@ def test_reports_count_delegates_and_refusals_in_branches(registry):
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
-        backends=[takes(*PRODUCTS)],
+        backends=[partitioner_for(*PRODUCTS)],
         registry=registry,
     )
     report = lowered.report
@@ -358,7 +367,7 @@ def test_reports_count_delegates_and_refusals_in_branches(registry):
         delegraph.lower(
             Cond().eval(),
             (torch.ones(3, 4),),
-            backends=[takes(*PRODUCTS)],
+            backends=[partitioner_for(*PRODUCTS)],
             require_full=True,
             registry=registry,
         )
@@ -373,7 +382,10 @@ def test_debug_handles_are_unique_over_bodies(registry):
     ]
     assert handles == list(range(1, len(handles) + 1))
     lowered = delegraph.lower(
-        Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry
+        Cond().eval(),
+        (torch.ones(3, 4),),
+        backends=[partitioner_for(*MINE)],
+        registry=registry,
     )
     calls = [
         n
@@ -397,7 +409,7 @@ class Normal(torch.nn.Module):
         )
 
 
-def targets(module: GraphModule) -> set[str]:
+def call_targets(module: GraphModule) -> set[str]:
     return {str(n.target) for n in all_nodes(module) if n.op == "call_function"}
 
 
@@ -405,10 +417,10 @@ def test_operators_in_branches_are_decomposed_for_core_programs(registry):
     lowered = delegraph.lower(
         Normal().eval(), (torch.ones(3, 4),), backends=[], registry=registry
     )
-    assert "aten.layer_norm.default" in targets(
+    assert "aten.layer_norm.default" in call_targets(
         lowered.exported_program().graph_module
     ), "the host calls it as eager"
-    assert "aten.layer_norm.default" not in targets(
+    assert "aten.layer_norm.default" not in call_targets(
         lowered.core_program("forward").graph_module
     )
     torch.testing.assert_close(lowered(torch.ones(3, 4)), Normal()(torch.ones(3, 4)))
@@ -425,7 +437,7 @@ def test_bodies_are_decomposed_on_demand(registry):
     whole = delegraph.lower(
         Normal().eval(),
         (torch.ones(3, 4),),
-        backends=[takes(aten.layer_norm.default)],
+        backends=[partitioner_for(aten.layer_norm.default)],
         registry=registry,
     )
     assert dict(whole.report.delegates[0].operators) == {"aten.layer_norm.default": 1}
@@ -446,10 +458,15 @@ def test_writes_to_values_of_a_branch_stay_local(registry):
             )
 
     lowered = delegraph.lower(
-        Writes().eval(), (torch.ones(3),), backends=[takes(*MINE)], registry=registry
+        Writes().eval(),
+        (torch.ones(3),),
+        backends=[partitioner_for(*MINE)],
+        registry=registry,
     )
     assert not lowered.report.notes
-    assert not targets(lowered.exported_program().graph_module) & {"aten.relu_.default"}
+    assert not call_targets(lowered.exported_program().graph_module) & {
+        "aten.relu_.default"
+    }
     torch.testing.assert_close(lowered(torch.ones(3)), torch.full((3,), 3.0))
 
 
@@ -458,10 +475,13 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
     x = torch.ones(3, 4)
     model = Cond().eval()
     lowered = delegraph.lower(
-        model, (x,), backends=[takes(cond), takes(*MINE)], registry=registry
+        model,
+        (x,),
+        backends=[partitioner_for(cond), partitioner_for(*MINE)],
+        registry=registry,
     )
     assert BodyBackend.calls == [{"forward": 1}, {"forward": 2}]
-    assert "cond" not in targets(lowered.exported_program().graph_module)
+    assert "cond" not in call_targets(lowered.exported_program().graph_module)
     for each in (x, -x):
         torch.testing.assert_close(lowered(each), model(each))
 
@@ -523,7 +543,10 @@ def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
             )
 
     lowered = delegraph.lower(
-        Numbers().eval(), (torch.ones(3),), backends=[takes(*mine)], registry=registry
+        Numbers().eval(),
+        (torch.ones(3),),
+        backends=[partitioner_for(*mine)],
+        registry=registry,
     )
     assert bool(mine) == bool(BodyBackend.programs)
     for x in (torch.ones(3), -torch.ones(3)):
@@ -536,7 +559,7 @@ def test_the_second_backend_gets_operators_left_in_branches(registry):
     lowered = delegraph.lower(
         model,
         (x,),
-        backends=[takes(*PRODUCTS), takes(aten.sin.default)],
+        backends=[partitioner_for(*PRODUCTS), partitioner_for(aten.sin.default)],
         registry=registry,
     )
     assert delegates_at(lowered.exported_program().graph_module) == {
@@ -552,7 +575,7 @@ def test_the_callers_program_stays_as_it_was(registry):
     program = torch.export.export(Cond().eval(), (torch.ones(3, 4),))
     texts = [str(g) for g in graphs(program.graph_module)]
     owners = [g.owning_module for g in graphs(program.graph_module)]
-    delegraph.lower(program, backends=[takes(*MINE)], registry=registry)
+    delegraph.lower(program, backends=[partitioner_for(*MINE)], registry=registry)
     assert [str(g) for g in graphs(program.graph_module)] == texts
     assert [g.owning_module for g in graphs(program.graph_module)] == owners
 
@@ -563,7 +586,7 @@ def test_bytes_in_bodies_do_not_depend_on_the_run(registry):
         made = delegraph.lower(
             Cond().eval(),
             (torch.ones(3, 4),),
-            backends=[takes(*MINE)],
+            backends=[partitioner_for(*MINE)],
             registry=registry,
         )
         return [str(d.module.original_module.graph) for d in made.delegates]
@@ -577,6 +600,8 @@ def test_dynamic_sizes_in_bodies(registry):
     program = torch.export.export(
         model, (torch.ones(3, 4),), dynamic_shapes={"x": {0: batch}}
     )
-    lowered = delegraph.lower(program, backends=[takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        program, backends=[partitioner_for(*MINE)], registry=registry
+    )
     for each in (torch.randn(2, 4), torch.randn(7, 4), -torch.ones(5, 4)):
         torch.testing.assert_close(lowered(each), model(each))

@@ -44,13 +44,13 @@ class Alike(nn.Module):
         return self.drop(self.recurrent(self.instance(self.norm(x)))[0])
 
 
-def exported(module):
+def export(module):
     return torch.export.export(module, (X,))
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
 def test_each_call_in_training_is_named_with_the_users_line():
-    note = training_note(exported(Trained().train()))
+    note = training_note(export(Trained().train()))
     calls = (
         "batch_norm.default",
         "dropout.default",
@@ -63,12 +63,12 @@ def test_each_call_in_training_is_named_with_the_users_line():
     )
     assert "test_training.py:" in note
     assert "call model.eval()" in note
-    assert training_note(exported(Trained().eval())) is None
+    assert training_note(export(Trained().eval())) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
 def test_modules_equal_in_both_modes_get_no_note():
-    assert training_note(exported(Alike().train())) is None
+    assert training_note(export(Alike().train())) is None
 
 
 def test_the_report_has_it_also_of_a_branch():
@@ -78,7 +78,7 @@ def test_the_report_has_it_also_of_a_branch():
                 x.sum() > 0, lambda x: F.dropout(x, 0.5, True), lambda x: x * 2, (x,)
             )
 
-    (note,) = api.lower(exported(Branch()), backends=[]).report.notes
+    (note,) = api.lower(export(Branch()), backends=[]).report.notes
     assert note.startswith("forward was exported in training mode")
 
 
@@ -105,7 +105,7 @@ def test_dropout_between_lstm_layers_is_kept(echo_registry):
             return self.recurrent(x)[0]
 
     module = Recurrent().train()
-    made = api.lower(exported(module), backends=[takes_pieces], registry=echo_registry)
+    made = api.lower(export(module), backends=[takes_pieces], registry=echo_registry)
     # all is dropped, so nothing is random
     torch.testing.assert_close(made(X), module(X))
 

@@ -17,11 +17,11 @@ from delegraph.runtime import BackendRuntime
 from delegraph_programs.restore_inputs import KeptInputs, count_writes
 
 
-def by_torch(x):
+def relu_in_place_by_torch(x):
     return (x.relu_().clone(),)
 
 
-def by_numpy(x):
+def relu_in_place_by_numpy(x):
     result = x.relu()
     x.numpy()[...] = 7
     return (result,)
@@ -31,7 +31,7 @@ def never(x):
     return (x.relu(),)
 
 
-def lowered(run, thread_safe=True):
+def lower_relu_to(run, thread_safe=True):
     """A relu, whose delegate is ``run``."""
 
     class ReluBackend(BackendDetails):
@@ -54,9 +54,9 @@ def lowered(run, thread_safe=True):
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
-@pytest.mark.parametrize("run", [by_torch, by_numpy])
+@pytest.mark.parametrize("run", [relu_in_place_by_torch, relu_in_place_by_numpy])
 def test_the_first_call_names_the_runtime(run, thread_safe):
-    program = lowered(run, thread_safe)
+    program = lower_relu_to(run, thread_safe)
     x = torch.tensor([-1.0, math.nan, 2.0])
     for _ in range(2):
         with pytest.raises(
@@ -69,10 +69,12 @@ def test_the_first_call_names_the_runtime(run, thread_safe):
 
 
 @pytest.mark.parametrize("per_operator", [True, False])
-@pytest.mark.parametrize("run", [by_torch, by_numpy])
+@pytest.mark.parametrize("run", [relu_in_place_by_torch, relu_in_place_by_numpy])
 def test_verify_names_it(run, per_operator):
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
-        lowered(run).verify(torch.tensor([-1.0, 0.0, 2.0]), per_operator=per_operator)
+        lower_relu_to(run).verify(
+            torch.tensor([-1.0, 0.0, 2.0]), per_operator=per_operator
+        )
 
 
 def test_one_that_begins_to_write_later():
@@ -80,16 +82,16 @@ def test_one_that_begins_to_write_later():
     ``verify`` finds out.
     """
     how = [never]
-    program = lowered(lambda x: how[0](x))
+    program = lower_relu_to(lambda x: how[0](x))
     x = torch.tensor([-1.0, 0.0, 2.0])
     program(x)
-    how[0] = by_numpy
+    how[0] = relu_in_place_by_numpy
     program(x.clone())
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
         program.verify(x)
-    program, how[0] = lowered(lambda x: how[0](x)), never
+    program, how[0] = lower_relu_to(lambda x: how[0](x)), never
     program(x)
-    how[0] = by_torch
+    how[0] = relu_in_place_by_torch
     program(x.clone())
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
         program(x)
@@ -104,7 +106,7 @@ def test_who_writes_beside_the_input_is_no_fault_of_the_runtime():
         buffer[3:] += 1
         return (x.relu(),)
 
-    program = lowered(during)
+    program = lower_relu_to(during)
     for _ in range(3):
         assert program(buffer[:3]).tolist() == [0.0, 0.0, 2.0]
     assert buffer.tolist() == [-1.0, 0.0, 2.0, 7.0, 8.0, 9.0]

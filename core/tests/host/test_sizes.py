@@ -22,7 +22,7 @@ SINE = CapabilityPartitioner(
 )
 
 
-def exported(function, example, dynamic):
+def export_dynamic(function, example, dynamic):
     class Module(torch.nn.Module):
         def forward(self, x):
             return function(x)
@@ -30,10 +30,10 @@ def exported(function, example, dynamic):
     return export(Module(), (example,), dynamic_shapes=(dynamic,), strict=False)
 
 
-def lowered(function, backends=()):
+def lower_dynamic(function, backends=()):
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
-    program = exported(
+    program = export_dynamic(
         function, torch.ones(3, 4, 5), {0: Dim("n", min=0), 1: Dim("m", min=0)}
     )
     return api.lower(program, backends=list(backends), registry=registry)
@@ -52,7 +52,7 @@ AGREE = {
 
 @pytest.mark.parametrize("name", AGREE)
 def test_small_sizes_agree_with_eager(name):
-    result = lowered(AGREE[name])
+    result = lower_dynamic(AGREE[name])
     for sizes in [(1, 1), (1, 3), (3, 1), (0, 2), (2, 0), (3, 3)]:
         x = torch.randn(*sizes, 5)
         for mine, theirs in zip(
@@ -93,7 +93,7 @@ COUNTED_ON = {
 @pytest.mark.parametrize("name", COUNTED_ON)
 def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
     function, sizes, backends = COUNTED_ON[name]
-    result = lowered(function, backends)
+    result = lower_dynamic(function, backends)
     x = torch.randn(3, 4, 5)
     torch.testing.assert_close(result(x), function(x))
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
 
 
 def test_what_fails_for_a_small_size_says_so():
-    result = lowered(lambda x: x.amax(0))  # which an empty row does not have
+    result = lower_dynamic(lambda x: x.amax(0))  # which an empty row does not have
     with pytest.raises(
         InputError,
         match="input x has size 0 in dimension 0, and torch traced .* at least 2",
@@ -115,7 +115,7 @@ def test_what_fails_for_a_small_size_says_so():
 
 
 def test_what_fails_for_other_reasons_stays_as_it_is():
-    program = exported(
+    program = export_dynamic(
         lambda x: torch.arange(4)[x], torch.tensor([1, 2, 3]), {0: Dim("n")}
     )
     with pytest.raises(IndexError, match="index 7 is out of bounds"):

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 THREADS = 4
 
 
-def in_threads(work, arguments):
+def run_in_threads(work, arguments):
     """The results of ``work`` for each argument, each in a thread of its own, all
     started together.
     """
@@ -45,13 +45,13 @@ def in_threads(work, arguments):
         return list(pool.map(run, arguments))
 
 
-def registered(runtime):
+def registry_with_runtime(runtime):
     made = Registry(discover=False)
     made.register(EchoBackend, runtime=runtime)
     return made
 
 
-def takes(*operators):
+def partitioner_for(*operators):
     return CapabilityPartitioner(
         lambda n: None if n.target in operators else "not mine", "EchoBackend"
     )
@@ -91,12 +91,12 @@ def test_two_calls_at_once_have_their_own_values(inside):
     lowered = delegraph.lower(
         module,
         (torch.zeros(5),),
-        backends=[takes(aten.sin.default)],
-        registry=registered(Meeting),
+        backends=[partitioner_for(aten.sin.default)],
+        registry=registry_with_runtime(Meeting),
     )
     inputs = [torch.full((5,), float(k)) for k in (1, 2)]
     torch.testing.assert_close(
-        in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0
+        run_in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0
     )
 
 
@@ -123,7 +123,7 @@ def test_two_calls_at_once_without_a_backend():
     lowered = delegraph.lower(Host().eval(), (torch.zeros(5),), backends=[])
     inputs = [torch.full((5,), float(k)) for k in (1, 2)]
     torch.testing.assert_close(
-        in_threads(lowered, inputs), [x * 5 for x in inputs], rtol=0, atol=0
+        run_in_threads(lowered, inputs), [x * 5 for x in inputs], rtol=0, atol=0
     )
 
 
@@ -143,10 +143,10 @@ def test_a_delegate_is_loaded_once():
     lowered = delegraph.lower(
         Around().eval(),
         (torch.zeros(5),),
-        backends=[takes(aten.sin.default)],
-        registry=registered(Slow),
+        backends=[partitioner_for(aten.sin.default)],
+        registry=registry_with_runtime(Slow),
     )
-    in_threads(lowered, [torch.ones(5)] * THREADS)
+    run_in_threads(lowered, [torch.ones(5)] * THREADS)
     assert len(loads) == 1
 
 
@@ -177,8 +177,8 @@ def test_a_later_call_does_not_change_earlier_results():
         delegraph.lower(
             m.eval(),
             (torch.zeros(5),),
-            backends=[takes(aten.sin.default)],
-            registry=registered(Reusing),
+            backends=[partitioner_for(aten.sin.default)],
+            registry=registry_with_runtime(Reusing),
         )
         for m in (Around(), Sine())
     )
@@ -188,7 +188,7 @@ def test_a_later_call_does_not_change_earlier_results():
     torch.testing.assert_close(first, kept, rtol=0, atol=0)
     inputs = [torch.full((5,), float(k)) for k in range(8)]
     torch.testing.assert_close(
-        in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0
+        run_in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0
     )
 
 
@@ -214,10 +214,10 @@ def test_calls_that_write_state_are_made_one_after_the_other(registry, operators
     lowered = delegraph.lower(
         Counter().eval(),
         (torch.ones(3),),
-        backends=[takes(*operators)],
+        backends=[partitioner_for(*operators)],
         registry=registry,
     )
-    results = in_threads(
+    results = run_in_threads(
         lambda _: [lowered(torch.ones(3))[0].item() for _ in range(25)], range(THREADS)
     )
     assert sorted(r for listed in results for r in listed) == [
@@ -229,7 +229,7 @@ def test_instances_have_state_of_their_own(registry):
     lowered = delegraph.lower(
         Counter().eval(),
         (torch.ones(3),),
-        backends=[takes(aten.mul.Tensor)],
+        backends=[partitioner_for(aten.mul.Tensor)],
         registry=registry,
     )
     lowered(torch.ones(3))
@@ -254,7 +254,7 @@ def test_state_in_a_runtime():
         registry=made,
     )
     assert lowered.delegates[0].module.state == ("total",)
-    results = in_threads(
+    results = run_in_threads(
         lambda _: [lowered(torch.ones(3))[0].item() for _ in range(5)], range(THREADS)
     )
     assert sorted(r for listed in results for r in listed) == [
@@ -303,20 +303,22 @@ def threads_are_eager(registry, seed, mask, threads=THREADS, calls=2):
     """
     module, _, lowered = lowered_program(seed, mask, registry)
     eager = copy.deepcopy(module)
-    wanted = [called(eager, k) for k in range(calls)]
+    wanted = [call_and_copy(eager, k) for k in range(calls)]
     instances = [lowered.instance() for _ in range(threads)]
-    for found in in_threads(lambda p: [called(p, k) for k in range(calls)], instances):
+    for found in run_in_threads(
+        lambda p: [call_and_copy(p, k) for k in range(calls)], instances
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    shared = in_threads(
-        lambda p: [called(p, 0) for _ in range(calls)], [lowered] * threads
+    shared = run_in_threads(
+        lambda p: [call_and_copy(p, 0) for _ in range(calls)], [lowered] * threads
     )
-    serial = [called(module, 0) for _ in range(calls * threads)]
-    assert sorted(flat(r) for found in shared for r in found) == sorted(
-        map(flat, serial)
+    serial = [call_and_copy(module, 0) for _ in range(calls * threads)]
+    assert sorted(flat_lists(r) for found in shared for r in found) == sorted(
+        map(flat_lists, serial)
     )
 
 
-def called(program, call):
+def call_and_copy(program, call):
     """What a call returns and what it leaves in its inputs, in memory that no later
     call writes.
     """
@@ -324,5 +326,5 @@ def called(program, call):
     return copy.deepcopy((program(*inputs), inputs))
 
 
-def flat(value):
+def flat_lists(value):
     return [repr(t.tolist()) for t in pytree.tree_leaves(value)]

@@ -220,7 +220,7 @@ write_whole(sys.argv[1], Blob())
 """
 
 
-def killed(path, by):
+def write_and_kill(path, by):
     program = [sys.executable, "-c", KILLED, path, by]
     assert subprocess.run(program).returncode == -getattr(signal, by)
 
@@ -229,13 +229,13 @@ def killed(path, by):
 def test_killed_writes_leave_the_old_file(tmp_path, by):
     (tmp_path / "old").write_bytes(b"old")
     for name in ("old", "new"):
-        killed(tmp_path / name, by)
+        write_and_kill(tmp_path / name, by)
     assert (tmp_path / "old").read_bytes() == b"old"
     assert not (tmp_path / "new").exists()
 
 
 def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path):
-    killed(tmp_path / "a", "SIGKILL")
+    write_and_kill(tmp_path / "a", "SIGKILL")
     assert len(os.listdir(tmp_path)) == 1
 
     class Nested(Blob):

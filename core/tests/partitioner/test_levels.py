@@ -18,7 +18,7 @@ from delegraph.partitioner.levels import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..support.random_graphs import acyclic, graphs
+from ..support.random_graphs import graphs, is_acyclic
 
 
 def partition(calls, accepted, cut=lambda group: [group]):
@@ -51,7 +51,7 @@ def test_random_graphs(case):
     parts = partition(calls, accepted)
     assert {n for part in parts for n in part} == accepted
     assert sum(map(len, parts)) == len(accepted)
-    assert acyclic(calls, parts)
+    assert is_acyclic(calls, parts)
     assert len(parts) == fewest(calls, accepted)
     for part in parts:
         for node in part:
@@ -62,7 +62,7 @@ def test_random_graphs(case):
 @settings(max_examples=60, deadline=None)
 def test_options(case, largest):
     calls, accepted = case
-    assert acyclic(calls, partition(calls, accepted, connected_components))
+    assert is_acyclic(calls, partition(calls, accepted, connected_components))
     small = partition(
         calls,
         accepted,
@@ -70,7 +70,7 @@ def test_options(case, largest):
             p for piece in connected_components(group) for p in limit(piece, largest)
         ],
     )
-    assert acyclic(calls, small)
+    assert is_acyclic(calls, small)
     assert {n for p in small for n in p} == accepted
     assert all(
         sum(n.target is not operator.getitem for n in p) <= largest for p in small

@@ -59,7 +59,7 @@ def registry():
     return made
 
 
-def causes(registry, function, *inputs, **options):
+def causes_of(registry, function, *inputs, **options):
     class Model(nn.Module):
         def forward(self, *args):
             return function(*args)
@@ -71,7 +71,7 @@ def causes(registry, function, *inputs, **options):
 
 
 def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
-    found, _ = causes(
+    found, _ = causes_of(
         registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES
     )
     first, second = found
@@ -107,7 +107,7 @@ def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
 
     looking = Registry(discover=False)
     looking.register(Any32, partitioner=Looking)
-    found, _ = causes(
+    found, _ = causes_of(
         looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),)
     )
     assert [c.frees for c in found] == [1]
@@ -116,7 +116,7 @@ def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
 
 
 def test_two_values_of_one_kind_are_two_causes(registry):
-    found, _ = causes(
+    found, _ = causes_of(
         registry, lambda x, y: (x.sin().cos(), y.exp()), DOUBLES[0], DOUBLES[0] + 1
     )
     assert [(c.reason, c.count, c.frees) for c in found] == [
@@ -126,16 +126,16 @@ def test_two_values_of_one_kind_are_two_causes(registry):
 
 
 def test_what_follows_from_another_refusal_comes_after_it(registry):
-    found, _ = causes(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
+    found, _ = causes_of(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
     # sort passes it on as well
     assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]
-    found, _ = causes(
+    found, _ = causes_of(
         registry, lambda x: torch.sort(x.double())[0].sin().cos(), torch.ones(3)
     )
     assert [(c.reason, c.count, c.behind, c.frees) for c in found] == [
         ("to is double", 3, "", 2)
     ]
-    found, _ = causes(
+    found, _ = causes_of(
         registry, lambda x: (torch.sort(x)[1] * 0.5).double().sin(), torch.ones(3)
     )
     assert [(c.reason, c.behind) for c in found] == [
@@ -148,7 +148,7 @@ def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry
     def double(x):
         return x.sin().reshape(x.shape[0] * x.shape[1]).cos(), torch.sort(x)[0]
 
-    found, lowered = causes(
+    found, lowered = causes_of(
         registry,
         double,
         torch.ones(3, 4),
@@ -163,7 +163,7 @@ def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry
 
 
 def test_asking_again_leaves_program_and_report_as_they_are(registry):
-    _, lowered = causes(registry, lambda x: x.sin().cos(), DOUBLES[0])
+    _, lowered = causes_of(registry, lambda x: x.sin().cos(), DOUBLES[0])
     before = lowered.report.to_json()
     assert lowered.report.to_json() == before
     assert lowered(DOUBLES[0]).dtype is torch.float64
@@ -174,7 +174,7 @@ def test_without_delegraph_analysis_only_the_prediction_is_missing(
     registry, monkeypatch
 ):
     def lines():
-        report = causes(
+        report = causes_of(
             registry, lambda x, y: (x.sin().cos(), torch.sort(y)[0]), *DOUBLES
         )[1].report
         return [

@@ -66,7 +66,7 @@ class Net(nn.Module):
         return torch.cholesky_inverse(x @ x.T).sin()
 
 
-def taking(refuses=("cholesky_inverse",), target=None):
+def partitioner_for(refuses=("cholesky_inverse",), target=None):
     specs = (
         []
         if target is None
@@ -78,20 +78,20 @@ def taking(refuses=("cholesky_inverse",), target=None):
     )
 
 
-def lowered(*partitioners, module=None, inputs=(X,)):
+def lower_net(*partitioners, module=None, inputs=(X,)):
     registry = Registry(discover=False)
     registry.register(TellingBackend)
     return delegraph.lower(
         module or Net().eval(),
         inputs,
-        backends=list(partitioners or [taking()]),
+        backends=list(partitioners or [partitioner_for()]),
         registry=registry,
     )
 
 
 @pytest.fixture(scope="module")
 def program():
-    return lowered()
+    return lower_net()
 
 
 def test_figures_by_delegate(program):
@@ -133,8 +133,8 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
     head = "from torch import nn\nclass Long(nn.Module):\n    def forward(self, x):"
     file = tmp_path / "long.py"
     file.write_text(f"{head}\n{rows}\n        return x\n")
-    report = lowered(
-        taking(()), module=runpy.run_path(str(file))["Long"]().eval()
+    report = lower_net(
+        partitioner_for(()), module=runpy.run_path(str(file))["Long"]().eval()
     ).report
     assert len(report.figures) == 12
     assert "    and 2 more" in str(report)
@@ -142,14 +142,14 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
 
 
 def test_a_target_is_shown_where_there_are_several():
-    both = lowered(
-        taking(("linear", "cholesky_inverse"), "npu-1"),
-        taking(("cholesky_inverse",), "npu-2"),
+    both = lower_net(
+        partitioner_for(("linear", "cholesky_inverse"), "npu-1"),
+        partitioner_for(("cholesky_inverse",), "npu-2"),
     ).report
     assert {row.target for row in both.delegates} == {"npu-1", "npu-2"}
     assert "target npu-1" in str(both)
     assert "target npu-2" in str(both)
-    one = lowered().report
+    one = lower_net().report
     assert "target" not in str(one)
     assert {row["target"] for row in one.to_json()["delegates"]} == {"npu-1"}
 
@@ -161,7 +161,7 @@ def test_branches_and_copies():
                 x.sum() > 0, lambda x: x.sin(), lambda x: x.cos().relu(), (x,)
             )
 
-    program = lowered(taking(()), module=Branches().eval())
+    program = lower_net(partitioner_for(()), module=Branches().eval())
     assert sum(row.figures["cycles"] for row in program.report.figures) == sum(
         row.figures.get("cycles", 0) for row in program.report.delegates
     )
@@ -169,7 +169,7 @@ def test_branches_and_copies():
 
 def test_without_figures_nothing_is_said(monkeypatch):
     monkeypatch.setattr(TellingBackend, "more", {"figures": {}})
-    report = lowered().report
+    report = lower_net().report
     assert report.figures == []
     assert "by line" not in str(report)
 
@@ -196,7 +196,7 @@ def test_what_is_no_fact_or_figure(more, said, monkeypatch):
     with pytest.raises(
         ContractViolation, match=f"(?s)TellingBackend.preprocess returned {said}"
     ):
-        lowered()
+        lower_net()
 
 
 def test_huge_amounts_and_names_that_do_not_print(monkeypatch):
@@ -204,6 +204,6 @@ def test_huge_amounts_and_names_that_do_not_print(monkeypatch):
     monkeypatch.setattr(
         TellingBackend, "more", {"figures": figures, "facts": {"a\nb": "c"}}
     )
-    text = str(lowered().report)
+    text = str(lower_net().report)
     assert "\x1b" not in text
     assert "cycles\\x1b[2J" in text

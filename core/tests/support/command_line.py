@@ -79,20 +79,20 @@ def model(tmp_path, echo):
     return path
 
 
-def run(capsys, *arguments):
+def run_command(capsys, *arguments):
     code = main([str(a) for a in arguments])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
 
 
-def fails(capsys, *arguments, code=1, error):
+def run_failing(capsys, *arguments, code=1, error):
     """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
-    got, out, err = run(capsys, *arguments)
+    got, out, err = run_command(capsys, *arguments)
     assert got == code
     assert out == ""
     assert err.startswith(f"error [{error}]: ")
     assert "Traceback" not in err
-    got, out, _ = run(capsys, *arguments, "--json")
+    got, out, _ = run_command(capsys, *arguments, "--json")
     found = json.loads(out)
     assert got == code
     assert found["schema"] == "delegraph.error/1"
@@ -103,9 +103,9 @@ def fails(capsys, *arguments, code=1, error):
 LOWER = ("--backend", "echo")
 
 
-def as_data(capsys, *arguments):
+def run_for_json(capsys, *arguments):
     """What ``--json`` prints, in a form that docs/schema.json has."""
-    code, out, _ = run(capsys, *arguments, "--json")
+    code, out, _ = run_command(capsys, *arguments, "--json")
     found = json.loads(out)
     jsonschema.validate(found, SCHEMA)
     return code, found

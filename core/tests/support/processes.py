@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-def python(*arguments, path=None, cwd=None, **variables):
+def run_python(*arguments, path=None, cwd=None, **variables):
     """Run Python with ``path`` at the front of its search path, and of delegraph's
     variables only those given.
     """

@@ -41,7 +41,7 @@ def graphs(draw, fewest=1, most=40, accepts=(True, False)):
     return calls, accepted
 
 
-def acyclic(calls, parts):
+def is_acyclic(calls, parts):
     """Whether there is a topological order once each part is contracted to one node."""
     home = {n: k for k, part in enumerate(parts) for n in part}
     unit = {n: home.get(n, n) for n in calls}

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.tests.support.counting import count_calls
-from core.tests.support.random_graphs import acyclic, graphs
+from core.tests.support.random_graphs import graphs, is_acyclic
 
 
 @st.composite
@@ -94,7 +94,7 @@ def test_groups_share_a_partition_or_have_none(case):
     calls, accepted, named = case
     parts, refused = settled(calls, accepted, named)
     assert {n for part in parts for n in part} == accepted - set(refused)
-    assert acyclic(calls, parts)
+    assert is_acyclic(calls, parts)
     assert all(together(group, parts) for group in named)
     lowest = fixed_point(calls, accepted, named)
     assert (lowest is not None) == (not refused)
@@ -107,7 +107,7 @@ def test_groups_share_a_partition_or_have_none(case):
 def test_groups_with_a_largest_size(case, largest):
     calls, accepted, named = case
     parts, refused = settled(calls, accepted, named, largest)
-    assert acyclic(calls, parts)
+    assert is_acyclic(calls, parts)
     assert all(together(group, parts) for group in named)
     assert all(size(part) <= largest for part in parts)
     assert {n for part in parts for n in part} == accepted - set(refused)
@@ -201,7 +201,7 @@ def steps(size):
     count = count_calls(lambda: results.append(settled(calls, accepted, named)))
     [(parts, refused)] = results
     assert len(refused) == size // 10
-    assert acyclic(calls, parts)
+    assert is_acyclic(calls, parts)
     return count
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from core.tests.support.command_line import as_data, fails, run
+from core.tests.support.command_line import run_command, run_failing, run_for_json
 
 from .support.caching import entry
 
 
 def lowered(capsys, *words):
     """Whence the delegates of the demo backend are."""
-    code, found = as_data(capsys, "lower", *words, "--backend", "compiler-demo")
+    code, found = run_for_json(capsys, "lower", *words, "--backend", "compiler-demo")
     assert code == 0
     return [row["compiled"] for row in found["report"]["delegates"]]
 
@@ -33,22 +33,22 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
     assert lowered(capsys, *words, f"--cache={kept}") == ["from the cache"]
     monkeypatch.setenv("DELEGRAPH_CACHE", str(kept))
     assert lowered(capsys, *words) == ["from the cache"]
-    code, out, _ = run(capsys, "cache")
+    code, out, _ = run_command(capsys, "cache")
     line, total = out.splitlines()
     assert code == 0
     assert "backend BackendWithCompilerDemo, producer delegraph-demo " in line
     assert total.startswith("1 file, ")
     assert total.endswith(f", in {kept}")
-    assert run(capsys, "cache", "size")[1] == f"{total}\n"
+    assert run_command(capsys, "cache", "size")[1] == f"{total}\n"
     (entry,) = kept.iterdir()
     (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
-    assert "  damaged\n" in run(capsys, "cache", "list", "--cache", kept)[1]
-    code, found = as_data(capsys, "cache", "verify")
+    assert "  damaged\n" in run_command(capsys, "cache", "list", "--cache", kept)[1]
+    code, found = run_for_json(capsys, "cache", "verify")
     assert found["removed"] == ["0" * 64]
     assert [row["key"] for row in found["entries"]] == [entry.stem]
-    assert run(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
+    assert run_command(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
     assert list(kept.iterdir()) == []
-    assert "there is no folder" in fails(
+    assert "there is no folder" in run_failing(
         capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid"
     )
 
@@ -60,13 +60,13 @@ def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     path = tmp_path / f"{0:064}.entry"
     path.write_bytes(entry(path, header))
     assert (
-        run(capsys, "cache", "--cache", tmp_path)[1]
+        run_command(capsys, "cache", "--cache", tmp_path)[1]
         .splitlines()[0]
         .endswith("  damaged")
     )
-    assert as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["removed"] == [
-        path.stem
-    ]
+    assert run_for_json(capsys, "cache", "verify", "--cache", tmp_path)[1][
+        "removed"
+    ] == [path.stem]
 
 
 def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
@@ -104,12 +104,12 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    rows = as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
+    rows = run_for_json(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
     assert [row["damaged"] for row in rows] == [False] * 3
     assert {"backend": "7"} in [row["facts"] for row in rows]
     assert (
         "  cannot be read: Permission denied\n"
-        in run(capsys, "cache", "--cache", tmp_path)[1]
+        in run_command(capsys, "cache", "--cache", tmp_path)[1]
     )
     assert len(list(tmp_path.iterdir())) == 3
     real_unlink = Path.unlink
@@ -120,7 +120,7 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
         real_unlink(path, **options)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    why = fails(
+    why = run_failing(
         capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed"
     )
     assert "1 of 3 files in" in why
@@ -133,7 +133,7 @@ def test_all_commands_that_lower_have_cache_flags(command, tmp_path, capsys):
     (tmp_path / "m.py").write_text(MODEL)
     kept = tmp_path / "kept"
     assert (
-        run(
+        run_command(
             capsys,
             command,
             f"{tmp_path / 'm.py'}:made",

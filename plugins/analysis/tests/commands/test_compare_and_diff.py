@@ -7,7 +7,12 @@ import json
 import delegraph
 import pytest
 
-from core.tests.support.command_line import LOWER, as_data, fails, run
+from core.tests.support.command_line import (
+    LOWER,
+    run_command,
+    run_failing,
+    run_for_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,7 @@ def test_unknown_report_suffixes_are_refused_before_lowering(
 ):
     monkeypatch.setattr(delegraph, "lower", None)
     report = tmp_path / name
-    said = fails(
+    said = run_failing(
         capsys,
         command,
         model,
@@ -39,7 +44,7 @@ def test_unknown_report_suffixes_are_refused_before_lowering(
 
 
 def test_compare(model, tmp_path, capsys):
-    code, found = as_data(
+    code, found = run_for_json(
         capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.txt"
     )
     (row,) = found["candidates"]
@@ -48,7 +53,7 @@ def test_compare(model, tmp_path, capsys):
     assert row["relative_error"] == 0
     assert found["only"] == {}
     assert (tmp_path / "c.txt").read_text().startswith("BACKENDS")
-    assert "Backend nobody was not found" in fails(
+    assert "Backend nobody was not found" in run_failing(
         capsys,
         "compare",
         model,
@@ -64,19 +69,21 @@ def test_diff(model, tmp_path, capsys):
     for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
         reports.append(tmp_path / f"{k}.json")
         assert (
-            run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0]
+            run_command(
+                capsys, "lower", model, *LOWER, *options, "--report", reports[-1]
+            )[0]
             == 0
         )
-    code, out, _ = run(capsys, "diff", reports[0], reports[1])
+    code, out, _ = run_command(capsys, "diff", reports[0], reports[1])
     assert code == 0
     assert "all: delegated operators  1 -> 2" in out
     assert "forward: on the host aten.sin.default  1 -> -" in out
     assert "forward: kept from echo because echo has no sin  1 -> -" in out
     assert "second" not in out
-    assert run(capsys, "diff", reports[0], reports[2])[1] == "no changes\n"
-    _, found = as_data(capsys, "diff", reports[0], reports[1])
+    assert run_command(capsys, "diff", reports[0], reports[2])[1] == "no changes\n"
+    _, found = run_for_json(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
-    assert "is no report" in fails(
+    assert "is no report" in run_failing(
         capsys, "diff", reports[0], model, error="format-invalid"
     )
 
@@ -105,7 +112,7 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, content in zip(files, (before, after), strict=True):
         file.write_text(json.dumps(content))
-    lines = run(capsys, "diff", *files)[1].splitlines()
+    lines = run_command(capsys, "diff", *files)[1].splitlines()
     assert lines[:4] == [
         "all: delegated operators  40 -> 3", "all: host operators  1 -> 7",
         "forward: on the host aten.sort.default  1 -> 6", "forward: on the host aten.topk.default  - -> 1",
@@ -114,13 +121,15 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
     assert lines[5] == "forward: in echo aten.op0.default  1 -> 3"
     assert len(lines) == 20
     assert lines[-1] == "and 26 smaller changes: --all prints them, --json contains all"
-    assert len(run(capsys, "diff", *files, "--all")[1].splitlines()) == 45
-    assert len(as_data(capsys, "diff", *files)[1]["changes"]) == 45
+    assert len(run_command(capsys, "diff", *files, "--all")[1].splitlines()) == 45
+    assert len(run_for_json(capsys, "diff", *files)[1]["changes"]) == 45
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.htm"])
 def test_html_suffixes_write_the_report_as_a_page(model, tmp_path, capsys, name):
-    assert run(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
+    assert (
+        run_command(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
+    )
     written = (tmp_path / name).read_text()
     assert written.startswith("<!DOCTYPE html>")
     assert written.endswith("\n")

@@ -12,9 +12,9 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatError
 from delegraph.formats import Verdict
 
-from core.tests.support.command_line import fails
+from core.tests.support.command_line import run_failing
 from core.tests.support.hostile_plugin import EVIL, HOSTILE, LONG, PROGRESS_BAR
-from core.tests.support.processes import python
+from core.tests.support.processes import run_python
 
 
 def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
@@ -51,7 +51,7 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
 def test_output_paths_must_differ_from_the_input(echo, tmp_path, capsys):
     net = tmp_path / "net.echo"
     net.write_bytes(b"blob")
-    assert "net.echo is read" in fails(
+    assert "net.echo is read" in run_failing(
         capsys, "inspect", net, "--html", net, code=2, error="usage-invalid"
     )
     assert net.read_bytes() == b"blob"
@@ -75,7 +75,7 @@ def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
     assert found["compatible"]["verdict"] == "cannot"
     assert "'npu'" in found["compatible"]["delegates"][0]["reason"]
     assert set(found) == {"schema", "file", "summary", "compatible"}
-    assert "--can-run" in fails(
+    assert "--can-run" in run_failing(
         capsys, "inspect", path, "--device", "npu", code=2, error="usage-invalid"
     )
     blob = bytearray(path.read_bytes())
@@ -98,7 +98,7 @@ def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_missing_distributions_are_named_in_the_error(command, tmp_path):
-    shown = python(
+    shown = run_python(
         "-m",
         "delegraph",
         command,
@@ -167,7 +167,7 @@ def test_verdicts_are_shown_in_one_line(hostile, monkeypatch, capsys):
 def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
     for command in ("inspect", "run"):
         plugins = {"DELEGRAPH_PLUGINS": "evil,analysis"}
-        shown = python(
+        shown = run_python(
             "-m",
             "delegraph",
             command,

@@ -5,12 +5,13 @@ import shutil
 
 import pytest
 
-from core.tests.support.command_line import fails, run
+from core.tests.support.command_line import run_command, run_failing
+from core.tests.support.processes import run_python
 from tests.support.schema import validate
 
 
 def as_data(capsys, *words):
-    code, out, _ = run(capsys, "matrix", *words, "--json")
+    code, out, _ = run_command(capsys, "matrix", *words, "--json")
     return code, json.loads(out)
 
 
@@ -42,7 +43,7 @@ def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
     assert all(path.stat().st_size > 100 for path in reports)
     validate(json.loads((folder / "made.json").read_text()), "matrix")
     assert 'href="store/artifacts/' in (folder / "made.html").read_text()
-    code, shown, _ = run(capsys, "matrix", "show", "store")
+    code, shown, _ = run_command(capsys, "matrix", "show", "store")
     assert code == 0
     assert "13 cells: " in shown
     assert "aten.linalg_inv_ex.default  tosa" in shown
@@ -51,11 +52,11 @@ def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
 def test_failed_cells_are_the_exit_code(folder, finished, capsys):
     shutil.copytree(finished, folder / "store")
     given = ["zoo.py:wrong", "--backends", "tosa", "--runs", "3", "--store", "store"]
-    code, out, _ = run(capsys, "matrix", *given)
+    code, out, _ = run_command(capsys, "matrix", *given)
     assert code == 1
     assert "1 failed" in out
     assert "input-invalid in load" in out
-    assert run(capsys, "matrix", *given, "--exit-zero")[0] == 0
+    assert run_command(capsys, "matrix", *given, "--exit-zero")[0] == 0
 
 
 def test_a_difference_fails_its_gates(folder, finished, capsys):
@@ -74,17 +75,19 @@ def test_a_difference_fails_its_gates(folder, finished, capsys):
     assert code == 1
     assert [c["kind"] for c in found["failing"]] == ["delegated"]
     assert "2 of 2 -&gt; 1 of 2" in (folder / "d.junit.xml").read_text()
-    code, out, _ = run(capsys, "matrix", "diff", finished, "new", "--gate", "latency")
+    code, out, _ = run_command(
+        capsys, "matrix", "diff", finished, "new", "--gate", "latency"
+    )
     assert code == 0
     assert out.startswith("worse  small, tosa, float: delegated 2 of 2 -> 1 of 2")
-    assert run(capsys, "matrix", "diff", "new", finished / "rows.jsonl")[0] == 0
+    assert run_command(capsys, "matrix", "diff", "new", finished / "rows.jsonl")[0] == 0
 
 
 def test_stores_are_joined_and_shown(folder, finished, capsys):
     code, found = as_data(capsys, "join", "all", finished)
     assert code == 0
     assert found["cells"] == 13
-    code, _, _ = run(capsys, "matrix", "join", "all", finished)
+    code, _, _ = run_command(capsys, "matrix", "join", "all", finished)
     assert code == 0
     assert len((folder / "all/rows.jsonl").read_text().splitlines()) == 13
     assert 'href="artifacts/' in (folder / "all/index.html").read_text()
@@ -141,17 +144,17 @@ def test_stores_are_joined_and_shown(folder, finished, capsys):
     ],
 )
 def test_wrong_usage_is_refused_before_any_work(words, error, folder, capsys):
-    fails(capsys, "matrix", *words, code=2, error=error)
+    run_failing(capsys, "matrix", *words, code=2, error=error)
 
 
 def test_files_that_are_no_matrix_are_refused(folder, capsys):
-    fails(capsys, "matrix", "show", "nowhere", code=1, error="input-invalid")
+    run_failing(capsys, "matrix", "show", "nowhere", code=1, error="input-invalid")
     (folder / "rows.jsonl").write_text("text\n")
-    fails(capsys, "matrix", "show", folder, code=1, error="input-invalid")
+    run_failing(capsys, "matrix", "show", folder, code=1, error="input-invalid")
     (folder / "m.toml").write_text("models = 3")
-    fails(capsys, "matrix", "m.toml", code=1, error="input-invalid")
+    run_failing(capsys, "matrix", "m.toml", code=1, error="input-invalid")
     (folder / "m.toml").write_text('models = ["zoo.py:small"]\nbackends = ["tosa"]')
-    fails(
+    run_failing(
         capsys, "matrix", "m.toml", "--backends", "tosa", code=2, error="usage-invalid"
     )
 
@@ -187,20 +190,19 @@ def test_gates_of_a_run(folder, capsys):
 
 
 def test_help_imports_no_torch(capsys):
-    from core.tests.support.processes import python
 
     program = (
         "import sys; from delegraph.cli import main; main(['matrix', '--help']); assert"
         " 'torch' not in sys.modules"
     )
-    shown = python("-c", program)
+    shown = run_python("-c", program)
     assert shown.returncode == 0, shown.stderr
     assert "--executor NAME" in shown.stdout, shown.stderr
 
 
 def test_systems_without_forks_are_refused(folder, finished, capsys, monkeypatch):
     monkeypatch.delattr("os.pidfd_open")
-    assert "which this system does not have" in fails(
+    assert "which this system does not have" in run_failing(
         capsys, "matrix", "zoo.py:small", "--backends", "tosa", error="matrix/no-forks"
     )
-    assert run(capsys, "matrix", "diff", finished, finished)[0] == 0
+    assert run_command(capsys, "matrix", "diff", finished, finished)[0] == 0

@@ -12,7 +12,7 @@ from delegraph.runtime import BackendRuntime
 from delegraph_devkit.doctor import examine
 
 from core.tests.conftest import EchoBackend, EchoRuntime, site
-from core.tests.support.processes import python
+from core.tests.support.processes import run_python
 
 __all__ = ["site"]
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema.json").read_text())
@@ -70,11 +70,11 @@ def test_doctor_reports_why_programs_cannot_run(available, status, text, monkeyp
 def test_doctor_reports_missing_and_broken_plugins(site):
     site.backend("chip-vendor", "npu")
     only = {"DELEGRAPH_PLUGINS": "chip-vendor,bad-one,devkit"}
-    shown = python("-m", "delegraph", "doctor", path=site.folder, **only)
+    shown = run_python("-m", "delegraph", "doctor", path=site.folder, **only)
     assert "DELEGRAPH_PLUGINS names 'bad-one', which is not installed" in shown.stdout
     assert shown.returncode == 0
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
+    shown = run_python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
     assert shown.returncode == 1
     found = json.loads(shown.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -113,7 +113,7 @@ def examine_commands(site, *plugins):
         )
         (site.folder / f"{module}_command.py").write_text(target)
     only = ",".join(plugin[0] for plugin in plugins)
-    return python(
+    return run_python(
         "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS=only
     )
 
@@ -172,7 +172,7 @@ def test_declarations_for_absent_backends_are_noted(site, monkeypatch):
 def test_the_lines_that_lead_to_a_heavy_import_are_shown(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")
-    shown = python(
+    shown = run_python(
         "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="heavy"
     )
     where = f"({site.folder / 'heavy.py'}:2 -> {site.folder / 'arrays_of_it.py'}:2)"
@@ -184,7 +184,7 @@ def test_the_lines_that_lead_to_a_heavy_import_are_shown(site):
 
 def test_a_backend_that_requires_torch_does_not_import_it(site):
     site.backend("needy", "needy", requires=("torch",))
-    shown = python(
+    shown = run_python(
         "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="needy"
     )
     assert "imports torch" not in shown.stdout
