@@ -1,4 +1,4 @@
-"""A small network to try the backend with. The report says why softmax stays on the host."""
+"""A small network to try the backend. The report shows why softmax stays on the host."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Network(torch.nn.Module):
 
 
 def model() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    """The network in eval mode and its inputs; `delegraph lower` calls this function."""
+    """Return the network in eval mode and its inputs. `delegraph lower` calls this function."""
     torch.manual_seed(0)
     return Network().eval(), (torch.randn(2, 8),)

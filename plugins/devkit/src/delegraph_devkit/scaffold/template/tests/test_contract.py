@@ -1,4 +1,4 @@
-"""The rules that every backend keeps, as ``delegraph check acme-npu`` runs them."""
+"""Runs the conformance kit (``delegraph check acme-npu``), and tests the example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device half computes in ExecuTorch's own runtime is what PyTorch computes."""
+"""Tests that the results of the device half in ExecuTorch's runtime equal those of PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ device = pytest.importorskip("delegraph_executorch.device", reason="delegraph-ex
 
 @pytest.fixture(autouse=True, scope="module")
 def what_it_takes() -> None:
-    """The wheel executorch and a C++ compiler; the tests are skipped where one of them is missing."""
+    """Skip the tests if the wheel executorch or a C++ compiler is missing."""
     try:
         device.compiler_line(delegraph.get_runtime(NAME).device_half, "unused")
     except NoRuntime as e:
@@ -26,7 +26,7 @@ def what_it_takes() -> None:
 
 
 def run(lowered: Any, folder: Path, *inputs: torch.Tensor) -> torch.Tensor:
-    """The result of the program's file in the runtime, which gets the device half with the first file."""
+    """Save the program, load it in ExecuTorch's runtime, and return the result for ``inputs``."""
     lowered.save(folder / "model.pte")
     result: torch.Tensor = delegraph.load(folder / "model.pte", runtime="executorch")(*inputs)
     return result

@@ -1,4 +1,4 @@
-"""What the device computes is what PyTorch computes, and what it does not take has a reason."""
+"""Tests that results equal those of PyTorch, and that refused operators have reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one part of a program to bytes. Your compiler goes here."""
+"""Compiles a part of a program to a blob. Replace it by your compiler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .instructions import NAME_OF, why_not
 
 
 class AcmeNpuBackend(BackendDetails):
-    """Compiles the parts that the partitioner chose. delegraph calls it and never makes an instance."""
+    """Compiles the parts that the partitioner chose. delegraph makes no instance of this class."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """One blob for one part, with its weights beside it and a map back to the user's operators.
+        """Return the blob of a part, its weights as named data, and a map from steps to the user's operators.
 
-        The placeholders of ``edge_program`` are the weights that the part owns, then its inputs; it returns a tuple.
-        Its graph is functional: no operator writes in place. If this raises Unsupported, the
+        The placeholders of ``edge_program`` are the weights of the part, then its inputs. The program returns a tuple.
+        Its graph is functional: no operator writes in place. If this function raises Unsupported, the
         part goes to the next backend or stays on the host, and the report shows the message.
         """
         if compile_specs:
@@ -42,7 +42,7 @@ class AcmeNpuBackend(BackendDetails):
 
 
 def _step(node: Node) -> Step:
-    """The instruction for one call. A value keeps the name that it has in the graph."""
+    """Return the instruction for one call. Values keep their names in the graph."""
     reason = why_not(node)
     if reason is not None:
         message = f"acme-npu cannot compile {node.target}: {reason}"
@@ -51,7 +51,7 @@ def _step(node: Node) -> Step:
 
 
 def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants by the names of their placeholders. They are the caller's: never write them."""
+    """Return parameters, buffers and constants by the names of their placeholders. Do not write to these tensors."""
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     targets |= signature.inputs_to_lifted_tensor_constants
@@ -60,7 +60,7 @@ def _constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def _stored(tensor: torch.Tensor, weights: NamedDataStore) -> Constant:
-    """Named data lies beside the blob, each content once, also if several parts of a program use it."""
+    """Store a weight as named data, outside the blob. Equal weights of several parts are stored once."""
     if tensor.dtype is not torch.float32:
         message = f"acme-npu keeps constants in float32, not in {tensor.dtype}"
         raise Unsupported("unsupported", message)

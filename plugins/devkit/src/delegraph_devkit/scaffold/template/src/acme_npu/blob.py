@@ -1,11 +1,13 @@
-"""The blob: a line with format, version and checksum, then a line for each value. Your device's format goes here.
+"""Writes and reads the blob. Replace this format by the format of your device.
+
+The first line of a blob has format, version and checksum. A line for each value follows:
 
     constant NAME KEY DIMENSION...
     input NAME
     step INSTRUCTION RESULT OPERAND...      (- for an absent bias)
     output NAME
 
-``print(lowered.delegates[0].processed_bytes.decode())`` shows one. Weights are not in it but beside it, as named data.
+``print(lowered.delegates[0].processed_bytes.decode())`` prints a blob. Weights are named data, outside the blob.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 from delegraph.errors import FormatError
 
 VERSION = 1
-"""Goes up when a blob changes in a way that an older runtime would misread."""
+"""Increase it if an older runtime would misread the changed blob."""
 
 
 class Step(NamedTuple):
-    """One instruction: the values that it reads (None for an absent bias) and the one that it makes."""
+    """An instruction with the names of its operands (None for an absent bias) and of its result."""
 
     instruction: str
     operands: list[str | None]
@@ -32,14 +34,14 @@ class Step(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A weight: the key of its data, which is their SHA-256, and its shape."""
+    """A weight: the key of its named data (the SHA-256 of the bytes), and its shape."""
 
     key: str
     shape: list[int]
 
 
 class Program(NamedTuple):
-    """What the device runs. Values have names; inputs and outputs are in calling order."""
+    """A program for the device. Values have names; inputs and outputs have the order of the call."""
 
     constants: dict[str, Constant]
     inputs: list[str]
@@ -48,7 +50,7 @@ class Program(NamedTuple):
 
 
 def write(program: Program) -> bytes:
-    """The blob of a program; equal programs have equal blobs."""
+    """Return the blob of a program. Equal programs have equal blobs."""
     lines = [("constant", name, c.key, *map(str, c.shape)) for name, c in program.constants.items()]
     lines += [("input", name) for name in program.inputs]
     lines += [("step", s.instruction, s.result, *(operand or "-" for operand in s.operands)) for s in program.steps]
@@ -58,9 +60,9 @@ def write(program: Program) -> bytes:
 
 
 def read(blob: bytes) -> Program:
-    """The program of a blob. Raises FormatError if it is damaged, or none that this version reads.
+    """Return the program in a blob. Raises FormatError if the blob is damaged or has another version.
 
-    The checksum finds damage and no bad intent: a runtime outside Python has to check every name and index as well.
+    The checksum detects damage, but not an attack: a runtime outside Python must check every name and index, too.
     """
     found = re.match(rb"acme-npu (\d{1,9}) ", blob)
     if found and int(found[1]) != VERSION:
@@ -84,13 +86,13 @@ def _header(body: bytes) -> bytes:
 
 
 def pack(tensor: torch.Tensor) -> tuple[Constant, bytes]:
-    """A float32 tensor as bytes (little endian, last dimension fastest), and how a blob refers to them."""
+    """Return the record of a float32 tensor for the blob, and its bytes (little-endian, in C order)."""
     data = tensor.detach().cpu().numpy().astype("<f4").tobytes()
     return Constant(hashlib.sha256(data).hexdigest(), list(tensor.shape)), data
 
 
 def unpack(constant: Constant, data: bytes) -> torch.Tensor:
-    """The tensor that was packed. Raises FormatError if ``data`` are not its bytes."""
+    """Return the tensor of a record. Raises FormatError if ``data`` are not its bytes."""
     if hashlib.sha256(data).hexdigest() != constant.key:
         raise FormatError("format-invalid", f"the weight {constant.key} is missing or damaged")
     return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32).reshape(constant.shape))

@@ -1,6 +1,6 @@
-"""What the device computes: one table, which the support check, the compiler and the runtime read.
+"""Lists the operators of the device in one table, which the support check, the compiler and the runtime use.
 
-So what is accepted can be compiled, and what is compiled can be run. The operators of your device go here.
+So the compiler and the runtime support every operator that the check accepts. Replace the operators by yours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME_OF = {operator: name for name, operator in INSTRUCTIONS.items()}
 
 
 def why_not(node: Node) -> str | None:
-    """Why the device does not take this call; None if it does. Users read the reason in their report."""
+    """Return why the device does not take this call, or None. Users read the reason in their report."""
     if node.target not in NAME_OF:
         return "acme-npu has no instruction for it"
     if node.kwargs:
@@ -38,7 +38,7 @@ def why_not(node: Node) -> str | None:
 
 
 def _kind(operand: Any) -> str:
-    """What an operand is. Of a tensor, torch.export knows the type and the shape but not the values."""
+    """Describe an operand for a reason. For a tensor, only type and shape are known, not the values."""
     value = operand.meta.get("val") if isinstance(operand, Node) else operand
     if isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor"

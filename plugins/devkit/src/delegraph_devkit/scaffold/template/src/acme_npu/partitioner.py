@@ -1,4 +1,4 @@
-"""Which operators the device gets: all that it can compute, in as few parts as possible."""
+"""Chooses the operators for the device: all that it supports, in as few parts as possible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .instructions import why_not
 
 
 class AcmeNpuPartitioner(CapabilityPartitioner):
-    """Takes no options. Those that plugin.py declares become parameters here, and go on as compile specs."""
+    """Has no options. Options that plugin.py declares become parameters; pass them on as compile specs."""
 
     def __init__(self) -> None:
         super().__init__(why_not, AcmeNpuBackend.__name__)

@@ -1,4 +1,4 @@
-"""Runs blobs on this host. Here PyTorch computes each instruction; your simulator or driver goes here."""
+"""Runs blobs on this host: PyTorch computes each instruction. Replace this by your simulator or driver."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .instructions import INSTRUCTIONS
 
 
 class AcmeNpuRuntime(BackendRuntime):
-    """What ``lowered(...)`` and ``delegraph lower --verify`` call. Reads nothing but the blob and its weights."""
+    """Runs delegates for ``lowered(...)`` and ``delegraph lower --verify``. Reads only the blob and its weights."""
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Make a blob callable, with its inputs in calling order. Raises FormatError if it is damaged."""
+        """Return a function that runs a blob on its inputs. Raises FormatError if the blob is damaged."""
         program = read(processed_bytes)
         constants = {name: unpack(c, named_data.get(c.key, b"")) for name, c in program.constants.items()}
 

@@ -1,4 +1,4 @@
-"""From one part of a program to TOSA, and from TOSA to bytes. Your compiler goes here."""
+"""Lowers a part of a program to TOSA, and compiles TOSA to a blob. Add your compiler here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .instructions import WORD
 
 
 class AcmeNpuBackend(BackendDetails):
-    """Compiles the parts that the partitioner chose. delegraph calls it and never makes an instance."""
+    """Compiles the parts that the partitioner chose. delegraph makes no instance of this class."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """One blob for one part, with a map back to the user's operators: the numbers of TOSA's.
+        """Return the blob of a part, and a map from numbers of TOSA operators to the user's operators.
 
-        Raises Unsupported if the compiler refuses the part: it then goes to the next backend or stays on the host.
+        Raises Unsupported if the compiler refuses the part. The part then goes to the next backend or to the host.
         """
         _, tosa = from_specs(compile_specs, f"{WORD}_", {})
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)

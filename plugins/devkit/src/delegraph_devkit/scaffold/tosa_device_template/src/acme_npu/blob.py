@@ -1,8 +1,9 @@
-"""The blob: a line with format and version, a checksum, then words of 32 bits. Your device's format goes here.
+"""Writes and reads the blob. Replace this format by the format of your device.
 
-The words are a list of steps, then the list of outputs. A step is a number of ``OPERATIONS`` and three lists: the shape
-of its result, the numbers of the steps whose results it reads, and its attributes, which of a CONST are the elements. A
-list begins with its length; a float is told by its bits.
+A blob is a line with format and version, a checksum, then words of 32 bits: a list of steps, then the list of outputs.
+A step is a position in ``OPERATIONS`` and three lists: the shape of the result, the numbers of the steps that compute
+the operands, and the attributes. The attributes of a CONST are its elements. A list begins with its length. A float is
+stored as its bits.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from delegraph_tosa import DType, Graph, Operator, materialize
 from .instructions import OPERATORS
 
 FORMAT = b"acme-npu 1\n"
-"""What a blob begins with. The number goes up when a blob changes in a way that an older runtime would misread."""
+"""The start of each blob. Increase the number if an older runtime would misread the changed blob."""
 OPERATIONS = ("CONST", "INPUT", *OPERATORS)
 
 
 class Step(NamedTuple):
-    """How one value is made. The lists are arrays of words."""
+    """The computation of one value. The lists are arrays of words."""
 
     operation: str
     shape: Any
@@ -32,7 +33,7 @@ class Step(NamedTuple):
 
 
 def write(graph: Graph) -> bytes:
-    """The blob of a TOSA graph; equal graphs have equal blobs."""
+    """Return the blob of a TOSA graph. Equal graphs have equal blobs."""
     constants = [value for value in graph.constants() if value.dtype is DType.FP32]
     values = [*constants, *graph.inputs, *(operator.outputs[0] for operator in graph.operators)]
     number = {value: k for k, value in enumerate(values)}
@@ -59,9 +60,9 @@ def _attributes(operator: Operator) -> Any:
 
 
 def read(blob: bytes) -> tuple[list[Step], list[int]]:
-    """The steps and outputs of a blob. Raises FormatError if it is damaged, or none that this version reads.
+    """Return the steps and outputs in a blob. Raises FormatError if the blob is damaged or has another version.
 
-    The checksum finds damage and no bad intent: a runtime outside Python has to check every number as well.
+    The checksum detects damage, but not an attack: a runtime outside Python must check every number, too.
     """
     start = len(FORMAT) + 4
     if blob[:start] != FORMAT + struct.pack("<I", zlib.crc32(blob[start:])):

@@ -1,4 +1,4 @@
-"""Runs blobs on this host. Here PyTorch computes each operator; your simulator or driver goes here."""
+"""Runs blobs on this host: PyTorch computes each operator. Replace this by your simulator or driver."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ COMPUTE: dict[str, Any] = {
     "SUB": lambda _, x, y: x - y,
     "TRANSPOSE": lambda axes, x: x.permute(axes.tolist()),
 }
-"""TOSA operator -> what it computes of its attributes and operands."""
+"""TOSA operator -> a function of its attributes and operands."""
 
 
 class AcmeNpuRuntime(BackendRuntime):
-    """What ``lowered(...)`` and ``delegraph lower --verify`` call. Reads nothing but the blob."""
+    """Runs delegates for ``lowered(...)`` and ``delegraph lower --verify``. Reads only the blob."""
 
     device_half = Path(__file__).parent / "device" / "acme_npu.cpp"
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Make a blob callable, with its inputs in calling order. Raises FormatError if it is damaged."""
+        """Return a function that runs a blob on its inputs. Raises FormatError if the blob is damaged."""
         steps, outputs = read(processed_bytes)
         held = [step for step in steps if step.operation == "CONST"]  # they come first, then the inputs
         constants = [torch.tensor(step.attributes.view("<f4")).reshape(step.shape) for step in held]

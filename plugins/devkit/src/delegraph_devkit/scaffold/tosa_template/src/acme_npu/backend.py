@@ -1,4 +1,4 @@
-"""From one part of a program to TOSA, and from TOSA to bytes. Your compiler goes here."""
+"""Lowers a part of a program to TOSA, and compiles TOSA to a blob. Add your compiler here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch.export import ExportedProgram
 from .instructions import WORD
 
 MARK = b"acme-npu 1"
-"""What a blob ends with. The number goes up when a blob changes in a way that an older runtime would misread."""
+"""The end of each blob. Increase the number if an older runtime would misread the changed blob."""
 
 
 class AcmeNpuBackend(BackendDetails):
-    """Compiles the parts that the partitioner chose. delegraph calls it and never makes an instance."""
+    """Compiles the parts that the partitioner chose. delegraph makes no instance of this class."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """One blob for one part, with a map back to the user's operators: the numbers of TOSA's.
+        """Return the blob of a part, and a map from numbers of TOSA operators to the user's operators.
 
-        Raises Unsupported if the compiler refuses the part: it then goes to the next backend or stays on the host.
+        Raises Unsupported if the compiler refuses the part. The part then goes to the next backend or to the host.
         """
         _, tosa = from_specs(compile_specs, f"{WORD}_", {})
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
@@ -33,10 +33,10 @@ class AcmeNpuBackend(BackendDetails):
 
 
 def _compile(tosa: bytes | Blob) -> bytes:
-    """The bytes for the device, with a digest at their end by which the runtime finds damage.
+    """Return the blob: the TOSA file, with a digest at its end so that the runtime finds damage.
 
-    A compiler that is a program runs here by ``delegraph_tosa.run_compiler(["npu-compiler", "main.tosa"], folder)``,
-    whose refusals and crashes become Unsupported. Without one the blob is the TOSA file.
+    If your compiler is a command, call ``delegraph_tosa.run_compiler(["npu-compiler", "main.tosa"], folder)`` here.
+    If the command refuses the file or crashes, this function raises Unsupported.
     """
     with tempfile.TemporaryDirectory(prefix="acme-npu-") as folder:
         file = Path(folder, "main.tosa")

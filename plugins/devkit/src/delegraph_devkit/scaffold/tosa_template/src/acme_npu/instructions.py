@@ -1,6 +1,6 @@
-"""Which TOSA operators the device has. The rules of TOSA ask before they make one, so what is accepted can be compiled.
+"""Lists the TOSA operators of the device, and refuses others. Replace the operators and limits by yours.
 
-An operator of PyTorch is taken if all the TOSA operators that it becomes are. The limits of your device go here.
+The backend takes an operator of PyTorch if the device has all the TOSA operators that it becomes.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from delegraph_tosa import DType, Operator, narrow
 
 OPERATORS = ("ADD", "CLAMP", "CONV2D", "IDENTITY", "MATMUL", "MAXIMUM", "MINIMUM", "MUL", "RESHAPE", "SUB", "TRANSPOSE")
-"""Linear layers are a CONV2D, relu is a CLAMP, and a value that leaves a part as it came is an IDENTITY."""
+"""Linear layers are a CONV2D, relu is a CLAMP, and a part returns an unchanged input by an IDENTITY."""
 
 
 def why_not(operator: Operator) -> str | None:
-    """Why the device does not take this operator; None if it does. Users read the reason in their report."""
+    """Return why the device does not take this operator, or None. Users read the reason in their report."""
     if operator.name in ("CONST", "CONST_SHAPE"):
         return None
     if operator.name not in OPERATORS:
@@ -26,5 +26,5 @@ def why_not(operator: Operator) -> str | None:
 
 
 WORD = "acme-npu".replace("-", "")
-"""The word of TOSA's targets that stands for the device: TOSA-1.0+FP+WORD."""
+"""The word for the device in TOSA targets: TOSA-1.0+FP+WORD."""
 narrow(WORD, why_not)

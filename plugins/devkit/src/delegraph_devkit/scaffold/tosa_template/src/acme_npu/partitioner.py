@@ -1,4 +1,4 @@
-"""Which operators the device gets: all that become TOSA operators that it has, in as few parts as possible."""
+"""Chooses the operators for the device: all that become supported TOSA operators, in as few parts as possible."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .instructions import WORD
 
 
 class AcmeNpuPartitioner(DevicePartitioner):
-    """Takes no options. Those that plugin.py declares become parameters here, and go on as compile specs.
+    """Has no options. Options that plugin.py declares become parameters; pass them on as compile specs.
 
-    The empty settings are those of your compiler, such as {"flags": flags}: preprocess gets them.
+    The empty dictionary is for settings of your compiler, such as {"flags": flags}, which preprocess gets.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""What this package offers. Imports neither torch nor a compiler: delegraph reads this module of every plugin.
+"""Declares the parts of this package to delegraph.
 
-A ``target`` is imported when it is first used.
+delegraph imports this module of every installed plugin, so it must not import torch or a compiler.
+delegraph imports a ``target`` at its first use.
 """
 
 from __future__ import annotations

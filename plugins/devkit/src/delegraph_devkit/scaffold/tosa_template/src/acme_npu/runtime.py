@@ -1,4 +1,4 @@
-"""Runs blobs on this host. Here TOSA's own runtime does; your simulator or driver goes here."""
+"""Runs blobs on this host with the runtime of delegraph-tosa. Replace it by your simulator or driver."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .instructions import WORD
 
 
 class AcmeNpuRuntime(BackendRuntime):
-    """What ``lowered(...)`` and ``delegraph lower --verify`` call."""
+    """Runs delegates for ``lowered(...)`` and ``delegraph lower --verify``."""
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Make a blob callable, with its inputs in calling order. Raises FormatError if it is damaged."""
+        """Return a function that runs a blob on its inputs. Raises FormatError if the blob is damaged."""
         file, _ = unseal(processed_bytes, MARK)
         _, tosa = from_specs(compile_specs, f"{WORD}_", {})
         return delegraph.get_runtime("tosa").load(bytes(file), tosa, named_data)

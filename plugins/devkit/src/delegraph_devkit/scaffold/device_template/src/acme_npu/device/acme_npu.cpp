@@ -1,7 +1,7 @@
-// The device half: what ExecuTorch's runtime calls for the parts of a program that acme-npu computes.
+// The device half: ExecuTorch's runtime calls it for the parts of a program that acme-npu computes.
 //
-// It reads the blobs that blob.py writes. Here loops compute each instruction; your driver goes here. Loading the
-// library that is built from this file registers the backend.
+// It reads the blobs that blob.py writes. Loops compute each instruction: replace them by calls of your driver.
+// When the library of this file is loaded, it registers the backend.
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
@@ -26,7 +26,7 @@ using executorch::aten::Tensor;
 
 constexpr char kName[] = "AcmeNpuBackend";
 constexpr char kFormat[] = "acme-npu";
-constexpr int kVersion = 1; // the one of blob.py
+constexpr int kVersion = 1; // as in blob.py
 
 #define RETURN_IF_NOT(condition, error, ...)   \
   do {                                         \
@@ -36,7 +36,7 @@ constexpr int kVersion = 1; // the one of blob.py
     }                                          \
   } while (false)
 
-// --- What the device computes: instructions.py says what there is, on float32 tensors in C order
+// --- The instructions of instructions.py, on float32 tensors in C order
 
 using Shape = std::vector<SizesType>;
 
@@ -55,7 +55,7 @@ size_t count(const Shape& shape) {
   return elements;
 }
 
-// Where element `index` of `shape` comes from in a value that is repeated to that shape.
+// Return the position in a value that is broadcast to `shape`, for the element `index` of `shape`.
 size_t source(size_t index, const Shape& shape, const Shape& value) {
   size_t position = 0, stride = 1;
   for (size_t k = 1; k <= value.size(); ++k) {
@@ -162,7 +162,7 @@ const std::map<std::string, Instruction> kInstructions = {
 // --- A part of a program, read from its blob. Values are numbered: constants, inputs, result of each step
 
 constexpr size_t kAbsent = SIZE_MAX;
-constexpr uint64_t kElements = uint64_t{1} << 32; // most of a weight
+constexpr uint64_t kElements = uint64_t{1} << 32; // the most elements of a weight
 
 struct Step {
   Instruction instruction;
@@ -176,7 +176,7 @@ struct Part {
   std::vector<size_t> outputs;
 };
 
-using Numbers = std::map<std::string, size_t>; // of the values that are known so far
+using Numbers = std::map<std::string, size_t>; // the number of each value that is known so far, by name
 
 uint32_t crc32(const std::string& text) {
   uint32_t crc = ~0u;
@@ -278,15 +278,15 @@ Error read_part(const std::string& blob, const NamedDataMap* data, Part& part) {
   return Error::Ok;
 }
 
-// --- What the runtime calls
+// --- The functions that the runtime calls
 
 class AcmeNpu final : public BackendInterface {
  public:
   bool is_available() const override {
-    return true; // whether the device is there goes here
+    return true; // check here whether the device is present
   }
 
-  // Called when a method is loaded, once for each part of it that is a delegate.
+  // Called when a method is loaded, once for each delegate.
   Result<DelegateHandle*> init(
       BackendInitContext& context, FreeableBuffer* processed, ArrayRef<CompileSpec> compile_specs) const override {
     RETURN_IF_NOT(compile_specs.empty(), NotSupported, "there is no compile spec %s", compile_specs[0].key);
@@ -346,7 +346,7 @@ class AcmeNpu final : public BackendInterface {
     return Error::Ok;
   }
 
-  // An output of varying size gets the size that this call gives it.
+  // Outputs of dynamic size get the size of this call.
   static Error write_output(const Value& value, EValue& argument) {
     RETURN_IF_NOT(
         argument.isTensor() && argument.toTensor().scalar_type() == ScalarType::Float, InvalidArgument,

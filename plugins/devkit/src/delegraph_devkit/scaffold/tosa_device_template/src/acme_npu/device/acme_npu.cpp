@@ -1,8 +1,8 @@
-// The device half: what ExecuTorch's runtime calls for the parts of a program that acme-npu computes.
+// The device half: ExecuTorch's runtime calls it for the parts of a program that acme-npu computes.
 //
-// It reads the blobs that blob.py writes. Here loops compute each operator; your driver goes here. Loading the library
-// that is built from this file registers the backend. Numbers of a blob are checked where they are used, and what
-// throws becomes an error of the runtime.
+// It reads the blobs that blob.py writes. Loops compute each operator: replace them by calls of your driver.
+// When the library of this file is loaded, it registers the backend. Numbers of a blob are checked where they are
+// used, and exceptions become errors of the runtime.
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
@@ -21,8 +21,8 @@ using namespace executorch::runtime;
 using Ints = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
-const std::string kFormat = "acme-npu 1\n"; // the one of blob.py
-enum { CONST, INPUT, ADD, CLAMP, CONV2D, IDENTITY, MATMUL, MUL, RESHAPE, SUB, TRANSPOSE }; // its OPERATIONS
+const std::string kFormat = "acme-npu 1\n"; // as in blob.py
+enum { CONST, INPUT, ADD, CLAMP, CONV2D, IDENTITY, MATMUL, MUL, RESHAPE, SUB, TRANSPOSE }; // OPERATIONS of blob.py
 
 void need(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
@@ -49,7 +49,7 @@ uint32_t crc32(const char* bytes, size_t size) {
   return ~crc;
 }
 
-// The words of a blob, one after the other.
+// Reads the words of a blob in order.
 struct Words {
   Ints words;
   size_t position = 0;
@@ -71,7 +71,7 @@ struct Words {
   }
 };
 
-// --- What the device computes, on float32 tensors in C order
+// --- The operators, on float32 tensors in C order
 
 struct Value {
   Ints shape;
@@ -131,9 +131,9 @@ float compute(const Step& step, const std::vector<const Value*>& in, size_t k) {
   }
 }
 
-// --- What the runtime calls
+// --- The functions that the runtime calls
 
-// The memory of an argument that has so many elements.
+// Return the memory of an argument, which must have this number of elements.
 float* elements(const EValue& argument, size_t count) {
   const auto& tensor = argument.toTensor();
   const bool fits = size_t(tensor.numel()) == count && tensor.scalar_type() == executorch::aten::ScalarType::Float;
@@ -142,9 +142,9 @@ float* elements(const EValue& argument, size_t count) {
 }
 
 struct AcmeNpu final : BackendInterface {
-  bool is_available() const override { return true; } // whether the device is there goes here
+  bool is_available() const override { return true; } // check here whether the device is present
 
-  // Called when a method is loaded, once for each part of it that is a delegate.
+  // Called when a method is loaded, once for each delegate.
   Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* blob, ArrayRef<CompileSpec>) const override try {
     auto part = std::make_unique<Part>();
     Words words(std::string(static_cast<const char*>(blob->data()), blob->size()));
