@@ -1,15 +1,15 @@
-"""A researcher's comparison: a table of models and targets, and how much faster than
-eager PyTorch each target is.
+"""A comparison for a paper: a table of models and targets, and the speed of each target
+relative to eager PyTorch.
 
     python examples/matrix_comparison.py STORE MATRIX.toml [--executor process:2 ...]
     python examples/matrix_comparison.py STORE models/*.py --backends tosa openvino
         --quantize float int8
 
-All words after STORE are those of `delegraph matrix`. STORE/table.md and
-STORE/table.csv are for the paper. Rows are plain JSON, one a line, so that any question
-about them is a few lines of Python: here, the geometric mean over models of a call in
-eager PyTorch divided by one of the lowered program, called in turns, of all models that
-every target runs and whose values agree.
+All arguments after STORE are arguments of `delegraph matrix`. The tables are
+STORE/table.md and STORE/table.csv. STORE/rows.jsonl has one line of JSON for each cell.
+From these lines, this script computes one number for each target: the time of a call
+in eager PyTorch divided by the time of a call of the lowered program. The number is the
+geometric mean of all models that every target runs with values that agree.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(store: Path, *words: str) -> int:
 
 
 def speeds(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """A line for each target and type."""
+    """Yield a line for each target and type."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         timed = row["measured"].get("latency")

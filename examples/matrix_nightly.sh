@@ -1,18 +1,18 @@
 #!/bin/sh
-# A vendor's nightly run: every model, what is worse than in the last good night, and what to implement next.
+# A vendor's nightly run: lower every model, compare with the last good night, and list the refused operators.
 #
 #     examples/matrix_nightly.sh MATRIX.toml GOOD TONIGHT [SHARDS]
 #
-# GOOD is a folder that stays, with the rows of the last good night; TONIGHT a new one. SHARDS is how many machines share
-# the cells, here one after another: on a CI each is a job that does its own `--shard`, and the last one joins the stores.
-# The exit code is 1 if something became worse: TONIGHT/worse.junit.xml has it, GOOD stays, and the next night compares with it.
+# GOOD is a permanent folder with the rows of the last good night. TONIGHT is a new folder. SHARDS is the number of parts
+# of the matrix. This script runs the parts one after the other. In a CI, each part is a job, and the last job joins the stores.
+# If something became worse, the exit code is 1, TONIGHT/worse.junit.xml lists it, and GOOD does not change.
 set -u
 matrix=$1 good=$2 tonight=$3 shards=${4:-1}
 mkdir -p "$good" "$tonight"
 
 set --
 for shard in $(seq "$shards"); do
-    # Cells that fail have rows, and whether they failed before is what the comparison says. Anything else ends the night.
+    # Failed cells have rows, which the comparison below reports. Any other error ends the run.
     delegraph matrix "$matrix" --shard "$shard/$shards" --store "$tonight/shard$shard" --executor process:2 --exit-zero || exit 2
     set -- "$@" "$tonight/shard$shard"
 done

@@ -4,9 +4,9 @@ https://arxiv.org/abs/1801.04381.
     delegraph lower examples/mobilenet_v2.py --backend tosa -o mobilenet_v2.tosa
         --verify
 
-The weights, and the scales and shifts of batch norms, are random (seeded). Batch-norm
-statistics come from a batch: with their default values the signal of an untrained
-network shrinks to nothing on its way, and a comparison with eager would compare zeros.
+Weights, scales and shifts are random, with a fixed seed. The statistics of batch norms
+come from a batch. With the default statistics, the values of an untrained network would
+shrink towards 0, and a comparison with eager PyTorch would compare zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STAGES = (
 
 
 def mobilenet_v2() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """The network in eval mode and its inputs: an image of shape [1, 3, 224, 224]."""
+    """Return the network in eval mode and an image of shape [1, 3, 224, 224]."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = MobileNetV2()

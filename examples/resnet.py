@@ -3,10 +3,10 @@ https://arxiv.org/abs/1512.03385.
 
     delegraph lower examples/resnet.py:resnet18 --backend tosa -o resnet18.tosa --verify
 
-In ResNet-50 the 3 x 3 convolution of a block has the stride, as is usual since. Weights
-are random (seeded) and batch-norm statistics come from a batch, as in mobilenet_v2.py.
-The scale that ends a block's body is small, as training makes it: with 1 everywhere
-every block amplifies rounding, and eager float32 itself is 1.7e-5 away from float64.
+In ResNet-50, the 3 x 3 convolution of a block has the stride, as in torchvision.
+Weights are random, and batch-norm statistics come from a batch, as in mobilenet_v2.py.
+The last scale of each block is small, as after training. With scales of 1, each block
+would amplify rounding errors: eager float32 would differ from float64 by 1.7e-5.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import nn
 
 
 def resnet18() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """The network in eval mode and its inputs: an image of shape [1, 3, 224, 224]."""
+    """Return the network in eval mode and an image of shape [1, 3, 224, 224]."""
     return _prepared(Basic, blocks=(2, 2, 2, 2))
 
 
 def resnet50() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """The network in eval mode and its inputs: an image of shape [1, 3, 224, 224]."""
+    """Return the network in eval mode and an image of shape [1, 3, 224, 224]."""
     return _prepared(Bottleneck, blocks=(3, 4, 6, 3))
 
 
@@ -144,7 +144,7 @@ def set_affine(model: nn.Module) -> None:
 
 @torch.no_grad()
 def set_statistics(model: nn.Module, batch: torch.Tensor) -> None:
-    """Give every batch norm the statistics of ``batch``, by one pass in training mode."""
+    """Set the statistics of each batch norm by one pass of ``batch`` in training mode."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # a cumulative average, here over one batch

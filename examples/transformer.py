@@ -1,5 +1,5 @@
-"""Three transformers in plain torch, structured as those of the `transformers` package:
-ViT-B/16, BERT-base, Llama.
+"""ViT-B/16, BERT-base and Llama in plain torch, with the structure that they have in
+the `transformers` package.
 
     delegraph lower examples/transformer.py:bert_base --backend tosa -o bert.tosa
         --verify
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 
 def vit_b16(layers: int = 12, width: int = 768) -> tuple[nn.Module, tuple[Tensor]]:
-    """ViT-B/16 in eval mode and its inputs: an image of shape [1, 3, 224, 224]."""
+    """Return ViT-B/16 in eval mode and an image of shape [1, 3, 224, 224]."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return VisionTransformer(layers, width).eval(), (torch.randn(1, 3, 224, 224),)
@@ -26,7 +26,7 @@ def vit_b16(layers: int = 12, width: int = 768) -> tuple[nn.Module, tuple[Tensor
 def bert_base(
     layers: int = 12, width: int = 768, length: int = 128
 ) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """BERT-base in eval mode and its inputs: token ids and an attention mask, int64 of
+    """Return BERT-base in eval mode, and token ids and an attention mask, both int64 of
     shape [1, length].
     """
     with torch.random.fork_rng(devices=[]):
@@ -38,8 +38,8 @@ def bert_base(
 def llama_8(
     layers: int = 8, width: int = 512, length: int = 64
 ) -> tuple[nn.Module, tuple[Tensor]]:
-    """A decoder of Llama's kind with 8 layers and its inputs: token ids, int64 of shape
-    [1, length].
+    """Return a small decoder with Llama's structure in eval mode, and token ids, int64
+    of shape [1, length].
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ def llama_8(
 
 
 class Attention(nn.Module):
-    """[N, L, width] -> [N, L, width], bidirectional; ``mask`` says which keys are seen."""
+    """[N, L, width] -> [N, L, width], bidirectional; ``mask`` selects the visible keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

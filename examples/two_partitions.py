@@ -1,11 +1,11 @@
-"""A network with an operator in its middle that TOSA does not have: two delegates, and
-the host between them.
+"""A classifier with one operator that TOSA lacks: it becomes two delegates, with the
+host between them.
 
     delegraph lower examples/two_partitions.py --backend tosa --verify
 
-It classifies by the covariance of its features. The Cholesky factor of that matrix is
-the host's; what comes before and after it goes to the backend. The report names the
-operator, the reason and the line below that calls it.
+The network classifies images by the covariance of their features. PyTorch computes the
+Cholesky factor of the covariance on the host. The backend gets the operators before and
+after it. The report names the operator, the reason and the line that calls it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def two_partitions() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    """The network in eval mode and its inputs: an image of shape [1, 3, 32, 32]."""
+    """Return the network in eval mode and an image of shape [1, 3, 32, 32]."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return CovarianceClassifier().eval(), (torch.randn(1, 3, 32, 32),)
