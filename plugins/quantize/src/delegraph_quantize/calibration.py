@@ -26,6 +26,8 @@ class Batch(NamedTuple):
     @staticmethod
     def of(given: Any, names: Sequence[str]) -> Batch:
         """Make a batch of several arguments, one argument, or a mapping by name."""
+        if isinstance(given, Batch):
+            return given
         if isinstance(given, Mapping) and given and set(given) <= set(names):
             return Batch((), {name: given[name] for name in names if name in given})
         return Batch(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})

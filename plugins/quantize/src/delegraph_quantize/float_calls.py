@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -13,7 +13,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from .unscaled import bodies, compute_in_floats, observer_calls
+from .batch_norms import follows_layer
+from .unscaled import (
+    bodies,
+    compute_in_floats,
+    observer_calls,
+    with_joined_calls,
+)
 
 LAYER = "delegraph.layer"
 """Key in the ``custom`` metadata of a quantized node: its name before quantization."""
@@ -38,16 +44,6 @@ class CallPlace(NamedTuple):
         if self.source is None or not self.source.is_users:
             return ""
         return f"{PurePath(self.source.file).name}:{self.source.line}"
-
-    @property
-    def selector(self) -> str:
-        """Return the text that selects this call, and its neighbours in the code.
-
-        That is the module if it is one of torch's, else the line, else the name.
-        """
-        if self.of_torch and self.module:
-            return self.module
-        return self.line or self.name
 
     def is_selected(self, selector: str) -> bool:
         """Return whether an item of ``floats`` selects this call."""
@@ -87,14 +83,20 @@ def place_of(node: Node) -> CallPlace:
     )
 
 
-def select(places: Mapping[str, CallPlace], selectors: Sequence[Any]) -> set[str]:
-    """Return the names of the calls that ``selectors`` select.
+def select(places: Mapping[str, CallPlace], floats: Any) -> set[str]:
+    """Return the names of the calls that ``floats`` selects: one item, or several.
 
-    Raises OptionError for a selector without calls.
+    Raises OptionError for an item without calls.
     """
+    is_item = isinstance(floats, (str, OpOverload, OpOverloadPacket))
+    items = [floats] if is_item else floats
+    if not isinstance(items, Iterable):
+        raise _no_item(items)
     chosen = set[str]()
-    for selector in selectors:
-        text = _text_of(selector)
+    for item in items:
+        if not item or not isinstance(item, (str, OpOverload, OpOverloadPacket)):
+            raise _no_item(item)
+        text = str(item)
         found = {name for name, place in places.items() if place.is_selected(text)}
         if not found:
             raise _no_call(text, places.values())
@@ -102,16 +104,14 @@ def select(places: Mapping[str, CallPlace], selectors: Sequence[Any]) -> set[str
     return chosen
 
 
-def _text_of(selector: Any) -> str:
-    if isinstance(selector, (OpOverload, OpOverloadPacket)):
-        return str(selector)
-    if isinstance(selector, str) and selector:
-        return selector
-    raise OptionError(
-        "option-invalid",
-        f"floats has {selector!r}; its items are operators such as"
-        " torch.ops.aten.log.default, lines, modules or names of calls",
-    )
+_ITEMS = (
+    'items are operators (torch.ops.aten.log.default, or "aten.log"), lines'
+    ' ("net.py:31"), and names of modules or of calls'
+)
+
+
+def _no_item(item: object) -> OptionError:
+    return OptionError("option-invalid", f"floats has {item!r:.100}", hint=_ITEMS)
 
 
 def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
@@ -122,7 +122,9 @@ def _no_call(text: str, places: Iterable[CallPlace]) -> OptionError:
     near = get_close_matches(text, list(known), n=3, cutoff=0.3)
     shown = f"; near it: {', '.join(near)}" if near else ""
     return OptionError(
-        "option-invalid", f"floats: no call of the program is {text!r}{shown}"
+        "option-invalid",
+        f"floats: no call of the program is {text!r}{shown}",
+        hint=_ITEMS,
     )
 
 
@@ -144,11 +146,33 @@ def layer_of(node: Node) -> str:
     return ""
 
 
+def calls_in_floats(
+    prepared: GraphModule, exported: ExportedProgram, names: set[str]
+) -> set[str]:
+    """Return the names of all calls in floats if the calls ``names`` are.
+
+    A call that is computed together with another before it takes that one along. So
+    does a batch norm that was folded into a convolution.
+    """
+    layers = {
+        node: layer_of(node)
+        for node in prepared.graph.nodes
+        if node.op == "call_function"
+    }
+    found = set(names)
+    for node in exported.graph.nodes:
+        is_folded = follows_layer(node) and node.name not in layers.values()
+        if is_folded and node.name in names:
+            found.add(node.args[0].name)
+    calls = [node for node, layer in layers.items() if layer in found]
+    return found | {layers[node] for node in with_joined_calls(calls)}
+
+
 def leave_calls_in_floats(prepared: GraphModule, names: set[str]) -> None:
     """Let calls of a calibrated program compute in floats.
 
-    ``names``: their names in the exported program. Raises InputError if nothing is left
-    that could be quantized.
+    ``names``: those of ``calls_in_floats``. Raises InputError if nothing is left that
+    could be quantized.
     """
     calls = {
         node

@@ -41,7 +41,13 @@ from .calibration import (
     names_of,
 )
 from .cells import CELLS
-from .float_calls import LAYER, call_places, leave_calls_in_floats, select
+from .float_calls import (
+    LAYER,
+    call_places,
+    calls_in_floats,
+    leave_calls_in_floats,
+    select,
+)
 from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import Unscaled, bodies
 from .varied import CalibrationInputs
@@ -67,7 +73,7 @@ def quantize(
     *,
     backend: str | None = None,
     quantizer: Any = None,
-    floats: str | Iterable[Any] = (),
+    floats: Any = (),
     dynamic_shapes: Any = None,
     progress: Progress | None = None,
     registry: Registry | None = None,
@@ -104,11 +110,12 @@ def quantize(
     calibrated = calibrate_program(
         program, calibration_batches, quantizer, dynamic_shapes, progress, registry
     )
-    selectors = [floats] if isinstance(floats, str) else list(floats)
+    chosen = select(call_places(calibrated.exported), floats)
     with TRACING:
-        if selectors:
-            calls = select(call_places(calibrated.exported), selectors)
-            leave_calls_in_floats(calibrated.module, calls)
+        if chosen:
+            module, exported = calibrated.module, calibrated.exported
+            calls = calls_in_floats(module, exported, chosen)
+            leave_calls_in_floats(module, calls)
         with registry.attributing(quantizer, "conversion"):
             converted = convert(calibrated.module, calibrated.exported)
             first = calibrated.first
@@ -149,7 +156,7 @@ def calibrate_program(
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
     _expect_floats(exported)
-    inputs = CalibrationInputs(_argument_names(program))
+    inputs = CalibrationInputs(argument_names(program))
     with TRACING:
         prepared = _prepare(exported, quantizer, registry)
         try:
@@ -168,11 +175,13 @@ def convert(prepared: GraphModule, exported: ExportedProgram) -> GraphModule:
     """Return the program with integers in the place of observers, as a module."""
     converted = _convert(prepared)
     unify_quantization(converted)
-    _restore_buffers(converted, exported)
+    for name, before in written_buffers(exported).items():
+        # calibration wrote the buffer
+        converted.get_buffer(name).copy_(before)
     return converted
 
 
-def _argument_names(program: Program) -> list[str]:
+def argument_names(program: Program) -> list[str]:
     """Return the names of the arguments in order; for a program, those of its inputs."""
     if not isinstance(program, ExportedProgram):
         return names_of(program)
@@ -337,11 +346,10 @@ def module_of(exported: ExportedProgram) -> GraphModule:
     return module
 
 
-def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
-    """Give buffers that calibration wrote the values that they have in ``exported``."""
-    before = module_of(exported)
-    for name in written_targets(exported):
-        module.get_buffer(name).copy_(before.get_buffer(name))
+def written_buffers(exported: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return copies of the buffers that a program writes, by name."""
+    module = module_of(exported)
+    return {name: module.get_buffer(name) for name in written_targets(exported)}
 
 
 def _convert(prepared: GraphModule) -> GraphModule:

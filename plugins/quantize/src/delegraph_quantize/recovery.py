@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,32 @@ from delegraph import Registry, default_registry
 from delegraph.errors import InputError
 from delegraph.io.escape_for_terminal import table
 from delegraph_engines import quietly
+from delegraph_programs import TRACING
 from delegraph_programs.argument_types import Program
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from .calibration import Batch, checked
-from .float_calls import CallPlace, call_places, leave_calls_in_floats, select
-from .flow import calibrate_program, convert, module_of, quantize, quantizer_of
-from .sensitivity import TensorLoss, tensor_losses
+from .float_calls import (
+    CallPlace,
+    call_places,
+    calls_in_floats,
+    leave_calls_in_floats,
+    select,
+)
+from .flow import (
+    Calibrated,
+    argument_names,
+    calibrate_program,
+    convert,
+    module_of,
+    quantize,
+    quantizer_of,
+    written_buffers,
+)
+from .sensitivity import TensorLoss, tensor_losses, work_of_calls
+from .unscaled import bodies, observer_calls
 
 Task = Callable[[torch.nn.Module], float]
 """Runs a program on the user's data and returns a score, larger if it is better."""
@@ -29,7 +48,7 @@ Task = Callable[[torch.nn.Module], float]
 ENOUGH = 0.95
 """The share of the recoverable score at which the search looks for fewer calls."""
 _LEAST_PRICE = 0.02
-"""The price of a group without products, as a share of all work of the program."""
+"""The price of an item without work, as a share of all work of the program."""
 _FEW_BITS = 4.0
 """Bits of information below which a tensor is suspected, whatever its noise."""
 _SMALL_WORK = 0.1
@@ -38,13 +57,15 @@ _MOST_WORK = 0.75
 """The largest share of the work that a tried choice leaves in floats."""
 _SHARES = (0.1, 0.01)
 """Shares of the noise that the tried choices leave, one after the other."""
+_FEW_CALLS = 20
+"""The most calls of a line with work that are items of their own."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """One evaluation of the task: items of ``floats``, and the score with them.
 
-    ``work``: the share of the program's products that are computed in floats.
+    ``work``: the share of the program's multiplications that are in floats.
     """
 
     floats: tuple[str, ...]
@@ -60,7 +81,7 @@ class Recovery:
     scores of the model, of the program with all calls quantized, and of ``program``.
     ``trials``: all evaluations of quantized programs. ``losses``: the tensors, the one
     with most noise first. ``places``: the calls of the exported program by name.
-    ``chosen_by``: the argument of ``quantize`` that chose the quantizer, as code.
+    ``arguments``: other arguments of ``quantize`` for this program, as code.
     """
 
     program: ExportedProgram
@@ -71,13 +92,16 @@ class Recovery:
     trials: tuple[Trial, ...]
     losses: tuple[TensorLoss, ...]
     places: Mapping[str, CallPlace]
-    chosen_by: str = ""
+    arguments: tuple[str, ...] = ()
 
     def code(self) -> str:
-        """Return Python that quantizes with these calls in floats."""
+        """Return Python that quantizes with these calls in floats.
+
+        The program, the batches, and other objects have the names of the parameters of
+        ``quantize``, except ``model`` and ``batches``.
+        """
         lines = ["quantized = delegraph.quantize(", "    model,", "    batches,"]
-        if self.chosen_by:
-            lines.append(f"    {self.chosen_by},")
+        lines += [f"    {argument}," for argument in self.arguments]
         if self.floats:
             lines.append("    floats=[")
             lines += [f"        {json.dumps(item)}," for item in self.floats]
@@ -127,26 +151,37 @@ def recover_accuracy(
 
     ``task`` gets the model, then quantized programs, each as a module that is called
     like the model. It runs them on your data and returns a score, larger if it is
-    better. It is called at most ``evaluations`` times, at least three.
+    better. NaN is the worst score. It is called at most ``evaluations`` times, at least
+    three. Without ``dynamic_shapes``, it calls the module with the shapes of the
+    calibration batches.
 
     The calls are ranked by measurements on the calibration batches: the noise of the
     outputs if one tensor alone is quantized, and the information that its integers
     keep. Cheap calls come before convolutions and products. The other parameters and
-    the errors are those of ``quantize``.
+    the errors are those of ``quantize``. Raises also InputError if the task returns no
+    number, or NaN or minus infinity for the model itself.
     """
     if evaluations < 3:
         text = f"recover_accuracy needs at least 3 evaluations, not {evaluations}"
         raise InputError("input-invalid", text)
+    if not callable(task):
+        text = f"the task must be a function of a program, not {task!r:.60}"
+        hint = "def task(program): return a score, larger if it is better"
+        raise InputError("input-invalid", text, hint=hint)
     registry = registry or default_registry()
-    batches = list(calibration_batches)
+    given, _ = checked(
+        program, calibration_batches, dynamic_shapes is not None, finite=False
+    )
+    batches = list[Batch](given)
     own = quantizer_of(backend, registry) if quantizer is None else quantizer
     calibrated = calibrate_program(
         program, batches, own, dynamic_shapes, None, registry
     )
-    given, _ = checked(program, batches, dynamic_shapes is not None)
-    losses = tensor_losses(calibrated.module, list[Batch](given))
-    groups = _Groups(calibrated.exported, losses)
-    search = _Search(calibrated.module, calibrated.exported, groups, task)
+    _fix_scales(calibrated.module)
+    buffers = written_buffers(calibrated.exported)
+    losses = tensor_losses(calibrated.module, batches, buffers)
+    call = _Call(batches[0], argument_names(program), dynamic_shapes is not None)
+    search = _Search(calibrated, _Items(calibrated, losses), task, call)
     for _ in range(evaluations - 1):
         choice = search.next_choice()
         if choice is None:
@@ -167,84 +202,198 @@ def recover_accuracy(
         score=best.score,
         trials=tuple(search.trials),
         losses=tuple(sorted(losses, key=lambda loss: -loss.noise)),
-        places=groups.places,
-        chosen_by=_chosen_by(backend, quantizer),
+        places=search.items.places,
+        arguments=tuple(_arguments_as_code(settled)),
     )
 
 
-def _chosen_by(backend: str | None, quantizer: Any) -> str:
-    if quantizer is not None:
-        return "quantizer=quantizer"
-    return f"backend={json.dumps(backend)}" if backend else ""
+def _fix_scales(prepared: GraphModule) -> None:
+    """Compute the scales of observers once, because each trial needs them.
+
+    An observer may search for its scale.
+    """
+    for body in bodies(prepared):
+        for call in observer_calls(body):
+            observer: Any = body.get_submodule(str(call.target))
+            # torchao's observer of a bias follows from those of the operands
+            if not hasattr(observer, "obs_or_fqs"):
+                parameters = observer.calculate_qparams()
+                observer.calculate_qparams = partial(_same, parameters)
 
 
-class _Groups:
-    """Calls by the item of ``floats`` that selects them, with their share of the work."""
+def _same(value: Any) -> Any:
+    return value
 
-    def __init__(self, exported: ExportedProgram, losses: Sequence[TensorLoss]) -> None:
-        self.places = call_places(exported)
+
+def _arguments_as_code(settled: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments that differ from their defaults; objects by their names."""
+    for name, value in settled.items():
+        if name == "registry" and value is default_registry():
+            continue
+        if value is not None:
+            yield f"{name}={json.dumps(value) if isinstance(value, str) else name}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How the program is called: the first batch, and the names of its arguments."""
+
+    first: Batch
+    names: Sequence[str]
+    any_shape: bool
+
+    def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        """Return arguments by position and name as the first batch has them.
+
+        Raises InputError for other arguments, and for other shapes.
+        """
+        first = self.first
+        batch = Batch(args, kwargs)
+        if len(args) != len(first.args) or kwargs.keys() != first.kwargs.keys():
+            values = dict(zip(self.names, args, strict=False)) | kwargs
+            names = [*self.names[: len(first.args)], *first.kwargs]
+            if len(values) == len(args) + len(kwargs) and values.keys() == {*names}:
+                by_position = names[: len(first.args)]
+                batch = Batch(tuple(values.pop(name) for name in by_position), values)
+            else:
+                raise self._error(batch, "other arguments than", "")
+        hint = "pass dynamic_shapes=, as for torch.export, for calls with other shapes"
+        if not self.any_shape and _shapes(batch) != _shapes(first):
+            raise self._error(batch, "other shapes than", hint)
+        return batch
+
+    def _error(self, batch: Batch, which: str, hint: str) -> InputError:
+        text = (
+            f"the task calls the program with {which} the calibration batches:"
+            f" {_described(batch)}, not {_described(self.first)}"
+        )
+        return InputError("input-invalid", text, hint=hint)
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    leaves = pytree.tree_leaves((batch.args, batch.kwargs))
+    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _described(batch: Batch) -> str:
+    """Return the arguments, with the shape of each tensor: ``([1, 64], mask=[64])``."""
+
+    def shape(value: Any) -> Any:
+        return list(value.shape) if isinstance(value, torch.Tensor) else value
+
+    values = [str(pytree.tree_map(shape, value)) for value in batch.args]
+    values += [f"{k}={pytree.tree_map(shape, v)}" for k, v in batch.kwargs.items()]
+    return f"({', '.join(values)})"
+
+
+class _Callable(torch.nn.Module):
+    """A program that is called like the model, also after ``eval()``."""
+
+    def __init__(self, program: GraphModule, call: _Call) -> None:
+        super().__init__()
+        self.program = program
+        self._call = call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        batch = self._call.batch_of(args, kwargs)
+        return self.program(*batch.args, **batch.kwargs)
+
+    def train(self, mode: bool = True) -> _Callable:
+        """Do nothing: torch refuses this for exported programs."""
+        return self
+
+
+class _Items:
+    """Items of ``floats``, each with the calls that it leaves in floats."""
+
+    def __init__(self, calibrated: Calibrated, losses: Sequence[TensorLoss]) -> None:
+        self.places = call_places(calibrated.exported)
         self.losses = losses
         self.total = sum(loss.noise for loss in losses)
-        work = {node.name: _products(node) for node in exported.graph.nodes}
-        total = max(sum(work.values()), 1)
+        self.work = work_of_calls(calibrated.module, calibrated.first)
         self.calls: dict[str, set[str]] = {}
-        self.work: dict[str, float] = {}
-        for place in self.places.values():
-            item = place.selector
+        self.by_call: dict[str, str] = {}
+        # calls without quantized tensors are in floats anyway
+        self.quantized = set().union(*(loss.calls for loss in losses))
+        self.all_work = max(sum(self.work[name] for name in self.quantized), 1)
+        for name in self.places:
+            if name not in self.quantized:
+                continue
+            item = self._item_of(name)
+            self.by_call[name] = item
             if item not in self.calls:
-                self.calls[item] = select(self.places, [item])
-                products = sum(work[name] for name in self.calls[item])
-                self.work[item] = products / total
+                self.calls[item] = self.quantized & calls_in_floats(
+                    calibrated.module,
+                    calibrated.exported,
+                    select(self.places, item),
+                )
+
+    def _item_of(self, name: str) -> str:
+        """Return the item that selects a call, and its neighbours in the code.
+
+        That is the module if it is one of torch's, else the line, else the name. Calls
+        beside a convolution or a product have items of their own. So have the calls of
+        a program in one line.
+        """
+        place = self.places[name]
+        item = (place.of_torch and place.module) or place.line or name
+        calls = select(self.places, item)
+        is_coarse = any(self.work[call] for call in calls) or calls >= self.quantized
+        return name if is_coarse and 1 < len(calls) <= _FEW_CALLS else item
 
     def items_of(self, loss: TensorLoss) -> list[str]:
         """Return the items that select all calls that make or take a tensor."""
-        return list(dict.fromkeys(self.places[name].selector for name in loss.calls))
+        return list(dict.fromkeys(self.by_call[name] for name in loss.calls))
 
     def in_floats(self, items: Iterable[str]) -> set[str]:
-        """Return the names of the calls that items select."""
+        """Return the names of the calls that items leave in floats."""
         return set().union(*(self.calls[item] for item in items))
 
     def work_of(self, items: Iterable[str]) -> float:
         """Return the share of the work that items leave in floats."""
-        return sum(self.work[item] for item in items)
+        return sum(self.work[name] for name in self.in_floats(items)) / self.all_work
 
-    def price_of(self, items: Iterable[str]) -> float:
+    def price_of(self, items: Sequence[str]) -> float:
         """Return the work of items; each has a least price."""
-        return sum(_LEAST_PRICE + self.work[item] for item in items)
+        return _LEAST_PRICE * len(items) + self.work_of(items)
+
+    def quantized_with(self, items: Iterable[str]) -> list[TensorLoss]:
+        """Return the tensors that are still quantized."""
+        floats = self.in_floats(items)
+        return [loss for loss in self.losses if not floats.issuperset(loss.calls)]
 
     def noise_with(self, items: Iterable[str]) -> float:
         """Return the noise of the tensors that are still quantized."""
-        floats = self.in_floats(items)
-        kept = [loss for loss in self.losses if not floats.issuperset(loss.calls)]
-        return sum(loss.noise for loss in kept)
+        return sum(loss.noise for loss in self.quantized_with(items))
 
     def by_noise(self, share: float, chosen: list[str]) -> list[str]:
         """Add items until at most a share of the noise is left, cheap ones first."""
         chosen = [*chosen]
         left = self.noise_with(chosen)
         while left > share * self.total:
-            options = [self._addition(loss, chosen) for loss in self.losses]
-            additions = [
-                added for added in options if added and self.is_small([*chosen, *added])
-            ]
-            if not additions:
+            longer = [[*chosen, *self._addition(loss, chosen)] for loss in self.losses]
+            options = [one for one in longer if one != chosen and self.is_small(one)]
+            if not options:
                 break
-            best = max(additions, key=lambda added: self._gain(chosen, added, left))
-            chosen += best
+            price = self.price_of(chosen)
+
+            def gain(
+                option: list[str], left: float = left, price: float = price
+            ) -> float:
+                """Return the noise that an option removes, by its price."""
+                removed = left - self.noise_with(option)
+                return removed / (self.price_of(option) - price)
+
+            chosen = max(options, key=gain)
             left = self.noise_with(chosen)
         return chosen
 
-    def _addition(self, loss: TensorLoss, chosen: Sequence[str]) -> tuple[str, ...]:
-        return tuple(item for item in self.items_of(loss) if item not in chosen)
+    def _addition(self, loss: TensorLoss, chosen: Sequence[str]) -> list[str]:
+        return [item for item in self.items_of(loss) if item not in chosen]
 
-    def is_small(self, items: Iterable[str]) -> bool:
-        """Return whether most of the work stays in integers."""
-        return self.work_of(items) <= _MOST_WORK
-
-    def _gain(self, chosen: Sequence[str], added: Sequence[str], left: float) -> float:
-        """Return the noise that added items remove, by their price."""
-        removed = left - self.noise_with([*chosen, *added])
-        return removed / self.price_of(added)
+    def is_small(self, items: Sequence[str]) -> bool:
+        """Return whether most of the work, and some tensor, stay in integers."""
+        return self.work_of(items) <= _MOST_WORK and bool(self.quantized_with(items))
 
     def suspects(self) -> list[str]:
         """Return cheap items that may matter to a task although their noise is small.
@@ -252,80 +401,84 @@ class _Groups:
         These make outputs, where rounding makes equal scores of different ones, or
         tensors whose integers keep few bits.
         """
-        chosen = dict[str, None]()
+        chosen = list[str]()
         for loss in sorted(self.losses, key=lambda loss: loss.bits):
-            items = self.items_of(loss)
             if loss.is_output or (loss.bits < _FEW_BITS and not loss.is_weight):
-                cheap = [item for item in items if self.work[item] <= _SMALL_WORK]
-                chosen.update(dict.fromkeys(cheap))
-        return list(chosen)
-
-
-_PRODUCTS = ("conv", "linear", "addmm", "matmul", "bmm", "mm.", "attention")
-
-
-def _products(node: Node) -> int:
-    """Return about how many products a call computes."""
-    value = node.meta.get("val")
-    if node.op != "call_function" or not isinstance(value, torch.Tensor):
-        return 0
-    if not any(name in str(node.target) for name in _PRODUCTS):
-        return 0
-    operands = [n.meta.get("val") for n in node.all_input_nodes]
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if len(tensors) < 2:
-        return 0
-    sizes = [int(size) for size in value.shape]
-    weight = [int(size) for size in tensors[1].shape]
-    if "conv" in str(node.target) or "linear" in str(node.target):
-        return prod(sizes) * prod(weight[1:])
-    return prod(sizes) * int(tensors[0].shape[-1])
+                for item in self._addition(loss, chosen):
+                    is_cheap = self.work_of([item]) <= _SMALL_WORK
+                    if is_cheap and self.is_small([*chosen, item]):
+                        chosen.append(item)
+        return chosen
 
 
 class _Search:
     """The evaluations so far, and the choice to try next."""
 
     def __init__(
-        self,
-        prepared: GraphModule,
-        exported: ExportedProgram,
-        groups: _Groups,
-        task: Task,
+        self, calibrated: Calibrated, items: _Items, task: Task, call: _Call
     ) -> None:
-        self.prepared = prepared
-        self.exported = exported
-        self.groups = groups
+        self.calibrated = calibrated
+        self.items = items
         self.task = task
+        self.call = call
         self.trials: list[Trial] = []
-        self.eager = float(task(module_of(exported)))
+        self.scores: dict[frozenset[str], float] = {}
+        self.eager = self._score(module_of(calibrated.exported))
+        if math.isnan(self.eager) or self.eager == -math.inf:
+            text = f"the task returns {self.eager} for the model itself"
+            hint = "return a finite score, larger if it is better"
+            raise InputError("input-invalid", text, hint=hint)
         self.choices = self._choices()
 
-    def evaluate(self, items: Sequence[str]) -> None:
-        """Evaluate the task with items in floats."""
-        with quietly():
-            prepared = copy.deepcopy(self.prepared)
-        for node in prepared.graph.nodes:
-            # the annotations have calls of the original graph
-            node.meta.pop("quantization_annotation", None)
-        if items:
-            leave_calls_in_floats(prepared, self.groups.in_floats(items))
-        module = convert(prepared, self.exported)
+    def _score(self, program: GraphModule) -> float:
         with torch.no_grad():
-            score = float(self.task(module))
-        self.trials.append(Trial(tuple(items), score, self.groups.work_of(items)))
+            score = self.task(_Callable(program, self.call))
+        try:
+            return float(score)
+        except (TypeError, ValueError, RuntimeError) as e:
+            text = f"the task must return a number; it returned {score!r:.60}"
+            hint = "return a score, larger if it is better"
+            raise InputError("input-invalid", text, hint=hint) from e
+
+    def evaluate(self, floats: Sequence[str]) -> None:
+        """Evaluate the task with items in floats."""
+        with TRACING, quietly():
+            prepared = copy.deepcopy(self.calibrated.module)
+            for body in bodies(prepared):
+                for node in body.graph.nodes:
+                    # the annotations have calls of the original graph
+                    node.meta.pop("quantization_annotation", None)
+            if floats:
+                leave_calls_in_floats(prepared, self.items.in_floats(floats))
+            module = convert(prepared, self.calibrated.exported)
+        score = self._score(module)
+        score = -math.inf if math.isnan(score) else score
+        self.scores[frozenset(floats)] = score
+        self.trials.append(Trial(tuple(floats), score, self.items.work_of(floats)))
 
     def best(self) -> Trial:
         """Return the cheapest trial whose score is nearly the best."""
-        most = max(trial.score for trial in self.trials)
+        least = self._enough(max(trial.score for trial in self.trials))
+        enough = [trial for trial in self.trials if trial.score >= least]
+        return min(
+            enough, key=lambda one: (self.items.price_of(one.floats), -one.score)
+        )
+
+    def _recovers(self) -> bool:
+        """Return whether some trial recovered enough of the loss."""
+        return max(trial.score for trial in self.trials) >= self._enough(self.eager)
+
+    def _enough(self, goal: float) -> float:
+        """Return the score with ``ENOUGH`` of the way from all in integers to a goal."""
         base = self.trials[0].score
-        enough = [t for t in self.trials if t.score >= base + ENOUGH * (most - base)]
-        return min(enough, key=lambda t: (self.groups.price_of(t.floats), -t.score))
+        if not math.isfinite(goal - base):
+            return goal
+        return base + ENOUGH * (goal - base)
 
     def next_choice(self) -> list[str] | None:
         """Return items that were not tried; None if the search is over."""
-        tried = [set(trial.floats) for trial in self.trials]
         for choice in self.choices:
-            if set(choice) not in tried:
+            if frozenset(choice) not in self.scores:
                 return choice
         return None
 
@@ -334,14 +487,14 @@ class _Search:
         yield []
         if self.trials[0].score >= self.eager:
             return
-        suspects = self.groups.suspects()
+        suspects = self.items.suspects()
         yield suspects
         for share in _SHARES:
-            if self._recovers(ENOUGH):
+            if self._recovers():
                 break
-            yield self.groups.by_noise(share, suspects)
-        if not self._recovers(ENOUGH):
-            yield from self._regions(self.groups.by_noise(_SHARES[0], suspects))
+            yield self.items.by_noise(share, suspects)
+        if not self._recovers():
+            yield from self._regions(self.items.by_noise(_SHARES[0], suspects))
         yield from self._smaller()
 
     def _regions(self, base: list[str]) -> Iterator[list[str]]:
@@ -351,25 +504,17 @@ class _Search:
         The noise of one call does not show how errors grow in a state that the program
         returns and takes again. The score does.
         """
-        others = [item for item in self.groups.calls if item not in base]
+        others = [item for item in self.items.calls if item not in base]
         while len(others) > 1:
             middle = len(others) // 2
             halves = [others[:middle], others[middle:]]
-            choices = [[*base, *half] for half in halves]
-            choices = [one for one in choices if self.groups.is_small(one)]
-            yield from choices
-            scores = {trial.floats: trial.score for trial in self.trials}
-            tried = [one for one in choices if tuple(one) in scores]
-            if not tried:
+            halves = [half for half in halves if self.items.is_small([*base, *half])]
+            if not halves:
                 return
-            best = max(tried, key=lambda one: scores[tuple(one)])
-            others = best[len(base) :]
-
-    def _recovers(self, share: float) -> bool:
-        """Return whether some trial recovered a share of the loss."""
-        base = self.trials[0].score
-        most = max(trial.score for trial in self.trials)
-        return most - base >= share * (self.eager - base)
+            yield from ([*base, *half] for half in halves)
+            others = max(
+                halves, key=lambda half: self.scores[frozenset([*base, *half])]
+            )
 
     def _smaller(self) -> Iterator[list[str]]:
         """Yield the best choice without half of its items, then without fewer."""
@@ -393,5 +538,5 @@ class _Search:
         """Return the noise that an item removes from the best choice, by its price."""
         items = self.best().floats
         others = [one for one in items if one != item]
-        removed = self.groups.noise_with(others) - self.groups.noise_with(items)
-        return removed / self.groups.price_of([item])
+        removed = self.items.noise_with(others) - self.items.noise_with(items)
+        return removed / self.items.price_of([item])

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from delegraph_engines import quietly
 from delegraph_programs import TRACING
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from .calibration import Batch
 from .float_calls import layer_of
-from .unscaled import observed, observer_calls
+from .unscaled import bodies, leaves_program, observed, observer_calls
 
-SECONDS = 60.0
-"""The time that the measurement may take. A slow program is run on fewer batches."""
 BATCHES = 8
 """The most batches that are run."""
+RUNS = 1000
+"""About how many runs are made. A program of many tensors is run on fewer batches."""
 _VALUES = 1 << 16
 """The most values of a tensor whose integers are counted."""
+_MOST_NOISE = 1e6
+"""The noise of an output that is no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class TensorLoss:
 
     ``layer``: the call that makes it; for a weight or an input, the call that takes it.
     ``calls``: all calls that make or take it, by name. ``is_weight``: it is a constant.
-    ``is_output``: the program returns it. ``snr``: the signal-to-noise
+    ``is_output``: the program returns it, or writes it to a buffer. ``snr``: the signal-to-noise
     ratio of its integers in dB; infinite without an error. ``bits``: the information
     that its integers keep of distinct values, at most 8 for int8. ``noise``: the noise
     of the outputs, relative to their squares, summed over the outputs.
@@ -47,41 +52,73 @@ class TensorLoss:
     noise: float
 
 
-class _Observed(NamedTuple):
-    """A tensor with an observer, and the numbers of its integers."""
+def work_of_calls(prepared: GraphModule, batch: Batch) -> Counter[str]:
+    """Return the number of multiplications and additions of each call, by name.
 
-    observers: tuple[Node, ...]
-    value: Node
+    They are counted in a run, because sizes in the program may be symbols.
+    """
+    with TRACING, torch.no_grad():
+        counting = _Counting(_without_rounding(prepared))
+        counting.run(*copy.deepcopy(pytree.tree_leaves((batch.args, batch.kwargs))))
+    return counting.work
 
 
-def tensor_losses(prepared: GraphModule, batches: Sequence[Batch]) -> list[TensorLoss]:
-    """Measure each quantized tensor of a calibrated program, with others in floats."""
-    tensors = list(_tensors(prepared))
+class _Counting(Interpreter):
+    """Runs a program, and counts the work of its calls by name."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.work = Counter[str]()
+
+    def run_node(self, n: Node) -> Any:
+        # torch cannot count the work of loops
+        if not isinstance(n.target, OpOverload):
+            return super().run_node(n)
+        with FlopCounterMode(display=False) as counter:
+            value = super().run_node(n)
+        self.work[layer_of(n)] += counter.get_total_flops()
+        return value
+
+
+def tensor_losses(
+    prepared: GraphModule,
+    batches: Sequence[Batch],
+    buffers: Mapping[str, torch.Tensor],
+) -> list[TensorLoss]:
+    """Measure each quantized tensor of a calibrated program, with others in floats.
+
+    ``buffers``: those that the program writes by name, with their first values.
+    """
+    module = _without_rounding(prepared)
+    tensors = list(_tensors(module))
+    count = RUNS // max(len(tensors), 1)
+    chosen = _spread(batches, min(max(count, 1), BATCHES))
+
+    def outputs() -> list[list[torch.Tensor]]:
+        for name, value in buffers.items():
+            module.get_buffer(name).copy_(value)
+        return [_outputs(module, batch) for batch in chosen]
+
     found = []
     with TRACING, torch.no_grad():
-        start = time.perf_counter()
-        floats = _Rounding(prepared)
-        outputs = [floats.outputs(batch) for batch in batches[:1]]
-        once = time.perf_counter() - start
-        count = int(SECONDS / max(once * len(tensors), 1e-9))
-        chosen = _spread(batches, min(max(count, 1), BATCHES))
-        outputs = [floats.outputs(batch) for batch in chosen]
+        expected = outputs()
         for tensor in tensors:
-            rounding = _Rounding(prepared, tensor.observers)
-            noise = 0.0
-            for batch, expected in zip(chosen, outputs, strict=True):
-                noise += _noise(rounding.outputs(batch), expected)
+            rounders = [module.get_submodule(str(o.target)) for o in tensor.observers]
+            with _Rounding(rounders) as rounding:
+                noise = _noise(outputs(), expected)
             calls = _calls_around(tensor)
             if calls and rounding.seen:
+                is_constant = tensor.value.op == "get_attr"
+                is_constant &= str(tensor.value.target) not in buffers
                 found.append(
                     TensorLoss(
                         layer=calls[0],
                         calls=tuple(calls),
-                        is_weight=tensor.value.op == "get_attr",
+                        is_weight=is_constant,
                         is_output=_is_output(tensor),
                         snr=rounding.snr(),
                         bits=rounding.bits(),
-                        noise=noise / len(chosen),
+                        noise=noise,
                     )
                 )
     return found
@@ -93,13 +130,19 @@ def _spread(batches: Sequence[Batch], count: int) -> list[Batch]:
     return list(batches[::step][:count])
 
 
-def _tensors(prepared: GraphModule) -> Iterator[_Observed]:
+class _Observed(NamedTuple):
+    """A value of the main graph, and its observers."""
+
+    observers: tuple[Node, ...]
+    value: Node
+
+
+def _tensors(module: GraphModule) -> Iterator[_Observed]:
     """Yield the observed tensors of the main graph, but not biases."""
     by_value: dict[Node, list[Node]] = {}
-    for observer in observer_calls(prepared):
-        module = prepared.get_submodule(str(observer.target))
+    for observer in observer_calls(module):
         # torchao's observer of a bias, whose scale follows from those of the operands
-        if not hasattr(module, "obs_or_fqs"):
+        if isinstance(module.get_submodule(str(observer.target)), _Rounder):
             by_value.setdefault(observed(observer), []).append(observer)
     for value, observers in by_value.items():
         yield _Observed(tuple(observers), value)
@@ -112,53 +155,80 @@ def _calls_around(tensor: _Observed) -> list[str]:
         calls += observer.users
     names = dict[str, None]()
     for call in calls:
-        if call.op == "call_function" and layer_of(call):
+        if call.op == "call_function" and not leaves_program(call) and layer_of(call):
             names[layer_of(call)] = None
     return list(names)
 
 
 def _is_output(tensor: _Observed) -> bool:
-    """Return whether the program returns a tensor."""
+    """Return whether the program returns a tensor, or writes it to a buffer."""
     users = [user for observer in tensor.observers for user in observer.users]
-    return any(user.op == "output" for user in users)
+    return any(map(leaves_program, users))
 
 
-class _Rounding(Interpreter):
-    """Runs a program in floats, but rounds the values of some observers to integers."""
+class _Rounder(torch.nn.Module):
+    """Replaces an observer: passes values on, and rounds them in a ``_Rounding``."""
 
-    def __init__(self, prepared: GraphModule, observers: Sequence[Node] = ()) -> None:
-        super().__init__(prepared)
-        self.observers = set(observers)
+    def __init__(self, observer: Any) -> None:
+        super().__init__()
+        self.observer = observer
+        self.rounding: _Rounding | None = None
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if self.rounding is None:
+            return value
+        rounded, integers = _rounded(value, self.observer)
+        self.rounding.record(value, rounded, integers)
+        return rounded
+
+
+def _without_rounding(prepared: GraphModule) -> GraphModule:
+    """Return a copy of a calibrated program that computes in floats.
+
+    It has a ``_Rounder`` in the place of each observer, and no observers of biases.
+    """
+    with quietly():
+        module = copy.deepcopy(prepared)
+    for body in bodies(module):
+        for call in observer_calls(body):
+            observer = body.get_submodule(str(call.target))
+            is_derived = hasattr(observer, "obs_or_fqs")
+            replacement = torch.nn.Identity() if is_derived else _Rounder(observer)
+            setattr(body, str(call.target), replacement)
+    return module
+
+
+def _outputs(module: GraphModule, batch: Batch) -> list[torch.Tensor]:
+    """Return the outputs of a batch, in double precision."""
+    # a program may write its inputs
+    args, kwargs = copy.deepcopy((batch.args, batch.kwargs))
+    tensors = pytree.tree_leaves(module(*args, **kwargs))
+    return [t.double() for t in tensors if isinstance(t, torch.Tensor)]
+
+
+class _Rounding:
+    """Lets some rounders round in a ``with`` block, and describes what they rounded."""
+
+    def __init__(self, rounders: Sequence[Any]) -> None:
+        self.rounders = rounders
         self.signal = 0.0
         self.error = 0.0
         self.seen: list[torch.Tensor] = []
         self.integers: list[torch.Tensor] = []
 
-    def outputs(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the outputs of a batch, in double precision."""
-        leaves = pytree.tree_leaves((batch.args, batch.kwargs))
-        # a program may write its inputs
-        returned = self.run(*copy.deepcopy(leaves))
-        tensors = pytree.tree_leaves(returned)
-        return [t.double() for t in tensors if isinstance(t, torch.Tensor)]
+    def __enter__(self) -> _Rounding:
+        for rounder in self.rounders:
+            rounder.rounding = self
+        return self
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module = self.fetch_attr(str(target))
-        if not hasattr(module, "calculate_qparams"):
-            return super().call_module(target, args, kwargs)
-        return args[0]
+    def __exit__(self, *error: object) -> None:
+        for rounder in self.rounders:
+            rounder.rounding = None
 
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n not in self.observers:
-            return value
-        rounded, integers = _rounded(value, self.fetch_attr(str(n.target)))
-        self._record(value, rounded, integers)
-        return rounded
-
-    def _record(
+    def record(
         self, value: torch.Tensor, rounded: torch.Tensor, integers: torch.Tensor
     ) -> None:
+        """Add values, as they were and as their integers represent them."""
         self.signal += float(value.double().square().sum())
         self.error += float((rounded - value).double().square().sum())
         step = max(1, value.numel() // _VALUES)
@@ -196,10 +266,28 @@ def _rounded(value: torch.Tensor, observer: Any) -> tuple[torch.Tensor, torch.Te
     return (integers - zero_point) * scale, integers
 
 
-def _noise(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the squared errors of outputs, relative to the squares of each output."""
+def _noise(
+    got: Sequence[Sequence[torch.Tensor]], expected: Sequence[Sequence[torch.Tensor]]
+) -> float:
+    """Return the squared errors of each output, relative to its squares, and summed.
+
+    ``got`` and ``expected``: the outputs of each batch. Elements that are infinite or
+    NaN in floats are left out: a masked score has no error. An output of another shape
+    has the most noise.
+    """
     noise = 0.0
-    for one, other in zip(got, expected, strict=True):
-        error = float((one - other).square().nan_to_num().sum())
-        noise += error / max(float(other.square().sum()), 1e-30)
+    for position in range(len(expected[0])):
+        error = 0.0
+        signal = 0.0
+        for values, floats in zip(got, expected, strict=True):
+            one = values[position]
+            other = floats[position]
+            if one.shape != other.shape:
+                return _MOST_NOISE
+            finite = other.isfinite()
+            error += float((one - other)[finite].square().sum())
+            signal += float(other[finite].square().sum())
+        if signal > 0:
+            is_small = error < _MOST_NOISE * signal  # False if the error is NaN
+            noise += error / signal if is_small else _MOST_NOISE
     return noise

@@ -5,7 +5,7 @@ Such values were NaN or infinite. The calls around them stay in floats, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -157,6 +157,21 @@ def remove_observers(body: GraphModule, without: set[Node]) -> None:
     compute_in_floats(body, calls, without)
 
 
+def with_joined_calls(calls: Iterable[Node]) -> set[Node]:
+    """Return calls, with all before them that are computed together with them.
+
+    For example, a convolution and a limit after it have no observer between them.
+    """
+    pending = [*calls]
+    found = set[Node]()
+    while pending:
+        call = pending.pop()
+        if call not in found:
+            found.add(call)
+            pending += [n for n in call.all_input_nodes if n.op == "call_function"]
+    return found
+
+
 def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -> None:
     """Give ``calls`` float operands and results, and remove the observers ``without``.
 
@@ -164,14 +179,7 @@ def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -
     dequantized for this call.
     """
     observers = set(observer_calls(body))
-    pending = [*calls]
-    floats = set[Node]()
-    while pending:
-        call = pending.pop()
-        if call not in floats:
-            floats.add(call)
-            # a convolution and a limit after it have no observer between them
-            pending += [n for n in call.all_input_nodes if n.op == "call_function"]
+    floats = with_joined_calls(calls)
     for observer in observers:
         value = observed(observer)
         # torchao's observer of a bias, whose scale follows from those of the operands
@@ -179,13 +187,18 @@ def compute_in_floats(body: GraphModule, calls: set[Node], without: set[Node]) -
         # no call computes this value in integers, so floats need no dequantization
         is_plain = value in floats or value.op != "call_function" or is_derived
         for user in list(observer.users):
-            in_floats = user in floats or (user.op == "output" and value in floats)
+            in_floats = user in floats or (leaves_program(user) and value in floats)
             if observer in without or (in_floats and is_plain):
                 user.replace_input_with(observer, value)
     for node in reversed(list(body.graph.nodes)):
         if node in observers and not node.users:
             body.graph.erase_node(node)
     body.recompile()
+
+
+def leaves_program(user: Node) -> bool:
+    """Return whether a user of a value returns it, or writes it to a buffer."""
+    return user.op == "output" or user.target is torch.ops.aten.copy_.default
 
 
 def observed(observer: Node) -> Node:
