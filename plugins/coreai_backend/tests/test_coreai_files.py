@@ -235,7 +235,10 @@ def test_commands_take_an_archive(tmp_path, capsys):
     assert "accepted by Core AI" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "text", "empty", "two"])
+DAMAGES = ["cut", "changed", "place", "name", "password", "text", "empty", "two"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_archive_is_an_error(tmp_path, damage):
     path, _, inputs = zipped(tmp_path)
     content = bytearray(path.read_bytes())
@@ -243,6 +246,17 @@ def test_a_damaged_archive_is_an_error(tmp_path, damage):
         path.write_bytes(content[: len(content) // 2])
     elif damage == "changed":
         content[len(content) // 3] ^= 255
+        path.write_bytes(content)
+    elif damage in ("place", "name", "password"):
+        entry = content.index(b"PK\x01\x02")
+        if damage == "place":  # the directory begins before the file
+            content[content.rindex(b"PK\x05\x06") + 16 + 2] = 255
+        elif damage == "name":
+            content[entry + 9] |= 8  # names are UTF-8
+            content[entry + 46] = 255
+        else:
+            content[entry + 8] |= 1
+            content[content.index(b"PK\x01\x02", entry + 1) + 8] |= 1
         path.write_bytes(content)
     elif damage == "text":
         path.write_text("no archive")
@@ -253,3 +267,28 @@ def test_a_damaged_archive_is_an_error(tmp_path, damage):
             archive.writestr("other.aimodel/main.mlirb", b"")
     with pytest.raises(FormatError):
         delegraph.load(path)(*inputs)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_of_archives_are_refused(tmp_path, method):
+    path, _, _ = zipped(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(FormatError, match="stored or deflated"):
+        delegraph.load(path)
+
+
+def test_an_archive_unpacks_to_a_bounded_size(tmp_path, monkeypatch):
+    from delegraph_coreai import zipped as module
+
+    path, _, _ = zipped(tmp_path)
+    monkeypatch.setattr(module, "_SMALL", 1 << 20)
+    delegraph.load(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in module._PARTS:
+            archive.writestr(f"net.aimodel/{part}", bytes(1 << 20))
+    with pytest.raises(FormatError, match="at most 32 times its size"):
+        delegraph.load(path)

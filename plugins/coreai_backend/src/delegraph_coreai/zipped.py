@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -28,6 +30,12 @@ from .format import BYTECODE, DIGEST, METADATA, CoreAIFormat
 SUFFIX = ".aimodel"
 _PARTS = (BYTECODE, DIGEST, METADATA)
 """The files of a folder that are read. Core AI can make all others again."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Python reads others without a bound of the memory."""
+_EXPANSION = 32
+"""How many times larger than the archive its files may be: weights compress little."""
+_SMALL = 1 << 30
+"""The bytes that the files of any archive may have."""
 
 
 class ZippedCoreAIFormat(DelegateFormat):
@@ -98,22 +106,51 @@ def _unpacked(path: Path) -> Iterator[Path]:
         try:
             with zipfile.ZipFile(path) as archive:
                 prefix = _prefix_of(archive.namelist())
-                for part in _PARTS:
+                members = [archive.getinfo(prefix + part) for part in _PARTS]
+                _expect_small(members, path.stat().st_size)
+                for member, part in zip(members, _PARTS, strict=True):
                     # only these names are used: those in an archive may lead elsewhere
-                    (folder / part).write_bytes(archive.read(prefix + part))
+                    with (
+                        archive.open(member) as source,
+                        (folder / part).open("wb") as f,
+                    ):
+                        shutil.copyfileobj(source, f)
         except (
             zipfile.BadZipFile,
             zlib.error,
             KeyError,
             EOFError,
-            RuntimeError,  # it has a password
-            NotImplementedError,  # an unknown compression
+            OSError,
+            ValueError,  # a name that is no UTF-8
+            RuntimeError,  # it has a password, or a newer version
         ) as error:
+            # a damaged archive may lead to a place before its beginning
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
             text = str(error).strip("'\"") or type(error).__name__
             raise FormatError(
                 "format-invalid", f"no Core AI model in this archive: {text:.200}"
             ) from error
         yield folder
+
+
+def _expect_small(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Raise FormatError if an archive of ``size`` bytes may fill the disk."""
+    for member in members:
+        if member.compress_type not in _METHODS:
+            raise FormatError(
+                "format-invalid",
+                f"{member.filename!r:.80} is compressed by method"
+                f" {member.compress_type}; delegraph reads archives that are stored or"
+                " deflated",
+            )
+    total = sum(member.file_size for member in members)
+    if total > max(_SMALL, _EXPANSION * size):
+        raise FormatError(
+            "format-invalid",
+            f"the archive of {size} bytes declares files of {total} bytes; delegraph"
+            f" unpacks at most {_EXPANSION} times its size",
+        )
 
 
 def _prefix_of(names: Sequence[str]) -> str:
