@@ -78,6 +78,56 @@ def test_sizes_may_vary():
     assert lowered.verify(torch.randn(5, 3, 16, 16)).relative_error < 1e-5
 
 
+DYNAMIC = torch.export.Dim.DYNAMIC
+NEED = [
+    (lambda x: x.exp() + 1, 1),
+    (lambda x: torch.cat([x, x + 1]), 1),
+    (lambda x: x[1:] + 1, 2),
+    (lambda x: x[2:] - x[:-2], 3),
+    (lambda x: x[: x.shape[0] // 2] + 1, 2),
+]
+
+
+@pytest.mark.parametrize(("function", "least"), NEED)
+def test_calls_that_make_empty_tensors_are_errors(function, least):
+    """Core AI would end the process."""
+    x = torch.randn(12, 4)
+    lowered = check_whole(function, x, dynamic_shapes=(({0: DYNAMIC},),))
+    for size in (least, least + 1, 12):
+        torch.testing.assert_close(lowered(x[:size]), function(x[:size]))
+    for size in range(least):
+        with pytest.raises(InputError, match=f"needs {least} there|of at least"):
+            lowered(x[:size])
+
+
+def test_a_position_of_zero_is_no_empty_tensor():
+    function = lambda x, y: torch.linalg.inv(x) * (y.shape[0] - 1) + y.shape[0]
+    dims = ((None, {0: DYNAMIC}),)
+    lowered = lower(function, torch.eye(2), torch.ones(4), dynamic_shapes=dims)
+    assert lowered.delegates
+    assert torch.equal(lowered(torch.eye(2), torch.ones(1)), torch.ones(2, 2))
+
+
+def test_a_size_is_not_zero():
+    """The delegate gets the size: the host keeps the tensor, in float64."""
+    function = lambda x, y: x.sum() * torch.ones(y.shape[0]) + 1
+    dims = ((None, {0: DYNAMIC}),)
+    wide = torch.ones(4, dtype=torch.float64)
+    lowered = lower(function, torch.ones(2), wide, dynamic_shapes=dims)
+    assert lowered(torch.ones(2), wide[:1]).tolist() == [3]
+    with pytest.raises(InputError, match="is the size 0"):
+        lowered(torch.ones(2), wide[:0])
+
+
+def test_sizes_that_no_input_bounds_stay_on_the_host():
+    function = lambda x, y: x[y.shape[0] :] + 1
+    x = torch.randn(5, 4)
+    dims = (({0: DYNAMIC}, {0: DYNAMIC}),)
+    lowered = lower(function, x, torch.ones(3), dynamic_shapes=dims)
+    assert "may be 0" in str(lowered.report)
+    assert lowered(x, torch.ones(4)).shape == (1, 4)
+
+
 def test_a_size_is_an_input_and_an_output():
     function = lambda x, y: (x * y.shape[0], y.shape[0] + 1)
     dims = ((None, {0: torch.export.Dim.DYNAMIC}),)
@@ -396,6 +446,9 @@ PUTS = [
     ([torch.tensor([1, 3]), None, torch.tensor([0, 2])], (8,)),
     ([torch.tensor([[1], [3]]), torch.tensor([0, 5])], (2, 1)),
     ([None, torch.tensor([1, 3]), torch.tensor([0, 2])], ()),
+    ([None, torch.tensor([[1]])], (4, 1, 1, 3)),
+    ([None, None, torch.tensor([[1, 2]])], (4, 1, 1, 2)),
+    ([torch.tensor([2]), None, torch.tensor([[0, 1], [2, 1]])], (2, 1, 8)),
 ]
 
 
@@ -404,6 +457,33 @@ def test_values_are_repeated_for_all_places(indices, shape):
     """Core AI would take wrong values, or end the process."""
     put = lambda x, y: torch.ops.aten.index_put(x, indices, y)
     check_whole(put, torch.randn(4, 8, 3), torch.randn(shape), error=0)
+
+
+def check_put(lengths, indices, values, dynamic):
+    """Write rows at places whose number varies. Return the number of delegates."""
+    put = lambda x, places, y: torch.index_put(x, places, y)
+    args = (torch.randn(6, 8, 3), indices, values(4))
+    lowered = lower(put, *args, dynamic_shapes=((None, *dynamic),))
+    for length in lengths:
+        args = (args[0], [index[:length] for index in indices], values(length))
+        assert torch.equal(lowered(*args), put(*args))
+    return len(lowered.delegates)
+
+
+def test_the_number_of_places_may_vary():
+    rows = torch.export.Dim("rows")
+    indices = [torch.tensor([5, 0, 3, 1])]
+    whole = lambda length: torch.randn(length, 8, 3)
+    assert check_put((1, 2, 4), indices, whole, ([{0: rows}], {0: rows})) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 3), (1, 1, 3), (4, 1, 3)])
+def test_values_for_a_varying_number_of_places_stay_on_the_host(shape):
+    rows = torch.export.Dim("rows")
+    indices = [torch.tensor([5, 0, 3, 1])]
+    repeated = lambda length: torch.randn(min(length, shape[0]), *shape[1:])
+    dynamic = ([{0: rows}], {0: rows} if shape[0] == 4 else None)
+    assert check_put((1, 2, 4), indices, repeated, dynamic) == 0
 
 
 def test_a_mask_of_places_may_have_no_true_element():

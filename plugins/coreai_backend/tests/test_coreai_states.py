@@ -8,9 +8,11 @@ import pytest
 import torch
 from delegraph.errors import FormatError
 from delegraph.formats import join
+from delegraph_engines import Signature
 from torch import nn
 
 pytest.importorskip("coreai_torch")
+from delegraph_coreai.names import MARK
 from delegraph_coreai.runtime import CoreAIRuntime
 
 
@@ -65,6 +67,37 @@ def test_a_delegate_keeps_its_states():
     assert not lowered.exported_program().graph_signature.buffers_to_mutate
     check_steps(lowered, model, steps())
     assert model.total.tolist() == [1, 2, 3, 4]
+
+
+LISTS = {
+    "none": lambda row: None,
+    "a text": lambda row: "keys",
+    "too few fields": lambda row: [row[:1]],
+    "another name": lambda row: [["other", *row[1:]]],
+    "a number as name": lambda row: [[3, *row[1:]]],
+    "no buffer": lambda row: [[row[0], None, *row[2:]]],
+    "another type": lambda row: [[*row[:2], "complex32", *row[3:]]],
+    "no type": lambda row: [[*row[:2], "nn", *row[3:]]],
+    "sizes of floats": lambda row: [[*row[:3], [3.0], None]],
+    "negative sizes": lambda row: [[*row[:3], [-3, -1], None]],
+    "large sizes": lambda row: [[*row[:3], [2**40], None]],
+    "a size": lambda row: [[*row[:3], 3, None]],
+    "a table as key": lambda row: [[*row[:4], {}]],
+    "a missing key": lambda row: [[*row[:4], "other"]],
+    "twice": lambda row: [row, row],
+    "no states": lambda row: [],
+}
+
+
+@pytest.mark.parametrize("damage", LISTS)
+def test_a_wrong_list_of_states_is_an_error(tmp_path, damage):
+    (delegate,) = lower(Overwrites(), torch.ones(3)).delegates
+    content, signature, facts = Signature.unseal(bytes(delegate.blob), MARK)
+    facts["states"] = LISTS[damage](facts["states"][0])
+    path = tmp_path / "main.mlirb"
+    path.write_bytes(content)
+    with pytest.raises(FormatError):
+        CoreAIRuntime.load(signature.seal(path, MARK, **facts), [], {})
 
 
 def test_instances_and_comparisons_begin_with_the_first_values():

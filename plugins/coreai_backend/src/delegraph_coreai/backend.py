@@ -45,6 +45,7 @@ class CoreAIBackend(BackendDetails):
         facts = {
             "weights": holes,
             "states": list_states(draft.states, store),
+            "least": draft.least,
         }
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "main.mlirb")

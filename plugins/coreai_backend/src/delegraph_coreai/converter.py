@@ -11,8 +11,10 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from coreai.authoring import AIProgram, Module, graph_builder
@@ -40,10 +42,13 @@ with warnings.catch_warnings():
 
 from .border_types import keep_floats
 from .corrections import RULES
+from .least_sizes import MaybeEmpty, least_sizes
 from .names import MAIN
 
 DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default
 INDEX_PUT = torch.ops.aten.index_put.default
+_EXPAND = torch.ops.aten.expand.default
+_VIEW = torch.ops.aten.view.default
 
 
 class Draft(NumberedCalls):
@@ -51,6 +56,7 @@ class Draft(NumberedCalls):
 
     Inputs are named ``x0``, ``x1``, ..., outputs ``y0``, ``y1``, ..., states ``s0``,
     ``s1``, .... ``states``: the first values of the states, by name of the buffer.
+    ``least``: the least sizes of inputs.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -60,9 +66,13 @@ class Draft(NumberedCalls):
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         numbers = {node: number for number, node in enumerate(self.calls)}
         keep_floats(program)
-        _expand_values(program)
+        _list_places(program)
         _separate_outputs(program)
         self.states = _order_states(program)
+        try:
+            self.least = least_sizes(program)
+        except MaybeEmpty as error:
+            raise self.refused(str(error), f"n{numbers[error.call]}/") from error
         _sizes_as_tensors(program)
         converter = _Converter()
         try:
@@ -179,37 +189,55 @@ def has_rule(node: Node) -> bool:
     return f"{namespace}::{name}" in RULES
 
 
-def _expand_values(program: ExportedProgram) -> None:
-    """Give ``index_put`` one value for each place.
+def _list_places(program: ExportedProgram) -> None:
+    """Give ``index_put`` its places in one axis, and one value for each place.
 
-    Core AI reads beyond values that it should repeat, or takes wrong ones.
+    Core AI ends the process for some places in two axes. It reads beyond values that it
+    should repeat, or takes wrong ones.
     """
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=INDEX_PUT):
-        value: Any = node.args[2]
         shape = indexed_shape(node)
-        if shape is None or tuple(value.meta["val"].shape) == shape:
-            continue
+        if not all(isinstance(size, int) for size in shape):
+            continue  # the support check took it: it has the right form
+        given: Any = node.args[1]
+        indices = list(given)
+        positions = [k for k, index in enumerate(indices) if index is not None]
+        each = [indices[k].meta["val"].shape for k in positions]
+        places = np.broadcast_shapes(*each)
+        first = positions[0]
+        if positions[-1] - first >= len(positions):  # torch moves the axes to the front
+            first = 0
+        flat = (*shape[:first], prod(places), *shape[first + len(places) :])
         with graph.inserting_before(node):
-            expanded = graph.call_function(
-                torch.ops.aten.expand.default, (value, list(shape))
-            )
-        with TRACING:
-            expanded.meta["val"] = value.meta["val"].expand(shape)
-        node.update_arg(2, expanded)
+            for k in positions:
+                expanded = _shaped(_EXPAND, indices[k], places)
+                indices[k] = _shaped(_VIEW, expanded, (prod(places),))
+            values: Any = node.args[2]
+            values = _shaped(_VIEW, _shaped(_EXPAND, values, shape), flat)
+        node.update_arg(1, indices)
+        node.update_arg(2, values)
 
 
-def indexed_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of the places that ``index_put`` writes.
+def _shaped(operator: Any, value: Node, shape: tuple[int, ...]) -> Node:
+    """Return ``value``, given ``shape`` by a call of ``operator`` if it has another."""
+    val = value.meta["val"]
+    if tuple(val.shape) == shape:
+        return value
+    call = value.graph.call_function(operator, (value, list(shape)))
+    with TRACING:
+        call.meta["val"] = val.new_empty(shape)
+    return call
 
-    It is None if it varies.
-    """
+
+def indexed_shape(node: Node) -> torch.Size:
+    """Return the shape of the places that ``index_put`` writes."""
     target: Any = node.args[0]
     indices: Any = node.args[1]
     given = [index and index.meta["val"] for index in indices]
     with TRACING:
-        shape = torch.ops.aten.index.Tensor(target.meta["val"], given).shape
-    return tuple(shape) if all(isinstance(size, int) for size in shape) else None
+        found: torch.Tensor = torch.ops.aten.index.Tensor(target.meta["val"], given)
+    return found.shape
 
 
 def _separate_outputs(program: ExportedProgram) -> None:

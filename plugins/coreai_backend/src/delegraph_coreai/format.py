@@ -34,7 +34,7 @@ from delegraph.formats import (
 from delegraph.io.escape_for_terminal import printable
 from delegraph.runtime import BEGINNING, BlobHeader
 
-from .names import MAIN, MARK
+from .names import DTYPES, MAIN, MARK
 
 if TYPE_CHECKING:
     from delegraph.delegates import DelegateInfo
@@ -46,17 +46,6 @@ PROGRAM = "program"
 """The key of the whole program among the named data of a folder."""
 PRODUCER = "delegraph.producer"
 """The key of metadata with distribution and version of the backend."""
-DTYPES = {
-    "Float32": "float32",
-    "Float16": "float16",
-    "BFloat16": "bfloat16",
-    "Int8": "int8",
-    "UInt8": "uint8",
-    "Int16": "int16",
-    "Int32": "int32",
-    "Bool": "bool",
-}
-"""Core AI's names of types -> torch's."""
 _TYPE = re.compile(r"NDArray \((\w+)(?:, ([^)]*))?\)")
 _NAMES = {"coreai.name", "MutableBuffers.buffer_mutation"}
 """Attributes with the name of an input or output. A state has its own in both."""

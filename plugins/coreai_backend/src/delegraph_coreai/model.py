@@ -32,6 +32,7 @@ from delegraph.errors import FormatError
 from delegraph_engines import Signature
 from delegraph_engines.signature import DeclaredType, Type
 
+from .least_sizes import Least, expect_least
 from .names import NARROW
 
 Array = np.ndarray[Any, Any]
@@ -111,16 +112,19 @@ class Loaded:
         function: InferenceFunction,
         signature: Signature,
         states: Mapping[str, NDArray],
+        least: Iterable[Least] = (),
     ) -> None:
         """Raises FormatError if the model takes or returns other types.
 
-        ``states``: the values that Core AI changes in place, by name.
+        ``states``: the values that Core AI changes in place, by name. ``least``: the
+        least sizes of inputs.
         """
         self.function = function
         self.signature = signature
         self._states = dict(states)
         # calls of several threads would change the states at the same time
         self._turn = threading.Lock() if states else nullcontext()
+        self._least = list(least)
         self._inputs = function.desc.input_names
         self._outputs = function.desc.output_names
         if (why := self._why_mismatch()) is not None:
@@ -130,6 +134,7 @@ class Loaded:
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
         arrays = self.signature.arrays(args, int64_bits=32)
+        expect_least(self._least, arrays)
         types = [dtype for dtype, _ in self.signature.inputs]
         values = map(value_of, arrays, types)
         inputs = dict(zip(self._inputs, values, strict=True))
@@ -147,26 +152,10 @@ class Loaded:
         described = self.function.desc
         inputs = map(described.input_descriptor, self._inputs)
         outputs = map(described.output_descriptor, self._outputs)
-        return (
-            self.signature.why_mismatch(
-                _declared(inputs, self.signature.inputs),
-                _declared(outputs, self.signature.outputs),
-            )
-            or self._why_other_states()
+        return self.signature.why_mismatch(
+            _declared(inputs, self.signature.inputs),
+            _declared(outputs, self.signature.outputs),
         )
-
-    def _why_other_states(self) -> str | None:
-        """Return how the states of the model differ from those of its blob, or None."""
-        described = self.function.desc
-        if sorted(described.state_names) != sorted(self._states):
-            names = ", ".join(described.state_names) or "none"
-            return f"its states are {names}"
-        for name, value in self._states.items():
-            wanted = described.state_descriptor(name)
-            sizes = tuple(wanted.shape)
-            if (wanted.dtype, sizes) != (value.dtype, tuple(value.shape)):
-                return f"its state {name} is {wanted.dtype} {sizes}"
-        return None
 
 
 def _declared(descriptors: Iterable[Any], types: Sequence[Type]) -> list[DeclaredType]:

@@ -10,6 +10,7 @@ from delegraph.errors import FormatError
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 from delegraph_engines import Signature, compare_releases
 
+from .least_sizes import least_of
 from .model import Loaded, load_function, load_model
 from .names import MAIN, MARK
 from .states import first_values, zeros
@@ -39,10 +40,10 @@ class CoreAIRuntime(BackendRuntime):
         model = load_model(filled(content, facts, named_data))
         function = load_function(model, name)
         if "states" in facts:
-            states = first_values(facts, named_data)
+            states = first_values(function, facts, named_data)
         else:  # the program of a file
             states = zeros(function)
-        return Loaded(function, signature, states)
+        return Loaded(function, signature, states, least_of(facts, signature))
 
     @staticmethod
     def compatible(

@@ -6,7 +6,7 @@ value. Zeros need no key. Each load of a blob begins with the first values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from delegraph.errors import FormatError
 from delegraph_engines import add_by_content, expect_data
 
 from .model import value_of
+from .names import DTYPES
 from .weights import WEIGHT
 
 
@@ -50,14 +51,18 @@ def list_states(
 
 
 def first_values(
-    facts: Mapping[str, Any], named_data: Mapping[str, bytes]
+    function: InferenceFunction,
+    facts: Mapping[str, Any],
+    named_data: Mapping[str, bytes],
 ) -> dict[str, NDArray]:
-    """Return new values for the states of a blob, by name.
+    """Return new values for the states of a function, by name.
 
-    Raises FormatError for facts or data that do not fit.
+    Raises FormatError for facts or data that do not fit the function.
     """
+    states = states_of(facts)
+    _expect_same(function, states)
     values = {}
-    for state in states_of(facts):
+    for state in states:
         kind = "int16" if state.dtype == "bfloat16" else state.dtype
         size = prod(state.sizes) * np.dtype(kind).itemsize
         if state.key is None:
@@ -69,21 +74,40 @@ def first_values(
     return values
 
 
+def _expect_same(function: InferenceFunction, states: Sequence[State]) -> None:
+    """Raise FormatError unless the states of a function are these."""
+    described = function.desc
+    listed = {state.name: (state.dtype, tuple(state.sizes)) for state in states}
+    found = {}
+    for name in described.state_names:
+        wanted = described.state_descriptor(name)
+        found[name] = (wanted.dtype, tuple(wanted.shape))
+    if found != listed or len(listed) < len(states):
+        text = f"the states of the Core AI model are {found!s:.80}; its blob lists"
+        raise FormatError("format-invalid", f"{text} {listed!s:.80}")
+
+
 def zeros(function: InferenceFunction) -> dict[str, NDArray]:
     """Return zeros for the states of a function, by name.
 
-    Raises FormatError for a state without fixed sizes.
+    Raises FormatError for a state without fixed sizes, or of another type.
     """
     described = function.desc
     values = {}
     for name in described.state_names:
         wanted = described.state_descriptor(name)
+        sizes = list(wanted.shape)
+        if not _are_sizes(sizes) or wanted.dtype not in DTYPES.values():
+            text = f"the state {name} has no fixed sizes, or a type that delegraph"
+            text += f" does not pass: {wanted.dtype} {sizes}"
+            raise FormatError("format-invalid", text)
+        kind = "int16" if wanted.dtype == "bfloat16" else wanted.dtype
         try:
-            array = np.zeros([int(size) for size in wanted.shape], wanted.dtype)
-        except TypeError as error:
-            text = f"the state {name} has no fixed sizes, but {wanted.shape}: {error}"
+            array = np.zeros(sizes, kind)
+        except (MemoryError, ValueError) as error:
+            text = f"the state {name} is too large for this host: {error}"
             raise FormatError("format-invalid", text) from error
-        values[name] = NDArray(array)
+        values[name] = value_of(array, wanted.dtype)
     return values
 
 
@@ -91,14 +115,23 @@ def states_of(facts: Mapping[str, Any]) -> list[State]:
     """Return the states that a blob lists. Raises FormatError for other data."""
     try:
         states = [State(*row) for row in facts.get("states", [])]
-        for state in states:
-            is_valid = isinstance(state.name, str) and prod(state.sizes) >= 0
-            if not is_valid or not isinstance(
-                getattr(torch, state.dtype, None), torch.dtype
-            ):
-                raise ValueError(f"{state!r:.80}")
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise FormatError(
             "format-invalid", f"the blob of CoreAIBackend lists no states: {error}"
         ) from error
+    for state in states:
+        texts = [state.name, state.buffer, state.dtype]
+        if state.key is not None:
+            texts.append(state.key)
+        are_texts = all(isinstance(text, str) for text in texts)
+        is_valid = are_texts and state.dtype in DTYPES.values()
+        if not is_valid or not _are_sizes(state.sizes):
+            raise FormatError("format-invalid", f"{state!r:.120} is no state of a blob")
     return states
+
+
+def _are_sizes(sizes: Any) -> bool:
+    """Whether a value is a list of sizes."""
+    return isinstance(sizes, list) and all(
+        type(size) is int and size >= 0 for size in sizes
+    )

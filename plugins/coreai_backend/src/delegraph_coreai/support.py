@@ -262,13 +262,19 @@ def _why_computed_otherwise(node: Node) -> str | None:
 
 def _why_no_places(node: Node) -> str | None:
     """Return a reason if the plugin cannot give ``index_put`` a value for each place."""
-    value: Any = node.args[2]
     indices: Any = node.args[1]
     if any(_is_bool(index) for index in indices):
         return "Core AI's runtime ends the process if a mask has no true element"
-    is_full = value.meta["val"].dim() == node.meta["val"].dim()
-    if indexed_shape(node) is None and not is_full:
+    shape = indexed_shape(node)
+    if all(isinstance(size, int) for size in shape):
+        return None
+    # compared as texts: comparisons of symbols would fix their sizes
+    values: Any = node.args[2]
+    if str(values.meta["val"].shape) != str(shape):
         return "Core AI repeats no values for places whose number varies"
+    given = [index.meta["val"] for index in indices if index is not None]
+    if len({str(val.shape) for val in given}) > 1 or given[0].dim() != 1:
+        return "Core AI repeats no places whose number varies"
     return None
 
 

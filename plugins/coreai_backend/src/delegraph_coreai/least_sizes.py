@@ -1,0 +1,176 @@
+"""The least sizes of dynamic inputs, so that no tensor of a delegate is empty.
+
+Core AI's runtime ends the process for many calls with empty tensors. ``x[1:] + 1`` needs
+two rows of ``x``. A call with smaller inputs is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import sympy
+import torch
+from delegraph.errors import FormatError, InputError
+from delegraph_engines import Signature
+from delegraph_programs import user_inputs
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+_LIMIT = 1 << 10
+"""The greatest least size that is searched."""
+
+
+class Least(NamedTuple):
+    """The least size of an input in one axis. The axis of a number is None."""
+
+    position: int
+    axis: int | None
+    size: int
+
+
+class MaybeEmpty(Exception):
+    """No least sizes of the inputs keep the result of ``call`` from being empty."""
+
+    def __init__(self, call: Node, size: torch.SymInt) -> None:
+        super().__init__(
+            f"the size {size} of {call.name} may be 0, and Core AI's runtime ends the"
+            " process for empty tensors"
+        )
+        self.call = call
+
+
+class _Place(NamedTuple):
+    """A place of the inputs with a dynamic size, and that size."""
+
+    position: int
+    axis: int | None
+    size: torch.SymInt
+
+
+def least_sizes(program: ExportedProgram) -> list[Least]:
+    """Return the least size of each dynamic place of the inputs.
+
+    Raises MaybeEmpty if other sizes make a tensor of the program empty.
+    """
+    places = list(_places(program))
+    least = dict[sympy.Symbol, int]()
+    for place in places:
+        if _is_linear(place.size):
+            (symbol,) = place.size.node.expr.free_symbols
+            found = place.size.node.shape_env.var_to_range[symbol].lower
+            # torch.export assumes sizes of at least 2, but its programs accept others
+            least[symbol] = int(found) if found > 2 else 1
+    # numbers may be 0, such as a position, but no axis of an input is
+    known = {str(place.size) for place in places if place.axis is not None}
+    for call in program.graph.nodes:
+        if call.op != "call_function":
+            continue
+        for size in _dynamic_sizes(call):
+            if str(size) not in known:
+                known.add(str(size))
+                _raise_least(least, call, size)
+    rows = []
+    for position, axis, size in places:
+        if axis is None and not size.node.expr.is_Symbol:
+            continue
+        lowest = _lower_bound(size, least) if _is_linear(size) else 1
+        rows.append(Least(position, axis, max(lowest, 1)))
+    return rows
+
+
+def _raise_least(
+    least: dict[sympy.Symbol, int], call: Node, size: torch.SymInt
+) -> None:
+    """Raise the least values of symbols until a size is not 0."""
+    symbols = size.node.expr.free_symbols
+    while _lower_bound(size, least) < 1:
+        (symbol, *others) = symbols
+        if others or least.get(symbol, _LIMIT) >= _LIMIT:
+            raise MaybeEmpty(call, size)
+        least[symbol] += 1
+
+
+def _lower_bound(size: torch.SymInt, least: Mapping[sympy.Symbol, int]) -> int:
+    """Return a lower bound of a size, for symbols that have these least values."""
+    expression = size.node.expr
+    ranges = {}
+    for symbol in expression.free_symbols:
+        upper = size.node.shape_env.var_to_range[symbol].upper
+        ranges[symbol] = ValueRanges(least.get(symbol, 1), upper)
+    bound = bound_sympy(expression, ranges).lower
+    return int(bound) if bound.is_Integer else 0
+
+
+def _is_linear(size: torch.SymInt) -> bool:
+    """Whether a size grows by a fixed number with its one symbol."""
+    expression = size.node.expr
+    if len(expression.free_symbols) != 1:
+        return False
+    factor = expression.diff(*expression.free_symbols)
+    return bool(factor.is_Integer and factor > 0)
+
+
+def _places(program: ExportedProgram) -> Iterator[_Place]:
+    """Yield the places of the inputs that have dynamic sizes."""
+    for position, node in enumerate(user_inputs(program)):
+        val = node.meta["val"]
+        if isinstance(val, torch.SymInt):
+            yield _Place(position, None, val)
+        elif isinstance(val, torch.Tensor):
+            for axis, size in enumerate(val.shape):
+                if isinstance(size, torch.SymInt):
+                    yield _Place(position, axis, size)
+
+
+def _dynamic_sizes(node: Node) -> Iterator[torch.SymInt]:
+    """Yield the dynamic sizes of the tensors of a node."""
+    for val in pytree.tree_leaves(node.meta.get("val")):
+        for size in getattr(val, "shape", ()):
+            if isinstance(size, torch.SymInt):
+                yield size
+
+
+def least_of(facts: Mapping[str, Any], signature: Signature) -> list[Least]:
+    """Return the least sizes that a blob lists. FormatError for other data.
+
+    If it lists none, such as that of a file, they are 1.
+    """
+    dynamic = set[tuple[int, int | None]]()
+    for position, (dtype, sizes) in enumerate(signature.inputs):
+        if dtype == "int":
+            dynamic.add((position, None))
+        dynamic |= {(position, axis) for axis, size in enumerate(sizes) if size == -1}
+    if "least" not in facts:
+        return [Least(*place, 1) for place in dynamic if place[1] is not None]
+    try:
+        rows = [Least(*row) for row in facts["least"]]
+        are_valid = all(
+            row[:2] in dynamic and type(row.size) is int and row.size > 0
+            for row in rows
+        )
+    except TypeError:
+        are_valid = False
+    if not are_valid:
+        text = f"the blob of CoreAIBackend lists no sizes: {facts['least']!r:.80}"
+        raise FormatError("format-invalid", text)
+    return rows
+
+
+def expect_least(rows: Sequence[Least], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Raise InputError for a call with an input that is too small."""
+    for position, axis, least in rows:
+        array = arrays[position]
+        size = int(array) if axis is None else array.shape[axis]
+        if size < least:
+            where = "is" if axis is None else f"has in axis {axis}"
+            raise InputError(
+                "input-invalid",
+                f"input {position} of the delegate {where} the size {size}, and Core"
+                f" AI's runtime needs {least} there: it computes no empty tensors",
+                hint="call it with larger inputs, or keep the operators that compute"
+                " with empty tensors on the host",
+            )
