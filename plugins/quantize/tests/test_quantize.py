@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import delegraph
-import delegraph_quantize
 import jsonschema
 import numpy as np
 import pytest
@@ -433,6 +432,16 @@ class Ragged(nn.Module):
         return self.blocks(x)
 
 
+def raised(module, given, errors, count, setting):
+    """Quantize with another precision of the worst modules."""
+    from delegraph_tosa.quantizer import TOSAQuantizer
+
+    quantizer = TOSAQuantizer()
+    for name in errors.worst_modules(count):
+        quantizer.set_module_name(name, setting)
+    return delegraph.quantize(module, given, quantizer=quantizer)
+
+
 def test_the_worst_modules_can_be_given_higher_precision():
     from delegraph_tosa.quantizer import Precision
 
@@ -452,9 +461,7 @@ def test_the_worst_modules_can_be_given_higher_precision():
         errors.to_text().splitlines()[0].split()[0] == "module"
         and errors.to_json()["layers"][0]["module"]
     )
-    precise = delegraph_quantize.raise_precision(
-        module, given, errors, 3, Precision(activations=torch.int16)
-    )
+    precise = raised(module, given, errors, 3, Precision(activations=torch.int16))
     assert torch.int16 in {
         n.meta["val"].dtype
         for n in precise.graph.nodes
@@ -463,7 +470,7 @@ def test_the_worst_modules_can_be_given_higher_precision():
     quantizes = [
         sum("quantize_per_tensor" in str(n.target) for n in program.graph.nodes)
         for program in (
-            delegraph_quantize.raise_precision(module, given, errors, 2),
+            raised(module, given, errors, 2, None),
             delegraph.quantize(module, given),
         )
     ]
@@ -502,31 +509,11 @@ def test_raised_activations_include_their_layer():
     assert len(worst) == (2 if worst[0] == "last" else 1)
     before = errors.layers[-1].snr
     for count in (1, 2):
-        better = delegraph_quantize.raise_precision(module, given, errors, count)
+        better = raised(module, given, errors, count, None)
         after = delegraph.quantization_errors(module, better, given)
         assert after.layers[-1].snr > before - 0.5, (
             f"{count} modules in floats: {before} dB before"
         )
-
-
-def test_precision_can_be_raised_by_module_name():
-    module = net()
-    given = batches()
-    errors = delegraph.quantization_errors(
-        module, delegraph.quantize(module, given), given, options=INT
-    )
-    with pytest.raises(OptionError, match="Quantizer has no set_module_name"):
-        delegraph_quantize.raise_precision(
-            module, given, errors, quantizer=BareQuantizer()
-        )
-    with pytest.raises(InputError, match="no layer of the errors is in a named module"):
-        delegraph_quantize.raise_precision(
-            module, given, delegraph_quantize.QuantizationErrors(())
-        )
-
-
-class BareQuantizer:
-    pass
 
 
 def test_errors_name_the_worst_layer():

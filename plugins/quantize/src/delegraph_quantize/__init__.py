@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         LayerError,
         QuantizationErrors,
         quantization_errors,
-        raise_precision,
     )
     from .recovery import Recovery, Trial, recover_accuracy
     from .sensitivity import TensorLoss
@@ -33,7 +32,6 @@ __all__ = [
     "Trial",
     "quantization_errors",
     "quantize",
-    "raise_precision",
     "recover_accuracy",
 ]
 
@@ -42,7 +40,7 @@ _HOME = {
     "TensorLoss": "sensitivity",
     **dict.fromkeys(("Recovery", "Trial", "recover_accuracy"), "recovery"),
     **dict.fromkeys(
-        ("LayerError", "QuantizationErrors", "quantization_errors", "raise_precision"),
+        ("LayerError", "QuantizationErrors", "quantization_errors"),
         "layer_errors",
     ),
 }

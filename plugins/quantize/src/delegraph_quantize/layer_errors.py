@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from delegraph import Registry, default_registry, lower
 from delegraph.command import provided
-from delegraph.errors import InputError, OptionError
+from delegraph.errors import InputError
 from delegraph.io.escape_for_terminal import table
 from delegraph_programs import (
     TRACING,
@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from .batch_norms import follows_layer, is_folded
 from .calibration import Batch, checked
 from .float_calls import LAYER
-from .flow import export_whole, module_of, quantize, quantizer_of
+from .flow import export_whole, module_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 
@@ -192,56 +192,6 @@ def quantization_errors(
         for k, total in enumerate(sums[:count])
     ]
     return QuantizationErrors(tuple(rows))
-
-
-def raise_precision(
-    program: Program,
-    calibration_batches: Iterable[Any],
-    errors: QuantizationErrors,
-    count: int = 5,
-    setting: Any = None,
-    *,
-    quantizer: Any = None,
-    backend: str | None = None,
-    dynamic_shapes: Any = None,
-    registry: Registry | None = None,
-) -> ExportedProgram:
-    """Quantize ``program`` again, with the ``count`` worst modules in other precision.
-
-    ``errors`` determines the worst modules. ``setting`` is the argument of the
-    quantizer's ``set_module_name``. None leaves the modules in floats;
-    ``delegraph_tosa.quantizer.Precision(activations=torch.int16)`` sets 16 bits for
-    TOSA. ``quantizer`` gets the settings; by default that of ``backend`` is made. The
-    other arguments and errors are those of ``quantize``. Raises also OptionError for a
-    quantizer without ``set_module_name``, and InputError if no layer of ``errors`` is
-    in a module.
-    """
-    registry = registry or default_registry()
-    quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
-    set_module_name = getattr(quantizer, "set_module_name", None)
-    if set_module_name is None:
-        text = (
-            f"{type(quantizer).__name__} has no set_module_name, so it cannot set the"
-            " precision of a module"
-        )
-        hint = "pass a quantizer= with set_module_name, or configure it otherwise"
-        raise OptionError("option-invalid", text, hint=hint)
-    modules = errors.worst_modules(count)
-    if not modules:
-        text = "no layer of the errors is in a named module, so no precision can be set"
-        raise InputError(
-            "input-invalid",
-            text,
-            hint="put the layers into submodules, or set operators of the quantizer",
-        )
-    for module in modules:
-        set_module_name(module, setting)
-    settled = {
-        "quantizer": quantizer,
-        "dynamic_shapes": dynamic_shapes,
-        "registry": registry,
-    }
-    return quantize(program, calibration_batches, **settled)
 
 
 def _pairs(
