@@ -131,6 +131,21 @@ def test_small_and_large_numbers_keep_their_digits(function):
     )
 
 
+def test_signs_of_zero_infinity_and_nan_are_those_of_torch():
+    inf = float("inf")
+    numbers = torch.tensor([0.0, -0.0, 1.0, -2.5, inf, -inf, float("nan"), 1e-40])
+    y, x = torch.cartesian_prod(numbers, numbers).unbind(1)
+    lowered = lower(torch.atan2, y, x)
+    assert lowered.host_operators == 0
+    angles = torch.atan2(y, x)
+    torch.testing.assert_close(lowered(y, x), angles, rtol=1e-6, atol=0, equal_nan=True)
+    is_number = angles == angles
+    signs = torch.signbit(angles)[is_number]
+    assert torch.equal(torch.signbit(lowered(y, x))[is_number], signs)
+    assert torch.equal(lower(torch.sign, x)(x), torch.sign(x))
+    check_whole(torch.sign, torch.arange(-3, 4), error=0)
+
+
 def test_a_bound_that_is_missing_is_infinite():
     x = torch.tensor([float("inf"), -float("inf"), 1.0, -1.0])
     check_whole(lambda x: (x.clamp(min=0), x.clamp(max=0)), x, error=0)
@@ -626,6 +641,27 @@ def test_quantization_to_a_part_of_int8_is_the_hosts():
     assert "ignores the range -8 to 7" in str(lowered.report)
 
 
+def test_a_bias_beyond_32_bits_divides_a_network():
+    weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
+
+    def quantized(x, scale):
+        x = QUANTIZED.quantize_per_tensor(x, scale, 0, *INT8)
+        return QUANTIZED.dequantize_per_tensor(x, scale, 0, *INT8)
+
+    def function(x):
+        w = QUANTIZED.dequantize_per_tensor(weight, 1e-3, 0, *INT8)
+        for scale, bias in ((0.1, 1.0), (1e-6, 40.0), (0.1, 1.0)):
+            y = nn.functional.linear(quantized(x, scale), w, torch.full((2,), bias))
+            x = quantized(y, 0.5).sin()
+        return x
+
+    lowered = lower(function, torch.ones(1, 2))
+    assert lowered.verify(torch.ones(1, 2)).relative_error < 1e-5
+    assert lowered.host_operators == 0 and len(lowered.delegates) == 2
+    note = "EngineError: the bias does not fit 32 bits"
+    assert note in str(lowered.report), lowered.report
+
+
 def test_a_bias_of_int8_keeps_its_zero_point():
     weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
     bias = torch.tensor([-128, 90], dtype=torch.int8)
@@ -642,7 +678,7 @@ def test_a_bias_of_int8_keeps_its_zero_point():
 
 
 @pytest.mark.parametrize("scale", [None, 0.01])
-def test_a_bias_beyond_32_bits_of_its_products_is_the_hosts(scale):
+def test_a_bias_beyond_32_bits_of_its_products_is_added_exactly(scale):
     weight = torch.tensor([[3, -5], [100, 7]], dtype=torch.int8)
     bias = torch.tensor([40.0, -30.0])
     ends = (-(2**31), 2**31 - 1, torch.int32)

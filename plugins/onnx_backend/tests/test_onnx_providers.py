@@ -6,7 +6,7 @@ import sys
 import delegraph
 import pytest
 import torch
-from delegraph.errors import DelegraphError, InputError, OptionError
+from delegraph.errors import DelegraphError, FormatError, InputError, OptionError
 from delegraph_onnx.plugin import package_of
 from torch import nn
 
@@ -123,32 +123,6 @@ def test_a_partition_of_which_a_provider_takes_nothing_is_refused():
 
 
 @needs_qnn
-def test_a_partition_that_a_provider_refuses_is_compiled_in_parts():
-    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
-
-    class Upsampling(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.before = nn.Conv2d(3, 4, 3, padding=1)
-            self.after = nn.Conv2d(4, 2, 1)
-
-        def forward(self, image):
-            features = torch.relu(self.before(image))
-            return self.after(nn.functional.interpolate(features, scale_factor=2.0))
-
-    torch.manual_seed(0)
-    batches = [(torch.randn(1, 3, 4, 5),) for _ in range(3)]
-    quantizer = TOSAQuantizer(Precision(torch.int16))
-    program = delegraph.quantize(Upsampling().eval(), batches, quantizer=quantizer)
-    options = {"onnx": {"ep": "qnn"}}
-    lowered = delegraph.lower(program, backends=["onnx"], options=options)
-    # it refuses a Resize of 16 bits; quantize and dequantize stay with the call
-    assert lowered.host_operators == 3 and len(lowered.delegates) == 2
-    assert "OpType:Resize" in str(lowered.report)
-    assert lowered.verify(*batches[0]).relative_error < 0.01
-
-
-@needs_qnn
 def test_only_the_operator_that_a_provider_names_is_left_to_the_host(monkeypatch):
     compiler = ort.ModelCompiler
 
@@ -168,6 +142,27 @@ def test_only_the_operator_that_a_provider_names_is_left_to_the_host(monkeypatch
     assert lowered.host_operators == 1 and len(lowered.delegates) == 2
     assert "1 x aten.sin.default  onnx: its compiler" in str(lowered.report)
     assert "has no kernel" in str(lowered.report)
+    assert lowered.verify(x).relative_error < 1e-2
+
+
+@needs_qnn
+def test_a_model_that_a_provider_compiles_and_does_not_load_is_divided(monkeypatch):
+    from delegraph_onnx.session import make_session
+
+    def load_without_erf(content, *others):
+        kinds = {
+            node.op_type for node in onnx.ModelProto.FromString(content).graph.node
+        }
+        if kinds >= {"EPContext", "Erf"}:
+            raise FormatError("format-invalid", "this context cannot be loaded")
+        return make_session(content, *others)
+
+    name = "delegraph_onnx.compile_ahead.make_session"
+    monkeypatch.setattr(name, load_without_erf)
+    x = torch.randn(4, 4)
+    lowered = lower(Function(lambda x: torch.relu(x @ x) + torch.erf(x)), x)
+    assert lowered.host_operators == 1 and len(lowered.delegates) >= 1
+    assert "cannot be loaded" in str(lowered.report)
     assert lowered.verify(x).relative_error < 1e-2
 
 

@@ -18,6 +18,7 @@ needs_qnn = pytest.mark.skipif(
 )
 QUANTIZED = torch.ops.quantized_decomposed
 INT8 = (-128, 127, torch.int8)
+INT16 = (-32767, 32767, torch.int16)
 INT32 = (-(2**31), 2**31 - 1, torch.int32)
 STEP_OF_INPUT = 0.5
 STEP_OF_WEIGHT = 0.01
@@ -328,6 +329,35 @@ def test_calls_of_a_shared_layer_are_right_on_an_npu(kind, bits):
     assert error < {8: 0.02, 16: 0.002}[bits]
 
 
+def check_on_npu(function, x, step):
+    """Check that an NPU computes all of a function, within a step of eager."""
+    options = {"onnx": {"ep": "qnn", "soc": "SM8750"}}
+    lowered = delegraph.lower(
+        Function(function).eval(), (x,), backends=["onnx"], options=options
+    )
+    assert lowered.host_operators == 0, lowered.report
+    assert (lowered(x) - function(x)).abs().max() < 1.01 * step
+
+
+@needs_qnn
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_channels_of_a_transposed_convolution_have_scales_on_an_npu(groups, with_bias):
+    """With groups, a weight has scales for the channels of one group only."""
+    weight = integers_of(4, 4 // groups, 3, 3)
+    scales = SCALES[: 4 // groups]
+    zeros = ZEROS[: 4 // groups]
+    bias = torch.tensor([3.0, -2.0, 1.0, 0.5]) if with_bias else None
+
+    def function(x):
+        w = QUANTIZED.dequantize_per_channel(weight, scales, zeros, 1, *INT8)
+        y = nn.functional.conv_transpose2d(quantized(x, 0.05), w, bias, groups=groups)
+        return quantized(y, STEP_OF_RESULT)
+
+    x = torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    check_on_npu(function, x, STEP_OF_RESULT)
+
+
 class Heads(nn.Module):
     """A token that is expanded to the batch, and a transpose of five dimensions."""
 
@@ -356,21 +386,13 @@ def for_snapdragon(model, batches):
 
 
 @needs_qnn
-def test_attention_of_16_bits_is_whole_on_an_npu():
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_16_bits_is_whole_on_an_npu(count, batch):
     torch.manual_seed(0)
-    batches = [(torch.randn(1, 5, 8),) for _ in range(3)]
-    lowered = for_snapdragon(Heads(1), batches)
+    batches = [(torch.randn(batch, 5, 8),) for _ in range(3)]
+    lowered = for_snapdragon(Heads(count), batches)
     assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
-    assert lowered.verify(*batches[0]).relative_error < 0.002
-
-
-@needs_qnn
-def test_a_model_that_a_provider_compiles_and_does_not_load_is_divided():
-    """ONNX Runtime computes constants for the NPU when it loads the model."""
-    torch.manual_seed(0)
-    batches = [(torch.randn(1, 5, 8),) for _ in range(3)]
-    lowered = for_snapdragon(Heads(3), batches)
-    assert lowered.delegates
     assert lowered.verify(*batches[0]).relative_error < 0.002
 
 
@@ -383,3 +405,44 @@ def test_activations_of_16_bits_are_whole_on_an_npu(activation):
     lowered = for_snapdragon(nn.Sequential(*layers, activation()), batches)
     assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
     assert lowered.verify(*batches[0]).relative_error < 0.002
+
+
+LAYERS_OF_16_BITS = {
+    "depthwise": lambda: [nn.Conv2d(8, 8, 3, groups=8)],
+    "depthwise with activation": lambda: [nn.Conv2d(8, 8, 3, groups=8), nn.ReLU6()],
+    "groups": lambda: [nn.Conv2d(8, 8, 3, groups=2), nn.ReLU()],
+    "upsampling": lambda: [nn.Upsample(scale_factor=2)],
+    "three dimensions": lambda: [nn.Unflatten(1, (2, 4)), nn.Conv3d(2, 4, 3)],
+    "transposed": lambda: [nn.ConvTranspose2d(8, 8, 3, groups=2), nn.ReLU()],
+}
+
+
+@needs_qnn
+@pytest.mark.parametrize("name", LAYERS_OF_16_BITS)
+def test_layers_of_16_bits_are_whole_on_an_npu(name):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), *LAYERS_OF_16_BITS[name]()]
+    batches = [(torch.randn(1, 3, 9, 9),) for _ in range(3)]
+    lowered = for_snapdragon(nn.Sequential(*layers), batches)
+    assert lowered.host_operators == 0, lowered.report
+    assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
+    assert lowered.verify(*batches[0]).relative_error < 0.002
+
+
+def quantized_to_16_bits(x, step):
+    x = QUANTIZED.quantize_per_tensor(x, step, 0, *INT16)
+    return QUANTIZED.dequantize_per_tensor(x, step, 0, *INT16)
+
+
+@needs_qnn
+def test_a_clip_of_16_bits_keeps_its_upper_bound_on_an_npu():
+    """The integers reach further than the bound."""
+    weight = integers_of(4, 3, 1, 1)
+
+    def function(x):
+        w = QUANTIZED.dequantize_per_tensor(weight, STEP_OF_WEIGHT, 0, *INT8)
+        y = nn.functional.conv2d(quantized_to_16_bits(x, 0.001), w)
+        return quantized_to_16_bits(nn.functional.hardtanh(y, 0.0, 1.0), 0.001)
+
+    x = torch.randn(1, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    check_on_npu(function, x, 0.001)

@@ -11,11 +11,11 @@ from torch.fx import Node
 _CALL = re.compile(r"(?<![a-zA-Z0-9])n(\d+)(?:_in\w*)?/")
 
 
-class CallNotNamed(Exception):
-    """An engine refused a program of several calls, and named none of them.
+class EngineError(Exception):
+    """An engine failed on a program of several calls.
 
     This is no ``Unsupported``, so delegraph compiles parts of the partition to find the
-    call. Only parts that fail stay on the host.
+    call that fails. Reports have the name of this class.
     """
 
     def __init__(self, message: str) -> None:
@@ -47,14 +47,14 @@ class NumberedCalls:
         """Return the refusal of the program, at the call that ``error`` names.
 
         ``error``: the whole text of the engine; by default ``reason``. If it names none
-        of several calls, the result is a ``CallNotNamed``.
+        of several calls, the result is an ``EngineError``.
         """
         named = calls_in(reason if error is None else error)
         known = [number for number in named if number < len(self.calls)]
         if len(self.calls) == 1:
             known.append(0)
         if not known:
-            return CallNotNamed(reason)
+            return EngineError(reason)
         node = self.calls[known[0]]
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
 

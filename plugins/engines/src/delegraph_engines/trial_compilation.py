@@ -29,7 +29,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .numbered_calls import CallNotNamed
+from .numbered_calls import EngineError
 from .support import body_of
 
 REMEMBERED = 10_000
@@ -106,7 +106,7 @@ class TrialCompilation:
         for_all = False
         try:
             self.compile(program_of(calls.values()))
-        except (Unsupported, CallNotNamed) as refusal:
+        except (Unsupported, EngineError) as refusal:
             why = refusal.message
             for_all = self._for_all(node, why)
         except (DelegraphError, MemoryError):

@@ -16,7 +16,7 @@ from delegraph.backend import (
 from delegraph.errors import FormatError
 from torch.export import ExportedProgram
 
-from .ahead import compile_ahead
+from .compile_ahead import compile_ahead
 from .exporter import Draft
 from .model_weights import take_weights
 from .session import MARK, make_session
@@ -52,7 +52,7 @@ def _for_cpu(draft: Draft, settings: Settings) -> PreprocessResult:
     try:
         make_session(content, settings, {w.name: w.value for w in weights})
     except FormatError as error:
-        raise draft.refused(error.message) from error
+        raise draft.failure(error.message) from error
     rows = {w.name: (w.key, w.dtype, w.sizes) for w in weights}
     blob = _seal(draft, content, rows)
     data = store.get_named_data_store_output()

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
@@ -26,6 +24,7 @@ import torch
 # without these operators, the registry leaves out the rules of quantized ones
 import torch.ao.quantization.fx._decomposed
 from delegraph_engines import NumberedCalls, Signature
+from delegraph_engines.numbered_calls import EngineError
 from delegraph_programs.extract_subgraphs import all_nodes, graphs, subgraphs_of
 from onnxscript import optimizer, version_converter
 from torch.export import ExportedProgram
@@ -34,16 +33,19 @@ from torch.onnx._internal.exporter import _core
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from .casts import correct_casts
-from .corrections import RULES
-from .float_weights import hide_float_weights
-from .quantized_activations import quantize_before_activations
-from .quantized_bias import TOO_LARGE, rescale_biases
-from .quantized_linear import use_gemm
-from .quantized_shapes import simplify_shapes
-from .quantized_weights import COMPUTED, dequantize_other_weights
+from .exporter_rules import RULES
+from .rewrites.activations_for_npu import quantize_before_activations
+from .rewrites.bias_scales import TOO_LARGE, rescale_biases
+from .rewrites.casts_for_npu import correct_casts
+from .rewrites.clip_bounds import bound_clips
+from .rewrites.constants_for_npu import separate_constants
+from .rewrites.float_weights_for_cpu import hide_float_weights
+from .rewrites.indices_for_npu import simplify_indices
+from .rewrites.linear_for_npu import use_gemm
+from .rewrites.quantized_layers import SHORTS
+from .rewrites.unsigned_integers import use_unsigned
+from .rewrites.weight_scales import COMPUTED, dequantize_other_weights
 from .type_promotion import insert_casts
-from .unsigned import use_uint8
 
 OPSET = 20
 """The version of ONNX's operators in all models; ``torch.onnx.export`` has the same."""
@@ -61,7 +63,7 @@ class Draft(NumberedCalls):
     """
 
     def __init__(self, program: ExportedProgram, for_npu: bool = False) -> None:
-        """Convert ``program``. Raises Unsupported with the reason, at the call.
+        """Convert ``program``. Raises ``failure`` with the reason.
 
         ``for_npu``: write quantized layers as NPUs take them, in int8.
         """
@@ -72,28 +74,35 @@ class Draft(NumberedCalls):
             self.model = self._convert(program)
             _name_border(self.model)
             self.model = _simplify(self.model)
-        _bound_clips(self.model)
-        computed = dequantize_other_weights(self.model)
-        if computed is not None:
-            raise self.refused(COMPUTED, computed)
-        too_large = rescale_biases(self.model, for_npu)
-        if too_large is not None:
-            raise self.refused(TOO_LARGE, too_large)
+        bound_clips(self.model)
+        if not dequantize_other_weights(self.model):
+            raise self.failure(COMPUTED)
+        if not rescale_biases(self.model, for_npu):
+            raise self.failure(TOO_LARGE)
         if for_npu:
             use_gemm(self.model)
-            simplify_shapes(self.model)
+            simplify_indices(self.model)
             quantize_before_activations(self.model)
             correct_casts(self.model)
-            _unshare_quantization(self.model)
+            use_unsigned(self.model, ir.DataType.INT16)
+            separate_constants(self.model)
         else:
             hide_float_weights(self.model)
-            use_uint8(self.model)
+            use_unsigned(self.model, ir.DataType.INT8)
         common.RemoveUnusedNodesPass()(self.model)
         if _quantizes_to_16_bits(self.model):
             self.model.graph.opset_imports[""] = OPSET_OF_16_BITS
         _separate_outputs(self.model.graph)
         _name_nodes(self.model)
         _drop_comments(self.model)
+
+    def failure(self, reason: str) -> Exception:
+        """Return the exception for a model that cannot be written or loaded.
+
+        For several calls, it is an EngineError, even if the reason names a call: after
+        an Unsupported, the whole partition would stay on the host.
+        """
+        return self.refused(reason) if len(self.calls) == 1 else EngineError(reason)
 
     def content(self) -> bytes:
         """Return the model as the bytes of a file."""
@@ -110,9 +119,7 @@ class Draft(NumberedCalls):
                 program, registry=registry()
             )
         except Exception as error:  # the exporter raises errors of any kind
-            number = _failed_call(error, numbers)
-            name = "" if number is None else f"n{number}/"
-            raise self.refused(_reason_of(error), name) from error
+            raise self.failure(_reason_of(error)) from error
         model: ir.Model = exported.model
         # branches and loop bodies are functions until they are inlined
         parts: list[Any] = [model.graph, *model.functions.values()]
@@ -184,17 +191,6 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _failed_call(error: BaseException, numbers: dict[Node, int]) -> int | None:
-    """Return the number of the call that torch.onnx could not convert, or None."""
-    trace = error.__traceback__
-    while trace is not None:
-        node = trace.tb_frame.f_locals.get("node")
-        if isinstance(node, Node) and node in numbers:
-            return numbers[node]
-        trace = trace.tb_next
-    return None
-
-
 def _reason_of(error: BaseException) -> str:
     """Return the line of an error of the exporter that has the cause."""
     while error.__cause__ is not None:
@@ -246,65 +242,12 @@ def _simplify(model: ir.Model) -> ir.Model:
     return simplify(model).model
 
 
-def _bound_clips(model: ir.Model) -> None:
-    """Give each Clip both of its bounds.
-
-    For a missing bound, ONNX Runtime takes the largest finite number: an infinite
-    operand would become finite.
-    """
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
-        value = node.inputs[0] if node.op_type == "Clip" else None
-        if value is None or value.dtype is None or not value.dtype.is_floating_point():
-            continue
-        graph: Any = node.graph
-        bounds = [*node.inputs[1:], None, None][:2]
-        for place, infinity in enumerate((-math.inf, math.inf)):
-            if bounds[place] is None:
-                number = ir.tensor(np.array(infinity, value.dtype.numpy()))
-                constant = ir.Node(
-                    "",
-                    "Constant",
-                    [],
-                    [ir.AttrTensor("value", number)],
-                    name=node.name,
-                )
-                graph.insert_before(node, constant)
-                bounds[place] = constant.outputs[0]
-        node.resize_inputs(3)
-        for place, bound in enumerate(bounds):
-            node.replace_input_with(place + 1, bound)
-
-
-def _unshare_quantization(model: ir.Model) -> None:
-    """Give each quantize and dequantize a scale and a zero point of its own.
-
-    With the session option x64quantprecision, ONNX Runtime replaces the constants of
-    each of these operators, and fails if two share one (onnxruntime 1.32).
-    """
-    initializers = model.graph.initializers
-    seen = set[ir.Value]()
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-            continue
-        for place, value in enumerate(node.inputs):
-            if value is None or value.const_value is None:
-                continue
-            if value in seen:
-                name = f"{value.name}_{len(initializers)}"
-                copy = ir.Value(name=name, const_value=value.const_value)
-                copy.type = value.type
-                copy.shape = value.shape
-                initializers[name] = copy
-                node.replace_input_with(place, copy)
-            seen.add(value)
-
-
 def _quantizes_to_16_bits(model: ir.Model) -> bool:
-    """Whether an operator quantizes to int16 or dequantizes it."""
+    """Whether an operator quantizes to 16 bits or dequantizes them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             zero = node.inputs[2] if len(node.inputs) > 2 else None
-            if zero is not None and zero.dtype is ir.DataType.INT16:
+            if zero is not None and zero.dtype in SHORTS:
                 return True
     return False
 

@@ -15,8 +15,26 @@ from delegraph.plugin import (
     hookimpl,
 )
 
-ON_NAN = "aten.max_pool2d.default"
-"""Operators of which ONNX Runtime's CPU computes something else for NaN."""
+NAN_IGNORED = (
+    "aten.amax.default aten.amin.default aten.max.default aten.min.default"
+    " aten.max.dim aten.min.dim aten.argmax.default aten.argmin.default"
+    " aten.linalg_vector_norm.default aten.scatter_reduce.two"
+    " aten.max_pool1d.default aten.max_pool2d.default aten.max_pool3d.default"
+    " aten.max_pool1d_with_indices.default aten.max_pool2d_with_indices.default"
+    " aten.max_pool3d_with_indices.default"
+)
+"""Operators that take the largest or smallest element."""
+NAN_DIFFERS = (
+    "aten.logit.default aten.heaviside.default aten.grid_sampler.default"
+    " aten.grid_sampler_2d.default aten.grid_sampler_3d.default"
+    " quantized_decomposed.quantize_per_tensor.default"
+    " quantized_decomposed.quantize_per_channel.default"
+)
+"""Operators whose result for NaN is another on ONNX Runtime's CPU."""
+KNOWN_DIFFERENCES = (
+    (NAN_IGNORED, "may ignore NaN on ONNX Runtime's CPU"),
+    (NAN_DIFFERS, "of NaN differs on ONNX Runtime's CPU"),
+)
 WHEELS = ("qnn", "openvino", "webgpu", "nv-tensorrt-rtx", "mlx")
 """Execution providers that are wheels; others are found by their names as well."""
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
@@ -65,9 +83,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=NEEDS,
             install_hint=INSTALL,
             options=options,
-            traits=BackendTraits(
-                known_differences=((ON_NAN, "of NaN is another on ONNX Runtime's CPU"),)
-            ),
+            traits=BackendTraits(known_differences=KNOWN_DIFFERENCES),
         )
     ]
 

@@ -24,7 +24,7 @@ PRECISION = "session.x64quantprecision"
 """A session option: products of int8 are exact also on x86 without VNNI.
 
 Elsewhere ONNX Runtime adds two of them in 16 bits there, which overflow. The plugin's
-own models for the CPU have uint8, see ``unsigned``; files of other tools may have int8.
+own models for the CPU have uint8, see ``unsigned_integers``; files of other tools may have int8.
 """
 _LEVELS = {
     "disable_all": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

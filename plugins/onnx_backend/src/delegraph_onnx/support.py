@@ -56,7 +56,7 @@ def compile_alone(program: ExportedProgram) -> None:
     """Convert a program of few calls and load it. Raises Unsupported if that fails."""
     draft = Draft(program)
     if (why := why_not_loaded(draft.content())) is not None:
-        raise draft.refused(why)
+        raise draft.failure(why)
 
 
 TRIALS = TrialCompilation(compile_alone)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .node_writer import NodeWriter, only_reader
+from .graph_writer import GraphWriter, only_reader
 from .quantized_layers import PRODUCTS, number_of
 
 TOLERANCE = 1e-5
@@ -28,14 +28,11 @@ def quantize_before_activations(model: ir.Model) -> None:
         quantize = only_reader(node)
         if product is None or product.op_type not in PRODUCTS:
             continue
-        if product.attributes.get_int("group", 1) > 1:
-            # it takes no depthwise convolution of 16 bits, and fails on the whole model
-            continue
         if only_reader(product) is not node or not _is_int16(quantize):
             continue
         assert value is not None and quantize is not None
         if node.op_type == "Relu" or _is_relu(node, quantize):
-            writer = NodeWriter(model.graph, node.name, before=quantize)
+            writer = GraphWriter(model, quantize, node.name)
             small = writer.quantized(value, quantize)
             quantize.replace_input_with(0, writer.add("Relu", [small]))
 

@@ -10,6 +10,8 @@ import onnx_ir as ir
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that multiply an input by a weight."""
+BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
+SHORTS = (ir.DataType.INT16, ir.DataType.UINT16)
 Numbers = np.ndarray[Any, Any]
 
 
@@ -34,6 +36,10 @@ class QuantizedLayer(NamedTuple):
             return False
         if all(size == 1 for size in scale.shape):
             return True
+        if self.product.op_type == "ConvTranspose":
+            # with groups, the weight has the channels of one group
+            if self.product.attributes.get_int("group", 1) > 1:
+                return False
         axis = self.of_weight.attributes.get_int("axis", 1)
         return axis in (self.channel_axis, self.channel_axis - self.rank)
 
@@ -43,11 +49,8 @@ class QuantizedLayer(NamedTuple):
         of_weight = number_of(self.of_weight.inputs[1])
         if of_input is None or of_weight is None or of_input.size != 1:
             return None
-        if not self.has_scales_of_channels() or channels % of_weight.size:
+        if not self.has_scales_of_channels():
             return None
-        if self.product.op_type == "ConvTranspose" and of_weight.size > 1:
-            # its weight has the channels of one group
-            of_weight = np.tile(of_weight, channels // of_weight.size)
         if of_weight.size not in (1, channels):
             return None
         factor = self.product.attributes.get_float("alpha", 1.0)

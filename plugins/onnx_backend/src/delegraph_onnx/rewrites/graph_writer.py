@@ -1,4 +1,4 @@
-"""Write nodes of quantized values: each is between DequantizeLinear and QuantizeLinear."""
+"""Add nodes and constants to an ONNX model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,32 @@ import numpy as np
 import onnx_ir as ir
 
 
-class NodeWriter:
-    """Inserts nodes into a graph, all before one node and with one name."""
+def add_constant(model: ir.Model, kind: str, numbers: np.ndarray[Any, Any]) -> ir.Value:
+    """Add an initializer to a model, and return its value.
 
-    def __init__(self, graph: ir.Graph, name: str | None, before: ir.Node) -> None:
-        self._graph = graph
-        self._name = name
+    Branches and loop bodies can read it as well. ``kind``: the beginning of its name.
+    """
+    constants = model.graph.initializers
+    # names that the exporter gives to constants have no slash
+    name = f"{kind}/{len(constants)}"
+    tensor = ir.tensor(numbers, name=name)
+    value = ir.Value(name=name, const_value=tensor)
+    value.type = ir.TensorType(tensor.dtype)
+    value.shape = ir.Shape(numbers.shape)
+    constants[name] = value
+    return value
+
+
+class GraphWriter:
+    """Inserts nodes before a node, into its graph.
+
+    The new nodes have the name of one node, so that they belong to the same call.
+    """
+
+    def __init__(self, model: ir.Model, before: ir.Node, name: str | None) -> None:
+        self._model = model
         self._before = before
+        self._name = name
 
     def add(
         self, op_type: str, inputs: Sequence[Any], **attributes: int | Sequence[int]
@@ -28,7 +47,8 @@ class NodeWriter:
             for name, given in attributes.items()
         ]
         node = ir.Node("", op_type, inputs, listed, name=self._name)
-        self._graph.insert_before(self._before, node)
+        graph: Any = self._before.graph
+        graph.insert_before(self._before, node)
         return node.outputs[0]
 
     def quantized(self, value: ir.Value, like: ir.Node) -> ir.Value:
@@ -39,12 +59,7 @@ class NodeWriter:
 
     def reshaped(self, value: ir.Value, sizes: Sequence[int]) -> ir.Value:
         """Return ``value`` with the shape ``sizes``; -1: the size that remains."""
-        name = f"sizes_{len(self._graph.initializers)}"
-        tensor = ir.tensor(np.array(sizes, np.int64), name=name)
-        shape = ir.Value(name=name, const_value=tensor)
-        shape.shape = ir.Shape([len(sizes)])
-        shape.type = ir.TensorType(ir.DataType.INT64)
-        self._graph.initializers[name] = shape
+        shape = add_constant(self._model, "sizes", np.array(sizes, np.int64))
         return self.add("Reshape", [value, shape])
 
 

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from .graph_writer import GraphWriter, add_constant
 from .quantized_layers import (
+    BYTES,
+    SHORTS,
     Numbers,
     QuantizedLayer,
     dequantized,
@@ -26,8 +29,6 @@ LARGEST = 2**31 - 1
 TOLERANCE = 1e-5
 """The largest relative difference of two scales that are the same."""
 TOO_LARGE = "the bias does not fit 32 bits at the scale of the products"
-BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
-SHORTS = (ir.DataType.INT16, ir.DataType.UINT16)
 
 
 class _Bias(NamedTuple):
@@ -44,21 +45,21 @@ class _Bias(NamedTuple):
         return self.reader.inputs[self.input_index]
 
 
-def rescale_biases(model: ir.Model, for_npu: bool) -> str | None:
+def rescale_biases(model: ir.Model, for_npu: bool) -> bool:
     """Replace quantized biases that have another scale than their products.
 
     ``for_npu``: quantize floating-point biases as well. NPUs compute transposed
     convolutions and layers of 16 bits in integers, too; ONNX Runtime's CPU does not.
 
-    Return the name of a node with a bias that is too large for that, or None.
+    Return False if a bias is too large for that.
     """
-    writer = _Writer(model.graph.initializers, for_npu)
+    writer = _BiasWriter(model, for_npu)
     for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         for index in range(len(node.inputs)):
             bias = _bias_at(node, index)
             if bias is not None and not writer.rescale(bias):
-                return node.name
-    return None
+                return False
+    return True
 
 
 def _bias_at(node: ir.Node, index: int) -> _Bias | None:
@@ -72,11 +73,11 @@ def _bias_at(node: ir.Node, index: int) -> _Bias | None:
     return None if layer is None else _Bias(layer, node, index)
 
 
-class _Writer:
+class _BiasWriter:
     """Writes biases. Calls in a graph share one if their scales are equal."""
 
-    def __init__(self, initializers: Any, for_npu: bool) -> None:
-        self._initializers = initializers
+    def __init__(self, model: ir.Model, for_npu: bool) -> None:
+        self._model = model
         self._for_npu = for_npu
         self._written: dict[tuple[Any, ...], ir.Value] = {}
 
@@ -127,32 +128,19 @@ class _Writer:
         assert bias.value is not None
         replaced = bias.value.producer()
         name = bias.reader.name if replaced is None else replaced.name
-        node = ir.Node(
-            "",
-            "DequantizeLinear",
-            [
-                self._constant(integers.astype(np.int32)),
-                self._constant(scale.astype(np.float32)),
-                self._constant(np.zeros(scale.shape, np.int32)),
-            ],
-            [ir.AttrInt64("axis", integers.ndim - 1)],
-            name=name,
-        )
-        graph: Any = bias.reader.graph
-        graph.insert_before(bias.reader, node)
-        result = node.outputs[0]
+        inputs = [
+            add_constant(self._model, "bias", numbers)
+            for numbers in (
+                integers.astype(np.int32),
+                scale.astype(np.float32),
+                np.zeros(scale.shape, np.int32),
+            )
+        ]
+        writer = GraphWriter(self._model, bias.reader, name)
+        result = writer.add("DequantizeLinear", inputs, axis=integers.ndim - 1)
         result.shape = bias.value.shape
         result.type = bias.value.type
         return result
-
-    def _constant(self, numbers: Numbers) -> ir.Value:
-        name = f"bias/{len(self._initializers)}"  # torch has no such names
-        tensor = ir.tensor(numbers, name=name)
-        value = ir.Value(name=name, const_value=tensor)
-        value.type = ir.TensorType(tensor.dtype)
-        value.shape = ir.Shape(numbers.shape)
-        self._initializers[name] = value
-        return value
 
 
 def _is_int32(dequantize: ir.Node | None) -> bool:

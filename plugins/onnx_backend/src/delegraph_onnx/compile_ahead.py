@@ -14,7 +14,6 @@ from typing import NamedTuple
 import onnx
 import onnxruntime as ort
 from delegraph.errors import FormatError, Unsupported
-from delegraph_engines.numbered_calls import CallNotNamed
 
 from .exporter import Draft
 from .providers import CPU, make_options
@@ -41,8 +40,8 @@ class Compiled(NamedTuple):
 def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
     """Compile a model for the provider of ``settings``.
 
-    Raises Unsupported if the provider takes no operator, or if it fails and the model
-    has one call. Raises CallNotNamed if it fails and the model has several calls.
+    Raises Unsupported if the provider takes no operator, and ``draft.failure`` if the
+    provider fails.
     """
     content = draft.content()
     options = make_options(settings)
@@ -52,7 +51,7 @@ def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
         )
         compiled = compiler.compile_to_bytes()
     except Exception as error:  # ONNX Runtime's errors have no common class
-        raise _refusal(draft, reason_of(error)) from error
+        raise draft.failure(reason_of(error)) from error
     model = onnx.ModelProto.FromString(compiled)
     contexts = [node for node in model.graph.node if node.op_type == CONTEXT]
     if contexts:
@@ -103,13 +102,4 @@ def _load(draft: Draft, content: bytes, settings: Settings) -> ort.InferenceSess
     try:
         return make_session(content, settings, {})
     except FormatError as error:
-        raise _refusal(draft, error.message) from error
-
-
-def _refusal(draft: Draft, reason: str) -> Exception:
-    """Return the exception for a model on which the provider failed.
-
-    An Unsupported would leave the whole partition to the host, even if the provider
-    names the operator. After a CallNotNamed, delegraph compiles parts of the partition.
-    """
-    return draft.refused(reason) if len(draft.calls) == 1 else CallNotNamed(reason)
+        raise draft.failure(error.message) from error

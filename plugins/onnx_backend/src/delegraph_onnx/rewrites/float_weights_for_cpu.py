@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from .graph_writer import GraphWriter, add_constant
 from .quantized_layers import PRODUCTS, producer
 
 
@@ -39,26 +40,14 @@ def hide_float_weights(model: ir.Model) -> None:
 
 def _reshaped(model: ir.Model, weight: ir.Value, before: ir.Node) -> ir.Value:
     """Return ``weight`` in a shape that ONNX Runtime computes at each call."""
-    graph: Any = before.graph
     assert weight.const_value is not None
     sizes = np.array(weight.const_value.shape.numpy(), np.int32)
-    name = f"shape/{len(model.graph.initializers)}"  # torch has no such names
-    constants = {name: sizes, f"{name}/scale": np.array(1, np.float32)}
-    inputs = []
-    for key, numbers in constants.items():
-        tensor = ir.tensor(numbers, name=key)
-        constant = ir.Value(name=key, const_value=tensor)
-        constant.type = ir.TensorType(tensor.dtype)
-        constant.shape = ir.Shape(numbers.shape)
-        model.graph.initializers[key] = constant
-        inputs.append(constant)
-    floats = ir.Node("", "DequantizeLinear", inputs, name=before.name)
-    to_int64 = ir.AttrInt64("to", ir.DataType.INT64)
-    shape = ir.Node("", "Cast", floats.outputs, [to_int64], name=before.name)
-    reshape = ir.Node("", "Reshape", [weight, shape.outputs[0]], name=before.name)
-    for node in (floats, shape, reshape):
-        graph.insert_before(before, node)
-    result = reshape.outputs[0]
+    integers = add_constant(model, "sizes", sizes)
+    scale = add_constant(model, "scale", np.array(1, np.float32))
+    writer = GraphWriter(model, before, before.name)
+    floats = writer.add("DequantizeLinear", [integers, scale])
+    shape = writer.add("Cast", [floats], to=ir.DataType.INT64)
+    result = writer.add("Reshape", [weight, shape])
     result.shape = weight.shape
     result.type = weight.type
     return result

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from .node_writer import NodeWriter, only_reader
+from .graph_writer import GraphWriter, only_reader
 from .quantized_layers import QuantizedLayer, layer_of, producer
 
 
@@ -35,11 +35,10 @@ class _Linear(NamedTuple):
 
 def use_gemm(model: ir.Model) -> None:
     """Replace quantized linear layers with a bias by Gemm between reshapes."""
-    graph = model.graph
-    for node in list(graph):
+    for node in list(model.graph):
         linear = _linear_at(node) if node.op_type == "Add" else None
         if linear is not None:
-            _write_gemm(graph, linear)
+            _write_gemm(model, linear)
 
 
 def _linear_at(add: ir.Node) -> _Linear | None:
@@ -72,9 +71,9 @@ def _linear_at(add: ir.Node) -> _Linear | None:
     return _Linear(layer, of_bias, add, activation, reader, columns, sizes)
 
 
-def _write_gemm(graph: ir.Graph, linear: _Linear) -> None:
+def _write_gemm(model: ir.Model, linear: _Linear) -> None:
     """Write Reshape, Gemm and Reshape in place of MatMul and Add."""
-    writer = NodeWriter(graph, linear.add.name, before=linear.result)
+    writer = GraphWriter(model, linear.result, linear.add.name)
     source = linear.layer.of_input
     weight = linear.layer.of_weight.outputs[0]
     rows = writer.reshaped(source.outputs[0], [-1, linear.columns])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .node_writer import NodeWriter
+from .graph_writer import GraphWriter
 
 
 def correct_casts(model: ir.Model) -> None:
@@ -21,8 +21,7 @@ def correct_casts(model: ir.Model) -> None:
         target = node.outputs[0].dtype
         if source is None or source.dtype is None or target is None:
             continue
-        assert isinstance(node.graph, ir.Graph)
-        writer = NodeWriter(node.graph, node.name, before=node)
+        writer = GraphWriter(model, node, node.name)
         if target is ir.DataType.BOOL and source.dtype.is_integer():
             sign = writer.add("Sign", [source])
             node.replace_input_with(0, writer.add("Abs", [sign]))

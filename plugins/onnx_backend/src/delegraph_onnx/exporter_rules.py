@@ -1,10 +1,11 @@
-"""Rules that take the place of torch.onnx's, where those lose digits or are missing.
+"""Rules that replace those of torch.onnx, which lose digits or signs, or are missing.
 
 Each is a function of operands and literals, as torch.onnx calls its own rules.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,37 @@ def logaddexp(self: Any, other: Any) -> Any:
     return op.Where(is_same_infinity, self, summed)
 
 
+def sign(self: Any) -> Any:
+    """-1, 0 or 1, which is 0 for NaN."""
+    if not self.dtype.is_floating_point():
+        return op.Sign(self)
+    is_number = op.Equal(self, self)
+    return op.Where(is_number, op.Sign(self), op.CastLike(0.0, self))
+
+
+def atan2(self: Any, other: Any) -> Any:
+    """The angle of the point (other, self); zeros and infinities keep their signs."""
+    y = op.Abs(self)
+    x = op.Abs(other)
+    # 0 / 0 and inf / inf are NaN
+    ratio = op.Div(op.Min(x, y), op.Max(x, y))
+    ratio = op.Where(op.Equal(x, y), op.Sign(x), ratio)
+    angle = op.Atan(ratio)
+    steep = op.Sub(op.CastLike(math.pi / 2, self), angle)
+    angle = op.Where(op.Greater(y, x), steep, angle)
+    behind = op.Sub(op.CastLike(math.pi, self), angle)
+    angle = op.Where(_is_negative(other), behind, angle)
+    # Where of ONNX Runtime loses the sign of -0
+    side = op.Where(_is_negative(self), -1.0, 1.0)
+    return op.Mul(angle, op.CastLike(side, self))
+
+
+def _is_negative(x: Any) -> Any:
+    """Whether the sign of x is negative; also for -0."""
+    zero = op.CastLike(0.0, x)
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
+
+
 def squeeze_dims(self: Any, dim: Sequence[int]) -> Any:
     """Remove the dimensions ``dim`` of size 1."""
     axes = [axis for axis in dim if self.shape and self.shape[axis] == 1]
@@ -82,6 +114,8 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     aten.expm1.default: expm1,
     aten.log_sigmoid.default: log_sigmoid,
     aten.logaddexp.default: logaddexp,
+    aten.sign.default: sign,
+    aten.atan2.default: atan2,
     aten.squeeze.dims: squeeze_dims,
     aten.where.self: where,
     aten.amax.default: amax,
