@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..discovery.first_party import provided
     from ..io.escape_for_terminal import table
     from .compiler_flags import add_compiler_flags, chosen_compiler
-    from .inputs import read_array, read_inputs
+    from .inputs import read_array, read_arrays, read_inputs
     from .model import check_model, read_model, read_object
     from .outcome import (
         Outcome,
@@ -45,6 +45,7 @@ __all__ = [
     "progress",
     "provided",
     "read_array",
+    "read_arrays",
     "read_inputs",
     "read_model",
     "read_object",
@@ -61,7 +62,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
             "..io.escape_for_terminal": "table",
             ".compiler_flags": "add_compiler_flags chosen_compiler",
             ".protocol": "Command parse_options",
-            ".inputs": "read_array read_inputs",
+            ".inputs": "read_array read_arrays read_inputs",
             ".model": "check_model read_model read_object",
             ".outcome": (
                 "Outcome as_json expect_file expect_places natural_number output_path"

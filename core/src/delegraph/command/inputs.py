@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    AttributeError,
-    TypeError,
-    KeyError,
-    OverflowError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-)
-"""Errors that numpy, zipfile and their parsers raise for damaged files. MemoryError is
-among them, because the header of a damaged file may have a huge shape.
-"""
-
-
 def read_array(path: Path) -> np.ndarray[Any, Any]:
     """Return the array in a ``.npy`` file. Raises InputError for any other file."""
     import numpy as np
@@ -52,11 +35,13 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     return array
 
 
-def _read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
+def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
     """Return name -> array in a ``.npz`` file. Raises InputError for any other file."""
     import numpy as np
 
-    with _reading(path, ".npz"), np.load(path, allow_pickle=False) as opened:
+    # numpy does not close a damaged file that it opened itself
+    with _reading(path, ".npz"), path.open("rb") as file:
+        opened = np.load(file, allow_pickle=False)
         return {key: opened[key] for key in opened.files}
 
 
@@ -69,7 +54,9 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except _UNREADABLE as e:
+    # numpy, zipfile, zlib and their parsers raise many errors for damaged files, among
+    # them MemoryError, because the header of a damaged file may have a huge shape
+    except Exception as e:
         raise InputError(
             "input-invalid", f"{path} is not a readable {kind} file: {e}"
         ) from e
@@ -81,7 +68,8 @@ def read_inputs(
     """Return arguments and keyword arguments for ``method``: those of ``example``, in
     which the arrays of a ``.npz`` file replace the tensors.
 
-    ``program``: the method's program, which has the names of the inputs. In the file,
+    ``program``: the method's program, which has the names of the inputs. If ``example``
+    has None for the arguments, they have the structure of the export. In the file,
     arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the
     order of the tensor inputs, as ``numpy.savez(file, *arrays)`` does. A file with
     inputs of several methods has names such as ``forward.x``, which take precedence.
@@ -89,12 +77,16 @@ def read_inputs(
     read, lacks an array, or has an array that torch cannot convert.
     """
     import torch
-    from delegraph_programs import user_inputs
+    from delegraph_programs import flat_arguments, user_inputs
     from torch.utils import _pytree as pytree
 
-    arrays = _read_arrays(path)
-    leaves, spec = pytree.tree_flatten(example)
-    names = [node.name for node in user_inputs(program)]
+    arrays = read_arrays(path)
+    spec = program.call_spec.in_spec
+    nodes = user_inputs(program)
+    leaves = [node.meta["val"] for node in nodes]
+    if example[0] is not None:
+        leaves = flat_arguments(spec, *example)
+    names = [node.name for node in nodes]
     # positions of the tensor inputs among all inputs
     tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     # ``position``: place among the tensor inputs, ``k``: place among all inputs

@@ -15,6 +15,7 @@ from delegraph.command import (
     expect_places,
     output_path,
     progress,
+    read_arrays,
     read_model,
     show,
 )
@@ -230,15 +231,13 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
     Batch k has row k of each array. Raises FormatError or InputError.
     """
-    import numpy as np
     import torch
 
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    except Exception as e:
-        # zip, numpy and torch raise many errors for damaged files, and types that are
-        # no numbers
+        arrays = {
+            name: torch.from_numpy(array) for name, array in read_arrays(path).items()
+        }
+    except (InputError, TypeError) as e:  # TypeError: types that are no numbers
         raise FormatError(
             "format-invalid", f"{path} is not an .npz file with numbers: {e}", hint=_HOW
         ) from e
