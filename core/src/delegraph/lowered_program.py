@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 import torch
 from delegraph_programs import TRACING, written_targets
 from delegraph_programs.argument_types import Program
+from delegraph_programs.export_module import expect_no_training
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
@@ -152,7 +153,7 @@ class LoweredProgram(MethodPrograms):
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(self._chosen(None)).call(*args, **kwargs)
+        return self.method(self.chosen_method(None)).call(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
         """Return a program with buffers of its own, in their initial state.
@@ -292,7 +293,7 @@ class LoweredProgram(MethodPrograms):
 
         if runtime and observer:
             raise self._no_values_of(runtime)
-        name = self._chosen(method)
+        name = self.chosen_method(method)
         seed = torch.get_rng_state()
         # Eager runs first, so that an error of the model is not taken for an error of
         # the lowered program.
@@ -321,7 +322,7 @@ class LoweredProgram(MethodPrograms):
         model gets copies of the arguments. Raises InputError for an unknown method, and
         if a transform changed the inputs or results.
         """
-        name = self._chosen(method)
+        name = self.chosen_method(method)
         self._expect_border_of_eager(name)
         # Names of the parameters and buffers that eager may write: the state that
         # delegates keep, and the targets that the host's part of the program writes.
@@ -366,7 +367,7 @@ class LoweredProgram(MethodPrograms):
 
         Returns the results. ``method``: by default the only one, or "forward".
         """
-        return self._run_here(self._chosen(method), observer, args, kwargs)
+        return self._run_here(self.chosen_method(method), observer, args, kwargs)
 
     def observed(
         self, observer: Observer, method: str | None = None
@@ -374,7 +375,7 @@ class LoweredProgram(MethodPrograms):
         """Return a method in its initial state. ``observer`` gets all values of calls
         of the result.
         """
-        name = self._chosen(method)
+        name = self.chosen_method(method)
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
         return self._methods[name].observed(observer, hooks(observer, self.delegates))
 
@@ -395,7 +396,7 @@ class LoweredProgram(MethodPrograms):
         other arguments.
         """
         columns_of = provided("delegraph_analysis:node_data", "node data")
-        return columns_of(self, self._chosen(method), *args, **kwargs)
+        return columns_of(self, self.chosen_method(method), *args, **kwargs)
 
     def _expect_border_of_eager(self, name: str) -> None:
         """Raise InputError if a transform changed inputs or results of the method
@@ -423,6 +424,9 @@ class LoweredProgram(MethodPrograms):
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
             program = self._eager[name] = program.module(check_guards=False)
+        # torch gives exported modules an ``eval`` of their own; they have no other mode
+        elif "eval" not in vars(program):
+            expect_no_training(program)
         return program
 
     def _run_here(
@@ -475,7 +479,7 @@ class LoweredProgram(MethodPrograms):
             # keep the delegate that ``whole_delegate`` may have compiled for the file
             self._whole = with_data._whole
 
-    def _chosen(self, method: str | None) -> str:
+    def chosen_method(self, method: str | None) -> str:
         """Return ``method``; for None, "forward" if there is such a method, else the
         only method.
 

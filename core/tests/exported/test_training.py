@@ -156,3 +156,18 @@ def test_modules_that_depend_on_the_training_mode_are_refused(part):
     model = part(Alike()) if part is not Trained else Trained()
     with pytest.raises(InputError, match="is in training mode\n  hint: call .eval"):
         api.lower(model, (X,), backends=[])
+
+
+def test_verify_refuses_a_model_that_went_back_to_training():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()).eval()
+    made = api.lower(model, (X,), backends=[])
+    model.train()
+    with pytest.raises(InputError, match="module 0 is in training mode"):
+        made.verify(X)
+    assert not model[0].running_mean.any()
+    model.eval()
+    assert made.verify(X).agrees()
+    # the module of an exported program is always in the mode of the export
+    exported = api.lower(torch.export.export(model, (X,)), backends=[])
+    for _ in range(2):
+        assert exported.verify(X).agrees()

@@ -49,7 +49,7 @@ def export_module(
     """
     # the name under which torch prints it: its class, by default
     kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
-    _expect_no_training(module, kind)
+    expect_no_training(module)
     if inputs is None and not kwargs and inspect.signature(module.forward).parameters:
         hint = (
             "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes"
@@ -101,16 +101,13 @@ def expect_no_data_assigned(program: ExportedProgram) -> None:
         raise InputError("input-invalid", text, node, source_of(node), hint)
 
 
-def _expect_no_training(module: torch.nn.Module, kind: str) -> None:
-    """Raise InputError if a part of ``module`` computes as in training.
-
-    ``kind``: the name of the outermost module, which has no name in the module.
-    """
+def expect_no_training(module: torch.nn.Module) -> None:
+    """Raise InputError if a part of ``module`` computes as in training."""
     # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
     is_exported = "eval" in vars(module)
     # the modules that compute differently in training, by name
     in_training = [
-        name or kind
+        name or module._get_name()  # type: ignore[no-untyped-call]  # torch's
         for name, m in module.named_modules()
         if m.training and (is_exported or reads_mode(m))
     ]
