@@ -596,7 +596,7 @@ def profile_program(
     _expect_positive(repeats)
     clock = _Clock()
     watched = lowered.observed(clock, method)
-    name = method or ("forward" if "forward" in lowered.methods else lowered.methods[0])
+    name = lowered.chosen_method(method)
     plain = lowered.instance().method(name)
     writes = bool(lowered.exported_program(name).graph_signature.user_inputs_to_mutate)
 

@@ -26,8 +26,39 @@ class Bars(torch.nn.Module):
 def bars():
     return Bars().eval(), (torch.rand(1, 1, 8, 8),)
 
+class Coloured(Bars):
+    def forward(self, x):
+        return super().forward(x.mean(1, keepdim=True))
+
+def coloured_bars():
+    return Coloured().eval(), (torch.rand(1, 3, 8, 8),)
+
+class Nested(torch.nn.Module):
+    def forward(self, pair, count, *, scale):
+        return (pair[0] + pair[1] * count) * scale
+
+def nested():
+    x = torch.ones(3)
+    kwargs = {"scale": x.clone()}
+    return Nested().eval(), ((x, x.clone()), 2), kwargs
+
 def is_right(outputs, label):
     return float(outputs.argmax() == label)
+
+def brightest(outputs, label):
+    return float(outputs.max())
+
+def total(outputs, label):
+    return float(outputs.sum())
+
+class MapStyle:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return list(dataset())[index % 2]
+
+map_style = MapStyle()
 
 def dataset():
     for label in (0, 1):
@@ -53,7 +84,7 @@ def bars(tmp_path, echo, monkeypatch):
     return ["accuracy", "bars.py", "--backend", "echo"]
 
 
-@pytest.mark.parametrize("name", ["dataset", "samples"])
+@pytest.mark.parametrize("name", ["dataset", "samples", "map_style"])
 def test_samples_of_a_python_file(name, bars, capsys, tmp_path):
     words = ["--data", f"bars.py:{name}", "--metric", "bars.py:is_right"]
     code, found = run_for_json(capsys, *bars, *words, "--report", "page.html")
@@ -64,32 +95,137 @@ def test_samples_of_a_python_file(name, bars, capsys, tmp_path):
     assert "No sample loses." in (tmp_path / "page.html").read_text()
 
 
-def test_rows_of_an_npz_file(bars, capsys):
+@pytest.mark.parametrize(
+    "names", [("x", "label"), ("X", "y"), ("arr_0", "labels")], ids="-".join
+)
+def test_rows_of_an_npz_file(names, bars, capsys):
     data = pictures(6, 3)
     labels = np.array([int(label) for _, label in data])
     inputs = np.stack([picture[0].numpy() for picture, _ in data])
-    np.savez("data.npz", x=inputs, label=labels)
+    np.savez("data.npz", **dict(zip(names, (inputs, labels), strict=True)))
     _, found = run_for_json(capsys, *bars, "--data", "data.npz", "--metric", "top1")
     assert [column["mean"] for column in found["columns"]] == [1, 1]
-    np.savez("wrong.npz", y=inputs)
-    assert "wrong.npz has the arrays y" in run_failing(
-        capsys, *bars, "--data", "wrong.npz", error="input-invalid"
-    )
+    assert len(found["samples"]) == 6
 
 
-def test_pictures_in_folders_of_classes(bars, capsys, tmp_path):
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"y": [1.0]}, "data.npz has the arrays y; the inputs and the optional label"),
+        ({"x": [1.0], "lable": [1]}, "data.npz has the arrays x, lable; the inputs"),
+        ({"x": [1.0], "label": ["cat"]}, "data.npz has no numbers"),
+        ({"x": [[1.0]], "label": [1, 2]}, "all arrays need one row for each sample"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(arrays, message, bars, capsys):
+    np.savez("data.npz", **{name: np.array(array) for name, array in arrays.items()})
+    said = run_failing(capsys, *bars, "--data", "data.npz", error="input-invalid")
+    assert message in said
+
+
+def test_a_damaged_npz_file_is_named(bars, capsys, tmp_path):
+    np.savez_compressed("data.npz", x=np.arange(5000) % 97)
+    content = bytearray((tmp_path / "data.npz").read_bytes())
+    content[300:310] = bytes(10)
+    (tmp_path / "data.npz").write_bytes(content)
+    said = run_failing(capsys, *bars, "--data", "data.npz", error="input-invalid")
+    assert "data.npz is not a readable .npz file" in said
+
+
+def test_rows_of_nested_and_keyword_inputs(bars, capsys):
+    bars[1] = "bars.py:nested"
+    rows = {name: np.ones((2, 3), "float32") for name in ("pair_0", "pair_1")}
+    np.savez("data.npz", **rows, scale=np.array([[1, 1, 1], [3, 3, 3]], "float32"))
+    words = ["--data", "data.npz", "--metric", "bars.py:total"]
+    _, found = run_for_json(capsys, *bars, *words)
+    assert [sample["scores"] for sample in found["samples"]] == [[9, 9], [27, 27]]
+
+
+@pytest.fixture
+def save_picture(tmp_path):
+    """Write a picture of a bar to a path in the folder ``photos``."""
     Image = pytest.importorskip("PIL.Image")
-    for number, (picture, label) in enumerate(pictures(6, 3)):
-        folder = tmp_path / "photos" / ("lying" if int(label) else "a-upright")
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = (picture[0, 0] * 255).clamp(0, 255).byte().numpy()
-        Image.fromarray(pixels).resize((16, 16), 0).save(folder / f"{number}.png")
+
+    def save(path, is_lying, mode="L"):
+        pixels = np.full((16, 16), 40, np.uint8)
+        row = pixels if is_lying else pixels.T
+        row[6:8] = 200
+        picture = Image.fromarray(pixels)
+        if mode == "I;16":
+            picture = Image.fromarray(pixels.astype(np.uint16) * 257)
+        file = tmp_path / "photos" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (picture if mode == "I;16" else picture.convert(mode)).save(file)
+
+    return save
+
+
+def test_pictures_in_folders_of_classes(bars, capsys, tmp_path, save_picture):
+    for number in range(3):
+        save_picture(f"a-upright/{number}.png", False)
+        # of a class, however deep
+        save_picture(f"lying/indoors/{number}/picture.JPG", True)
+    save_picture("lying/._0.png", False)
+    save_picture(".trash/0.png", False)
+    (tmp_path / "photos" / "readme.txt").write_text("bars")
+    words = ["--data", "photos", "--metric", "top1"]
+    _, found = run_for_json(capsys, *bars, *words)
+    assert len(found["samples"]) == 6
+    assert [column["mean"] for column in found["columns"]] == [1, 1]
+    # a class without pictures has a number
+    (tmp_path / "photos" / "b-empty").mkdir()
+    _, found = run_for_json(capsys, *bars, *words)
+    assert [column["mean"] for column in found["columns"]] == [0.5, 0.5]
+
+
+def test_pictures_without_folders_have_no_label(bars, capsys, save_picture):
+    save_picture("0.png", False)
+    save_picture("1.png", True)
     _, found = run_for_json(capsys, *bars, "--data", "photos", "--metric", "top1")
     assert [column["mean"] for column in found["columns"]] == [1, 1]
-    (tmp_path / "empty").mkdir()
-    assert "it has neither" in run_failing(
-        capsys, *bars, "--data", "empty", error="input-invalid"
-    )
+    save_picture("lying/1.png", True)
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "0.png has no class, because it is in no subfolder of photos" in said
+
+
+@pytest.mark.parametrize(
+    "mode, suffix",
+    [
+        ("I;16", "png"),
+        ("I;16", "tif"),
+        ("P", "png"),
+        ("LA", "png"),
+        ("RGBA", "png"),
+        ("CMYK", "jpg"),
+    ],
+)
+@pytest.mark.parametrize("function", ["bars", "coloured_bars"])
+def test_pixels_have_numbers_from_0_to_1(
+    mode, suffix, function, bars, capsys, save_picture
+):
+    bars[1] = f"bars.py:{function}"
+    save_picture(f"0.{suffix}", True, mode)
+    words = ["--data", "photos", "--metric", "bars.py:brightest"]
+    _, found = run_for_json(capsys, *bars, *words)
+    # the model returns the mean of the bar's row
+    for score in found["samples"][0]["scores"]:
+        assert score == pytest.approx(200 / 255, abs=0.1)
+
+
+def test_pictures_that_do_not_fit_are_named(bars, capsys, tmp_path, save_picture):
+    (tmp_path / "photos").mkdir()
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "it has neither" in said
+    (tmp_path / "photos" / "0.png").write_bytes(b"no picture")
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "sample 0: photos/0.png is not a readable picture" in said
+    save_picture("0.tif", True, "F")
+    (tmp_path / "photos" / "0.png").unlink()
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "its pixels are floats" in said
+    bars[1] = "bars.py:nested"
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "the model has [3], [3], [], [3]" in said
 
 
 def test_a_folder_of_npz_files_has_a_sample_each(bars, capsys, tmp_path):
@@ -97,7 +233,8 @@ def test_a_folder_of_npz_files_has_a_sample_each(bars, capsys, tmp_path):
     for number, (picture, label) in enumerate(pictures(3, 3)):
         np.savez(f"waves/{number}.npz", x=picture.numpy(), label=label.numpy())
     _, found = run_for_json(capsys, *bars, "--data", "waves", "--metric", "top1")
-    assert len(found["samples"]) == 3 and found["columns"][1]["mean"] == 1
+    assert len(found["samples"]) == 3
+    assert found["columns"][1]["mean"] == 1
 
 
 def test_a_loss_above_the_limit_fails(bars, capsys):
@@ -107,15 +244,36 @@ def test_a_loss_above_the_limit_fails(bars, capsys):
     assert run_command(capsys, *bars, *words, "--max-loss", "0")[0] == 0
 
 
-def test_scores_are_kept_for_the_next_run(bars, capsys, tmp_path):
+def test_outputs_are_kept_for_the_next_run(bars, capsys, tmp_path):
     # each blob of echo is another one
     bars[-1] = "tosa"
-    words = ["--data", "bars.py:dataset", "--resume", "scores.jsonl"]
+    words = ["--data", "bars.py:dataset", "--resume", "outputs.db"]
     first = run_command(capsys, *bars, *words)
-    stored = (tmp_path / "scores.jsonl").read_text()
-    assert stored.count("key") == 2
+    stored = (tmp_path / "outputs.db").read_bytes()
     assert run_command(capsys, *bars, *words) == first
-    assert (tmp_path / "scores.jsonl").read_text() == stored
+    assert (tmp_path / "outputs.db").read_bytes() == stored
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--report"])
+def test_files_that_are_read_are_not_written(flag, bars, capsys, tmp_path):
+    np.savez("data.npz", x=np.zeros((1, 1, 8, 8), "float32"))
+    (tmp_path / "data.html").hardlink_to(tmp_path / "data.npz")
+    before = (tmp_path / "data.npz").read_bytes()
+    words = ["--data", "data.npz", flag, "data.html"]
+    said = run_failing(capsys, *bars, *words, code=2, error="usage-invalid")
+    assert "data.html is read; write to another file" in said
+    assert (tmp_path / "data.npz").read_bytes() == before
+    (tmp_path / "metric.html").hardlink_to(tmp_path / "bars.py")
+    words = ["--data", "data.npz", "--metric", "bars.py:total", flag, "metric.html"]
+    run_failing(capsys, *bars, *words, code=2, error="usage-invalid")
+
+
+def test_resume_refuses_another_file(bars, capsys, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    words = ["--data", "bars.py:dataset", "--resume", "notes.txt"]
+    said = run_failing(capsys, *bars, *words, error="input-invalid")
+    assert "the outputs of samples cannot be kept in notes.txt" in said
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -140,4 +298,4 @@ def test_wrong_usage(words, message, bars, capsys):
 
 def test_a_data_set_that_raises_is_named(bars, capsys):
     said = run_failing(capsys, *bars, "--data", "bars.py:broken", error="input-invalid")
-    assert "bars.py:broken failed: ValueError: no more pictures" in said
+    assert "sample 2: bars.py:broken failed: ValueError: no more pictures" in said

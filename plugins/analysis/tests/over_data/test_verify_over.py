@@ -104,49 +104,6 @@ def test_a_signal_is_drawn_as_a_curve(tmp_path):
     assert found.pictures[0].startswith("<svg") and len(found.pictures[0]) < 10_000
 
 
-class Counted:
-    """Counts its calls."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, outputs, label):
-        self.calls += 1
-        return is_right(outputs, label)
-
-
-def test_an_interrupted_run_continues(lowered, tmp_path):
-    store = tmp_path / "scores.jsonl"
-    data = pictures(6, 2)
-
-    def interrupted():
-        yield from data[:4]
-        raise KeyboardInterrupt
-
-    metric = Counted()
-    with pytest.raises(KeyboardInterrupt):
-        verify_over(lowered, interrupted(), metric, store=store)
-    assert metric.calls == 8
-    with store.open("a") as file:
-        file.write('\n{"key": "half')
-    found = verify_over(lowered, data, metric, store=store)
-    assert metric.calls == 12
-    assert found.samples == verify_over(lowered, data, metric).samples
-
-
-def test_scores_of_another_model_are_not_reused(lowered, network, tmp_path):
-    store = tmp_path / "scores.jsonl"
-    data = pictures(2, 2)
-    metric = Counted()
-    verify_over(lowered, data, metric, store=store)
-    with torch.no_grad():
-        changed = torch.nn.Sequential(*network[:4], torch.nn.Linear(8, 2)).eval()
-    other = delegraph.lower(changed, (data[0][0],), backends=["tosa"])
-    verify_over(other, data, metric, store=store)
-    verify_over(lowered, data, metric, store=store)
-    assert metric.calls == 8
-
-
 class Accumulating(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -173,9 +130,9 @@ def test_each_sample_starts_from_the_initial_state():
     [
         ([], "the data has no sample"),
         (torch.ones(2), "must be a series of samples"),
-        ([(1, 2, 3)], "sample 0 has 3 values; the model takes 1 inputs"),
-        ([{"nothing": 1}], "sample 0 has the keys nothing"),
-        (["text"], "sample 0 is a str"),
+        ([(1, 2, 3)], "sample 0: it has 3 values; the model takes 1 inputs"),
+        ([{"nothing": 1}], "sample 0: it has the keys nothing"),
+        (["text"], "sample 0: it is a str"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(lowered, data, message):
@@ -195,9 +152,221 @@ def test_a_metric_that_fails_is_named(lowered):
         verify_over(lowered, data, "f1")
 
 
+class Scores:
+    """A metric that returns the given scores one after the other."""
+
+    def __init__(self, *scores):
+        self.scores = iter(scores)
+
+    def __call__(self, outputs, label):
+        return next(self.scores)
+
+
 def test_a_score_of_nan_is_the_worst(lowered):
     data = pictures(3, 2)
-    scores = iter([1, 0.5, 1, math.nan, 1, 0.9])
-    found = verify_over(lowered, data, lambda outputs, label: next(scores))
+    found = verify_over(lowered, data, Scores(1, 0.5, 1, math.nan, 1, 0.9))
     assert [row.index for row in found.worst()] == [1, 0, 2]
     assert found.summary()[1].worse == 3
+    assert found.summary()[0].worse == 0
+
+
+@pytest.mark.parametrize(
+    "eager, other, loss",
+    [
+        (math.inf, math.inf, 0),
+        (-math.inf, -math.inf, 0),
+        (math.nan, math.nan, 0),
+        (math.nan, 1, math.inf),
+        (math.inf, 1, math.inf),
+        (1, math.inf, -math.inf),
+    ],
+)
+def test_losses_of_scores_that_are_not_finite(lowered, eager, other, loss):
+    data = pictures(2, 2)
+    found = verify_over(lowered, data, Scores(eager, other, 2, 1.5))
+    assert found.samples[0].loss == loss
+    assert found.summary()[1].loss == (loss + 0.5) / 2
+    content = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert content["samples"][1]["scores"] == [2, 1.5]
+    assert None in content["samples"][0]["scores"]
+
+
+def test_means_of_opposite_infinities_are_nan(lowered):
+    scores = Scores(math.inf, 1, -math.inf, 1)
+    found = verify_over(lowered, pictures(2, 2), scores)
+    assert math.isnan(found.summary()[0].mean)
+
+
+def test_a_metric_may_write_to_its_arguments(lowered):
+    def metric(outputs, label):
+        outputs.mul_(0)
+        label += 1
+        return float(outputs.sum() + label.sum())
+
+    programs = {"a": lowered, "b": lowered}
+    found = verify_over(programs, [(pictures(1, 2)[0][0], torch.zeros(1))], metric)
+    assert found.samples[0].scores == (1, 1, 1)
+
+    def writes_to_the_reference(outputs, expected):
+        expected.zero_()
+        return float(outputs.abs().sum())
+
+    found = verify_over(programs, [pictures(1, 2)[0][0]], writes_to_the_reference)
+    assert min(found.samples[0].scores) > 0
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network.double(x)
+
+
+class TwoMethods(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+    def double(self, x):
+        return 2 * x
+
+
+def test_the_chosen_method_of_the_model_is_called():
+    model = TwoMethods().eval()
+    x = torch.ones(1, 2)
+    lowered = delegraph.lower(
+        {"forward": model, "double": Doubled(model).eval()},
+        {"forward": (x,), "double": (x,)},
+        backends=[],
+    )
+
+    def total(outputs, label):
+        return float(outputs.sum())
+
+    found = verify_over(lowered, [x], total, model=model, method="double")
+    assert found.samples[0].scores == (4, 4, 4)
+    # the program of the method itself
+    found = verify_over(
+        lowered, [x], total, model=Doubled(model).eval(), method="double"
+    )
+    assert found.samples[0].scores == (4, 4, 4)
+    assert verify_over(lowered, [x], total, model=model).samples[0].scores == (2, 2, 2)
+
+
+def test_a_model_in_training_mode_is_refused():
+    model = torch.nn.Dropout().eval()
+    x = torch.ones(1, 2)
+    lowered = delegraph.lower(model, (x,), backends=[])
+    other = delegraph.lower(torch.nn.ReLU().eval(), (x,), backends=[])
+    model.train()
+    with pytest.raises(InputError, match="Dropout is in training mode"):
+        verify_over(lowered, [x])
+    with pytest.raises(InputError, match="Dropout is in training mode"):
+        verify_over(other, [x], model=model)
+
+
+def test_columns_have_different_names(lowered):
+    with pytest.raises(InputError, match="two columns have one name: eager, eager"):
+        verify_over({"eager": lowered}, pictures(1, 2))
+
+
+class MapStyle(torch.utils.data.Dataset):
+    """Pictures without the size of the batch; it accepts any index."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        picture, label = pictures(3, 2)[index % 3]
+        return picture[0], int(label)
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(pictures(3, 2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        MapStyle(),
+        torch.utils.data.DataLoader(MapStyle()),
+        torch.utils.data.DataLoader(Streamed(), batch_size=None),
+        (sample for sample in pictures(3, 2)),
+        [{"input": picture[0], "labels": label} for picture, label in pictures(3, 2)],
+    ],
+    ids=["map style", "loader", "loader of a stream", "generator", "dicts"],
+)
+def test_forms_of_data(lowered, data):
+    found = verify_over(lowered, data, "top1")
+    wanted = verify_over(lowered, pictures(3, 2), "top1")
+    assert found.samples == wanted.samples
+
+
+class Nested(torch.nn.Module):
+    def forward(self, pair, *, scale, more):
+        return pair[0] + 2 * pair[1] + 4 * scale + 8 * more["bias"]
+
+
+def test_samples_of_nested_and_keyword_inputs():
+    x = torch.ones(1)
+    lowered = delegraph.lower(
+        Nested().eval(),
+        ((x, x.clone()),),
+        example_kwargs={"more": {"bias": x.clone()}, "scale": x.clone()},
+        backends=[],
+    )
+    data = [
+        {"more": {"bias": x * 1000}, "pair": (x, x * 10), "scale": x * 100, "label": 1},
+        {
+            "pair_0": x,
+            "pair_1": x * 10,
+            "scale": x * 100,
+            "more_bias": x * 1000,
+            "y": 1,
+        },
+    ]
+    found = verify_over(lowered, data, lambda outputs, label: float(outputs) * label)
+    assert [row.scores for row in found.samples] == [(8421, 8421)] * 2
+
+
+def test_errors_name_the_sample_and_the_program(lowered):
+    data = pictures(3, 2)
+
+    def metric(outputs, label):
+        assert label != 0 or seen.append(1) or len(seen) < 4
+        return 1
+
+    seen = []
+    with pytest.raises(InputError, match="sample 2, lowered: the metric metric raises"):
+        verify_over(lowered, data, metric)
+    data[1] = (torch.rand(1, 1, 5, 5), data[1][1])
+    with pytest.raises(
+        InputError, match="sample 1, eager: the model's method 'forward'"
+    ):
+        verify_over(lowered, data)
+
+    def broken():
+        yield data[0]
+        raise KeyError("no picture")
+
+    with pytest.raises(KeyError) as raised:
+        verify_over(lowered, broken())
+    assert raised.value.__notes__ == ["sample 1"]
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+def test_sample_k_has_the_random_seed_k():
+    x = torch.zeros(1, 2)
+    lowered = delegraph.lower(Noisy().eval(), (x,), backends=[])
+    state = torch.get_rng_state()
+    found = verify_over(lowered, [x, x], lambda outputs, label: float(outputs.sum()))
+    assert torch.equal(torch.get_rng_state(), state)
+    first, second = [row.scores for row in found.samples]
+    assert first[0] == first[1]
+    assert second[0] == second[1] != first[0]

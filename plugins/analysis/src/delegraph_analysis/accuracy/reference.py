@@ -75,7 +75,8 @@ def verify_operators(
     ``ties``: also accept outputs that another run of eager PyTorch returns, as
     ``verify_ties`` does.
     """
-    reference = _reference_of(lowered, method)
+    name = lowered.chosen_method(method)
+    reference = Reference(name, lowered.exported_program(name))
     if ties:
         outputs = verify_ties(
             lowered, *args, method=method, observer=reference, **kwargs
@@ -83,11 +84,6 @@ def verify_operators(
     else:
         outputs = lowered.verify(*args, method=method, observer=reference, **kwargs)
     return reference.added_to(outputs)
-
-
-def _reference_of(lowered: LoweredProgram, method: str | None) -> Reference:
-    name = method or ("forward" if "forward" in lowered.methods else lowered.methods[0])
-    return Reference(name, lowered.exported_program(name))
 
 
 class Reference:

@@ -54,7 +54,7 @@ def add_data_flags(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=output_path,
         metavar="FILE",
-        help="keep the scores of samples there; an interrupted run continues",
+        help="keep the outputs of backends there; an interrupted run continues",
     )
     add(
         "--max-loss",
@@ -77,6 +77,7 @@ def expect_no_data_flags(args: argparse.Namespace) -> None:
 def run_over_data(args: argparse.Namespace) -> Outcome:
     """Score eager, the quantized program and each backend on each sample."""
     from ..over_data.files import check_data, read_files
+    from ..over_data.store import OutputStore
 
     backends = args.backend or list(default_registry().default_backends().names)
     _check_flags(args, backends)
@@ -87,9 +88,10 @@ def run_over_data(args: argparse.Namespace) -> Outcome:
     if list(given.programs) != ["forward"] or given.inputs["forward"] is None:
         text = "--data takes a model with the method forward and example inputs"
         raise InputError("input-invalid", text)
-    example = given.inputs["forward"]
     model = None
     note = ""
+    if args.resume:
+        OutputStore(args.resume).close()  # raises, if that is another file
     if args.quantize:
         model = given.programs["forward"]
         quantize = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
@@ -100,8 +102,9 @@ def run_over_data(args: argparse.Namespace) -> Outcome:
 
     if samples is None:
         first = next(iter(lowered.values()))
-        names = Signature.of(first.exported_program("forward")).names
-        samples = read_files(Path(args.data), names, example)
+        signature = Signature.of(first.exported_program("forward"))
+        example = signature.named(given.inputs["forward"], given.kwargs["forward"])
+        samples = read_files(Path(args.data), signature, example)
     with progress(f"scoring {', '.join(lowered)}"):
         found = verify_over(lowered, samples, metric, model=model, store=args.resume)
     for path in args.report:
@@ -121,7 +124,9 @@ def _check_flags(args: argparse.Namespace, backends: Sequence[str]) -> None:
     if args.quantize:
         check = provided(f"{_QUANTIZING}:check_calibration", "--quantize")
         check(args.quantize, [args.model], backends)
-    read = filter(None, [check_model(args.model), args.quantize])
+    read = [*filter(None, [check_model(args.model), args.quantize])]
+    for text in filter(None, [args.data, args.metric]):
+        read.append(Path(text.rpartition(":")[0] or text))
     expect_places([*args.report, *filter(None, [args.resume])], read)
 
 

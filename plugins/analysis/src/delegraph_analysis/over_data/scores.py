@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from delegraph.command import Outcome, as_json
 from delegraph.errors import UsageError
+from delegraph.host import finite
 from delegraph.io.atomic_write import write_whole
 from delegraph.io.escape_for_terminal import printable, table
 
@@ -30,20 +31,29 @@ class SampleScores:
 
     @property
     def loss(self) -> float:
-        """Return how much the worst column is below eager; infinite for NaN."""
+        """Return how much the worst column is below eager; see ``loss_of``."""
         return max(self.loss_of(k) for k in range(1, len(self.scores)))
 
     def loss_of(self, column: int) -> float:
-        """Return how much one column is below eager; infinite for NaN."""
-        loss = self.scores[0] - self.scores[column]
+        """Return how much one column is below eager.
+
+        It is 0 if both are NaN, or the same infinity. It is infinite for NaN on one
+        side only.
+        """
+        eager = self.scores[0]
+        score = self.scores[column]
+        if eager == score or (math.isnan(eager) and math.isnan(score)):
+            return 0.0
+        loss = eager - score
         return math.inf if math.isnan(loss) else loss
 
 
 class ColumnScores(NamedTuple):
     """The scores of one program over all samples.
 
-    ``mean``: of all samples. ``loss``: that of eager minus ``mean``. ``worse`` and
-    ``better``: the numbers of samples with a lower or a higher score than eager.
+    ``mean``: of all samples. ``loss``: the mean of the losses of samples, which is the
+    mean of eager minus ``mean`` if all scores are finite. ``worse`` and ``better``: the
+    numbers of samples with a lower or a higher score than eager.
     """
 
     name: str
@@ -83,19 +93,14 @@ class VerificationOverData:
 
     def summary(self) -> list[ColumnScores]:
         """Return the figures of each column over all samples."""
-        eager = self._mean(0)
         rows = []
         for column, name in enumerate(self.columns):
             losses = [row.loss_of(column) for row in self.samples]
-            mean = self._mean(column)
+            mean = _mean([row.scores[column] for row in self.samples])
             worse = sum(loss > 0 for loss in losses)
             better = sum(loss < 0 for loss in losses)
-            rows.append(ColumnScores(name, mean, eager - mean, worse, better))
+            rows.append(ColumnScores(name, mean, _mean(losses), worse, better))
         return rows
-
-    def _mean(self, column: int) -> float:
-        scores = [row.scores[column] for row in self.samples]
-        return math.fsum(scores) / len(scores)
 
     def to_text(self) -> str:
         """Return a table of the columns, with the worst samples below it."""
@@ -138,14 +143,20 @@ class VerificationOverData:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scores as plain values."""
+        """Return the scores as plain values; NaN and infinity become None."""
+        columns = []
+        for column in self.summary():
+            figures = column._asdict().items()
+            columns.append({name: finite(figure) for name, figure in figures})
+        samples = []
+        for row in self.samples:
+            scores = [finite(score) for score in row.scores]
+            samples.append({"index": row.index, "scores": scores})
         return {
             "schema": "delegraph.accuracy-over-data/1",
             "metric": self.metric,
-            "columns": [row._asdict() for row in self.summary()],
-            "samples": [
-                {"index": row.index, "scores": list(row.scores)} for row in self.samples
-            ],
+            "columns": columns,
+            "samples": samples,
             "worst": [row.index for row in self.worst()],
         }
 
@@ -165,6 +176,11 @@ class VerificationOverData:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.to_text())}</pre>"
+
+
+def _mean(numbers: list[float]) -> float:
+    """Return the mean; NaN for opposite infinities, for which ``fsum`` raises."""
+    return sum(numbers) / len(numbers)
 
 
 def _worst_first(rows: list[SampleScores]) -> list[SampleScores]:

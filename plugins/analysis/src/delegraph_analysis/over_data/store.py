@@ -1,73 +1,184 @@
-"""A file with the scores of samples, from which an interrupted run continues."""
+"""A file with the outputs of lowered programs, from which an interrupted run continues.
+
+It has outputs and no scores: a metric may depend on anything, so a later run could not
+recognize its scores.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import sqlite3
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
 
-from delegraph import LoweredProgram
-from delegraph.errors import InputError
+import delegraph
+import torch
+from delegraph import LoweredProgram, default_registry
+from delegraph.delegates import LoweredBackendModule
+from delegraph.errors import InputError, NoRuntime, WriteError
+from delegraph_programs.tensor_bytes import fingerprint, why_no_bytes
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
-from .samples import update_digest
+from .samples import Sample
+
+_MARK = 0x64676F75
+"""The ``application_id`` in our files, which SQLite keeps in their header."""
 
 
-class ScoreStore:
-    """Scores by key, a line of JSON each. A half-written last line is ignored.
+class OutputStore:
+    """Outputs by key in a SQLite file. Programs and inputs determine the keys.
 
-    Programs, metrics and samples determine the keys. So one file may hold scores of
-    several models, and scores of a model that changed are not found.
+    So one file may have outputs of several programs. Outputs of a program that changed
+    are not found.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self._path = None if path is None else Path(path)
-        self._found: dict[str, list[float]] = {}
-        if self._path is not None and self._path.exists():
-            self._found = _read(self._path)
-
-    def find(self, key: str) -> list[float] | None:
-        """Return the scores that were stored for ``key``; None if there are none."""
-        return self._found.get(key)
-
-    def add(self, key: str, scores: list[float]) -> None:
-        """Append the scores of one sample to the file."""
-        if self._path is None:
-            return
-        line = json.dumps({"key": key, "scores": scores})
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}")
-
-
-def _read(path: Path) -> dict[str, list[float]]:
-    found = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError("input-invalid", f"cannot read {path}: {e}") from e
-    for line in lines:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open or make the file. Raises InputError if it has other content."""
+        self._path = path
         try:
-            row = json.loads(line)
-            found[str(row["key"])] = [float(score) for score in row["scores"]]
-        except (ValueError, TypeError, KeyError):
-            continue
-    return found
+            is_new = not os.path.exists(path) or os.path.getsize(path) == 0
+            self._file = sqlite3.connect(path, isolation_level=None)
+            (mark,) = self._file.execute("PRAGMA application_id").fetchone()
+            if is_new:
+                self._file.execute(f"PRAGMA application_id = {_MARK}")
+            elif mark != _MARK:
+                raise sqlite3.DatabaseError("it has other content")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS outputs (key TEXT PRIMARY KEY, value BLOB)"
+            )
+        except (OSError, sqlite3.Error) as e:
+            text = f"the outputs of samples cannot be kept in {path}: {e}"
+            raise InputError("input-invalid", text, hint="name a new file") from e
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
-def identify(programs: Mapping[str, LoweredProgram], method: str, names: str) -> str:
-    """Return a hash of lowered programs: graphs, weights and blobs.
+    def remembering(
+        self, lowered: LoweredProgram, method: str, call: Callable[[Sample], Any]
+    ) -> Callable[[Sample], Any]:
+        """Return a function like ``call``, which calls a method of ``lowered``.
 
-    ``names``: a text that differs for other columns or another metric.
-    """
-    found = hashlib.sha256(names.encode())
-    for name, lowered in programs.items():
+        It returns the outputs in the file, if there are some for the sample. If a part
+        of the program has no description that is sure to change with it, ``call``
+        itself is returned.
+        """
         program = lowered.exported_program(method)
-        found.update(f"{name}\n{program.graph}".encode())
-        for tensors in (program.state_dict, program.constants):
-            for key, tensor in tensors.items():
-                found.update(str(key).encode())
-                update_digest(found, tensor)
-        for delegate in lowered.delegates:
-            found.update(bytes(delegate.module.processed_bytes))
-    return found.hexdigest()
+        spec = program.call_spec.out_spec
+        assert spec is not None
+        try:
+            identity = _describe_program(program)
+        except _Unknown:
+            return call
+
+        def call_once(sample: Sample) -> Any:
+            try:
+                given = _describe([sample.index, sample.args, sample.kwargs])
+            except _Unknown:
+                return call(sample)
+            key = hashlib.sha256(repr([identity, given]).encode()).hexdigest()
+            leaves = self._find(key)
+            if leaves is not None:
+                return pytree.tree_unflatten(leaves, spec)
+            outputs = call(sample)
+            self._add(key, pytree.tree_leaves(outputs))
+            return outputs
+
+        return call_once
+
+    def _find(self, key: str) -> list[Any] | None:
+        """Return the flat outputs of a call; None if the file does not have them."""
+        rows = self._execute("SELECT value FROM outputs WHERE key = ?", key)
+        if not rows:
+            return None
+        leaves: list[Any] = torch.load(io.BytesIO(rows[0][0]), weights_only=True)
+        return leaves
+
+    def _add(self, key: str, leaves: list[Any]) -> None:
+        """Write the flat outputs of a call."""
+        content = io.BytesIO()
+        # a clone has no other elements in its memory, which would be written too
+        torch.save(pytree.tree_map_only(torch.Tensor, torch.clone, leaves), content)
+        self._execute(
+            "INSERT OR REPLACE INTO outputs VALUES (?, ?)", key, content.getvalue()
+        )
+
+    def _execute(self, statement: str, *values: str | bytes) -> list[Any]:
+        """Return the rows of a statement of SQL. Raises WriteError."""
+        try:
+            return self._file.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise WriteError("write-failed", f"cannot use {self._path}: {e}") from e
+
+
+class _Unknown(Exception):
+    """There is no description of a value that is sure to change with the value."""
+
+
+def _describe(value: Any) -> Any:
+    """Return a value as lists and plain values: their ``repr`` changes with the value.
+
+    Raises _Unknown for an object of another class.
+    """
+    if isinstance(value, torch.Tensor):
+        if why_no_bytes(value) is not None:
+            raise _Unknown
+        return [fingerprint(value), list(value.stride())]
+    if isinstance(value, dict):
+        return [type(value).__name__, _describe([*value.items()])]
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *map(_describe, value)]
+    if value is None or type(value) in (bool, int, float, complex, str):
+        return value
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    raise _Unknown
+
+
+def _describe_program(program: ExportedProgram) -> list[Any]:
+    """Return a description of everything that determines the outputs.
+
+    Raises _Unknown if there is none: a constant is no tensor, or a backend has no
+    runtime here.
+    """
+    parts: list[Any] = [torch.__version__, delegraph.__version__]
+    parts += [str(program.graph_signature), str(program.call_spec)]
+    parts += [_describe(dict(program.state_dict)), _describe(dict(program.constants))]
+    for name, module in program.graph_module.named_modules():
+        parts.append(name)
+        if isinstance(module, LoweredBackendModule):
+            parts.append(_describe_delegate(module))
+        elif isinstance(module, GraphModule):
+            parts += [str(module.graph), *_describe_attributes(module)]
+    return parts
+
+
+def _describe_attributes(module: GraphModule) -> list[Any]:
+    """Return descriptions of the tensors that are attributes of a graph."""
+    parts = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value = attrgetter(str(node.target))(module)
+            if not isinstance(value, (GraphModule, LoweredBackendModule)):
+                parts.append(_describe(value))
+    return parts
+
+
+def _describe_delegate(module: LoweredBackendModule) -> list[Any]:
+    """Return a description of a blob, its data, its initial state and its runtime."""
+    try:
+        runtime = default_registry().runtime_for(module.backend_id)
+    except NoRuntime:  # eager PyTorch runs it, until a runtime is installed
+        raise _Unknown from None
+    named_data = module.named_data()
+    return [
+        *(runtime.__module__, runtime.__qualname__),
+        *(module.meta.get("producer"), module.meta.get("fingerprint")),
+        [(spec.key, bytes(spec.value)) for spec in module.compile_specs],
+        _describe([module.processed_bytes, named_data, module.state_tensors()]),
+    ]

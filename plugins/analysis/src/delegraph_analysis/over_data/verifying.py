@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import torch
 from delegraph import LoweredProgram
-from delegraph.errors import InputError
+from delegraph.errors import DelegraphError, InputError
 from delegraph.host import call_of_model
 from delegraph_programs import TRACING
 from delegraph_programs.argument_types import Program
+from delegraph_programs.export_module import expect_no_training
 from torch.export import ExportedProgram
 
 from .metrics import Metric, ScoredMetric
 from .pictures import picture_of
-from .samples import Sample, Signature
+from .samples import Sample, Signature, series_of
 from .scores import SampleScores, VerificationOverData
-from .store import ScoreStore, identify
+from .store import OutputStore
 
 LOG = logging.getLogger("delegraph.progress")
 
@@ -45,9 +47,11 @@ def verify_over(
 ) -> VerificationOverData:
     """Score eager PyTorch and lowered programs on each sample of a data set.
 
-    ``lowered``: one program, or several by name, all of one model. ``data``: samples. A
-    sample is a tensor, a tuple of the inputs, or a dict of the inputs by name. The
-    label is one more value of the tuple, or the key ``"label"`` of the dict.
+    ``lowered``: one program, or several by name, all of one model. ``data``: samples:
+    an iterable, such as a DataLoader, or a map-style data set. A sample is a tensor, a
+    tuple of the inputs, or a dict of the inputs by name. The label is one more value of
+    the tuple, or the key ``"label"``, ``"labels"`` or ``"y"`` of the dict. Inputs
+    without the size of the batch get a size of 1.
 
     ``metric``: a function of the outputs of a sample and its label. It returns a
     number, larger for better outputs. A sample without a label gives it the outputs of
@@ -55,100 +59,125 @@ def verify_over(
     those of eager.
 
     ``model``: the model in floats, if ``lowered`` was made from a quantized program;
-    the columns are then eager, the quantized program and the lowered ones. ``method``:
-    by default the only one, or "forward". ``store``: a file that gets the scores of
-    each sample; a second run takes them from there. Progress goes to the logger
-    ``delegraph.progress``.
+    the columns are then eager, the quantized program and the lowered ones. If it has a
+    method of the name ``method``, this is called in place of ``forward``. ``method``:
+    by default the only one, or "forward". ``store``: a file that gets the outputs of
+    the lowered programs; a second run takes them from there. Progress goes to the
+    logger ``delegraph.progress``.
 
-    Each call starts from the initial state of buffers, with the same random seed.
-    Raises InputError for data or a metric that do not fit, and NoRuntime.
+    Each call starts from the initial state of buffers. Sample k has the random seed k.
+    Raises InputError for data or a metric that do not fit, and NoRuntime. Errors name
+    the sample.
     """
     programs = {"lowered": lowered} if isinstance(lowered, LoweredProgram) else lowered
     if not programs:
         raise InputError("input-invalid", "there is no lowered program to verify")
     first = next(iter(programs.values()))
-    chosen = _chosen_method(first, method)
+    chosen = first.chosen_method(method)
     scored = ScoredMetric.of(metric)
-    columns = _columns(programs, chosen, model)
-    names = tuple(column.name for column in columns)
-    scores = ScoreStore(store)
-    programs_key = ""
-    if store is not None:
-        text = f"{chosen}\n{names}\n{scored.identity}"
-        programs_key = identify(programs, chosen, text)
-    found = VerificationOverData(names, scored.name)
-    signature = Signature.of(first.exported_program(chosen))
-    for index, given in _counted(data):
-        sample = signature.sample(given, index)
-        key = ""
+    columns = _references(first, chosen, model)
+    with ExitStack() as stack:
+        kept = None
         if store is not None:
-            both = f"{programs_key}{sample.digest()}"
-            key = hashlib.sha256(both.encode()).hexdigest()
-        row = scores.find(key)
-        if row is None:
-            row = _scores(columns, sample, scored, index)
-            scores.add(key, row)
-        found.add(SampleScores(index, tuple(row)), partial(picture_of, sample))
+            kept = stack.enter_context(closing(OutputStore(store)))
+        for name, program in programs.items():
+            call: Callable[[Sample], Any] = partial(_call_lowered, program, chosen)
+            if kept is not None:
+                call = kept.remembering(program, chosen, call)
+            columns.append(Column(name, call))
+        names = tuple(column.name for column in columns)
+        if len({*names}) != len(names):
+            text = f"two columns have one name: {', '.join(names)}"
+            raise InputError("input-invalid", text, hint="name the program otherwise")
+        found = VerificationOverData(names, scored.name)
+        signature = Signature.of(first.exported_program(chosen))
+        for sample in _samples(data, signature):
+            row = SampleScores(sample.index, _scores(columns, sample, scored))
+            found.add(row, partial(picture_of, sample))
     if not found.samples:
         raise InputError("input-invalid", "the data has no sample")
     return found
 
 
-def _counted(data: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the samples with their numbers, and log progress."""
-    if isinstance(data, (torch.Tensor, str, bytes, Mapping)) or not isinstance(
-        data, Iterable
-    ):
-        text = f"the data must be a series of samples, not {type(data).__name__}"
-        raise InputError("input-invalid", text, hint="[(x, label), ...]")
-    total = f" of {len(data)}" if isinstance(data, Sized) else ""
-    for index, given in enumerate(data):
+def _samples(data: Iterable[Any], signature: Signature) -> Iterator[Sample]:
+    """Yield the samples, and log progress."""
+    total = f" of {length_hint(data)}" if length_hint(data) else ""
+    iterator = iter(series_of(data))
+    end = object()
+    index = 0
+    while True:
+        with _named(f"sample {index}"):
+            given = next(iterator, end)
+            if given is end:
+                return
+            sample = signature.sample(given, index)
         LOG.info("sample %d%s", index + 1, total)
-        yield index, given
+        yield sample
+        index += 1
 
 
-def _chosen_method(lowered: LoweredProgram, method: str | None) -> str:
-    if method is not None:
-        lowered.method(method)  # raises for an unknown name
-        return method
-    if "forward" in lowered.methods or len(lowered.methods) != 1:
-        return "forward"
-    return lowered.methods[0]
+@contextmanager
+def _named(work: str) -> Iterator[None]:
+    """Name ``work`` in the errors of a block."""
+    try:
+        yield
+    except DelegraphError as e:
+        e.message = f"{work}: {e.message}"
+        raise
+    except Exception as e:  # of the user's data, or of an operator
+        e.add_note(work)
+        raise
 
 
-def _columns(
-    programs: Mapping[str, LoweredProgram], method: str, model: Program | None
+def _references(
+    first: LoweredProgram, method: str, model: Program | None
 ) -> list[Column]:
-    """Return eager PyTorch, then the quantized program if there is one, then all
-    lowered programs.
-    """
-    first = next(iter(programs.values()))
+    """Return eager PyTorch, then the quantized program if there is one."""
 
     def call_eager(sample: Sample) -> Any:
-        return first.run_eager(sample.args, sample.kwargs, method=method)
+        with call_of_model(method):
+            return first.run_eager(sample.args, sample.kwargs, method=method)
 
-    columns = [Column("eager", call_eager)]
-    if model is not None:
-        columns = [
-            Column("eager", partial(_call_model, _module(model))),
-            Column("quantized", call_eager),
-        ]
-    for name, lowered in programs.items():
-        columns.append(Column(name, partial(_call_lowered, lowered, method)))
-    return columns
-
-
-def _module(model: Program) -> torch.nn.Module:
+    if model is None:
+        return [Column("eager", call_eager)]
+    name = "forward"
     if isinstance(model, ExportedProgram):
-        return model.module(check_guards=False)
-    return model
+        model = model.module(check_guards=False)
+    else:
+        expect_no_training(model)
+        name = method if _has_own(model, method) else name
+    return [
+        Column("eager", partial(_call_model, MethodOf(model, name))),
+        Column("quantized", call_eager),
+    ]
 
 
-def _call_model(model: torch.nn.Module, sample: Sample) -> Any:
+def _has_own(model: torch.nn.Module, method: str) -> bool:
+    """Return whether a model has a method that not all modules have."""
+    of_all = getattr(torch.nn.Module, method, None)
+    is_of_all = of_all is not None and getattr(type(model), method) is of_all
+    return hasattr(model, method) and not is_of_all
+
+
+class MethodOf(torch.nn.Module):
+    """Calls a method of a model."""
+
+    def __init__(self, model: torch.nn.Module, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.method == "forward":
+            return self.model(*args, **kwargs)  # with its hooks
+        return getattr(self.model, self.method)(*args, **kwargs)
+
+
+def _call_model(model: MethodOf, sample: Sample) -> Any:
     """Call the model; buffers that it writes are copies."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     args, kwargs = copy.deepcopy((sample.args, sample.kwargs))
-    with TRACING, torch.no_grad():
+    with call_of_model(model.method), TRACING, torch.no_grad():
         return torch.func.functional_call(model, buffers, args, kwargs)
 
 
@@ -159,16 +188,19 @@ def _call_lowered(lowered: LoweredProgram, method: str, sample: Sample) -> Any:
 
 
 def _scores(
-    columns: list[Column], sample: Sample, metric: ScoredMetric, index: int
-) -> list[float]:
+    columns: list[Column], sample: Sample, metric: ScoredMetric
+) -> tuple[float, ...]:
     """Return the score of each column for one sample."""
-    eager, *others = columns
-    seed = torch.get_rng_state()
-    with call_of_model(f"{eager.name}, sample {index}"):
-        expected = eager.call(sample)
-    scores = [metric.score(expected, sample.label, expected)]
-    for column in others:
-        torch.set_rng_state(seed)
-        outputs = column.call(sample)
-        scores.append(metric.score(outputs, sample.label, expected))
-    return scores
+    scores: list[float] = []
+    expected = None
+    for column in columns:
+        with (
+            _named(f"sample {sample.index}, {column.name}"),
+            torch.random.fork_rng(devices=[]),
+        ):
+            torch.default_generator.manual_seed(sample.index)
+            outputs = column.call(sample)
+            if not scores:
+                expected = outputs
+            scores.append(metric.score(outputs, sample.label, expected))
+    return tuple(scores)
