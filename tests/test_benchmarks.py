@@ -70,7 +70,7 @@ def test_each_script_publishes_its_tables(path):
         assert [q for q in questions if f"{{{{data {q}}}}}" not in shown] == []
 
 
-def published(*rows, whole=False, before=None, run=RUN, columns=("model", "us")):
+def publish_rows(*rows, whole=False, before=None, run=RUN, columns=("model", "us")):
     table = publishing.Table(columns, rows)
     return publishing.merged(
         before or {"runs": [], "tables": []}, run, [table], whole=whole
@@ -78,38 +78,40 @@ def published(*rows, whole=False, before=None, run=RUN, columns=("model", "us"))
 
 
 def test_a_row_is_of_the_newest_run_that_has_it():
-    first = published(["a", "1"], ["b", "2"])
-    second = published(["b", "3"], ["c", "4"], before=first, run=LATER)
-    assert first == published(["a", "1"], ["b", "2"])
+    first = publish_rows(["a", "1"], ["b", "2"])
+    second = publish_rows(["b", "3"], ["c", "4"], before=first, run=LATER)
+    assert first == publish_rows(["a", "1"], ["b", "2"])
     assert second["tables"][0]["rows"] == [[0, "a", "1"], [1, "b", "3"], [1, "c", "4"]]
     assert second["runs"] == [RUN, LATER]
 
 
 def test_a_run_without_rows_is_forgotten():
-    again = published(["a", "3"], before=published(["a", "1"]), run=LATER)
-    assert again == published(["a", "3"], run=LATER)
+    again = publish_rows(["a", "3"], before=publish_rows(["a", "1"]), run=LATER)
+    assert again == publish_rows(["a", "3"], run=LATER)
 
 
 def test_a_whole_table_has_the_rows_of_one_run():
-    again = published(
-        ["b", "3"], before=published(["a", "1"], ["b", "2"]), run=LATER, whole=True
+    again = publish_rows(
+        ["b", "3"], before=publish_rows(["a", "1"], ["b", "2"]), run=LATER, whole=True
     )
-    assert again == published(["b", "3"], run=LATER)
+    assert again == publish_rows(["b", "3"], run=LATER)
 
 
 def test_tables_with_other_columns_are_not_merged():
     with pytest.raises(ValueError, match="other columns"):
-        published(["b", "3"], before=published(["a", "1"]), columns=("model", "ms"))
-    assert published(["a", "3"], before=published(["a", "1"]), columns=("model", "ms"))[
-        "runs"
-    ] == [RUN]
+        publish_rows(
+            ["b", "3"], before=publish_rows(["a", "1"]), columns=("model", "ms")
+        )
+    assert publish_rows(
+        ["a", "3"], before=publish_rows(["a", "1"]), columns=("model", "ms")
+    )["runs"] == [RUN]
     with pytest.raises(ValueError, match="two columns"):
-        published(["a", "1"], columns=("us", "us"))
+        publish_rows(["a", "1"], columns=("us", "us"))
 
 
 def test_a_new_table_keeps_other_tables_of_its_question():
     other = publishing.merged(
-        published(["a", "1"]),
+        publish_rows(["a", "1"]),
         LATER,
         [publishing.Table(["m"], [["z"]], "other")],
         whole=True,
@@ -122,11 +124,11 @@ def test_a_new_table_keeps_other_tables_of_its_question():
 
 def test_a_file_is_written_whole(tmp_path):
     path = tmp_path / "results" / "q.json"
-    publishing.write(path, published(["a", "µ | 1"]))
-    assert json.loads(path.read_text("utf-8")) == published(["a", "µ | 1"])
+    publishing.write(path, publish_rows(["a", "µ | 1"]))
+    assert json.loads(path.read_text("utf-8")) == publish_rows(["a", "µ | 1"])
     with pytest.raises(TypeError):
-        publishing.write(path, published(["a", object()]))
-    assert json.loads(path.read_text("utf-8")) == published(["a", "µ | 1"])
+        publishing.write(path, publish_rows(["a", object()]))
+    assert json.loads(path.read_text("utf-8")) == publish_rows(["a", "µ | 1"])
     assert [p.name for p in path.parent.iterdir()] == ["q.json"]
 
 
@@ -172,7 +174,7 @@ def test_a_script_publishes_only_with_the_option(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def filled(tmp_path):
+def fill_template(tmp_path):
     rows = [["a", "x", "1,234.5 s"], ["a", "y", "2"], ["b", "x", "-"]]
     table = publishing.Table(["model", "type", "us"], rows, keys=2)
     publishing.write(
@@ -203,8 +205,8 @@ def filled(tmp_path):
         ),
     ],
 )
-def test_places_are_filled(filled, place, text):
-    assert filled("{{" + place + "}}") == text
+def test_places_are_filled(fill_template, place, text):
+    assert fill_template("{{" + place + "}}") == text
 
 
 @pytest.mark.parametrize(
@@ -223,15 +225,15 @@ def test_places_are_filled(filled, place, text):
         ("tables q", "a place begins with"),
     ],
 )
-def test_placeholders_without_data_are_named_in_the_error(filled, place, why):
+def test_placeholders_without_data_are_named_in_the_error(fill_template, place, why):
     with pytest.raises(ValueError, match=re.escape("{{" + place + "}}") + ".*" + why):
-        filled("{{" + place + "}}")
+        fill_template("{{" + place + "}}")
 
 
 def test_a_link_has_the_day_of_the_newest_run(tmp_path):
-    before = published(["a", "1"], ["b", "2"])
+    before = publish_rows(["a", "1"], ["b", "2"])
     publishing.write(
-        tmp_path / "q.json", published(["b", "3"], before=before, run=LATER)
+        tmp_path / "q.json", publish_rows(["b", "3"], before=before, run=LATER)
     )
     assert (
         page.Template(tmp_path).fill("{{data q}}") == "[q](results/q.json), 2026-11-25"
@@ -242,7 +244,7 @@ def test_stale_pages_and_questions_without_link_are_found(tmp_path):
     (tmp_path / "docs/guide").mkdir(parents=True)
     templates = tmp_path / "benchmarks" / "templates"
     templates.mkdir(parents=True)
-    publishing.write(tmp_path / "benchmarks/results/q.json", published(["a", "1"]))
+    publishing.write(tmp_path / "benchmarks/results/q.json", publish_rows(["a", "1"]))
     (templates / "results.md").write_text("{{data q}}\n")
     (templates / "quote.md").write_text("It takes {{cell q | a | us}} us.\n")
     guide = tmp_path / "docs/guide/speed.md"
@@ -255,7 +257,9 @@ def test_stale_pages_and_questions_without_link_are_found(tmp_path):
         path.write_text(text)
     assert page.stale(tmp_path) == []
     assert "\nIt takes 1 us.\n" in guide.read_text()
-    publishing.write(tmp_path / "benchmarks/results/unused.json", published(["a", "1"]))
+    publishing.write(
+        tmp_path / "benchmarks/results/unused.json", publish_rows(["a", "1"])
+    )
     with pytest.raises(ValueError, match="unused"):
         page.stale(tmp_path)
 

@@ -94,14 +94,14 @@ def bert():
     )
 
 
-def own(inner):
+def register_own_backend(inner):
     made = WrappingPartitioner(inner, OwnBackend.__name__, [SPEED])
     return delegraph.register(
         OwnBackend, partitioner=made, runtime=OwnRuntime, name="own"
     )
 
 
-def blobs(lowered):
+def blobs_of(lowered):
     payload = get_delegated_payload(lowered.exported_program().graph_module)
     return [
         (module, specs, bytes(blob)) for module, (_, specs, blob) in payload.items()
@@ -110,15 +110,15 @@ def blobs(lowered):
 
 def test_a_wrapped_partitioner_gives_a_transformer_the_same_partitions(bert):
     alone = delegraph.lower(bert, backends=["tosa"])
-    with own(delegraph.get_partitioner("tosa")):
+    with register_own_backend(delegraph.get_partitioner("tosa")):
         wrapped = delegraph.lower(bert, backends=["own"])
         assert wrapped.verify(*bert.example_inputs[0]).relative_error < 1e-5
     assert len(alone.delegates) == 1
-    assert [(m, b) for m, _, b in blobs(wrapped)] == [
-        (m, b) for m, _, b in blobs(alone)
+    assert [(m, b) for m, _, b in blobs_of(wrapped)] == [
+        (m, b) for m, _, b in blobs_of(alone)
     ]
-    assert [list(s) for _, s, _ in blobs(wrapped)] == [
-        [*s, SPEED] for _, s, _ in blobs(alone)
+    assert [list(s) for _, s, _ in blobs_of(wrapped)] == [
+        [*s, SPEED] for _, s, _ in blobs_of(alone)
     ]
     assert {d.backend_id for d in wrapped.delegates} == {"OwnBackend"}
 
@@ -127,12 +127,12 @@ def test_a_wrapper_may_be_wrapped(bert):
     twice = WrappingPartitioner(
         delegraph.get_partitioner("tosa", spec="TOSA-1.0+FP"), "MiddleBackend", []
     )
-    with own(twice):
+    with register_own_backend(twice):
         assert len(delegraph.lower(bert, backends=["own"]).delegates) == 1
 
 
 def test_checks_that_a_user_adds_reach_the_inner_partitioner(bert):
-    with own(delegraph.get_partitioner("tosa")):
+    with register_own_backend(delegraph.get_partitioner("tosa")):
         partitioner = delegraph.get_partitioner("own")
         partitioner.additional_checks = [
             *partitioner.additional_checks,
@@ -165,7 +165,7 @@ class KeepsLinear(Partitioner):
 
 def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
     specs = delegraph.get_partitioner("tosa").delegation_spec.compile_specs
-    with own(KeepsLinear({"specs": specs})):
+    with register_own_backend(KeepsLinear({"specs": specs})):
         lowered = delegraph.lower(bert, backends=["own"])
     assert [d.operators for d in lowered.report.delegates] == [
         {"aten.linear.default": 1}

@@ -82,7 +82,7 @@ class Block(NamedTuple):
     line: int
 
 
-def blocks(page):
+def blocks_of(page):
     """The fenced blocks of a page, in order."""
     text = (ROOT / page).read_text()
     found = re.finditer(
@@ -174,7 +174,7 @@ def test_every_error_code_has_advice():
 
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_code_block_of_a_guide_is_tested(page):
-    assert [b for b in blocks(page) if not KINDS.fullmatch(b.kind)] == []
+    assert [b for b in blocks_of(page) if not KINDS.fullmatch(b.kind)] == []
     outside = re.sub(
         r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
     )
@@ -221,26 +221,26 @@ def test_guide_blocks_run_and_print_the_output_shown(
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path, refreshing)
     for command in BEFORE.get(page, ()):
         guide.command(command)
-    for block in blocks(page):
+    for block in blocks_of(page):
         guide.run(block)
 
 
 def test_continuous_integration_runs_the_command_for_contributors():
-    [command] = [b.text for b in blocks("CONTRIBUTING.md") if b.kind == "sh ci"]
+    [command] = [b.text for b in blocks_of("CONTRIBUTING.md") if b.kind == "sh ci"]
     assert f"\n{command.strip()}\n" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "page", [p for p in TUTORIALS if any(b.kind == "sh slow" for b in blocks(p))]
+    "page", [p for p in TUTORIALS if any(b.kind == "sh slow" for b in blocks_of(p))]
 )
 def test_a_tutorial_runs_with_the_commands_that_take_long(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path)
-    for block in blocks(page):
+    for block in blocks_of(page):
         guide.run(block._replace(kind="sh") if block.kind == "sh slow" else block)
 
 
@@ -250,13 +250,13 @@ def test_a_tutorial_runs_with_the_commands_that_take_long(page, tmp_path, monkey
     [
         p
         for p in GUIDES
-        if p not in TUTORIALS and any(b.kind == "sh slow" for b in blocks(p))
+        if p not in TUTORIALS and any(b.kind == "sh slow" for b in blocks_of(p))
     ],
 )
 def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
-    checkout = copied(tmp_path)
-    guide = Guide(page, bare(tmp_path), checkout, refreshing)
-    listed = blocks(page)
+    checkout = copy_checkout(tmp_path)
+    guide = Guide(page, bare_environment(tmp_path), checkout, refreshing)
+    listed = blocks_of(page)
     for block, following in zip(listed, [*listed[1:], None], strict=True):
         if block.kind == "sh slow":
             guide.command(block.text)
@@ -266,10 +266,10 @@ def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
 
 @pytest.mark.slow
 def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
-    checkout = copied(tmp_path)
+    checkout = copy_checkout(tmp_path)
     folder = tmp_path / "new"
     folder.mkdir()
-    [install] = [b.text for b in blocks("README.md") if b.kind == "sh slow"]
+    [install] = [b.text for b in blocks_of("README.md") if b.kind == "sh slow"]
     section = (
         (ROOT / "docs" / "backend-authors.md")
         .read_text()
@@ -282,7 +282,11 @@ def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
     script = f"cd {checkout}\n{install}cd {folder}\n{commands}"
     shell = ["bash", "-e", "-c", script]
     shown = subprocess.run(
-        shell, cwd=folder, env=bare(tmp_path), capture_output=True, text=True
+        shell,
+        cwd=folder,
+        env=bare_environment(tmp_path),
+        capture_output=True,
+        text=True,
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == [
@@ -290,13 +294,13 @@ def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
     ]
 
 
-def copied(folder):
+def copy_checkout(folder):
     """A copy of the checkout, as a user has it."""
     ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
     return shutil.copytree(ROOT, folder / "delegraph", ignore=ignored)
 
 
-def bare(folder):
+def bare_environment(folder):
     """The variables of an environment with nothing but Python, and with network."""
     kept = {
         k: v
@@ -423,7 +427,7 @@ class Guide:
     def _text(self, block, _):
         if self.printed is None:
             return
-        if says(block.text, self.printed):
+        if matches_with_gaps(block.text, self.printed):
             return
         wrong = (
             f"{self.page}:{block.line} says\n{block.text}and what is printed"
@@ -432,7 +436,7 @@ class Guide:
         assert self.refreshing is not None, (
             f"{wrong}if the change is wanted: pytest --refresh-docs tests/test_docs.py"
         )
-        self.refreshing[self.page, block] = refreshed(block.text, self.printed)
+        self.refreshing[self.page, block] = refresh_text(block.text, self.printed)
 
 
 # --- refreshing what they show --------------------------------------------------------
@@ -454,29 +458,29 @@ def refreshing(request):
         (ROOT / page).write_text("".join(lines))
 
 
-def says(text, printed):
+def matches_with_gaps(text, printed):
     """Whether ``text``, in which ... stands for anything, is what was printed."""
     return doctest.OutputChecker().check_output(
         text, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     )
 
 
-def refreshed(text, printed):
+def refresh_text(text, printed):
     """What was printed, with the ... of ``text`` where lines, and words of changed
     lines, are as they were.
     """
 
     def line(old, new):
         words = (re.findall(r"\s*\S+", one) for one in (old, new))
-        return "".join(merged(*words, lambda old, new: new))
+        return "".join(merge_texts(*words, lambda old, new: new))
 
     new = "\n".join(
-        [*merged(text.splitlines(), printed.rstrip().splitlines(), line), ""]
+        [*merge_texts(text.splitlines(), printed.rstrip().splitlines(), line), ""]
     )
-    return new if says(new, printed) else printed.rstrip() + "\n"
+    return new if matches_with_gaps(new, printed) else printed.rstrip() + "\n"
 
 
-def merged(old, new, change):
+def merge_texts(old, new, change):
     """``new``, in which what ``old`` says too is as it is there.
 
     Between two such, entries take the place of others, ``change(old, new)``, if they
@@ -515,7 +519,7 @@ def in_common(old, new):
     for a in reversed(range(len(old))):
         for b in reversed(range(len(new))):
             best[a, b] = max(best[a + 1, b], best[a, b + 1], key=len)
-            if old[a].strip() != "..." and says(old[a], new[b]):
+            if old[a].strip() != "..." and matches_with_gaps(old[a], new[b]):
                 best[a, b] = max(best[a, b], [(a, b), *best[a + 1, b + 1]], key=len)
     return best[0, 0]
 
@@ -557,10 +561,10 @@ def test_refreshing_a_block_keeps_placeholders_of_varying_text(change, wanted):
         .replace("compile ...", "compile 3")
         .replace("...", "2")
     )
-    assert says(SAID, printed)
+    assert matches_with_gaps(SAID, printed)
     new = printed.replace(*change)
     assert new != printed
-    assert refreshed(SAID, new) == wanted
+    assert refresh_text(SAID, new) == wanted
 
 
 def test_refreshing_replaces_blocks_in_the_page(pytester, monkeypatch):

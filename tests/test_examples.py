@@ -18,20 +18,20 @@ PARAMETERS = {
 }
 
 
-def example(name, **sizes):
+def run_example(name, **sizes):
     file, function = name.split(":")
     return runpy.run_path(str(ROOT / "examples" / file))[function](**sizes)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_network_has_the_parameters_that_its_paper_gives_it(name):
-    model, _ = example(name)
+    model, _ = run_example(name)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_network_does_not_shrink_its_signal(name):
-    model, inputs = example(name)
+    model, inputs = run_example(name)
     assert not model.training
     with torch.no_grad():
         assert model(*inputs).abs().max() > 0.1
@@ -40,8 +40,8 @@ def test_a_network_does_not_shrink_its_signal(name):
 def test_examples_are_deterministic_and_keep_the_random_state():
     torch.manual_seed(7)
     (first, inputs), (second, same_inputs) = (
-        example("resnet.py:resnet18"),
-        example("resnet.py:resnet18"),
+        run_example("resnet.py:resnet18"),
+        run_example("resnet.py:resnet18"),
     )
     drawn = torch.rand(1)
     torch.manual_seed(7)
@@ -52,7 +52,7 @@ def test_examples_are_deterministic_and_keep_the_random_state():
     )
 
 
-def run(*command):
+def run_script(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command],
@@ -67,19 +67,21 @@ def run(*command):
 
 @pytest.mark.slow
 def test_the_partitioning_benchmark_runs():
-    output = run("benchmarks/partitioning.py", "--largest", "2000", "--repeats", "1")
+    output = run_script(
+        "benchmarks/partitioning.py", "--largest", "2000", "--repeats", "1"
+    )
     assert "| dense, all taken |" in output
 
 
 @pytest.mark.slow
 def test_the_growth_benchmark_runs():
-    output = run("benchmarks/growth.py", "partitions", "--repeats", "1")
+    output = run_script("benchmarks/growth.py", "partitions", "--repeats", "1")
     assert "| 1,000 nodes, 250 partitions | s | ratio |" in output
 
 
 @pytest.mark.parametrize("name", ["vit_b16", "bert_base", "llama_8"])
 def test_a_transformer_is_one_delegate(name):
-    module, inputs = example(f"transformer.py:{name}", layers=1, width=128)
+    module, inputs = run_example(f"transformer.py:{name}", layers=1, width=128)
     lowered = delegraph.lower(torch.export.export(module, inputs), backends=["tosa"])
     assert len(lowered.delegates) == 1
     # of BERT's mask, which is int64
@@ -89,7 +91,7 @@ def test_a_transformer_is_one_delegate(name):
 
 def test_backends_can_be_compared():
     model = ("examples/two_partitions.py:two_partitions",)
-    output = run(
+    output = run_script(
         "-m", "delegraph", "compare", *model, "--backend", "tosa", "--backend", "demo"
     )
     rows = {line.split("  ")[0]: line for line in output.splitlines()}

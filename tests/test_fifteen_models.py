@@ -86,7 +86,7 @@ def each(models):
     ]
 
 
-def matrix(store, models, *options):
+def run_matrix(store, models, *options):
     """One command for all: its exit code, and model -> its row with its report."""
     command = [
         sys.executable,
@@ -149,7 +149,7 @@ def models(request):
 @pytest.fixture(scope="module")
 def rows(models, store):
     """Model -> its row; the .tosa files of what is one delegate are in the store."""
-    code, found = matrix(store, models)
+    code, found = run_matrix(store, models)
     failed = [row["error"] for row in found.values() if row["error"] is not None]
     assert code == bool(failed), failed
     assert len(failed) == len(CAUSES.keys() & {*models}), failed
@@ -195,7 +195,7 @@ def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
         f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"]
         for model in DYNAMIC
     )
-    code, found = matrix(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
+    code, found = run_matrix(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
     assert code == 0, found
     assert [row["delegates"] for row in found.values()] == [1, 1, 1]
 
@@ -204,7 +204,7 @@ def test_nothing_failed_of_those_that_were_changed(models, rows, store):
     """Their rows are there already: nothing is lowered again."""
     before = (store / "rows.jsonl").read_bytes()
     whole = [m for m in models if m not in CAUSES]
-    code, found = matrix(store, whole)
+    code, found = run_matrix(store, whole)
     assert code == 0
     assert [*found] == whole
     assert (store / "rows.jsonl").read_bytes() == before

@@ -33,7 +33,7 @@ def small():
 """
 
 
-def printed(*words, code=0):
+def printed_json(*words, code=0):
     """What a command prints with ``--json``, which has exactly this exit code."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -48,7 +48,7 @@ def files(tmp_path_factory):
     (folder / "m.py").write_text(MODEL)
     model = f"{folder / 'm.py'}:small"
     for suffix in (".tosa", ".pte"):
-        found = printed(
+        found = printed_json(
             "lower",
             model,
             "--backend=tosa",
@@ -59,7 +59,7 @@ def files(tmp_path_factory):
         )
         validate(found, "lower")
     kept = f"--cache={folder / 'kept'}"
-    found = printed(
+    found = printed_json(
         "lower",
         f"{folder / 'm.py'}:net",
         "--backend=tosa",
@@ -117,7 +117,7 @@ FORMS = {
 def test_printed_json_matches_the_schema(name, files, monkeypatch):
     monkeypatch.chdir(files)
     definition, words = FORMS[name]
-    found = printed(*words)
+    found = printed_json(*words)
     validate(found, definition)
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     if definition.startswith("inspect"):
@@ -133,7 +133,7 @@ def test_sizes_of_one_model_in_a_file(files):
         torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"]
     )
     made.save(files / "sizes.pte")
-    found = printed("inspect", files / "sizes.pte")
+    found = printed_json("inspect", files / "sizes.pte")
     validate(found, "inspect .pte")
     assert found["buckets"]["padding"] == "-inf"
     assert len(found["buckets"]["inputs"]) == 2
@@ -146,7 +146,7 @@ def test_sizes_of_one_model_in_a_file(files):
 
 
 def test_an_error_matches_only_the_form_of_errors(files):
-    found = printed("inspect", files / "absent.tosa", code=2)
+    found = printed_json("inspect", files / "absent.tosa", code=2)
     validate(found, "error")
     for definition in ("backends", "doctor", "inspect", "run", "diff", "check"):
         with pytest.raises(jsonschema.ValidationError):

@@ -109,7 +109,7 @@ def pip(*arguments):
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def delegraph(installed, *arguments):
+def run_delegraph(installed, *arguments):
     """The command, with the wheels in front of what the environment has, and from a
     folder that has nothing.
     """
@@ -173,7 +173,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         assert {f.split("/")[0].split("-")[0] for f in files} == {package}
 
 
-def contents(archive):
+def contents_of_archive(archive):
     """File -> bytes, the first folder of an sdist left out."""
     if archive.suffix == ".whl":
         wheel = zipfile.ZipFile(archive)
@@ -193,7 +193,7 @@ def test_archives_have_the_readme_license_and_classifiers(kind, request):
     archives = request.getfixturevalue(kind)
     assert len(archives) == len(DISTRIBUTIONS)
     for archive, folder in zip(archives, DISTRIBUTIONS, strict=True):
-        files = contents(archive)
+        files = contents_of_archive(archive)
         [name] = [f for f in files if f.endswith(("dist-info/METADATA", "PKG-INFO"))]
         metadata = email.message_from_bytes(files[name])
         assert metadata["Description-Content-Type"] == "text/markdown"
@@ -233,7 +233,7 @@ def test_sdists_contain_all_sources_and_test_files(sdists):
             for p in there
             if not any(d.startswith((".", "__pycache__")) for d in p.parent.parts)
         }
-        assert kept - contents(archive).keys() == set()
+        assert kept - contents_of_archive(archive).keys() == set()
 
 
 def test_allowed_torch_releases_equal_the_tested_ones():
@@ -282,7 +282,7 @@ def test_install_commands_name_the_version_of_torch():
 
 
 def test_both_plugins_are_listed_from_the_wheels(installed):
-    shown = delegraph(installed, "backends", "--json")
+    shown = run_delegraph(installed, "backends", "--json")
     assert shown.returncode == 0, shown.stderr
     found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
     usable = dict.fromkeys(["compiler-demo", "demo", "tosa"], "ok")
@@ -321,14 +321,14 @@ def test_everything_that_the_wheels_declare_can_be_imported(installed):
 
 def test_the_package_knows_its_version(installed):
     metadata = next(installed.glob("delegraph-*.dist-info"))
-    assert delegraph(installed, "--version").stdout.split() == [
+    assert run_delegraph(installed, "--version").stdout.split() == [
         "delegraph",
         metadata.name.split("-")[1][: -len(".dist")],
     ]
 
 
 def test_the_wheel_can_write_a_new_backend(installed, tmp_path):
-    shown = delegraph(
+    shown = run_delegraph(
         installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json"
     )
     assert shown.returncode == 0, shown.stderr

@@ -53,7 +53,7 @@ except DelegraphError as error:
 """
 
 
-def without_posix(code, folder):
+def run_without_posix(code, folder):
     """What ``code`` prints where these names are missing. The last lines of an error
     are in the failure.
     """
@@ -73,7 +73,7 @@ def without_posix(code, folder):
 @pytest.mark.slow
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
 def test_lowering_files_cache_and_commands(tmp_path):
-    printed = without_posix(USING, tmp_path)
+    printed = run_without_posix(USING, tmp_path)
     assert (
         printed.splitlines()[-1]
         == "['again.tosa', 'cache', 'model.pt2', 'model.tosa', 'report.html']"
@@ -84,5 +84,5 @@ def test_lowering_files_cache_and_commands(tmp_path):
 def test_checks_that_need_forks_are_refused_without_them(tmp_path):
     assert (
         "the checks need os.fork, which this system does not have\n  hint: run them"
-        in without_posix(NEEDING_FORKS, tmp_path)
+        in run_without_posix(NEEDING_FORKS, tmp_path)
     )

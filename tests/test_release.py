@@ -17,7 +17,7 @@ PROJECTS = [
 ]
 
 
-def release(*arguments):
+def run_release_tool(*arguments):
     done = subprocess.run(
         [sys.executable, RELEASE, *map(str, arguments)], capture_output=True, text=True
     )
@@ -25,7 +25,7 @@ def release(*arguments):
 
 
 def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
-    code, version = release("version")
+    code, version = run_release_tool("version")
     assert code == 0
     assert version.strip() == "0.1.0"
     versioned = (
@@ -95,7 +95,7 @@ def test_the_changelog_is_one_page_of_single_lines():
 
 @pytest.mark.slow
 def test_archives_are_the_same_each_time(tmp_path):
-    code, said = release("build", tmp_path, "--twice")
+    code, said = run_release_tool("build", tmp_path, "--twice")
     assert code == 0, said
     assert said.endswith("both builds are equal\n"), said
     wheels = [*tmp_path.glob("*.whl")]
@@ -110,6 +110,6 @@ def test_archives_are_the_same_each_time(tmp_path):
 @pytest.mark.slow
 def test_built_wheels_install_and_lower_a_model(tmp_path):
     """Needs a network, for torch."""
-    assert release("build", tmp_path)[0] == 0
-    code, said = release("rehearse", tmp_path)
+    assert run_release_tool("build", tmp_path)[0] == 0
+    code, said = run_release_tool("rehearse", tmp_path)
     assert code == 0, said

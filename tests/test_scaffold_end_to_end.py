@@ -24,13 +24,13 @@ LINES = re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)
 COMMANDS = [line for line in LINES if not line.startswith('"')]
 
 
-def guide(beginning):
+def command_in_guide(beginning):
     """Module and arguments of the guide's first command that begins so."""
     words = shlex.split(next(c for c in COMMANDS if c.startswith(beginning)))
     return words[2:] if words[:2] == ["python", "-m"] else words
 
 
-def run(site, module, *arguments, folder):
+def run_module(site, module, *arguments, folder):
     """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
@@ -50,7 +50,7 @@ def run(site, module, *arguments, folder):
 def work(tmp_path_factory):
     """The user's folder, with the new package in it."""
     folder = tmp_path_factory.mktemp("work")
-    run(None, *guide("delegraph new-backend"), folder=folder)
+    run_module(None, *command_in_guide("delegraph new-backend"), folder=folder)
     return folder
 
 
@@ -60,7 +60,13 @@ def installed(work, tmp_path_factory):
     network.
     """
     site = tmp_path_factory.mktemp("site")
-    run(None, *guide("python -m build"), "--wheel", "--no-isolation", folder=work)
+    run_module(
+        None,
+        *command_in_guide("python -m build"),
+        "--wheel",
+        "--no-isolation",
+        folder=work,
+    )
     [wheel] = (work / NAME / "dist").iterdir()
     pip = (
         "pip",
@@ -70,7 +76,7 @@ def installed(work, tmp_path_factory):
         "--no-deps",
         "--no-index",
     )
-    run(None, *pip, "--target", str(site), str(wheel), folder=work)
+    run_module(None, *pip, "--target", str(site), str(wheel), folder=work)
     return site
 
 
@@ -80,7 +86,9 @@ def test_it_takes_few_commands():
 
 def test_it_is_listed(installed, work):
     listed = json.loads(
-        run(installed, *guide("delegraph backends"), "--json", folder=work)
+        run_module(
+            installed, *command_in_guide("delegraph backends"), "--json", folder=work
+        )
     )["backends"]
     [row] = [b for b in listed if b["name"] == NAME]
     assert row["status"] == "ok"
@@ -93,7 +101,11 @@ def test_it_is_listed(installed, work):
 
 
 def test_it_lowers_its_example(installed, work):
-    shown = json.loads(run(installed, *guide("delegraph lower"), "--json", folder=work))
+    shown = json.loads(
+        run_module(
+            installed, *command_in_guide("delegraph lower"), "--json", folder=work
+        )
+    )
     [delegate] = shown["report"]["delegates"]
     assert delegate["backend"] == NAME
     assert shown["verification"]["relative_error"] < 1e-6
@@ -102,7 +114,13 @@ def test_it_lowers_its_example(installed, work):
 @pytest.mark.slow  # a minute; the checks that take no time are among its own tests
 def test_it_passes_the_conformance_kit(installed, work):
     shown = json.loads(
-        run(installed, *guide("delegraph check"), "--quick", "--json", folder=work)
+        run_module(
+            installed,
+            *command_in_guide("delegraph check"),
+            "--quick",
+            "--json",
+            folder=work,
+        )
     )
     assert {
         c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"
@@ -119,8 +137,13 @@ def test_tests_of_the_new_package_pass(installed, work):
     """Of the conformance kit, those checks that take no time."""
     chosen = "not TestMyNpu or declaration or options or empty or handles"
     quiet = ("-W", "error", "-p", "no:cacheprovider", "-q")
-    assert "16 passed, 1 skipped, 15 deselected" in run(
-        installed, *guide("python -m pytest"), *quiet, "-k", chosen, folder=work
+    assert "16 passed, 1 skipped, 15 deselected" in run_module(
+        installed,
+        *command_in_guide("python -m pytest"),
+        *quiet,
+        "-k",
+        chosen,
+        folder=work,
     )
 
 
@@ -135,7 +158,7 @@ def test_an_operator_is_added_in_two_lines(installed, work, tmp_path):
         '"relu": torch.relu,', case, tmp_path / NAME / "tests" / "test_numerics.py"
     )
     command = next(c for c in COMMANDS if c.endswith("-k sigmoid"))
-    assert "1 passed" in run(
+    assert "1 passed" in run_module(
         site, *shlex.split(command)[2:], "-p", "no:cacheprovider", folder=tmp_path
     )
 
@@ -148,13 +171,13 @@ def added_after(line, new, file):
 
 def test_it_is_clean(work):
     folder = work / NAME
-    run(None, "ruff", "check", "--no-cache", ".", folder=folder)
-    run(None, "ruff", "format", "--check", "--no-cache", ".", folder=folder)
+    run_module(None, "ruff", "check", "--no-cache", ".", folder=folder)
+    run_module(None, "ruff", "format", "--check", "--no-cache", ".", folder=folder)
 
 
 @pytest.mark.slow  # mypy reads torch's types for a quarter of a minute
 def test_its_types_are_right(work, tmp_path):
     folder = work / NAME
-    assert "no issues found in 10 source files" in run(
+    assert "no issues found in 10 source files" in run_module(
         None, "mypy", "--cache-dir", str(tmp_path), folder=folder
     )

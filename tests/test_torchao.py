@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.second(nn.functional.silu(self.first(x)))
 
 
-def quantized(kind, net=None):
+def quantize_net(kind, net=None):
     """A network with quantized weights, by the configuration of torchao that people use
     for it.
     """
@@ -60,7 +60,7 @@ def test_weights_stay_integers_in_tosa(kind, size, tolerance, tmp_path):
     """int4: half a byte for each weight; a group of 32 has a scale of four bytes and a
     zero point of one.
     """
-    net = quantized(kind)
+    net = quantize_net(kind)
     x = torch.randn(3, 256)
     lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
     assert torch.allclose(lowered(x), net(x), atol=tolerance)
@@ -73,7 +73,7 @@ def test_weights_stay_integers_in_tosa(kind, size, tolerance, tmp_path):
 
 @pytest.mark.parametrize(("kind", "size"), [("int8", 1.1), ("int4", 0.7)])
 def test_small_weights_are_not_folded_to_floats(kind, size, tmp_path):
-    net = quantized(kind, Net(64, 32))
+    net = quantize_net(kind, Net(64, 32))
     x = torch.randn(3, 64)
     lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
     assert torch.allclose(lowered(x), net(x), atol=1e-5)
@@ -90,7 +90,7 @@ def test_small_weights_are_not_folded_to_floats(kind, size, tmp_path):
 )
 def test_xnnpack_files_keep_integer_weights(kind, size, tolerance, tmp_path):
     pytest.importorskip("executorch")
-    net = quantized(kind)
+    net = quantize_net(kind)
     x = torch.randn(3, 256)
     lowered = delegraph.lower(net, (x,), backends=["xnnpack"])
     assert torch.allclose(lowered(x), net(x), atol=tolerance)
@@ -166,7 +166,7 @@ def test_a_table_of_embeddings_stays_integers(tmp_path):
 
 
 def test_lowering_keeps_the_users_quantized_parameters():
-    net = quantized("int8")
+    net = quantize_net("int8")
     x = torch.randn(2, 256)
     net.second = nn.Sequential(nn.Linear(512, 256), net.first, nn.Linear(512, 256))
     net.eval()

@@ -181,7 +181,7 @@ steps = st.lists(
 )
 
 
-def check(steps, mask):
+def assert_two_partitions_equal_eager(steps, mask):
     module = Random(steps).eval()
     x = torch.randn(1, 4, 6, 6)
     program = delegraph.lower(module, (x,), backends=[Masked(mask)])
@@ -191,16 +191,16 @@ def check(steps, mask):
 @given(steps, st.integers(0, 2**31 - 1))
 @settings(max_examples=25, deadline=None)
 def test_random_support_on_random_programs(steps, mask):
-    check(steps, mask)
+    assert_two_partitions_equal_eager(steps, mask)
 
 
 @pytest.mark.slow
 @given(steps, st.integers(0, 2**31 - 1))
 @settings(max_examples=1000, deadline=None)
 def test_random_support_on_many_random_programs(steps, mask):
-    check(steps, mask)
+    assert_two_partitions_equal_eager(steps, mask)
 
 
 def test_every_step_is_a_step():
     for name in STEPS:
-        check([(name, 0, 0), ("add", 0, 1)], 0)
+        assert_two_partitions_equal_eager([(name, 0, 0), ("add", 0, 1)], 0)

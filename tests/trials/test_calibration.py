@@ -53,7 +53,9 @@ class InAList(nn.Module):
         return pair[0] * pair[1]
 
 
-def warned(model: nn.Module, batches: Any, *, as_program: bool = False) -> list[str]:
+def quantize_and_get_warnings(
+    model: nn.Module, batches: Any, *, as_program: bool = False
+) -> list[str]:
     """Quantize and return the texts of delegraph's warnings."""
     program: Any = model.eval()
     if as_program:
@@ -126,14 +128,16 @@ ROWS: dict[str, tuple[nn.Module, Any, list[str]]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_inputs_that_never_vary_are_named(name: str) -> None:
     model, batches, expected = ROWS[name]
-    texts = warned(model, batches)
+    texts = quantize_and_get_warnings(model, batches)
     assert len(texts) == len(expected), texts
     for text, beginning in zip(texts, expected, strict=True):
         assert text.startswith(beginning)
 
 
 def test_inputs_of_a_program_are_named() -> None:
-    [text] = warned(Sum(), [(x, ZEROS) for x in NOISE], as_program=True)
+    [text] = quantize_and_get_warnings(
+        Sum(), [(x, ZEROS) for x in NOISE], as_program=True
+    )
     assert text.startswith("input offset is 0")
 
 
@@ -143,7 +147,7 @@ def test_a_loader_that_reuses_memory_varies() -> None:
         for x in NOISE:
             yield memory.copy_(x), memory * 2
 
-    assert warned(Sum(), batches()) == []
+    assert quantize_and_get_warnings(Sum(), batches()) == []
 
 
 MODEL = """
@@ -155,7 +159,7 @@ def model():
 """
 
 
-def quantize(folder: Path, data: Any, *more: str) -> int:
+def run_quantize(folder: Path, data: Any, *more: str) -> int:
     """Run ``delegraph quantize`` with an array, with bytes as the file, or without a
     file (None).
     """
@@ -182,13 +186,13 @@ VARIED = torch.stack(NOISE).numpy()
 
 
 def test_the_command_notes_constant_inputs(tmp_path: Path, capsys: Any) -> None:
-    assert quantize(tmp_path, np.zeros((3, 2, 4), np.float32)) == 0
+    assert run_quantize(tmp_path, np.zeros((3, 2, 4), np.float32)) == 0
     shown = capsys.readouterr()
     assert "input input is 0 in all 3 calibration batches" in shown.out + shown.err
 
 
 def test_the_command_notes_nothing_about_good_data(tmp_path: Path, capsys: Any) -> None:
-    assert quantize(tmp_path, VARIED) == 0
+    assert run_quantize(tmp_path, VARIED) == 0
     shown = capsys.readouterr()
     assert "warning" not in shown.out + shown.err
 
@@ -245,7 +249,7 @@ def test_mistakes_get_one_clear_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data, more, expected = MISTAKES[name]
-    assert quantize(tmp_path, data, *more) != 0
+    assert run_quantize(tmp_path, data, *more) != 0
     shown = capfd.readouterr().err
     assert expected in shown
     assert shown.count("error [") == 1

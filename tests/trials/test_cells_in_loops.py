@@ -66,7 +66,7 @@ class Scan(Loop):
         return scan(body, hidden, x)[1]  # type: ignore[no-any-return]
 
 
-def decibels(result: Tensor, wanted: Tensor) -> float:
+def signal_to_noise(result: Tensor, wanted: Tensor) -> float:
     noise = (result - wanted).square().sum()
     return float(10 * torch.log10(wanted.square().sum() / noise.clamp_min(1e-20)))
 
@@ -103,7 +103,7 @@ def test_cells_in_bodies_are_quantized(kind: type[Loop], name: str) -> None:
     assert sum("quantize_per_tensor" in target for target in inside) > 4
     inputs = batches[0]
     wanted = program.module()(*inputs)
-    assert decibels(wanted, model(*inputs)) > 25
+    assert signal_to_noise(wanted, model(*inputs)) > 25
     lowered = delegraph.lower(program, inputs, backends=["tosa"], options=SPEC)
-    assert decibels(lowered(*inputs), wanted) > 35
+    assert signal_to_noise(lowered(*inputs), wanted) > 35
     assert lowered.delegates

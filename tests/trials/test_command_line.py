@@ -41,7 +41,7 @@ def write_model(folder, place, line):
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
     """The working directory of the command; beside it is the folder to which models
     change.
     """
@@ -72,31 +72,47 @@ COMMANDS = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_output_paths_are_relative_to_the_starting_folder(name, place, there, capsys):
-    write_model(there, place, f"os.chdir({str(there.parent / 'other')!r})")
+def test_output_paths_are_relative_to_the_starting_folder(
+    name, place, working_directory, capsys
+):
+    write_model(
+        working_directory,
+        place,
+        f"os.chdir({str(working_directory.parent / 'other')!r})",
+    )
     words = COMMANDS[name]
     assert main(words) == 0, capsys.readouterr().err
     written = {"r.json", "net.tosa"} & set(words)
-    assert written <= set(os.listdir(there))
-    assert os.listdir(there.parent / "other") == []
-    assert os.getcwd() == str(there)
+    assert written <= set(os.listdir(working_directory))
+    assert os.listdir(working_directory.parent / "other") == []
+    assert os.getcwd() == str(working_directory)
 
 
-def test_input_paths_are_relative_to_the_starting_folder(there, capsys):
+def test_input_paths_are_relative_to_the_starting_folder(working_directory, capsys):
     import numpy as np
 
-    write_model(there, "at_import", f"os.chdir({str(there.parent / 'other')!r})")
+    write_model(
+        working_directory,
+        "at_import",
+        f"os.chdir({str(working_directory.parent / 'other')!r})",
+    )
     np.savez("in.npz", x=np.zeros(2, np.float32))
     assert main(["lower", "model.py", "--backend", "tosa", "--input", "in.npz"]) == 0, (
         capsys.readouterr().err
     )
 
 
-def test_quantized_output_paths_are_relative_to_the_starting_folder(there, capsys):
+def test_quantized_output_paths_are_relative_to_the_starting_folder(
+    working_directory, capsys
+):
     import numpy as np
 
     pytest.importorskip("torchao")
-    write_model(there, "in_function", f"os.chdir({str(there.parent / 'other')!r})")
+    write_model(
+        working_directory,
+        "in_function",
+        f"os.chdir({str(working_directory.parent / 'other')!r})",
+    )
     np.savez("data.npz", x=np.zeros((2, 2), np.float32))
     words = [
         "quantize",
@@ -109,7 +125,7 @@ def test_quantized_output_paths_are_relative_to_the_starting_folder(there, capsy
         "q.pt2",
     ]
     assert main(words) == 0, capsys.readouterr().err
-    assert "q.pt2" in os.listdir(there)
+    assert "q.pt2" in os.listdir(working_directory)
 
 
 CLOSING = ["sys.stdout.close()", "sys.stderr.close()", "sys.stdout.detach()"]
@@ -123,7 +139,7 @@ SURVIVING = [
 ]
 
 
-def command(*words, folder):
+def run_delegraph(*words, folder):
     return subprocess.run(
         [sys.executable, "-m", "delegraph", *words],
         cwd=folder,
@@ -134,17 +150,21 @@ def command(*words, folder):
 
 @pytest.mark.parametrize("line", CLOSING)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_model_that_closes_a_stream_gets_an_error(line, place, there, capsys):
-    write_model(there, place, f"import sys; {line}")
+def test_a_model_that_closes_a_stream_gets_an_error(
+    line, place, working_directory, capsys
+):
+    write_model(working_directory, place, f"import sys; {line}")
     assert main(["lower", "model.py", "--host-only", "--verify"]) == 1
     shown = capsys.readouterr().err
     assert "the model closes sys." in shown
     assert line in shown
 
 
-def test_models_that_close_stdout_are_refused(there):
-    write_model(there, "at_import", "import sys; sys.stdout.close()")
-    done = command("lower", "model.py", "--host-only", "--json", folder=there)
+def test_models_that_close_stdout_are_refused(working_directory):
+    write_model(working_directory, "at_import", "import sys; sys.stdout.close()")
+    done = run_delegraph(
+        "lower", "model.py", "--host-only", "--json", folder=working_directory
+    )
     assert done.returncode == 1
     assert "the model closes sys.stdout" in done.stderr
     assert '"code": "input-invalid"' in done.stdout
@@ -153,11 +173,13 @@ def test_models_that_close_stdout_are_refused(there):
 @pytest.mark.parametrize(
     "line", [SURVIVING[0], "sys.__stderr__.close()", "os.close(2)"]
 )
-def test_errors_are_shown_after_a_model_changes_the_streams(line, there):
+def test_errors_are_shown_after_a_model_changes_the_streams(line, working_directory):
     write_model(
-        there, "at_import", f"import sys; {line}; raise ValueError('this is why')"
+        working_directory,
+        "at_import",
+        f"import sys; {line}; raise ValueError('this is why')",
     )
-    done = command("lower", "model.py", "--host-only", folder=there)
+    done = run_delegraph("lower", "model.py", "--host-only", folder=working_directory)
     assert done.returncode == 1
     assert "this is why" in done.stderr
 
@@ -166,9 +188,9 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, there):
 @pytest.mark.parametrize(
     "line", [line for line in SURVIVING if line != "sys.__stderr__.close()"]
 )
-def test_results_are_shown_after_a_model_changes_the_streams(line, there):
-    write_model(there, "at_import", f"import sys; {line}")
-    done = command("lower", "model.py", "--host-only", folder=there)
+def test_results_are_shown_after_a_model_changes_the_streams(line, working_directory):
+    write_model(working_directory, "at_import", f"import sys; {line}")
+    done = run_delegraph("lower", "model.py", "--host-only", folder=working_directory)
     assert done.returncode == 0, done.stderr
     assert "0 of 1 operator delegated" in done.stdout, done.stderr
 

@@ -119,7 +119,7 @@ INSIDE = {
 }
 
 
-def exported(name: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
+def export_model(name: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
     model = Model(*(PROGRAMS | INSIDE)[name])
     return model, torch.export.export(model, (X,))
 
@@ -138,7 +138,7 @@ def check_no_symbols(program: torch.export.ExportedProgram) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_symbol_is_left(name: str) -> None:
-    model, program = exported(name)
+    model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[])
     check_no_symbols(lowered.exported_program())
     torch.testing.assert_close(lowered(X), model(X), equal_nan=True)
@@ -148,7 +148,7 @@ def test_no_symbol_is_left(name: str) -> None:
     "name", ["factor, float", "factor, bool", "size", "condition of a number"]
 )
 def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
-    model, program = exported(name)
+    model, program = export_model(name)
     torch.export.save(program.run_decompositions(), tmp_path / "a.pt2")
     lowered = delegraph.lower(torch.export.load(tmp_path / "a.pt2"), backends=["tosa"])
     check_no_symbols(lowered.exported_program())
@@ -168,7 +168,7 @@ def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
     ],
 )
 def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
-    model, program = exported(name)
+    model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[backend])
     assert lowered.delegates
     if backend in ("tosa", "iree"):
@@ -179,7 +179,7 @@ def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize("runtime", [None, "executorch"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pte_files_of_the_host(name: str, runtime: str | None, tmp_path: Any) -> None:
-    model, program = exported(name)
+    model, program = export_model(name)
     delegraph.lower(program, backends=[]).save(tmp_path / "a.pte")
     got = delegraph.load(tmp_path / "a.pte", runtime=runtime)(X)
     torch.testing.assert_close(got, model(X), equal_nan=True)
@@ -188,7 +188,7 @@ def test_pte_files_of_the_host(name: str, runtime: str | None, tmp_path: Any) ->
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_inside_of_branches(name: str, sign: int) -> None:
-    model, program = exported(name)
+    model, program = export_model(name)
     lowered = delegraph.lower(program, backends=[])
     x = X.abs() * sign
     torch.testing.assert_close(lowered(x), model(x))
@@ -260,7 +260,7 @@ def test_buffers_that_another_method_writes_are_read() -> None:
 
 
 def test_the_given_program_stays_as_it_was() -> None:
-    _, program = exported("size")
+    _, program = export_model("size")
     code = program.graph_module.code
     ranges = dict(program.range_constraints)
     shapes = [str(node.meta.get("val")) for node in program.graph.nodes]

@@ -40,14 +40,14 @@ class Strided(nn.Module):
         return F.relu(self.second(F.relu(self.first(x))))
 
 
-def twice(least, most):
+def even_sizes(least, most):
     """Heights and widths that are even."""
     height = 2 * Dim("height", min=least, max=most)
     width = 2 * Dim("width", min=least, max=most)
     return {2: height, 3: width}
 
 
-def length(least, axis=2):
+def any_length(least, axis=2):
     return {axis: Dim("length", min=least, max=40)}
 
 
@@ -55,25 +55,25 @@ ROWS = {
     "network of one pixel at least": (
         Network,
         (1, 1, 24, 24),
-        twice(6, 64),
+        even_sizes(6, 64),
         [(1, 1, 14, 20), (1, 1, 12, 12)],
     ),
     "network of two pixels at least": (
         Network,
         (1, 1, 24, 24),
-        twice(7, 64),
+        even_sizes(7, 64),
         [(1, 1, 14, 20), (1, 1, 14, 14)],
     ),
     "strided": (
         Strided,
         (1, 3, 96, 96),
-        twice(32, 80),
+        even_sizes(32, 80),
         [(1, 3, 64, 64), (1, 3, 70, 80)],
     ),
     "one dimension": (
         lambda: nn.Conv1d(3, 4, 3),
         (1, 3, 12),
-        length(3),
+        any_length(3),
         [(1, 3, 3), (1, 3, 40)],
     ),
     "groups": (
@@ -97,43 +97,43 @@ ROWS = {
     "transposed in one dimension": (
         lambda: nn.ConvTranspose1d(3, 4, 3),
         (1, 3, 5),
-        length(1),
+        any_length(1),
         [(1, 3, 1), (1, 3, 40)],
     ),
     "padding the same": (
         lambda: nn.Conv2d(3, 4, 3, padding="same"),
         (1, 3, 8, 8),
-        twice(2, 20),
+        even_sizes(2, 20),
         [(1, 3, 4, 40)],
     ),
     "padding an odd number": (
         lambda: nn.Conv1d(3, 4, 4, padding="same"),
         (1, 3, 8),
-        length(2),
+        any_length(2),
         [(1, 3, 2), (1, 3, 9)],
     ),
     "padding nothing": (
         lambda: nn.Conv1d(3, 4, 3, padding="valid"),
         (1, 3, 8),
-        length(3),
+        any_length(3),
         [(1, 3, 3), (1, 3, 9)],
     ),
     "dilated": (
         lambda: nn.Conv1d(3, 4, 3, dilation=2, padding=1),
         (1, 3, 8),
-        length(3),
+        any_length(3),
         [(1, 3, 3), (1, 3, 9)],
     ),
     "without a bias": (
         lambda: nn.Conv1d(3, 4, 3, bias=False),
         (1, 3, 8),
-        length(3),
+        any_length(3),
         [(1, 3, 3), (1, 3, 9)],
     ),
     "without a batch": (
         lambda: nn.Conv1d(3, 4, 3),
         (3, 8),
-        length(3, axis=1),
+        any_length(3, axis=1),
         [(3, 3), (3, 9)],
     ),
     "batches": (
@@ -176,7 +176,7 @@ def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
     module = Network().eval()
     x = torch.randn(1, 1, 24, 24)
     program = delegraph.lower(
-        module, (x,), backends=["xnnpack"], dynamic_shapes=(twice(6, 64),)
+        module, (x,), backends=["xnnpack"], dynamic_shapes=(even_sizes(6, 64),)
     )
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0

@@ -147,7 +147,7 @@ CASES += [
 ]
 
 
-def check(backend, name, low, high, options=None):
+def assert_equals_eager_at_sizes(backend, name, low, high, options=None):
     """Lower a program with sizes from ``low`` to ``high``, and compare it with eager at
     four of them.
     """
@@ -173,14 +173,14 @@ def check(backend, name, low, high, options=None):
 
 @pytest.mark.parametrize("name, backend", CASES)
 def test_results_are_those_of_eager_at_each_border(name, backend):
-    check(backend, name, 1, 7)
+    assert_equals_eager_at_sizes(backend, name, 1, 7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tosa", "openvino", "xnnpack"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ALSO_HERE])
 def test_further_results_are_those_of_eager_at_each_border(name, backend):
-    check(backend, name, 1, 7)
+    assert_equals_eager_at_sizes(backend, name, 1, 7)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_further_results_are_those_of_eager_at_each_border(name, backend):
 )
 def test_all_drivers_of_iree_compute_the_same(name):
     for driver in ("local-sync", "local-task"):
-        check("iree", name, 1, 7, {"driver": driver})
+        assert_equals_eager_at_sizes("iree", name, 1, 7, {"driver": driver})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["conv and where", "column as a list"])
 def test_ranges_may_begin_above_one(name, backend):
-    check(backend, name, 3, 20)
+    assert_equals_eager_at_sizes(backend, name, 3, 20)
 
 
 @pytest.mark.parametrize("driver", ["local-sync", "local-task"])

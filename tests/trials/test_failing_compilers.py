@@ -57,7 +57,7 @@ class ProgramRuntime(BackendRuntime):
         return lambda *args: tuple(module(*args))
 
 
-def fails_on(*operators, error=ValueError):
+def error_for(*operators, error=ValueError):
     """An exception if all of ``operators`` are in one program."""
     return lambda names: (
         error(f"no luck with {operators}")
@@ -66,7 +66,7 @@ def fails_on(*operators, error=ValueError):
     )
 
 
-def lowered(module, inputs, *backends, why_not=lambda node: None, **more):
+def lower_for(module, inputs, *backends, why_not=lambda node: None, **more):
     registry = Registry(discover=False)
     for backend in backends:
         registry.register(backend, runtime=ProgramRuntime)
@@ -85,7 +85,7 @@ class Program(nn.Module):
         return self.function(*inputs)
 
 
-def chain(x):
+def chain_with_a_sine(x):
     """Twelve operators, of which the eighth is a sine."""
     for _ in range(7):
         x = x.tanh() if x.dim() else x
@@ -104,7 +104,7 @@ def two_branches(x):
     return left + right, right
 
 
-def split(x):
+def split_and_join(x):
     first, second = x.sin().chunk(2, dim=-1)
     return first.tanh() * second.relu()
 
@@ -122,7 +122,14 @@ class Constants(nn.Module):
 
 
 ROWS = [
-    ("in the middle", Program(chain), (4,), ("sin",), {"aten.sin.default": 1}, 2),
+    (
+        "in the middle",
+        Program(chain_with_a_sine),
+        (4,),
+        ("sin",),
+        {"aten.sin.default": 1},
+        2,
+    ),
     (
         "first",
         Program(lambda x: x.sin().tanh().relu()),
@@ -157,7 +164,14 @@ ROWS = [
         2,
     ),
     ("two branches", Program(two_branches), (4,), ("sin",), {"aten.sin.default": 1}, 2),
-    ("several results", Program(split), (2, 4), ("split_with_sizes",), None, None),
+    (
+        "several results",
+        Program(split_and_join),
+        (2, 4),
+        ("split_with_sizes",),
+        None,
+        None,
+    ),
     ("constants", Constants(), (4,), ("sin",), {"aten.sin.default": 1}, 2),
     (
         "without elements",
@@ -179,8 +193,8 @@ def test_the_smallest_failing_part_is_refused(
     module, shape, operators, refused, delegates
 ):
     x = torch.randn(shape)
-    backend = failing_backend("FailingBackend", fails_on(*operators))
-    program = lowered(module, (x,), backend)
+    backend = failing_backend("FailingBackend", error_for(*operators))
+    program = lower_for(module, (x,), backend)
     torch.testing.assert_close(program(x), module(x))
     assert len(backend.seen) <= 1 + MOST
     if delegates is not None:
@@ -209,8 +223,8 @@ def test_a_long_partition_loses_few_operators():
         return x
 
     x = torch.randn(3)
-    backend = failing_backend("FailingBackend", fails_on("sin"))
-    program = lowered(Program(long), (x,), backend)
+    backend = failing_backend("FailingBackend", error_for("sin"))
+    program = lower_for(Program(long), (x,), backend)
     torch.testing.assert_close(program(x), long(x))
     assert len(backend.seen) <= 1 + MOST
     assert program.report.host_operators <= 4
@@ -219,14 +233,16 @@ def test_a_long_partition_loses_few_operators():
 
 def test_the_next_backend_gets_the_failing_part():
     x = torch.randn(4)
-    first = failing_backend("FirstBackend", fails_on("sin"))
+    first = failing_backend("FirstBackend", error_for("sin"))
     second = failing_backend("SecondBackend", lambda names: None)
-    program = lowered(Program(chain), (x,), first, second, require_full=True)
+    program = lower_for(
+        Program(chain_with_a_sine), (x,), first, second, require_full=True
+    )
     assert second.seen == [["sin"]]
     assert [row.backend for row in program.report.given_back] == [
         "CapabilityPartitioner"
     ]
-    torch.testing.assert_close(program(x), chain(x))
+    torch.testing.assert_close(program(x), chain_with_a_sine(x))
 
 
 class InvalidProgram(delegraph.errors.DelegraphError):
@@ -237,8 +253,8 @@ class InvalidProgram(delegraph.errors.DelegraphError):
 
 
 def test_an_error_class_of_the_plugin_is_a_refusal_too():
-    backend = failing_backend("OwnErrors", fails_on("sin", error=InvalidProgram))
-    program = lowered(
+    backend = failing_backend("OwnErrors", error_for("sin", error=InvalidProgram))
+    program = lower_for(
         Program(lambda x: x.cos().sin().relu()), (torch.rand(3),), backend
     )
     assert program.report.host_operators == 1
@@ -247,8 +263,8 @@ def test_an_error_class_of_the_plugin_is_a_refusal_too():
 
 def test_two_methods_lose_their_failing_parts():
     x = torch.randn(4)
-    backend = failing_backend("FailingBackend", fails_on("sin"))
-    modules = {"one": Program(chain), "two": Program(two_branches)}
+    backend = failing_backend("FailingBackend", error_for("sin"))
+    modules = {"one": Program(chain_with_a_sine), "two": Program(two_branches)}
     registry = Registry(discover=False)
     registry.register(backend, runtime=ProgramRuntime)
     partitioner = CapabilityPartitioner(lambda node: None, "FailingBackend")
@@ -262,7 +278,7 @@ def test_two_methods_lose_their_failing_parts():
 
 def test_one_of_several_that_compile_jointly_fails():
     """The call is repeated with each partition alone."""
-    base = failing_backend("JointBackend", fails_on("sin"))
+    base = failing_backend("JointBackend", error_for("sin"))
 
     class JointBackend(base):
         @classmethod
@@ -290,33 +306,35 @@ def test_one_of_several_that_compile_jointly_fails():
 
 def test_the_rest_is_found_in_a_cache(tmp_path):
     x = torch.randn(4)
-    backend = failing_backend("FailingBackend", fails_on("sin"))
+    backend = failing_backend("FailingBackend", error_for("sin"))
     backend.fingerprint = classmethod(lambda cls, specs: "1")
     for _ in range(2):
-        program = lowered(
-            Program(chain), (x,), backend, compiler=Compiler(str(tmp_path))
+        program = lower_for(
+            Program(chain_with_a_sine), (x,), backend, compiler=Compiler(str(tmp_path))
         )
         assert len(program.delegates) == 2
-        torch.testing.assert_close(program(x), chain(x))
+        torch.testing.assert_close(program(x), chain_with_a_sine(x))
 
 
 def test_require_full_names_the_exception():
-    backend = failing_backend("FailingBackend", fails_on("sin"))
+    backend = failing_backend("FailingBackend", error_for("sin"))
     with pytest.raises(NotFullyDelegated, match="ValueError: no luck with"):
-        lowered(Program(chain), (torch.randn(4),), backend, require_full=True)
+        lower_for(
+            Program(chain_with_a_sine), (torch.randn(4),), backend, require_full=True
+        )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_interrupts_and_exhausted_memory_end_the_lowering(error):
-    backend = failing_backend("FailingBackend", fails_on("sin", error=error))
+    backend = failing_backend("FailingBackend", error_for("sin", error=error))
     with pytest.raises((KeyboardInterrupt, PluginFailed)):
-        lowered(Program(chain), (torch.randn(4),), backend)
+        lower_for(Program(chain_with_a_sine), (torch.randn(4),), backend)
 
 
 def test_the_traceback_is_logged(caplog):
-    backend = failing_backend("FailingBackend", fails_on("sin"))
+    backend = failing_backend("FailingBackend", error_for("sin"))
     with caplog.at_level(logging.INFO, "delegraph.failures"):
-        program = lowered(Program(lambda x: x.sin()), (torch.randn(4),), backend)
+        program = lower_for(Program(lambda x: x.sin()), (torch.randn(4),), backend)
     [record] = [r for r in caplog.records if r.name == "delegraph.failures"]
     text = logging.Formatter().format(record)
     assert "in preprocess" in text
@@ -325,7 +343,7 @@ def test_the_traceback_is_logged(caplog):
     assert "delegraph.failures" in str(program.report)
 
 
-def raising(error):
+def raise_error(error):
     raise error
 
 
@@ -344,7 +362,7 @@ class Tagging(Partitioner):
     def ops_to_not_decompose(self, exported_program):
         if self.place == "ops":
             raise IndexError("no luck")
-        return [torch.ops.aten.silu.default], lambda node: raising(
+        return [torch.ops.aten.silu.default], lambda node: raise_error(
             IndexError("no luck")
         )
 
@@ -368,18 +386,18 @@ def test_a_partitioner_that_raises_refuses(place):
 def test_a_support_check_that_raises_refuses_the_operator():
     def why_not(node):
         return (
-            raising(KeyError("sin"))
+            raise_error(KeyError("sin"))
             if node.target is torch.ops.aten.sin.default
             else None
         )
 
     x = torch.randn(4)
     backend = failing_backend("CheckedBackend", lambda names: None)
-    program = lowered(Program(chain), (x,), backend, why_not=why_not)
+    program = lower_for(Program(chain_with_a_sine), (x,), backend, why_not=why_not)
     [row] = program.report.refusals
     assert row.operator == "aten.sin.default"
     assert "KeyError" in row.reason
-    torch.testing.assert_close(program(x), chain(x))
+    torch.testing.assert_close(program(x), chain_with_a_sine(x))
 
 
 def last_values(x):

@@ -197,7 +197,7 @@ def check_file(lowered: Any, case: Case, path: Any) -> None:
         torch.testing.assert_close(result, wanted)
 
 
-def accept(path: Any) -> None:
+def assert_other_tools_accept(path: Any) -> None:
     """Check that the other tools that are installed take a file.
 
     The reference model runs it on random inputs, which may be indices out of range.
@@ -215,7 +215,7 @@ def test_tosa_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> No
     )
     path = tmp_path / "model.tosa"
     check_file(lowered, case, path)
-    accept(path)
+    assert_other_tools_accept(path)
     (method,) = delegraph.load(path).summary.methods
     if case.names:
         assert tuple(tensor.name for tensor in method.inputs) == case.names

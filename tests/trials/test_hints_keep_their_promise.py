@@ -78,12 +78,12 @@ def lower(program: nn.Module, x: Tensor, spec: str = "", promised: str = "") -> 
     )
 
 
-def delegated(report: Any) -> int:
+def count_delegated(report: Any) -> int:
     """How many of the user's operators are delegated."""
     return int(report.delegated_operators)
 
 
-def followed(hint: str, program: nn.Module, x: Tensor, spec: str) -> Any:
+def follow_hint(hint: str, program: nn.Module, x: Tensor, spec: str) -> Any:
     """The program lowered again, after what the hint says first was done."""
     if named := re.search(r'"int32_inputs": \["([^"]+)"\]', hint):
         return lower(program, x, spec, named.group(1))
@@ -101,8 +101,8 @@ def test_following_a_hint_delegates_the_promised_operators(name, spec):
     report = lower(program, row.x, spec).report
     promising = [cause for cause in report.causes if cause.frees and cause.hint]
     for cause in promising:
-        again = followed(cause.hint, program, row.x, spec)
-        assert delegated(again.report) >= delegated(report) + cause.frees
+        again = follow_hint(cause.hint, program, row.x, spec)
+        assert count_delegated(again.report) >= count_delegated(report) + cause.frees
     if not spec:
         assert promising or report.host_operators == 0
 
@@ -112,7 +112,12 @@ def test_ids_by_a_remainder_are_delegated_with_a_range():
     [cause] = lower(Program(row.function), row.x).report.causes
     assert "=0..32767" in cause.hint
     assert cause.frees == 2
-    assert delegated(followed(cause.hint, Program(row.function), row.x, "").report) == 3
+    assert (
+        count_delegated(
+            follow_hint(cause.hint, Program(row.function), row.x, "").report
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize("name", FLOATS)

@@ -52,7 +52,7 @@ def calls():
 
 
 @pytest.fixture(scope="module")
-def lower():
+def lower_cached():
     made = {}
 
     def lowered(name):
@@ -71,8 +71,8 @@ def lower():
 
 
 @pytest.mark.parametrize("name, wrong", calls())
-def test_an_index_out_of_range_is_an_error(lower, name, wrong):
-    program, lowered = lower(name)
+def test_an_index_out_of_range_is_an_error(lower_cached, name, wrong):
+    program, lowered = lower_cached(name)
     torch.testing.assert_close(lowered(TABLE, ints(1, 2)), program(TABLE, ints(1, 2)))
     with pytest.raises((IndexError, RuntimeError)):
         program(TABLE, ints(1, wrong))
@@ -81,8 +81,8 @@ def test_an_index_out_of_range_is_an_error(lower, name, wrong):
     torch.testing.assert_close(lowered(TABLE, ints(2, 1)), program(TABLE, ints(2, 1)))
 
 
-def test_a_file_refuses_the_call_and_the_process_goes_on(lower, tmp_path):
-    program, lowered = lower("index")
+def test_a_file_refuses_the_call_and_the_process_goes_on(lower_cached, tmp_path):
+    program, lowered = lower_cached("index")
     lowered.save(tmp_path / "m.vmfb")
     loaded = delegraph.load(tmp_path / "m.vmfb")
     for wrong in (5, -6, 2**31 - 1, -(2**31)):
@@ -92,8 +92,8 @@ def test_a_file_refuses_the_call_and_the_process_goes_on(lower, tmp_path):
     torch.testing.assert_close(result, program(TABLE, ints(1, -5)))
 
 
-def test_the_command_line_refuses_the_input(lower, tmp_path):
-    lower("index_select")[1].save(tmp_path / "m.vmfb")
+def test_the_command_line_refuses_the_input(lower_cached, tmp_path):
+    lower_cached("index_select")[1].save(tmp_path / "m.vmfb")
     np.save(tmp_path / "x.npy", TABLE.numpy())
     np.save(tmp_path / "i.npy", np.array([1, 1 << 30], np.int32))
     command = [
@@ -112,8 +112,8 @@ def test_the_command_line_refuses_the_input(lower, tmp_path):
     assert "an index is out of range" in done.stderr
 
 
-def test_iree_run_module_refuses_indices_out_of_range(lower, tmp_path):
-    lower("index")[1].save(tmp_path / "m.vmfb")
+def test_iree_run_module_refuses_indices_out_of_range(lower_cached, tmp_path):
+    lower_cached("index")[1].save(tmp_path / "m.vmfb")
     tool = Path(sysconfig.get_path("scripts"), "iree-run-module")
     command = [
         str(tool),
@@ -160,6 +160,6 @@ def test_the_range_follows_a_size_of_the_call(rows):
         lowered(x, ints(0, rows))
 
 
-def test_the_quotient_of_the_least_integer_wraps_around(lower):
-    _, lowered = lower("division by zero")
+def test_the_quotient_of_the_least_integer_wraps_around(lower_cached):
+    _, lowered = lower_cached("division by zero")
     assert lowered(TABLE, ints(-(2**31), -1)).tolist() == [-(2**31), 0]

@@ -7,7 +7,7 @@ import pytest
 from delegraph_devkit.check import Status
 
 from plugins.devkit.tests.support import bad_backends as backends
-from plugins.devkit.tests.support.kit import under_test
+from plugins.devkit.tests.support.kit import backend_under_test
 
 CHECK = devkit.CHECKS["runtime_thread_safety"]
 WRONG = {
@@ -23,19 +23,21 @@ WRONG = {
     "attempt", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))]
 )
 def test_a_runtime_that_is_not_safe_fails_each_time(name, attempt):
-    found = devkit.run_check(CHECK, under_test(backends.BAD[CHECK.name][name]))
+    found = devkit.run_check(CHECK, backend_under_test(backends.BAD[CHECK.name][name]))
     assert found.status is Status.FAILED
     assert WRONG[name] in found.message
 
 
 def test_buffers_that_calls_share_fail():
-    found = devkit.run_check(CHECK, under_test(backends.register_shares_buffers))
+    found = devkit.run_check(
+        CHECK, backend_under_test(backends.register_shares_buffers)
+    )
     assert found.status is Status.FAILED
     assert " of " in found.message
 
 
 def test_a_runtime_that_is_safe_passes():
-    found = devkit.run_check(CHECK, under_test(backends.register_good))
+    found = devkit.run_check(CHECK, backend_under_test(backends.register_good))
     assert found.status is Status.PASSED, found.message
     assert found.figures["calls"] > 1000
     assert found.figures["threads"] == 4

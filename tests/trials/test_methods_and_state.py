@@ -117,7 +117,7 @@ class NoArguments(nn.Module):
         return self.state * 2
 
 
-def usable(backends: list[str]) -> None:
+def skip_unless_installed(backends: list[str]) -> None:
     """Skip the test if the backend is not installed."""
     for name in backends:
         usable_names = [
@@ -127,7 +127,7 @@ def usable(backends: list[str]) -> None:
             pytest.skip(f"{name} is not installed")
 
 
-def runtimes(backends: list[str]) -> list[str | None]:
+def runtimes_for(backends: list[str]) -> list[str | None]:
     """The runtimes that execute a file of these backends: ExecuTorch's has no TOSA and
     no OpenVINO.
     """
@@ -149,16 +149,18 @@ def runtimes(backends: list[str]) -> list[str | None]:
 def test_method_without_inputs(
     function: Callable[..., Any], backends: list[str], tmp_path: Any
 ) -> None:
-    usable(backends)
+    skip_unless_installed(backends)
     expected = Method(Holder(), function)()
     lowered = delegraph.lower(Method(Holder(), function), (), backends=backends)
-    check(lowered(), expected)
+    assert_close(lowered(), expected)
     lowered.save(tmp_path / "model.pte")
-    for runtime in runtimes(backends):
-        check(delegraph.load(tmp_path / "model.pte", runtime=runtime)(), expected)
+    for runtime in runtimes_for(backends):
+        assert_close(
+            delegraph.load(tmp_path / "model.pte", runtime=runtime)(), expected
+        )
 
 
-def check(result: Any, expected: Any) -> None:
+def assert_close(result: Any, expected: Any) -> None:
     torch.testing.assert_close(result, expected)
 
 
@@ -166,7 +168,7 @@ def test_forward_without_parameters_needs_no_examples() -> None:
     lowered = delegraph.lower(NoArguments(), backends=["tosa"])
     model = NoArguments()
     for _ in range(3):
-        check(lowered(), model())
+        assert_close(lowered(), model())
 
 
 def test_forward_with_parameters_needs_examples() -> None:
@@ -208,7 +210,7 @@ def lowered_methods(backends: list[str], **more: Any) -> Any:
 def test_methods_share_a_buffer_that_one_only_reads(
     backends: list[str], tmp_path: Any
 ) -> None:
-    usable(backends)
+    skip_unless_installed(backends)
     lowered_methods(backends).save(tmp_path / "model.pte", share_mutable_buffers=True)
     functions = {
         "step": step,
@@ -226,27 +228,27 @@ def test_methods_share_a_buffer_that_one_only_reads(
         ("get_state", ()),
         ("peek", (torch.ones(3),)),
     ]
-    for runtime in runtimes(backends):
+    for runtime in runtimes_for(backends):
         loaded = delegraph.load(tmp_path / "model.pte", runtime=runtime)
         holder = Holder()
         for name, args in calls:
             with torch.no_grad():
-                check(loaded.method(name)(*args), functions[name](holder, *args))
+                assert_close(loaded.method(name)(*args), functions[name](holder, *args))
 
 
 @EACH_BACKEND
 def test_each_method_keeps_its_own_buffer_without_sharing(
     backends: list[str], tmp_path: Any
 ) -> None:
-    usable(backends)
+    skip_unless_installed(backends)
     lowered = lowered_methods(backends)
     lowered.save(tmp_path / "model.pte")
-    for runtime in runtimes(backends):
+    for runtime in runtimes_for(backends):
         loaded = delegraph.load(tmp_path / "model.pte", runtime=runtime)
         for program in (loaded, lowered.instance()):
             with torch.no_grad():
                 program.method("step")(torch.ones(3))
-                check(program.method("get_state")(), torch.arange(3.0))
+                assert_close(program.method("get_state")(), torch.arange(3.0))
 
 
 def test_a_shared_buffer_stays_outside_of_delegates_that_keep_state(
@@ -260,7 +262,7 @@ def test_a_shared_buffer_stays_outside_of_delegates_that_keep_state(
     lowered.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
-    check(loaded.method("get_state")(), torch.tensor([1.0, 3.0, 6.0]))
+    assert_close(loaded.method("get_state")(), torch.tensor([1.0, 3.0, 6.0]))
 
 
 def test_methods_of_separate_programs_share_a_buffer_by_name(tmp_path: Any) -> None:
@@ -273,7 +275,7 @@ def test_methods_of_separate_programs_share_a_buffer_by_name(tmp_path: Any) -> N
     lowered.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
-    check(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))
+    assert_close(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))
 
 
 def test_edge_programs_share_a_buffer_that_one_only_reads(tmp_path: Any) -> None:
@@ -289,4 +291,4 @@ def test_edge_programs_share_a_buffer_that_one_only_reads(tmp_path: Any) -> None
     manager.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))
-    check(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))
+    assert_close(loaded.method("peek")(torch.zeros(3)), torch.tensor([1.0, 3.0, 6.0]))

@@ -34,15 +34,17 @@ BACKENDS = [
 
 
 @pytest.fixture
-def registry():
+def empty_registry():
     return Registry(discover=False)
 
 
 @pytest.mark.parametrize(("name", "distribution"), BACKENDS)
-def test_the_error_names_the_distribution_of_a_backend(name, distribution, registry):
+def test_the_error_names_the_distribution_of_a_backend(
+    name, distribution, empty_registry
+):
     for asked in (name, f"{distribution}/{name}"):
         with pytest.raises(BackendNotFound) as found:
-            registry.spec(asked)
+            empty_registry.spec(asked)
         assert (
             f"comes with {distribution}, which is not installed" in found.value.message
         )
@@ -50,9 +52,9 @@ def test_the_error_names_the_distribution_of_a_backend(name, distribution, regis
         assert "did you mean" not in str(found.value)
 
 
-def test_a_backend_of_another_distribution_is_not_ours(registry):
+def test_a_backend_of_another_distribution_is_not_ours(empty_registry):
     with pytest.raises(BackendNotFound) as found:
-        registry.spec("acme/tosa")
+        empty_registry.spec("acme/tosa")
     assert "comes with" not in str(found.value)
 
 
@@ -77,9 +79,9 @@ def test_only_near_names_are_suggested(name, known, meant):
     assert nearest(name, known) == meant
 
 
-def test_a_near_name_that_is_not_installed_is_a_hint(registry):
+def test_a_near_name_that_is_not_installed_is_a_hint(empty_registry):
     with pytest.raises(BackendNotFound) as found:
-        registry.spec("xnpack")
+        empty_registry.spec("xnpack")
     assert "did you mean" not in found.value.message
     assert (
         found.value.hint
@@ -87,16 +89,16 @@ def test_a_near_name_that_is_not_installed_is_a_hint(registry):
     )
 
 
-def test_without_backends_the_hint_lists_distributions(registry):
+def test_without_backends_the_hint_lists_distributions(empty_registry):
     with pytest.raises(BackendNotFound) as found:
-        registry.default_backends({})
+        empty_registry.default_backends({})
     assert "delegraph-tosa" in found.value.hint
     assert "delegraph-openvino" in found.value.hint
 
 
-def test_a_runtime_of_files_names_its_distribution(registry):
+def test_a_runtime_of_files_names_its_distribution(empty_registry):
     with pytest.raises(NoRuntime) as found:
-        registry.suffix_for("executorch")
+        empty_registry.suffix_for("executorch")
     assert "delegraph-executorch" in str(found.value)
 
 
@@ -116,18 +118,18 @@ NAMES = [
 
 @pytest.mark.parametrize(("kind", "name", "distribution"), NAMES)
 def test_missing_plugins_are_named_with_their_distribution(
-    kind, name, distribution, registry
+    kind, name, distribution, empty_registry
 ):
     with pytest.raises(DelegraphError) as found:
-        registry.find(kind, name)
+        empty_registry.find(kind, name)
     assert f"comes with {distribution}, which is not installed" in found.value.message
     assert f"pip install {distribution}" in found.value.hint.replace('"', "")
 
 
-def test_a_file_names_the_distribution_of_its_format(registry, tmp_path):
+def test_a_file_names_the_distribution_of_its_format(empty_registry, tmp_path):
     for suffix in (".tosa", ".pte", ".vmfb", ".vgf"):
         with pytest.raises(DelegraphError, match="comes with delegraph-"):
-            FileFormat(tmp_path / f"model{suffix}", registry)
+            FileFormat(tmp_path / f"model{suffix}", empty_registry)
 
 
 def test_all_declarations_of_our_distributions_are_listed():
@@ -156,11 +158,14 @@ def test_all_declarations_of_our_distributions_are_listed():
                 )
 
 
-def test_lower_names_the_distribution(registry):
+def test_lower_names_the_distribution(empty_registry):
     with pytest.raises(
         BackendNotFound, match="delegraph-ethosu, which is not installed"
     ) as found:
         delegraph.lower(
-            torch.nn.ReLU(), (torch.ones(2),), backends=["ethosu"], registry=registry
+            torch.nn.ReLU(),
+            (torch.ones(2),),
+            backends=["ethosu"],
+            registry=empty_registry,
         )
     assert found.value.hint == "pip install delegraph-ethosu"

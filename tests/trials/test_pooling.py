@@ -45,12 +45,12 @@ POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def image(shape: tuple[int, ...]) -> Tensor:
+def random_image(shape: tuple[int, ...]) -> Tensor:
     """Random numbers, the same in each run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def loaded(file: Path, x: Tensor) -> Tensor:
+def load_and_run(file: Path, x: Tensor) -> Tensor:
     """The result of a file that is loaded."""
     result = delegraph.load(file)(x)
     return result if isinstance(result, Tensor) else result[0]
@@ -75,7 +75,7 @@ def check_integers(
     pool: nn.Module, shape: tuple[int, ...], folder: Any, bits: int = 8
 ) -> None:
     """Compare integers with eager, and load their file in each reader."""
-    x = image(shape)
+    x = random_image(shape)
     whole, bare = integers_of(pool, x, bits)
     expected = pool(x)
     step = float(expected.abs().max()) / (100 if bits == 8 else 20000)
@@ -89,7 +89,7 @@ def check_integers(
         -100, 100, shape, generator=torch.Generator().manual_seed(1)
     ).to(dtype)
     ours = bare(given)
-    torch.testing.assert_close(loaded(file, given), ours)
+    torch.testing.assert_close(load_and_run(file, given), ours)
     spec = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
     judge(file.read_bytes(), TosaSpec.parse(spec))
     (reference,) = run(file.read_bytes(), [given.numpy()])
@@ -105,7 +105,7 @@ def test_int8_pools_load_everywhere(name, tmp_path):
 def test_vela_compiles_a_padded_average(tmp_path):
     vela = shutil.which("vela") or pytest.skip("ethos-u-vela is not installed")
     pool, shape = POOLS["ceil-and-padding"]
-    _, bare = integers_of(pool, image(shape), 8)
+    _, bare = integers_of(pool, random_image(shape), 8)
     bare.save(tmp_path / "pool.tosa")
     command = [
         vela,
@@ -122,14 +122,14 @@ def test_vela_compiles_a_padded_average(tmp_path):
 @pytest.mark.parametrize("name", ["ceil-and-padding", "adaptive", "largest"])
 def test_float_pools_load_everywhere(name, tmp_path):
     pool, shape = POOLS[name]
-    x = image(shape)
+    x = random_image(shape)
     lowered = delegraph.lower(pool.eval(), (x,), backends=["tosa"], require_full=True)
     file = tmp_path / "pool.tosa"
     lowered.save(file)
     judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+FP"))
     for got in (
         lowered(x),
-        loaded(file, x),
+        load_and_run(file, x),
         torch.from_numpy(run(file.read_bytes(), [x.numpy()])[0]),
     ):
         torch.testing.assert_close(got, pool(x), atol=1e-5, rtol=1e-5)

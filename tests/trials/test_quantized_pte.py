@@ -230,17 +230,17 @@ def with_quantizer(quantizer):
     return quantized
 
 
-def by_xnnpack(**config):
+def quantize_by_xnnpack(**config):
     settings = of_xnnpack.get_symmetric_quantization_config(**config)
     return with_quantizer(lambda: of_xnnpack.XNNPACKQuantizer().set_global(settings))
 
 
-def by_tosa(module, inputs):
+def quantize_by_tosa(module, inputs):
     quantizer = pytest.importorskip("delegraph_tosa.quantizer").TOSAQuantizer
     return delegraph.quantize(module, [inputs], quantizer=quantizer())
 
 
-def by_torchao(config):
+def quantize_by_torchao(config):
     """A function that quantizes the weights of a model in place."""
 
     def quantized(module, inputs):
@@ -277,43 +277,47 @@ WEIGHTS_OF_FOUR = torchao.IntxWeightOnlyConfig(
     weight_dtype=torch.int4, granularity=torchao.PerGroup(16)
 )
 MODELS = {
-    "linear per tensor": (linear, (2, 32), by_xnnpack(is_per_channel=False)),
-    "linear per channel": (linear, (2, 32), by_xnnpack(is_per_channel=True)),
+    "linear per tensor": (linear, (2, 32), quantize_by_xnnpack(is_per_channel=False)),
+    "linear per channel": (linear, (2, 32), quantize_by_xnnpack(is_per_channel=True)),
     "convolution per tensor": (
         convolution,
         (1, 3, 8, 8),
-        by_xnnpack(is_per_channel=False),
+        quantize_by_xnnpack(is_per_channel=False),
     ),
     "convolution per channel": (
         convolution,
         (1, 3, 8, 8),
-        by_xnnpack(is_per_channel=True),
+        quantize_by_xnnpack(is_per_channel=True),
     ),
     "dynamic linear per tensor": (
         linear,
         (2, 32),
-        by_xnnpack(is_per_channel=False, is_dynamic=True),
+        quantize_by_xnnpack(is_per_channel=False, is_dynamic=True),
     ),
     "dynamic linear per channel": (
         linear,
         (2, 32),
-        by_xnnpack(is_per_channel=True, is_dynamic=True),
+        quantize_by_xnnpack(is_per_channel=True, is_dynamic=True),
     ),
-    "linear of TOSA's quantizer": (linear, (2, 32), by_tosa),
-    "convolution of TOSA's quantizer": (convolution, (1, 3, 8, 8), by_tosa),
-    "lstm of TOSA's quantizer": (Recurrent, (1, 3, 4), by_tosa),
+    "linear of TOSA's quantizer": (linear, (2, 32), quantize_by_tosa),
+    "convolution of TOSA's quantizer": (convolution, (1, 3, 8, 8), quantize_by_tosa),
+    "lstm of TOSA's quantizer": (Recurrent, (1, 3, 4), quantize_by_tosa),
     "activations of 8 and weights of 4 bits": (
         linear,
         (2, 32),
-        by_torchao(EIGHT_BY_FOUR),
+        quantize_by_torchao(EIGHT_BY_FOUR),
     ),
     "activations of 8 and weights of 8 bits": (
         linear,
         (2, 32),
-        by_torchao(EIGHT_BY_EIGHT),
+        quantize_by_torchao(EIGHT_BY_EIGHT),
     ),
-    "weights of 8 bits": (linear, (2, 32), by_torchao(torchao.Int8WeightOnlyConfig())),
-    "weights of 4 bits": (linear, (2, 32), by_torchao(WEIGHTS_OF_FOUR)),
+    "weights of 8 bits": (
+        linear,
+        (2, 32),
+        quantize_by_torchao(torchao.Int8WeightOnlyConfig()),
+    ),
+    "weights of 4 bits": (linear, (2, 32), quantize_by_torchao(WEIGHTS_OF_FOUR)),
 }
 
 
@@ -344,8 +348,8 @@ def test_a_quantized_model_runs_in_both_runtimes(name, backends, tmp_path):
 def test_two_methods_of_quantized_weights_run_in_both_runtimes(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, 32)
-    first = by_xnnpack(is_per_channel=True)(linear().eval(), (x,))
-    second = by_xnnpack(is_per_channel=False)(linear().eval(), (x,))
+    first = quantize_by_xnnpack(is_per_channel=True)(linear().eval(), (x,))
+    second = quantize_by_xnnpack(is_per_channel=False)(linear().eval(), (x,))
     program = delegraph.lower({"first": first, "second": second}, backends=[])
     program.save(tmp_path / "program.pte")
     for name, exported in (("first", first), ("second", second)):

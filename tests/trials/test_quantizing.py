@@ -15,7 +15,7 @@ from delegraph_quantize import quantize
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torchao
 
 
-def decibels(result, wanted):
+def signal_to_noise(result, wanted):
     noise = (result - wanted).square().sum()
     return float(10 * torch.log10(wanted.square().sum() / noise.clamp_min(1e-20)))
 
@@ -64,13 +64,13 @@ def test_convolutions_with_batch_norms(kind):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     program = quantize(model, [(x,)], backend="tosa")
     wanted = model(x)
-    assert decibels(program.module()(x), wanted) > 25
+    assert signal_to_noise(program.module()(x), wanted) > 25
     assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
     )
     lowered = delegraph.lower(program, (x,), backends=["tosa"], require_full=True)
-    assert decibels(lowered(x), wanted) > 25
+    assert signal_to_noise(lowered(x), wanted) > 25
 
 
 class Decoder(nn.Module):
@@ -155,7 +155,7 @@ def test_batch_norms_of_shared_convolutions(kind, transposed, groups):
     model = kind(transposed, groups).eval()
     x = torch.randn(2, 4, 6, 6)
     program = quantize(model, [(x,)], backend="tosa")
-    assert decibels(program.module()(x), model(x)) > 22
+    assert signal_to_noise(program.module()(x), model(x)) > 22
 
 
 def test_a_decoder_with_depthwise_transposed_convolutions():
@@ -163,9 +163,9 @@ def test_a_decoder_with_depthwise_transposed_convolutions():
     model = Decoder().eval()
     x = torch.randn(1, 3, 6, 6)
     program = quantize(model, [(x,)], backend="tosa")
-    assert decibels(program.module()(x), model(x)) > 22
+    assert signal_to_noise(program.module()(x), model(x)) > 22
     lowered = delegraph.lower(program, (x,), backends=["tosa"], require_full=True)
-    assert decibels(lowered(x), program.module()(x)) > 35
+    assert signal_to_noise(lowered(x), program.module()(x)) > 35
 
 
 class Broken(nn.Module):
@@ -280,7 +280,7 @@ def cell_and_inputs(kind, wrapper, bias=True):
     return model, batches
 
 
-def values(result):
+def as_list(result):
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -306,18 +306,18 @@ def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):
     # floats at the borders of the program are left to the host
     assert lowered.report.host_operators <= len(batches[0]) + 2
     for batch in batches:
-        quantized = values(program.module()(*batch))
-        for result, wanted in zip(quantized, values(model(*batch)), strict=True):
-            assert decibels(result, wanted) > 22
-        for result, wanted in zip(values(lowered(*batch)), quantized, strict=True):
-            assert decibels(result, wanted) > 40
+        quantized = as_list(program.module()(*batch))
+        for result, wanted in zip(quantized, as_list(model(*batch)), strict=True):
+            assert signal_to_noise(result, wanted) > 22
+        for result, wanted in zip(as_list(lowered(*batch)), quantized, strict=True):
+            assert signal_to_noise(result, wanted) > 40
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_cells_without_bias_are_quantized(kind):
     model, batches = cell_and_inputs(kind, Steps, bias=False)
     program = quantize(model, batches, backend="tosa")
-    assert decibels(program.module()(*batches[0]), model(*batches[0])) > 22
+    assert signal_to_noise(program.module()(*batches[0]), model(*batches[0])) > 22
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,8 @@ def test_quantized_cells_on_other_backends(kind, backend):
     program = quantize(model, batches, backend="tosa")
     lowered = delegraph.lower(program, batches[0], backends=[backend])
     for result, wanted in zip(
-        values(lowered(*batches[0])), values(program.module()(*batches[0])), strict=True
+        as_list(lowered(*batches[0])),
+        as_list(program.module()(*batches[0])),
+        strict=True,
     ):
-        assert decibels(result, wanted) > 30
+        assert signal_to_noise(result, wanted) > 30

@@ -75,7 +75,7 @@ class Resize(nn.Module):
         return [*by_factor, *(resize(size=s) for s in self.sizes)]
 
 
-def image(
+def random_image(
     kind: Kind, size: int, dtype: torch.dtype = torch.float32, channels: int = 2
 ) -> Tensor:
     """An image of random whole numbers, which every element type has."""
@@ -84,7 +84,7 @@ def image(
     return torch.randint(0, 100, shape, generator=generator).to(dtype)
 
 
-def fitting(size: int, factors: Any, largest: int = 12) -> list[float]:
+def fitting_factors(size: int, factors: Any, largest: int = 12) -> list[float]:
     """The factors that leave an element, and not more than ``largest``."""
     return [f for f in factors if 1 <= int(size * f) <= largest]
 
@@ -130,7 +130,7 @@ WAYS = (
 IREE = Way(["iree"], in_process, "iree.compiler")
 
 
-def check(
+def assert_resizing_equals_eager(
     way: Way,
     model: nn.Module,
     x: Tensor,
@@ -183,28 +183,39 @@ def is_slow(way, kind):
 def test_scale_factors_resize_as_in_eager(way, kind, tmp_path):
     if not has_kernels(way, kind):
         pytest.skip("no kernel")
-    factors = fitting(4, FACTORS)
-    check(way, Resize(kind, factors, [4, 8, 3, 1]), image(kind, 4), tmp_path)
+    factors = fitting_factors(4, FACTORS)
+    assert_resizing_equals_eager(
+        way, Resize(kind, factors, [4, 8, 3, 1]), random_image(kind, 4), tmp_path
+    )
 
 
 @pytest.mark.parametrize(
     "kind", [Kind("nearest", 2), Kind("bilinear", 2), Kind("trilinear", 3)], ids=str
 )
 def test_iree_resizes_by_scale_factors_as_eager(kind, tmp_path):
-    check(IREE, Resize(kind, (1.1, 2.1)), image(kind, 4), tmp_path)
+    assert_resizing_equals_eager(
+        IREE, Resize(kind, (1.1, 2.1)), random_image(kind, 4), tmp_path
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind("nearest", 1), Kind("bilinear", 2)], ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_recomputed_scale_factors_resize_as_in_eager(way, kind, tmp_path):
-    check(way, Resize(kind, (0.9, 1.1, 2.1), recompute=True), image(kind, 4), tmp_path)
+    assert_resizing_equals_eager(
+        way,
+        Resize(kind, (0.9, 1.1, 2.1), recompute=True),
+        random_image(kind, 4),
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_each_axis_has_its_own_factor(way, mode, tmp_path):
     pairs = ((1.1, 2.0), (2.1, 1.5), (1.1, 0.5))
-    check(way, Resize(Kind(mode, 2), pairs), image(Kind(mode, 2), 4), tmp_path)
+    assert_resizing_equals_eager(
+        way, Resize(Kind(mode, 2), pairs), random_image(Kind(mode, 2), 4), tmp_path
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 8])
@@ -216,20 +227,22 @@ def test_large_images_step_by_the_factor(layout, channels, tmp_path):
     channels come last.
     """
     kind = Kind("nearest", 2)
-    x = image(kind, 80, channels=channels).contiguous(memory_format=layout)
+    x = random_image(kind, 80, channels=channels).contiguous(memory_format=layout)
     for way in (WAYS[0], WAYS[1], WAYS[3]):
-        check(way, Resize(kind, (1.004, 1.01, 2.004)), x, tmp_path)
+        assert_resizing_equals_eager(
+            way, Resize(kind, (1.004, 1.01, 2.004)), x, tmp_path
+        )
 
 
 @pytest.mark.parametrize("channels", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["nearest", "trilinear"])
 def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
     kind = Kind(mode, 3)
-    x = image(kind, 4, channels=channels).contiguous(
+    x = random_image(kind, 4, channels=channels).contiguous(
         memory_format=torch.channels_last_3d
     )
     for way in WAYS:
-        check(way, Resize(kind, (1.1, 2.05, 0.9)), x, tmp_path)
+        assert_resizing_equals_eager(way, Resize(kind, (1.1, 2.05, 0.9)), x, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8], ids=str)
@@ -252,10 +265,10 @@ def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
             and way.run is our_runtime_and_stock
         ):
             continue  # the next test: its kernel knows no uint8
-        check(
+        assert_resizing_equals_eager(
             way,
             Resize(kind, (0.9, 1.1, 2.1)),
-            image(kind, 4, dtype),
+            random_image(kind, 4, dtype),
             tmp_path,
             tolerance,
         )
@@ -263,7 +276,7 @@ def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
 
 def test_bilinear_bytes_are_refused_in_pte_files(tmp_path):
     kind = Kind("bilinear", 2)
-    image_of_bytes = image(kind, 4, torch.uint8)
+    image_of_bytes = random_image(kind, 4, torch.uint8)
     lowered = delegraph.lower(
         Resize(kind, (1.1,)).eval(), (image_of_bytes,), backends=[]
     )
@@ -280,7 +293,7 @@ def test_quantized_images_resize_as_in_eager(kind, tmp_path):
     from delegraph_quantize import quantize
 
     model = Resize(kind, (1.1, 2.05)).eval()
-    x = image(kind, 4)
+    x = random_image(kind, 4)
     quantized = quantize(model, [(x,)], backend="tosa")
     target = {"tosa": {"spec": "TOSA-1.0+INT+FP"}}
     lowered = delegraph.lower(quantized, backends=["tosa"], options=target)
@@ -309,7 +322,7 @@ def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp
     last = kind.rank + 1
     shapes = {"x": {last: Dim("n", min=4, max=32)}}
     lowered = delegraph.lower(
-        model, (image(kind, 6),), backends=way.backends, dynamic_shapes=shapes
+        model, (random_image(kind, 6),), backends=way.backends, dynamic_shapes=shapes
     )
     for size in (4, 5, 12, 32):
         x = torch.rand(1, 2, *[6] * (kind.rank - 1), size)
@@ -330,5 +343,7 @@ def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp
 def test_sweep_of_sizes_and_factors(way, kind, size, tmp_path):
     if not has_kernels(way, kind):
         pytest.skip("no kernel")
-    factors = fitting(size, SWEPT, 32 if kind.rank < 3 else 12)
-    check(way, Resize(kind, factors, range(1, 13)), image(kind, size), tmp_path)
+    factors = fitting_factors(size, SWEPT, 32 if kind.rank < 3 else 12)
+    assert_resizing_equals_eager(
+        way, Resize(kind, factors, range(1, 13)), random_image(kind, size), tmp_path
+    )

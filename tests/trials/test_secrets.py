@@ -91,7 +91,7 @@ FORMS = [
 ]
 
 
-def folder(error, monkeypatch):
+def failing_folder(error, monkeypatch):
     """A remote folder that fails with ``error``."""
 
     def fail(self):
@@ -106,7 +106,7 @@ def folder(error, monkeypatch):
 def test_errors_of_libraries_show_no_secret(make, shown, form, monkeypatch):
     for call in (lambda f: f.read("key"), lambda f: f.write("key", b"")):
         with pytest.raises(Away) as found:
-            call(folder(make(form), monkeypatch))
+            call(failing_folder(make(form), monkeypatch))
         assert str(found.value) == shown
         assert "7c0ffee7" not in "".join(traceback.format_exception(found.value))
 

@@ -40,7 +40,7 @@ def _anew():
     torch.manual_seed(0)
 
 
-def build(has_buffer=False, **options):
+def compile_model(has_buffer=False, **options):
     model = Model(has_buffer).eval()
     compiled = torch.compile(
         model,
@@ -212,7 +212,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_changed_weights_are_the_ones_that_are_computed_with(way):
-    model, compiled = build(
+    model, compiled = compile_model(
         has_buffer=way in (other_data_of_a_buffer, replaced_buffer, written_buffer)
     )
     x = torch.randn(2, 4)
@@ -236,7 +236,7 @@ def test_changed_weights_are_the_ones_that_are_computed_with(way):
 
 
 def test_weights_that_come_and_go_never_meet_an_old_program():
-    model, compiled = build()
+    model, compiled = compile_model()
     x = torch.randn(2, 4)
     with torch.no_grad():
         for _ in range(6):
@@ -265,7 +265,7 @@ def fused_step(model):
 
 @pytest.mark.parametrize("way", [written_data, merged, written_by_numpy, fused_step])
 def test_writes_that_torch_does_not_show_can_be_counted(way):
-    model, compiled = build()
+    model, compiled = compile_model()
     x = torch.randn(2, 4)
     with torch.no_grad():
         compiled(x)
@@ -291,7 +291,7 @@ def other_inside(model):
 @pytest.mark.parametrize("way", [changed_inside, other_inside])
 def test_quantized_weights_are_looked_into(way):
     quantization = pytest.importorskip("torchao.quantization")
-    model, compiled = build()
+    model, compiled = compile_model()
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     x = torch.randn(2, 4)
     with torch.no_grad():
@@ -301,30 +301,32 @@ def test_quantized_weights_are_looked_into(way):
         assert not torch.equal(before, compiled(x))
 
 
-def pickled(compiled):
+def pickle_and_load(compiled):
     return pickle.loads(pickle.dumps(compiled))
 
 
-def saved(compiled):
+def save_and_load(compiled):
     file = io.BytesIO()
     torch.save(compiled, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("copied", [pickled, saved, copy.deepcopy, copy.copy])
+@pytest.mark.parametrize(
+    "copied", [pickle_and_load, save_and_load, copy.deepcopy, copy.copy]
+)
 def test_a_copy_of_a_called_model_computes_the_same(copied):
-    model, compiled = build()
+    model, compiled = compile_model()
     x = torch.randn(2, 4)
     with torch.no_grad():
         compiled(x)
         torch.testing.assert_close(copied(compiled)(x), model(x))
 
 
-@pytest.mark.parametrize("copied", [pickled, saved])
+@pytest.mark.parametrize("copied", [pickle_and_load, save_and_load])
 def test_pickling_a_called_graph_is_refused_with_a_reason(copied):
     graphs = []
-    model, compiled = build(graphs=graphs)
+    model, compiled = compile_model(graphs=graphs)
     x = torch.randn(2, 4)
     with torch.no_grad():
         compiled(x)

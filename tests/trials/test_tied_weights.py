@@ -58,7 +58,7 @@ class Tied(nn.Module):
         return self.head(self.table(ids), self.table.weight)
 
 
-def loaded(file: Path, x: Tensor) -> Tensor:
+def load_and_run(file: Path, x: Tensor) -> Tensor:
     """The result of a file that is loaded."""
     result = delegraph.load(file)(x)
     return result if isinstance(result, Tensor) else result[0]
@@ -87,7 +87,9 @@ def test_a_tied_weight_is_in_the_file_once(name, dtype, tmp_path):
     # the structure of such a small file is as large as a fraction of its weights
     assert size_in_weights(model, file) < 1.6
     ids = IDS.to(torch.int32)
-    torch.testing.assert_close(loaded(file, ids), model(IDS), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(
+        load_and_run(file, ids), model(IDS), atol=1e-2, rtol=1e-2
+    )
     judge(
         file.read_bytes(),
         TosaSpec.parse(options["tosa"]["spec"] if options else "TOSA-1.0+FP"),
@@ -115,7 +117,7 @@ def test_weights_of_equal_shape_stay_apart(tmp_path):
     file = tmp_path / "untied.tosa"
     delegraph.lower(model, (IDS,), backends=["tosa"], require_full=True).save(file)
     torch.testing.assert_close(
-        loaded(file, IDS.to(torch.int32)), model(IDS), atol=1e-4, rtol=1e-4
+        load_and_run(file, IDS.to(torch.int32)), model(IDS), atol=1e-4, rtol=1e-4
     )
 
 
@@ -125,7 +127,7 @@ def test_a_square_weight_and_its_transpose_stay_apart(tmp_path):
     file = tmp_path / "square.tosa"
     delegraph.lower(model, (ids,), backends=["tosa"], require_full=True).save(file)
     torch.testing.assert_close(
-        loaded(file, ids.to(torch.int32)), model(ids), atol=1e-4, rtol=1e-4
+        load_and_run(file, ids.to(torch.int32)), model(ids), atol=1e-4, rtol=1e-4
     )
 
 
@@ -143,7 +145,7 @@ def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
     file = tmp_path / "tied.tosa"
     lowered.save(file)
     judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+INT"))
-    torch.testing.assert_close(loaded(file, IDS.to(torch.int32)), lowered(IDS))
+    torch.testing.assert_close(load_and_run(file, IDS.to(torch.int32)), lowered(IDS))
     if vela := shutil.which("vela"):
         command = [
             vela,

@@ -18,25 +18,25 @@ INF = float("inf")
 F32 = torch.float32
 
 
-def tensor(*values, dtype=F32):
+def as_tensor(*values, dtype=F32):
     return torch.tensor(values, dtype=dtype)
 
 
 SAMPLES = [
     # what, lowered, eager, agrees, counts of lowered, counts of eager
-    ("all NaN", tensor(NAN, NAN), tensor(NAN, NAN), True, (2, 0, 0), (2, 0, 0)),
-    ("some NaN", tensor(NAN, 1), tensor(NAN, 1), True, (1, 0, 0), (1, 0, 0)),
-    ("NaN in lowered only", tensor(NAN, 1), tensor(2, 1), False, (1, 0, 0), (0, 0, 0)),
-    ("NaN in eager only", tensor(2, 1), tensor(NAN, 1), False, (0, 0, 0), (1, 0, 0)),
-    ("NaN at other places", tensor(NAN, 1), tensor(1, NAN), False, (1, 0, 0), (1, 0, 0)),
-    ("equal infinities", tensor(INF, -INF), tensor(INF, -INF), True, (0, 1, 1), (0, 1, 1)),
-    ("infinity of other sign", tensor(INF, 1), tensor(-INF, 1), False, (0, 1, 0), (0, 0, 1)),
-    ("infinity for a number", tensor(INF, 1), tensor(3e38, 1), False, (0, 1, 0), (0, 0, 0)),
-    ("NaN for infinity", tensor(NAN, 1), tensor(INF, 1), False, (1, 0, 0), (0, 1, 0)),
-    ("NaN beside an error", tensor(NAN, 2), tensor(NAN, 1), False, (1, 0, 0), (1, 0, 0)),
-    ("no elements", tensor(), tensor(), True, (0, 0, 0), (0, 0, 0)),
-    ("half", tensor(NAN, dtype=torch.half), tensor(NAN, dtype=torch.half), True, (1, 0, 0), (1, 0, 0)),
-    ("double", tensor(1e308, dtype=torch.double), tensor(-1e308, dtype=torch.double), False, (0, 0, 0), (0, 0, 0)),
+    ("all NaN", as_tensor(NAN, NAN), as_tensor(NAN, NAN), True, (2, 0, 0), (2, 0, 0)),
+    ("some NaN", as_tensor(NAN, 1), as_tensor(NAN, 1), True, (1, 0, 0), (1, 0, 0)),
+    ("NaN in lowered only", as_tensor(NAN, 1), as_tensor(2, 1), False, (1, 0, 0), (0, 0, 0)),
+    ("NaN in eager only", as_tensor(2, 1), as_tensor(NAN, 1), False, (0, 0, 0), (1, 0, 0)),
+    ("NaN at other places", as_tensor(NAN, 1), as_tensor(1, NAN), False, (1, 0, 0), (1, 0, 0)),
+    ("equal infinities", as_tensor(INF, -INF), as_tensor(INF, -INF), True, (0, 1, 1), (0, 1, 1)),
+    ("infinity of other sign", as_tensor(INF, 1), as_tensor(-INF, 1), False, (0, 1, 0), (0, 0, 1)),
+    ("infinity for a number", as_tensor(INF, 1), as_tensor(3e38, 1), False, (0, 1, 0), (0, 0, 0)),
+    ("NaN for infinity", as_tensor(NAN, 1), as_tensor(INF, 1), False, (1, 0, 0), (0, 1, 0)),
+    ("NaN beside an error", as_tensor(NAN, 2), as_tensor(NAN, 1), False, (1, 0, 0), (1, 0, 0)),
+    ("no elements", as_tensor(), as_tensor(), True, (0, 0, 0), (0, 0, 0)),
+    ("half", as_tensor(NAN, dtype=torch.half), as_tensor(NAN, dtype=torch.half), True, (1, 0, 0), (1, 0, 0)),
+    ("double", as_tensor(1e308, dtype=torch.double), as_tensor(-1e308, dtype=torch.double), False, (0, 0, 0), (0, 0, 0)),
     ("complex NaN", torch.tensor([complex(NAN, 1)]), torch.tensor([complex(1, NAN)]), True, (1, 0, 0), (1, 0, 0)),
     ("complex inf", torch.tensor([complex(INF, 1)]), torch.tensor([complex(-INF, 1)]), False, (0, 1, 0), (0, 1, 0)),
     ("ints", torch.tensor([1, 2]), torch.tensor([1, 2]), True, (0, 0, 0), (0, 0, 0)),
@@ -47,7 +47,7 @@ SAMPLES = [
     ("number", NAN, NAN, True, (1, 0, 0), (1, 0, 0)),
     ("large number", 2**60 + 1, 2**60, False, (0, 0, 0), (0, 0, 0)),
     ("number beyond int64", 2**70, 2**70, True, (0, 0, 0), (0, 0, 0)),
-    ("other shape", tensor(NAN), tensor(NAN, NAN), False, (1, 0, 0), (2, 0, 0)),
+    ("other shape", as_tensor(NAN), as_tensor(NAN, NAN), False, (1, 0, 0), (2, 0, 0)),
     ("none", None, None, True, (0, 0, 0), (0, 0, 0)),
     ("none for a number", None, 1.0, False, (0, 0, 0), (0, 0, 0)),
 ]  # fmt: skip
@@ -83,18 +83,18 @@ def test_an_output_has_counts_and_one_verdict(
     ("values", "text"),
     [
         (
-            tensor(NAN, NAN),
+            as_tensor(NAN, NAN),
             "2 NaN of 2 elements on both sides; agrees, but no element is finite",
         ),
         (
-            tensor(INF, -INF),
+            as_tensor(INF, -INF),
             (
                 "1 inf, 1 -inf of 2 elements on both sides; agrees, but no element is"
                 " finite"
             ),
         ),
-        (tensor(NAN, 1), "1 NaN of 2 elements on both sides; agrees"),
-        (tensor(), "no elements; agrees"),
+        (as_tensor(NAN, 1), "1 NaN of 2 elements on both sides; agrees"),
+        (as_tensor(), "no elements; agrees"),
     ],
 )
 def test_outputs_without_finite_elements_are_named(values, text):
@@ -104,16 +104,16 @@ def test_outputs_without_finite_elements_are_named(values, text):
 def test_the_run_without_a_finite_element_is_the_worst():
     runs = [
         Verification((compare("output_0", v, v),))
-        for v in (tensor(1, 2), tensor(NAN, NAN), tensor(3, 4))
+        for v in (as_tensor(1, 2), as_tensor(NAN, NAN), as_tensor(3, 4))
     ]
     assert Verification.worst_of(runs).has_only_non_finite
 
 
 @pytest.mark.parametrize("tolerance", [0.5, 1e-9])
 def test_the_verdict_is_that_of_the_given_tolerance(tolerance):
-    found = Verification((compare("output_0", tensor(1.0001), tensor(1)),)).within(
-        tolerance
-    )
+    found = Verification(
+        (compare("output_0", as_tensor(1.0001), as_tensor(1)),)
+    ).within(tolerance)
     agrees = tolerance == 0.5
     assert found.agrees() is agrees
     assert (

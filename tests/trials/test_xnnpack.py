@@ -35,7 +35,7 @@ class Program(nn.Module):
         return self.function(self, *inputs)
 
 
-def trained(norm):
+def with_statistics(norm):
     """A batch norm with statistics that are not those of a new one."""
     if norm.affine:
         nn.init.normal_(norm.weight)
@@ -45,16 +45,16 @@ def trained(norm):
     return norm
 
 
-def flat(result):
+def as_list(result):
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def expect_right(program, expected, inputs, path, tolerance):
+def assert_program_and_file_give(program, expected, inputs, path, tolerance):
     """The lowered program, and its file in both runtimes, give what is expected."""
     torch.manual_seed(1)
-    wanted = flat(expected(*inputs))
+    wanted = as_list(expected(*inputs))
     torch.testing.assert_close(
-        flat(program(*inputs)), wanted, rtol=tolerance, atol=tolerance
+        as_list(program(*inputs)), wanted, rtol=tolerance, atol=tolerance
     )
     save_and_expect_right(
         program, lambda *_: wanted, inputs, folder=path, rtol=tolerance, atol=tolerance
@@ -66,11 +66,11 @@ def x(*shape):
 
 
 def norm1(channels, **more):
-    return trained(nn.BatchNorm1d(channels, **more))
+    return with_statistics(nn.BatchNorm1d(channels, **more))
 
 
 def norm2(channels, **more):
-    return trained(nn.BatchNorm2d(channels, **more))
+    return with_statistics(nn.BatchNorm2d(channels, **more))
 
 
 def on_two_inputs(self, a, b):
@@ -115,34 +115,34 @@ def names_that_differ_in_a_dot():
     )
 
 
-def two(layer, first, second, function=on_two_inputs):
+def with_two_norms(layer, first, second, function=on_two_inputs):
     return Program(function, layer=layer, first=first, second=second)
 
 
 IMAGE = (1, 3, 8, 8)
 NORM_ROWS = {
     "convolution": (
-        lambda: two(nn.Conv2d(3, 4, 3), norm2(4), norm2(4)),
+        lambda: with_two_norms(nn.Conv2d(3, 4, 3), norm2(4), norm2(4)),
         [IMAGE, IMAGE],
     ),
     "convolution without bias": (
-        lambda: two(nn.Conv2d(3, 4, 3, bias=False), norm2(4), norm2(4)),
+        lambda: with_two_norms(nn.Conv2d(3, 4, 3, bias=False), norm2(4), norm2(4)),
         [IMAGE, IMAGE],
     ),
     "transposed convolution": (
-        lambda: two(nn.ConvTranspose2d(3, 4, 3), norm2(4), norm2(4)),
+        lambda: with_two_norms(nn.ConvTranspose2d(3, 4, 3), norm2(4), norm2(4)),
         [IMAGE, IMAGE],
     ),
     "convolution in one dimension": (
-        lambda: two(nn.Conv1d(3, 4, 3), norm1(4), norm1(4)),
+        lambda: with_two_norms(nn.Conv1d(3, 4, 3), norm1(4), norm1(4)),
         [(1, 3, 8), (2, 3, 8)],
     ),
     "linear layer": (
-        lambda: two(nn.Linear(6, 4), norm1(4), norm1(4)),
+        lambda: with_two_norms(nn.Linear(6, 4), norm1(4), norm1(4)),
         [(3, 6), (3, 6)],
     ),
     "linear layer without bias": (
-        lambda: two(nn.Linear(6, 4, bias=False), norm1(4), norm1(4)),
+        lambda: with_two_norms(nn.Linear(6, 4, bias=False), norm1(4), norm1(4)),
         [(3, 6), (3, 6)],
     ),
     "norms without weights": (
@@ -152,7 +152,7 @@ NORM_ROWS = {
         [IMAGE],
     ),
     "convolution and norms without weights": (
-        lambda: two(
+        lambda: with_two_norms(
             nn.Conv2d(3, 4, 3),
             norm2(4, affine=False),
             norm2(4, affine=False),
@@ -188,10 +188,10 @@ def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
     program = delegraph.lower(module, inputs, backends=["xnnpack"])
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0
-    expect_right(program, module, inputs, tmp_path, 1e-4)
+    assert_program_and_file_give(program, module, inputs, tmp_path, 1e-4)
 
 
-def quantized(module, inputs, **config):
+def quantize_for_xnnpack(module, inputs, **config):
     """The program after ExecuTorch's quantizer for XNNPACK."""
     module = torch.export.export(module.eval(), inputs).module()
     prepared = prepare_pt2e(
@@ -217,11 +217,13 @@ DYNAMIC_ROWS = {
 def test_dynamically_quantized_weights_by_channel(make, shape, tmp_path):
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
-    exported = quantized(make(), inputs, is_per_channel=True, is_dynamic=True)
+    exported = quantize_for_xnnpack(
+        make(), inputs, is_per_channel=True, is_dynamic=True
+    )
     program = delegraph.lower(exported, backends=["xnnpack"])
     assert len(program.delegates) == 1
     assert program.report.host_operators == 0
-    expect_right(program, exported.module(), inputs, tmp_path, 0.02)
+    assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.02)
 
 
 LOADABLE_ROWS = {
@@ -252,7 +254,7 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
-    expect_right(program, exported.module(), inputs, tmp_path, 0.05)
+    assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.05)
 
 
 def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch):
@@ -272,7 +274,7 @@ def test_a_part_of_a_quantized_group_computes_right_values(tmp_path, monkeypatch
     quantized = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(quantized, backends=["xnnpack"])
     assert "compiles only as" in str(program.report)
-    expect_right(program, quantized.module(), inputs, tmp_path, 1e-3)
+    assert_program_and_file_give(program, quantized.module(), inputs, tmp_path, 1e-3)
 
 
 FLOAT_CONVOLUTIONS = {
@@ -335,13 +337,15 @@ def test_recurrent_cells_become_as_few_delegates_as_in_executorch(
     inputs = (torch.randn(2, steps, 4), *(torch.randn(2, 8) for _ in range(states)))
     program = delegraph.lower(module, inputs, backends=["xnnpack"])
     assert len(program.delegates) == delegates
-    expect_right(program, module, inputs, tmp_path, 1e-5)
+    assert_program_and_file_give(program, module, inputs, tmp_path, 1e-5)
 
 
 def test_a_quantized_linear_layer_of_a_cell_is_delegated(tmp_path):
     torch.manual_seed(0)
     inputs = (torch.randn(2, 1, 4), torch.randn(2, 8))
-    exported = quantized(Cell(nn.GRUCell(4, 8), 1), inputs, is_per_channel=True)
+    exported = quantize_for_xnnpack(
+        Cell(nn.GRUCell(4, 8), 1), inputs, is_per_channel=True
+    )
     program = delegraph.lower(exported, backends=["xnnpack"])
     assert len(program.delegates) <= 2
-    expect_right(program, exported.module(), inputs, tmp_path, 0.05)
+    assert_program_and_file_give(program, exported.module(), inputs, tmp_path, 0.05)

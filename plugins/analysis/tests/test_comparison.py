@@ -43,7 +43,7 @@ def refuse_others(names):
 
 
 @pytest.fixture(scope="module")
-def found():
+def compared_backends():
     registry = Registry(discover=False)
     kinds = (
         (EchoBackend, "sin add", EchoRuntime),
@@ -62,8 +62,8 @@ def found():
     return registry, compared
 
 
-def test_a_row_for_each_backend_and_one_for_all(found):
-    _, compared = found
+def test_a_row_for_each_backend_and_one_for_all(compared_backends):
+    _, compared = compared_backends
     echo, mute, broken, together = compared.candidates
     assert [c.backends for c in compared.candidates[:3]] == [
         ("echobackend",),
@@ -87,7 +87,7 @@ def test_a_row_for_each_backend_and_one_for_all(found):
     assert compared.eager_seconds > 0
 
 
-def test_no_lowering_runs_while_the_model_is_timed(found, monkeypatch):
+def test_no_lowering_runs_while_the_model_is_timed(compared_backends, monkeypatch):
     timed = comparison.call_methods
     held = []
 
@@ -97,7 +97,10 @@ def test_no_lowering_runs_while_the_model_is_timed(found, monkeypatch):
 
     monkeypatch.setattr(comparison, "call_methods", watched)
     delegraph.compare(
-        Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0]
+        Net().eval(),
+        (torch.ones(3),),
+        backends=["echobackend"],
+        registry=compared_backends[0],
     )
     turn = [("GraphModule", True), ("Executable", False)]
     assert held == turn * (1 + comparison.RUNS), "eager and the lowering take turns"
@@ -157,8 +160,8 @@ def test_failed_runs_end_their_row_and_keep_inputs(capsys):
     assert "load" in rows
 
 
-def test_text(found):
-    _, compared = found
+def test_text(compared_backends):
+    _, compared = compared_backends
     lines = str(compared).splitlines()
     assert lines[1].startswith("echobackend")
     assert "50% of 4" in lines[1]
@@ -166,8 +169,8 @@ def test_text(found):
     assert lines[-1] == "only mutebackend takes: 1 x aten.relu.default"
 
 
-def test_narrow_terminals_show_candidates_below_each_other(found):
-    _, compared = found
+def test_narrow_terminals_show_candidates_below_each_other(compared_backends):
+    _, compared = compared_backends
     assert compared.text(1000) == compared.text() == str(compared)
     lines = compared.text(40).split("\n")
     heads = [line for line in lines if not line.startswith(" ")]
@@ -185,8 +188,8 @@ def test_narrow_terminals_show_candidates_below_each_other(found):
     )
 
 
-def test_programs_without_inputs_are_lowered_and_not_run(found):
-    registry, _ = found
+def test_programs_without_inputs_are_lowered_and_not_run(compared_backends):
+    registry, _ = compared_backends
     program = torch.export.export(Net().eval(), (torch.ones(3),))
     program._example_inputs = None
     (row,) = delegraph.compare(
@@ -197,7 +200,7 @@ def test_programs_without_inputs_are_lowered_and_not_run(found):
     assert row.error is None
 
 
-def test_all_usable_backends_are_compared_by_default(found):
+def test_all_usable_backends_are_compared_by_default(compared_backends):
     registry = Registry(discover=False)
     with pytest.raises(BackendNotFound):
         delegraph.compare(Net().eval(), torch.ones(3), registry=registry)
@@ -214,8 +217,11 @@ def test_all_usable_backends_are_compared_by_default(found):
     "backends, error",
     [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)],
 )
-def test_wrong_backends(found, backends, error):
+def test_wrong_backends(compared_backends, backends, error):
     with pytest.raises(error):
         delegraph.compare(
-            Net().eval(), (torch.ones(3),), backends=backends, registry=found[0]
+            Net().eval(),
+            (torch.ones(3),),
+            backends=backends,
+            registry=compared_backends[0],
         )

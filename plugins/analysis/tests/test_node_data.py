@@ -52,7 +52,7 @@ def exported():
     return torch.export.export(Net().eval(), (X,))
 
 
-def results(columns, graph="graph"):
+def results_by_column(columns, graph="graph"):
     """Column -> node -> value, from what is written."""
     return {
         c.name: {n: r["value"] for n, r in c.to_json()[graph]["results"].items()}
@@ -64,7 +64,7 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     lowered = delegraph.lower(exported, backends=["tosa"])
     verification = lowered.verify(X, per_operator=True)
     found = verification.operators
-    shown = results(lowered.node_data(verification=verification))
+    shown = results_by_column(lowered.node_data(verification=verification))
     names = {n.name: n for n in exported.graph.nodes}
     assert all(set(column) <= set(names) for column in shown.values())
     computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}
@@ -137,7 +137,7 @@ def both():
 """
 
 
-def run(*words):
+def run_command(*words):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = main([*map(str, words)])
@@ -155,7 +155,7 @@ def test_the_command_writes_one_file_for_each_column(
         "--report",
         tmp_path / "n.nodes.json",
     )
-    code, out = run(*given, "--verify-operators", "-o", tmp_path / "m.tosa")
+    code, out = run_command(*given, "--verify-operators", "-o", tmp_path / "m.tosa")
     assert code == 0
     assert f"wrote {tmp_path / 'n.delegate.json'}, " in out
     columns = {
@@ -170,9 +170,9 @@ def test_the_command_writes_one_file_for_each_column(
     assert {nodes[n] for n in of_file} >= {"CONV2D", "CLAMP", "MUL"}
     assert set(columns["error"]["main"]["results"]) == set(of_file)
     assert columns["refusal"] == {"graph": {"name": "refusal", "results": {}}}
-    assert run(*given, "--max-delegates=0")[0] == 1
+    assert run_command(*given, "--max-delegates=0")[0] == 1
     assert len(list(tmp_path.glob("n.*.json"))) == 4
-    run(
+    run_command(
         "lower",
         f"{tmp_path / 'm.py'}:both",
         "--backend=tosa",

@@ -70,7 +70,7 @@ class Double(torch.nn.Module):
         return x + x
 
 
-def told(spent):
+def observed_times(spent):
     registry = Registry(discover=False)
     timer = Timer()
     registry.register(Plugin())
@@ -91,14 +91,14 @@ COPIED = Border("output", 0)
 )
 def test_timers_get_times_of_operators_and_of_copies(spent):
     for given in (spent, lambda: spent):
-        [(name, is_positive, found)] = told(given)
+        [(name, is_positive, found)] = observed_times(given)
         assert found.pop(COPIED)["seconds"] > 0
         assert (name, is_positive, found) == ("lowered_module_0", True, spent)
 
 
 def test_thread_safe_runtimes_report_no_copies(monkeypatch):
     monkeypatch.setattr(SlowRuntime, "thread_safe", True)
-    assert told({7: {"seconds": 0.5}}) == [
+    assert observed_times({7: {"seconds": 0.5}}) == [
         ("lowered_module_0", True, {7: {"seconds": 0.5}})
     ]
 
@@ -124,9 +124,9 @@ def test_wrong_times_name_the_runtime(spent):
         ContractViolation,
         match="profile of the runtime of SlowBackend makes a delegate that returned",
     ):
-        told(spent)
+        observed_times(spent)
 
 
 def test_an_error_while_times_are_read_is_the_plugin_s():
     with pytest.raises(PluginFailed, match="profile of SlowRuntime"):
-        told(lambda: 1 / 0)
+        observed_times(lambda: 1 / 0)

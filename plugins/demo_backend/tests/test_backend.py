@@ -9,7 +9,7 @@ from delegraph_demo.backend import BackendWithDelegateMappingDemo as Demo
 EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_from_tan,3,div_decomp_from_tan,4,"
 
 
-def program(model, inputs, decompose=False):
+def export_with_handles(model, inputs, decompose=False):
     """An exported program with the debug handles that delegraph gives: 1, 2, 3, ... in
     graph order.
     """
@@ -35,9 +35,11 @@ class Model(torch.nn.Module):
         return self.function(self.conv, x)
 
 
-def refusal(function):
+def refusal_of(function):
     with pytest.raises(Unsupported) as caught:
-        Demo.preprocess(program(Model(function).eval(), (torch.ones(1, 3, 8, 8),)), [])
+        Demo.preprocess(
+            export_with_handles(Model(function).eval(), (torch.ones(1, 3, 8, 8),)), []
+        )
     return str(caught.value)
 
 
@@ -48,7 +50,7 @@ def test_blob_and_debug_map_of_the_test_model(decompose):
     model, inputs = Demo.get_test_model_and_inputs()
     assert inputs[0].shape == (4, 3, 64, 64)
 
-    result = Demo.preprocess(program(model, inputs, decompose), [])
+    result = Demo.preprocess(export_with_handles(model, inputs, decompose), [])
 
     assert result.processed_bytes == EXPECTED
     assert result.debug_handle_map == {0: (1, 2), 1: (3, 4), 2: (5,), 3: (5,), 4: (5,)}
@@ -66,7 +68,7 @@ def test_an_unknown_operator_is_named_with_the_users_line():
             return torch.sinh(x)
 
     with pytest.raises(Unsupported) as caught:
-        Demo.preprocess(program(Sinh().eval(), (torch.ones(2),)), [])
+        Demo.preprocess(export_with_handles(Sinh().eval(), (torch.ones(2),)), [])
     text = str(caught.value)
     assert "aten.sinh.default" in text
     assert "test_backend.py" in text
@@ -74,13 +76,13 @@ def test_an_unknown_operator_is_named_with_the_users_line():
 
 
 def test_a_convolution_without_relu_is_refused():
-    assert "aten.conv2d.default (conv2d): a convolution needs a relu" in refusal(
+    assert "aten.conv2d.default (conv2d): a convolution needs a relu" in refusal_of(
         lambda conv, x: torch.tan(conv(x))
     )
 
 
 def test_a_relu_without_convolution_is_refused():
-    assert "aten.relu.default (relu): relu is compiled only together" in refusal(
+    assert "aten.relu.default (relu): relu is compiled only together" in refusal_of(
         lambda conv, x: torch.relu(x)
     )
 
@@ -90,7 +92,7 @@ def test_convolutions_with_several_uses_are_refused():
         y = conv(x)
         return torch.relu(y), torch.tan(y)
 
-    assert "a relu as the only user" in refusal(both)
+    assert "a relu as the only user" in refusal_of(both)
 
 
 def test_a_convolution_that_is_an_output_too_is_refused():
@@ -98,11 +100,12 @@ def test_a_convolution_that_is_an_output_too_is_refused():
         y = conv(x)
         return torch.relu(y), y
 
-    assert "a relu as the only user" in refusal(both)
+    assert "a relu as the only user" in refusal_of(both)
 
 
 def test_a_compile_spec_is_refused_by_its_key():
     with pytest.raises(OptionError, match="'speed'"):
         Demo.preprocess(
-            program(*Demo.get_test_model_and_inputs()), [CompileSpec("speed", b"1")]
+            export_with_handles(*Demo.get_test_model_and_inputs()),
+            [CompileSpec("speed", b"1")],
         )

@@ -23,16 +23,16 @@ from delegraph_executorch.edge import to_backend
 from torch import nn
 from torch.nn import functional as F
 
-from .support.programs import CASES, lower, module, random
+from .support.programs import CASES, lower, module_with_weights, randn
 
 NAME = "BackendWithCompilerDemo"
 
 
-def reason(function, *inputs, **more):
+def reason_for(function, *inputs, **more):
     """What the partitioner says of a program with one call; lowering might go on to
     decompose the call.
     """
-    program = torch.export.export(module(function), inputs, **more)
+    program = torch.export.export(module_with_weights(function), inputs, **more)
     (refusal,) = CompilerDemoPartitioner().partition(program).refusals
     return refusal.reason
 
@@ -54,13 +54,13 @@ def test_values(name):
 
 def test_mm_and_add_with_three_inputs():
     lowered = lower(
-        lambda m, a, x, b: torch.mm(a, x) + b, random(2, 2), random(2, 2), random(2, 2)
+        lambda m, a, x, b: torch.mm(a, x) + b, randn(2, 2), randn(2, 2), randn(2, 2)
     )
     (delegate,) = lowered.delegates
     assert not lowered.report.refusals
     assert len(delegate.inputs) == 3
     assert delegate.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
-    fresh = torch.eye(2), random(2, 2) * 3, torch.ones(2, 2)
+    fresh = torch.eye(2), randn(2, 2) * 3, torch.ones(2, 2)
     assert lowered.verify(*fresh).relative_error <= 1e-6
 
 
@@ -70,7 +70,7 @@ def test_two_partitions_around_an_operator_that_is_not_compiled():
         y = y - a
         return torch.mm(a, y) + b
 
-    inputs = random(2, 2), random(2, 2), random(2, 2)
+    inputs = randn(2, 2), randn(2, 2), randn(2, 2)
     lowered = lower(function, *inputs)
     assert [d.name for d in lowered.delegates] == [
         "lowered_module_0",
@@ -87,7 +87,7 @@ def test_two_partitions_around_an_operator_that_is_not_compiled():
 def test_results_are_computed_from_the_blob_alone():
     """Another program's blob in the same place computes the other program."""
     plus, times = (
-        lower(f, random(3), random(3))
+        lower(f, randn(3), randn(3))
         for f in (lambda m, x, y: x + y, lambda m, x, y: x * y)
     )
     plus.delegates[0].module.blob = times.delegates[0].processed_bytes
@@ -98,7 +98,9 @@ def test_results_are_computed_from_the_blob_alone():
     ("backends", "called"), [([], [0, 0]), (["compiler-demo"], [0, 0, 1])]
 )
 def test_a_lowered_module_used_twice_in_another_module(backends, called):
-    program = torch.export.export(module(lambda m, x: torch.sin(x) * 2), (random(3),))
+    program = torch.export.export(
+        module_with_weights(lambda m, x: torch.sin(x) * 2), (randn(3),)
+    )
 
     class Outer(nn.Module):
         def __init__(self):
@@ -109,13 +111,13 @@ def test_a_lowered_module_used_twice_in_another_module(backends, called):
             return torch.add(self.inner(x), self.inner(x))
 
     lowered = delegraph.lower(
-        torch.export.export(Outer().eval(), (random(3),)), backends=backends
+        torch.export.export(Outer().eval(), (randn(3),)), backends=backends
     )
     nodes = lowered.exported_program().graph.nodes
     assert [n.target for n in nodes if n.op == "get_attr"] == [
         f"lowered_module_{k}" for k in called
     ]
-    x = random(3) * 2
+    x = randn(3) * 2
     torch.testing.assert_close(lowered(x), torch.sin(x) * 4)
 
 
@@ -134,8 +136,8 @@ def test_written_buffers_stay_on_the_host():
 
 
 def test_weights_are_named_data_and_not_in_the_blob():
-    weight = random(64, 64)
-    lowered = lower(lambda m, x: torch.mm(x, m.w0), random(2, 64), weights=[weight])
+    weight = randn(64, 64)
+    lowered = lower(lambda m, x: torch.mm(x, m.w0), randn(2, 64), weights=[weight])
     (delegate,) = lowered.delegates
     ((key, data),) = delegate.module.named_data().items()
     assert key.startswith("compiler-demo/")
@@ -144,10 +146,10 @@ def test_weights_are_named_data_and_not_in_the_blob():
 
 
 def test_weights_in_another_order_of_memory():
-    weight = random(4, 3).t()
+    weight = randn(4, 3).t()
     assert not weight.is_contiguous()
-    lowered = lower(lambda m, x: torch.mm(x, m.w0), random(2, 3), weights=[weight])
-    assert lowered.verify(random(2, 3)).relative_error <= 1e-6
+    lowered = lower(lambda m, x: torch.mm(x, m.w0), randn(2, 3), weights=[weight])
+    assert lowered.verify(randn(2, 3)).relative_error <= 1e-6
 
 
 def test_weights_are_shared_by_content():
@@ -157,11 +159,11 @@ def test_weights_are_shared_by_content():
         x = torch.mm(torch.mm(x, m.w0), m.w1)
         return torch.mm(torch.cos(x), m.w0)
 
-    weight = random(4, 4)
-    other = random(4, 4) + 1
-    lowered = lower(function, random(2, 4), weights=[weight, weight.clone()])
+    weight = randn(4, 4)
+    other = randn(4, 4) + 1
+    lowered = lower(function, randn(2, 4), weights=[weight, weight.clone()])
     second = lower(
-        lambda m, x: torch.mm(x, m.w0) + m.w1, random(4, 4), weights=[weight, other]
+        lambda m, x: torch.mm(x, m.w0) + m.w1, randn(4, 4), weights=[weight, other]
     )
     stores = [
         d.module.named_data_store_output
@@ -179,14 +181,14 @@ def test_weights_are_shared_by_content():
 
 
 def test_equal_bytes_in_two_shapes_are_stored_once():
-    weight = random(4)
+    weight = randn(4)
     lowered = lower(
         lambda m, x: x * m.w0 + m.w1,
-        random(4, 4),
+        randn(4, 4),
         weights=[weight, weight.reshape(4, 1)],
     )
     assert len(lowered.delegates[0].module.named_data()) == 1
-    assert lowered.verify(random(4, 4)).relative_error <= 1e-6
+    assert lowered.verify(randn(4, 4)).relative_error <= 1e-6
 
 
 # --- max_value ------------------------------------------------------------------------
@@ -234,7 +236,9 @@ def test_nothing_is_within_any_range():
 
 @pytest.mark.parametrize("value", [bytes([2]), struct.pack("<d", 2.0)])
 def test_max_value_as_a_compile_spec(value):
-    program = torch.export.export(module(lambda m, x: x * 2), (torch.ones(1),))
+    program = torch.export.export(
+        module_with_weights(lambda m, x: x * 2), (torch.ones(1),)
+    )
     lowered = to_backend(NAME, program, [CompileSpec("max_value", value)])
     runtime = delegraph.Registry().runtime_for(NAME)
     run = runtime.load(
@@ -261,7 +265,9 @@ def test_a_max_value_that_makes_no_sense(value):
     ],
 )
 def test_compile_specs_that_are_refused(specs, text):
-    program = torch.export.export(module(lambda m, x: x * 2), (torch.ones(1),))
+    program = torch.export.export(
+        module_with_weights(lambda m, x: x * 2), (torch.ones(1),)
+    )
     with pytest.raises(OptionError, match=text):
         to_backend(NAME, program, specs)
 
@@ -271,7 +277,7 @@ def test_compile_specs_that_are_refused(specs, text):
 
 def test_an_operator_that_is_not_compiled():
     program = torch.export.export(
-        module(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),)
+        module_with_weights(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),)
     )
     text = (
         r"call_function aten\.cos\.default is not supported in backend"
@@ -285,32 +291,34 @@ def test_an_operator_that_is_not_compiled():
 
 
 def test_a_backend_that_does_not_exist():
-    program = torch.export.export(module(lambda m, x: torch.sin(x)), (torch.ones(1),))
+    program = torch.export.export(
+        module_with_weights(lambda m, x: torch.sin(x)), (torch.ones(1),)
+    )
     with pytest.raises(BackendNotFound, match="FakeBackendWithCompilerDemo"):
         to_backend("FakeBackendWithCompilerDemo", program, [])
 
 
 REFUSED = {
-    "it compiles add.Tensor, mul.Tensor": (lambda m, x: torch.cos(x), random(2)),
+    "it compiles add.Tensor, mul.Tensor": (lambda m, x: torch.cos(x), randn(2)),
     "alpha is 2; only 1 is supported": (
         lambda m, x: torch.add(x, x, alpha=2),
-        random(2),
+        randn(2),
     ),
     "beta is 0.5; only 1 is supported": (
         lambda m, b, x: torch.addmm(b, x, x, beta=0.5),
-        random(2),
-        random(2, 2),
+        randn(2),
+        randn(2, 2),
     ),
-    "x is torch.float64": (lambda m, x: torch.sin(x), random(2).double()),
-    "y is torch.int64": (lambda m, x, y: x * y, random(2), torch.arange(2)),
+    "x is torch.float64": (lambda m, x: torch.sin(x), randn(2).double()),
+    "y is torch.int64": (lambda m, x, y: x * y, randn(2), torch.arange(2)),
     "may have up to 64 dimensions": (
         lambda m, x: torch.sin(x),
         torch.empty(0).expand(2**20, 2**20, 0),
     ),
     "weight [3] and bias [] do not fit each other": (
         lambda m, x, w: F.linear(x, w),
-        random(2, 3),
-        random(3),
+        randn(2, 3),
+        randn(3),
     ),
 }
 
@@ -318,10 +326,14 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_refusals_and_compile_errors_give_equal_reasons(text):
     function, *inputs = REFUSED[text]
-    why = reason(function, *inputs).replace("inputs_0", "x").replace("inputs_1", "y")
+    why = (
+        reason_for(function, *inputs).replace("inputs_0", "x").replace("inputs_1", "y")
+    )
     assert text in why
     with pytest.raises(Unsupported) as caught:
-        to_backend(NAME, torch.export.export(module(function), tuple(inputs)), [])
+        to_backend(
+            NAME, torch.export.export(module_with_weights(function), tuple(inputs)), []
+        )
     assert text in str(caught.value).replace("inputs_0", "x").replace("inputs_1", "y")
 
 
@@ -332,7 +344,7 @@ class Refused(torch.nn.Module):
 
 def test_refusals_have_hints_with_the_operators_they_free():
     report = delegraph.lower(
-        Refused().eval(), (random(2), random(2).double()), backends=[NAME]
+        Refused().eval(), (randn(2), randn(2).double()), backends=[NAME]
     ).report
     assert [(cause.hint, cause.frees) for cause in report.causes] == [
         ("name a backend after compiler-demo that supports this operator", None),
@@ -343,15 +355,15 @@ def test_refusals_have_hints_with_the_operators_they_free():
 
 def test_shapes_that_are_known_at_run_time_only():
     shapes = (({0: torch.export.Dim("n")},),)
-    why = reason(lambda m, x: torch.sin(x), random(3, 2), dynamic_shapes=shapes)
+    why = reason_for(lambda m, x: torch.sin(x), randn(3, 2), dynamic_shapes=shapes)
     assert "it compiles for fixed shapes, and inputs_0 has [s" in why
 
 
 @pytest.mark.parametrize(
-    "inputs", [(), (random(3),), (random(2, 2),), (random(2).double(),), (1.5,)]
+    "inputs", [(), (randn(3),), (randn(2, 2),), (randn(2).double(),), (1.5,)]
 )
 def test_the_runtime_wants_the_inputs_that_it_was_compiled_for(inputs):
-    (delegate,) = lower(lambda m, x: torch.sin(x), random(2)).delegates
+    (delegate,) = lower(lambda m, x: torch.sin(x), randn(2)).delegates
     runtime = delegraph.Registry().runtime_for(NAME)
     run = runtime.load(delegate.processed_bytes, [], {})
     with pytest.raises(

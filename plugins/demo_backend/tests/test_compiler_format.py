@@ -49,7 +49,7 @@ class Layers(nn.Module):
 INPUTS = torch.linspace(-1, 1, 6).reshape(2, 3), torch.ones(2, 1)
 
 
-def delegate():
+def lower_to_one_delegate():
     (only,) = delegraph.lower(
         Layers().eval(), INPUTS, backends=["compiler-demo"]
     ).delegates
@@ -58,7 +58,7 @@ def delegate():
 
 @pytest.fixture(scope="module")
 def lowered():
-    return delegate()
+    return lower_to_one_delegate()
 
 
 def test_exact_bytes_of_version_1():
@@ -106,7 +106,7 @@ def test_another_version_is_named():
         decode(bytes(blob))
 
 
-def changed(**fields):
+def code_with(**fields):
     return Code(**{**vars(CODE), **fields})
 
 
@@ -115,21 +115,21 @@ UNFIT = {
     "1 bytes follow its end": encode(CODE) + b"\0",
     "it ends after 0 bytes": b"",
     "not all of them come before it": encode(
-        changed(instructions=(Instruction(SIN, (3,)),), outputs=(3,))
+        code_with(instructions=(Instruction(SIN, (3,)),), outputs=(3,))
     ),
     "operator 6 with 2 operands": encode(
-        changed(instructions=(Instruction(SIN, (0, 0)),), outputs=(3,))
+        code_with(instructions=(Instruction(SIN, (0, 0)),), outputs=(3,))
     ),
     "operator 1 with 0 operands": encode(
-        changed(instructions=(Instruction(ADD, ()),), outputs=(3,))
+        code_with(instructions=(Instruction(ADD, ()),), outputs=(3,))
     ),
     "do not fit each other in a linear layer": encode(
-        changed(instructions=(Instruction(LINEAR, (2, 1)),) * 3)
+        code_with(instructions=(Instruction(LINEAR, (2, 1)),) * 3)
     ),
-    "do not broadcast": encode(changed(instructions=(Instruction(ADD, (0, 2)),) * 3)),
-    "returns value 0, which no instruction computes": encode(changed(outputs=(0,))),
-    "returns value 2, which no": encode(changed(outputs=(2,))),
-    "returns value 6, which no": encode(changed(outputs=(6,))),
+    "do not broadcast": encode(code_with(instructions=(Instruction(ADD, (0, 2)),) * 3)),
+    "returns value 0, which no instruction computes": encode(code_with(outputs=(0,))),
+    "returns value 2, which no": encode(code_with(outputs=(2,))),
+    "returns value 6, which no": encode(code_with(outputs=(6,))),
     "up to 64 dimensions": encode(
         Code(((2,), (1,) * 65), (), (Instruction(SIN, (0,)),), (2,))
     ),
@@ -146,7 +146,7 @@ def test_invalid_blobs_are_refused(text):
 
 
 def test_an_unknown_operator_is_refused():
-    blob = encode(changed(instructions=(Instruction(SIN, (0,)),), outputs=(3,)))
+    blob = encode(code_with(instructions=(Instruction(SIN, (0,)),), outputs=(3,)))
     with pytest.raises(FormatError, match="operator 200 with 1 operands"):
         decode(blob.replace(b"\x06\x01", b"\xc8\x01"))
 
@@ -189,7 +189,7 @@ def test_every_truncation_is_refused(lowered):
             CompilerDemoRuntime.load(blob[:size], [], data)
 
 
-def outcome(blob, data):
+def outcome_of(blob, data):
     """What comes of a blob: FormatError, InputError because it takes other inputs now,
     or tensors.
     """
@@ -205,12 +205,12 @@ def outcome(blob, data):
 
 def test_a_flipped_bit_is_refused_or_harmless(lowered):
     blob, data = lowered
-    assert outcome(blob, data) == "works"
+    assert outcome_of(blob, data) == "works"
     found = set()
     for position in range(8 * len(blob)):
         damaged = bytearray(blob)
         damaged[position // 8] ^= 1 << position % 8
-        found.add(outcome(bytes(damaged), data))
+        found.add(outcome_of(bytes(damaged), data))
     assert found == {"FormatError", "works"}
 
 
@@ -223,14 +223,14 @@ def test_damaged_blobs_are_refused_or_harmless(lowered):
             damaged[rng.randrange(len(blob))] = rng.choice(
                 (0, 1, 2, 3, 6, 127, 255, rng.randrange(256))
             )
-        outcome(bytes(damaged), data)
+        outcome_of(bytes(damaged), data)
 
 
 def test_random_bytes_after_a_header_are_refused_or_harmless():
     rng = random.Random(4)
     for _ in range(3000):
         head = b"DGCD\x01" + struct.pack("<4I", *(rng.randrange(3) for _ in range(4)))
-        outcome(
+        outcome_of(
             head + bytes(rng.choice((0, 1, 2, 6)) for _ in range(rng.randrange(60))), {}
         )
 

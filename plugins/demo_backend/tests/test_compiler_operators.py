@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
-def inferred(row, operands):
+def infer_shapes(row, operands):
     try:
         return row.check_shapes(*operands)
     except Unsupported as refusal:
@@ -36,7 +36,7 @@ def outside(row, operands):
 @given(st.sampled_from(TABLE), st.lists(shapes, min_size=3, max_size=3), st.booleans())
 def test_shapes_are_those_of_torch(row, operands, fewer):
     operands = operands[: row.min_operands if fewer else row.max_operands]
-    assert inferred(row, operands) == (
+    assert infer_shapes(row, operands) == (
         None if outside(row, operands) else torchs(row, operands)
     )
 
@@ -45,7 +45,7 @@ def test_limits_of_values_are_checked():
     assert fitting((2**16, 2**15)) == (2**16, 2**15)
     assert fitting((1,) * 64) == (1,) * 64
     assert [
-        inferred(row, [(2**16, 1), (1, 2**16)][: row.min_operands])
+        infer_shapes(row, [(2**16, 1), (1, 2**16)][: row.min_operands])
         for row in TABLE
         if row.max_operands == 2
     ] == [None] * 3

@@ -11,7 +11,7 @@ from delegraph_demo.compiler.runtime import CompilerDemoRuntime
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .support.programs import CASES, lower, module, random
+from .support.programs import CASES, lower, module_with_weights, randn
 
 device = pytest.importorskip(
     "delegraph_executorch.device", reason="delegraph-executorch is not installed"
@@ -28,7 +28,7 @@ def what_it_takes():
         pytest.skip(f"{e.message}; {e.hint}")
 
 
-def on_device(lowered, folder):
+def run_on_device(lowered, folder):
     """The program file of ``lowered``, in the runtime, which gets the device half with
     the first of them.
     """
@@ -51,7 +51,7 @@ def test_values(name, tmp_path):
     function, *inputs = CASES[name]
     lowered = lower(function, *inputs)
     assert lowered.delegates
-    expect_equal(on_device(lowered, tmp_path)(*inputs), function(None, *inputs))
+    expect_equal(run_on_device(lowered, tmp_path)(*inputs), function(None, *inputs))
 
 
 @pytest.mark.slow
@@ -80,11 +80,11 @@ class Network(nn.Module):
 def test_host_operators_between_delegates(tmp_path):
     torch.manual_seed(0)
     network = Network().eval()
-    lowered = delegraph.lower(network, (random(4, 8),), backends=["compiler-demo"])
+    lowered = delegraph.lower(network, (randn(4, 8),), backends=["compiler-demo"])
     assert len(lowered.delegates) == 3
     assert sum(lowered.report.host["forward"].values()) >= 4
-    program = on_device(lowered, tmp_path)
-    for inputs in (random(4, 8), -random(4, 8) * 100):
+    program = run_on_device(lowered, tmp_path)
+    for inputs in (randn(4, 8), -randn(4, 8) * 100):
         expect_equal(program(inputs), network(inputs))
 
 
@@ -93,17 +93,17 @@ def test_a_state_that_the_host_keeps(tmp_path):
         m.w0.add_(torch.mm(x, x))
         return m.w0 * 2
 
-    counter = module(step, torch.zeros(2, 2))
-    lowered = delegraph.lower(counter, (random(2, 2),), backends=["compiler-demo"])
-    program = on_device(lowered, tmp_path).method("forward")
-    square = random(2, 2) @ random(2, 2)
+    counter = module_with_weights(step, torch.zeros(2, 2))
+    lowered = delegraph.lower(counter, (randn(2, 2),), backends=["compiler-demo"])
+    program = run_on_device(lowered, tmp_path).method("forward")
+    square = randn(2, 2) @ randn(2, 2)
     for times in (1, 2, 3):
-        expect_equal(program(random(2, 2)), 2 * times * square)
+        expect_equal(program(randn(2, 2)), 2 * times * square)
 
 
 def test_a_setting_is_enforced(tmp_path):
-    program = on_device(
-        lower(lambda m, x: torch.relu(torch.add(x, x)), random(3), max_value=9.0),
+    program = run_on_device(
+        lower(lambda m, x: torch.relu(torch.add(x, x)), randn(3), max_value=9.0),
         tmp_path,
     )
     expect_equal(program(torch.full((3,), 4.0)), torch.full((3,), 8.0))
@@ -117,8 +117,8 @@ def test_damaged_blobs_are_refused_as_on_the_host(tmp_path):
     and nothing else.
     """
     function = lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1)
-    weights = [random(4, 3)]
-    lowered = lower(function, random(2, 3), weights=weights)
+    weights = [randn(4, 3)]
+    lowered = lower(function, randn(2, 3), weights=weights)
     [delegate] = lowered.delegates
     lowered.save(tmp_path / "m.pte")
     file = (tmp_path / "m.pte").read_bytes()

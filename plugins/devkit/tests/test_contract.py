@@ -6,7 +6,7 @@ import delegraph_devkit as devkit
 import torch
 
 from .support import bad_backends as backends
-from .support.kit import failures, under_test
+from .support.kit import backend_under_test, failed_checks
 
 
 class TestGood(devkit.BackendContract):
@@ -33,7 +33,7 @@ def test_the_class_has_one_method_for_each_check():
 
 def test_compilers_may_refuse_accepted_operators_if_declared():
     register = backends.BAD["accepted_compiles"]["accepts_too_much"]
-    one = under_test(register, may_refuse=True)
+    one = backend_under_test(register, may_refuse=True)
     figures = devkit.CHECKS["accepted_compiles"].run(one)
     assert figures["operators_refused"]
     refused = {why for o in one.sweep.outcomes for _, why in o.refused}
@@ -42,12 +42,12 @@ def test_compilers_may_refuse_accepted_operators_if_declared():
 
 
 def test_spent_budgets_leave_a_program_for_each_check():
-    one = under_test(backends.register_good, budget=1e-6, gate=100)
+    one = backend_under_test(backends.register_good, budget=1e-6, gate=100)
     ended = []
 
     report = devkit.run_checks(one, ended=lambda result: ended.append(result.name))
 
-    assert not failures(report)
+    assert not failed_checks(report)
     assert ended == list(devkit.CHECKS)
     figures = {result.name: result.figures for result in report.results}
     assert figures["accepted_compiles"]["programs"] <= 3
@@ -59,7 +59,7 @@ def test_spent_budgets_leave_a_program_for_each_check():
 def test_long_checks_report_their_progress(monkeypatch):
     monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
     printed = []
-    one = under_test(backends.register_good, tell=printed.append)
+    one = backend_under_test(backends.register_good, tell=printed.append)
     # each process tries one program; none is left out or tried twice
     assert len(one.rehearsal) == len(one.programs)
     assert printed[0].startswith("process 1 of 1 has tried 1 programs, the last ")
@@ -69,7 +69,9 @@ def test_long_checks_report_failures_when_found(monkeypatch):
     monkeypatch.setattr("delegraph_devkit.sweep.REPORT_SECONDS", 1e-6)
     printed = []
     limits = []
-    one = under_test(backends.BAD["numerics"]["wrong_relu"], tell=printed.append)
+    one = backend_under_test(
+        backends.BAD["numerics"]["wrong_relu"], tell=printed.append
+    )
     elsewhere = one.run_elsewhere
 
     def noting(*args, **kwargs):

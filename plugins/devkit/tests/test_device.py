@@ -9,11 +9,11 @@ from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 
 from .support import bad_backends, device_halves
-from .support.kit import under_test
+from .support.kit import backend_under_test
 
 
 @pytest.fixture
-def check(site, monkeypatch, capsys):
+def check_device(site, monkeypatch, capsys):
     """Return a function that runs the command for a backend with a device half, or
     without.
 
@@ -36,7 +36,7 @@ def check(site, monkeypatch, capsys):
 
 def test_missing_runtimes_of_device_halves_are_skipped_with_reason():
     """A registry without plugins has no file format of the runtime."""
-    one = under_test(bad_backends.register_good, device=True)
+    one = backend_under_test(bad_backends.register_good, device=True)
     one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(
         devkit.CheckSkipped("here")
     )
@@ -60,8 +60,8 @@ needs_all = pytest.mark.skipif(
 
 @needs_all
 @pytest.mark.slow
-def test_a_wrong_device_half_fails_with_its_program(check):
-    code, out = check("wrong", "--only", "numerics")
+def test_a_wrong_device_half_fails_with_its_program(check_device):
+    code, out = check_device("wrong", "--only", "numerics")
     assert code == 1
     assert "numerics  failed   the results differ from eager" in out
     assert "print(lowered.verify(*inputs, runtime='executorch'))" in out, (
@@ -94,17 +94,17 @@ def test_a_wrong_device_half_fails_with_its_program(check):
         ),
     ],
 )
-def test_the_verdict_on_a_device_half(half, code, text, check):
-    found, output = check(half)
+def test_the_verdict_on_a_device_half(half, code, text, check_device):
+    found, output = check_device(half)
     assert found == code
     assert text in output, output
 
 
 @needs_all
 @pytest.mark.slow
-def test_missing_compilers_are_skipped_with_reason(check, monkeypatch):
+def test_missing_compilers_are_skipped_with_reason(check_device, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    code, out = check("wrong")
+    code, out = check_device("wrong")
     assert code == 0
     assert out.count("skipped") >= 2
     assert "no C++ compiler here (no-such-compiler)" in out

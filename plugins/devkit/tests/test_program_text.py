@@ -11,7 +11,7 @@ from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.program_text import listing
 from torch.utils import _pytree as pytree
 
-from .support.kit import failure
+from .support.kit import failure_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from .support.kit import failure
 )
 def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_path):
     script = tmp_path / "again.py"
-    script.write_text(failure(name, check).script)
+    script.write_text(failure_of(name, check).script)
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True
     )
@@ -39,7 +39,7 @@ def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_p
 @pytest.mark.slow
 def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
-    script.write_text(failure("counter", "deterministic").script)
+    script.write_text(failure_of("counter", "deterministic").script)
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,

@@ -25,7 +25,7 @@ def test_samples(lower, delegraph_program):
 """
 
 
-def run(folder, *arguments):
+def run_pytest(folder, *arguments):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
     command = [
@@ -48,7 +48,7 @@ def run(folder, *arguments):
 
 
 def test_fixtures_and_programs_of_the_kit_work(tmp_path):
-    done = run(
+    done = run_pytest(
         tmp_path,
         "--delegraph-backend",
         "compiler-demo",
@@ -62,12 +62,12 @@ def test_fixtures_and_programs_of_the_kit_work(tmp_path):
 
 def test_tests_without_a_backend_name_fail_with_the_remedy(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = run(tmp_path, "-k", "agrees")
+    done = run_pytest(tmp_path, "-k", "agrees")
     assert done.returncode == 1
     assert "no backend is named: write delegraph_backend = NAME" in done.stdout
 
 
 def test_unknown_backends_in_the_configuration_are_an_error(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
-    done = run(tmp_path, "-k", "agrees")
+    done = run_pytest(tmp_path, "-k", "agrees")
     assert "Backend no-such-one was not found" in done.stdout

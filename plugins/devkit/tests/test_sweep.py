@@ -4,11 +4,11 @@ import delegraph_devkit as devkit
 import pytest
 
 from .support import bad_backends as backends
-from .support.kit import under_test
+from .support.kit import backend_under_test
 
 
 def test_a_crash_costs_one_program_and_is_named():
-    one = under_test(
+    one = backend_under_test(
         backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs")
     )
     outcomes = {o.program: o for o in one.sweep.outcomes}
@@ -26,7 +26,8 @@ def test_a_crash_costs_one_program_and_is_named():
 def test_equal_gates_try_equal_programs():
     def tried():
         return [
-            o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes
+            o.program
+            for o in backend_under_test(backends.register_good, gate=8).sweep.outcomes
         ]
 
     first = tried()

@@ -30,7 +30,7 @@ def exported():
     return torch.export.export(Cancelling().eval(), INPUTS)
 
 
-def attempt(exported, *errors):
+def attempt_with_errors(exported, *errors):
     """Return an attempt with the results of eager and an error added to each."""
     wanted = exported.module()(*INPUTS)
     results = [value + error for value, error in zip(wanted, errors, strict=True)]
@@ -51,7 +51,7 @@ def test_rounding_errors_are_measured_for_each_output(exported):
 
 
 def test_rounding_errors_are_no_fault(exported):
-    one = attempt(exported, 1e-7, 0, 0)
+    one = attempt_with_errors(exported, 1e-7, 0, 0)
     assert one.lowered.verify().relative_error > 0.1
     assert compare_with_eager(one, TESTED) == (0.0, None)
 
@@ -60,7 +60,7 @@ def test_rounding_errors_are_no_fault(exported):
     "errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)]
 )
 def test_larger_errors_are_a_fault(exported, errors):
-    _, fault = compare_with_eager(attempt(exported, *errors), TESTED)
+    _, fault = compare_with_eager(attempt_with_errors(exported, *errors), TESTED)
     assert "the results differ from eager by more than 0.0001" in fault.text
 
 

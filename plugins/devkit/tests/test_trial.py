@@ -4,12 +4,12 @@ from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.trial import blame_others, compare_with_eager
 
 from .support import bad_backends as backends
-from .support.kit import under_test
+from .support.kit import backend_under_test
 
 
 def test_a_fault_of_torch_is_no_fault_of_the_backend():
     """An exported masked_select asserts a wrong size: its input is broadcast."""
-    one = under_test(backends.register_good, operators=("masked_select",))
+    one = backend_under_test(backends.register_good, operators=("masked_select",))
     programs = {p.name: p for p in operator_programs(("masked_select",))}
     tried = one.attempt(programs["masked_select, float32, sample 3"])
 

@@ -22,7 +22,7 @@ def _anew():
     torch.manual_seed(0)
 
 
-def compiled(model, backends=("tosa",), dynamic=False, **options):
+def compile_and_list_graphs(model, backends=("tosa",), dynamic=False, **options):
     """The compiled model, and the list of its graphs."""
     graphs = []
     options = {"backends": list(backends), "graphs": graphs, **options}
@@ -32,14 +32,14 @@ def compiled(model, backends=("tosa",), dynamic=False, **options):
     )
 
 
-def check(model, *inputs, calls=1, **settings):
+def assert_equals_eager(model, *inputs, calls=1, **settings):
     """Call compiled model and eager ``calls`` times on copies of the inputs; compare
     results, inputs and buffers.
 
     Returns the graphs.
     """
     eager = copy.deepcopy(model)
-    called, graphs = compiled(model, **settings)
+    called, graphs = compile_and_list_graphs(model, **settings)
     with torch.no_grad():
         for _ in range(calls):
             ours = copy.deepcopy(inputs)
@@ -91,7 +91,7 @@ def test_torch_lists_the_backend():
 
 
 def test_a_model_is_one_graph_with_a_report():
-    [graph] = check(Classifier().eval(), torch.randn(1, 3, 8, 8), calls=2)
+    [graph] = assert_equals_eager(Classifier().eval(), torch.randn(1, 3, 8, 8), calls=2)
     assert (
         graph.report.summary()
         == "4 of 4 operators delegated, in 1 delegate; 0 on the host"
@@ -104,7 +104,7 @@ def test_a_model_is_one_graph_with_a_report():
 
 
 def test_a_break_makes_two_graphs_and_a_report_for_each():
-    graphs = check(Broken().eval(), torch.randn(1, 3, 8, 8))
+    graphs = assert_equals_eager(Broken().eval(), torch.randn(1, 3, 8, 8))
     assert [graph.name for graph in graphs] == ["graph 0", "graph 1"]
     assert all(graph.report.delegated_operators for graph in graphs)
 
@@ -113,20 +113,22 @@ def test_a_report_names_the_line_of_the_user():
     def function(x):
         return torch.linalg.cholesky_ex(x @ x.mT)[0]
 
-    [graph] = check(function, torch.randn(4, 4))
+    [graph] = assert_equals_eager(function, torch.randn(4, 4))
     assert "test_torch_compile.py" in str(graph)
     assert "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
 
 
 @pytest.mark.parametrize("backends", [["tosa"], []])
 def test_writes_of_graphs_reach_buffers_and_inputs(backends):
-    [graph] = check(Counting(), torch.randn(2, 4), backends=backends, calls=2)
+    [graph] = assert_equals_eager(
+        Counting(), torch.randn(2, 4), backends=backends, calls=2
+    )
     assert not graph.why_eager
 
 
 def test_results_that_are_views_of_inputs_stay_views():
     model = Counting()
-    called, _ = compiled(model)
+    called, _ = compile_and_list_graphs(model)
     x = torch.randn(2, 4)
     with torch.no_grad():
         _, flat, seen, same = called(x)
@@ -142,7 +144,7 @@ def test_results_that_share_memory_of_the_graph_are_eager_s():
         y = x * 2
         return y, y[1:]
 
-    called, graphs = compiled(function)
+    called, graphs = compile_and_list_graphs(function)
     y, rest = called(torch.randn(3))
     rest.fill_(7)
     assert (y[1:] == 7).all()
@@ -153,7 +155,7 @@ def test_results_that_share_memory_of_the_graph_are_eager_s():
 
 
 def test_results_that_share_memory_are_delegated():
-    [graph] = check(lambda x: (x * 2).chunk(3, -1), torch.randn(2, 6))
+    [graph] = assert_equals_eager(lambda x: (x * 2).chunk(3, -1), torch.randn(2, 6))
     assert graph.report.host_operators == 0
 
 
@@ -162,7 +164,7 @@ def test_inputs_may_share_memory_with_written_ones():
         x.add_(1)
         return y * 2
 
-    called, _ = compiled(function)
+    called, _ = compile_and_list_graphs(function)
     assert torch.equal(called(torch.zeros(4), torch.ones(4)), torch.full((4,), 2.0))
     memory = torch.arange(6.0)
     expected = function(memory[:4], memory[2:])
@@ -172,7 +174,7 @@ def test_inputs_may_share_memory_with_written_ones():
 
 def test_changed_weights_are_lowered_again():
     model = nn.Linear(4, 2).eval()
-    called, graphs = compiled(model)
+    called, graphs = compile_and_list_graphs(model)
     x = torch.randn(1, 4)
     with torch.no_grad():
         before = called(x)
@@ -188,7 +190,7 @@ def test_changed_weights_are_lowered_again():
 
 def test_frozen_weights_keep_the_values_of_the_first_call():
     model = nn.Linear(4, 2).eval()
-    called, graphs = compiled(model, freezing=True)
+    called, graphs = compile_and_list_graphs(model, freezing=True)
     x = torch.randn(1, 4)
     with torch.no_grad():
         before = called(x)
@@ -204,7 +206,7 @@ def test_frozen_weights_keep_the_values_of_the_first_call():
 
 def test_replaced_equal_weights_are_used():
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False)).eval()
-    called, _ = compiled(model, backends=[])
+    called, _ = compile_and_list_graphs(model, backends=[])
     x = torch.randn(3, 1)
     with torch.no_grad():
         called(x)
@@ -216,7 +218,7 @@ def test_replaced_equal_weights_are_used():
 
 
 def test_graphs_refuse_another_number_of_inputs():
-    called, graphs = compiled(Classifier().eval(), backends=[])
+    called, graphs = compile_and_list_graphs(Classifier().eval(), backends=[])
     with torch.no_grad():
         called(torch.randn(1, 3, 8, 8))
         with pytest.raises(delegraph.errors.InputError, match="inputs, 1 were given"):
@@ -242,7 +244,9 @@ def test_modules_with_one_graph_have_separate_programs():
 
 @pytest.mark.parametrize("backends", [["tosa"], ["compiler-demo"], []])
 def test_one_program_takes_all_sizes_that_dynamo_lets_vary(backends):
-    called, graphs = compiled(Classifier().eval(), backends, dynamic=True)
+    called, graphs = compile_and_list_graphs(
+        Classifier().eval(), backends, dynamic=True
+    )
     eager = called._orig_mod
     with torch.no_grad():
         for n in (2, 3, 5):
@@ -258,7 +262,7 @@ def test_sizes_fixed_by_export_get_separate_programs():
         # export would need x.shape[0] to be even
         return x.reshape(2, -1)[:, : x.shape[0] // 2] * 3
 
-    called, graphs = compiled(function, [], dynamic=True)
+    called, graphs = compile_and_list_graphs(function, [], dynamic=True)
     for n in (4, 6, 8, 6):
         x = torch.randn(n)
         assert torch.equal(called(x), function(x))
@@ -270,7 +274,7 @@ def test_a_number_that_varies():
     def function(x, n):
         return x * n
 
-    called, _ = compiled(function, [], dynamic=True)
+    called, _ = compile_and_list_graphs(function, [], dynamic=True)
     for n in (3, 4, 0.5, 0.25):
         assert torch.equal(called(torch.ones(2), n), torch.full((2,), float(n)))
 
@@ -278,7 +282,7 @@ def test_a_number_that_varies():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_inference_modes(mode):
     model = Classifier()  # made with gradients, in training mode
-    called, _ = compiled(model)
+    called, _ = compile_and_list_graphs(model)
     with mode():
         x = torch.randn(1, 3, 8, 8)
         result = called(x)
@@ -290,7 +294,7 @@ def test_weights_made_in_inference_mode_stay_inputs():
     """Torch counts no writes to them."""
     with torch.inference_mode():
         model = nn.Linear(4, 2)
-        called, _ = compiled(model, [])
+        called, _ = compile_and_list_graphs(model, [])
         x = torch.randn(1, 4)
         called(x)
         model.weight.mul_(2)
@@ -300,7 +304,7 @@ def test_weights_made_in_inference_mode_stay_inputs():
 @pytest.mark.parametrize("backends", [["tosa"], []])
 def test_autocast_computes_in_its_type(backends):
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)).eval()
-    called, _ = compiled(model, backends)
+    called, _ = compile_and_list_graphs(model, backends)
     x = torch.randn(2, 4)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         result = called(x)
@@ -309,7 +313,7 @@ def test_autocast_computes_in_its_type(backends):
 
 
 def test_gradients_are_an_error_of_ours():
-    called, _ = compiled(Classifier())
+    called, _ = compile_and_list_graphs(Classifier())
     with pytest.raises(
         delegraph.errors.InputError,
         match=(
@@ -326,7 +330,7 @@ def test_gradients_are_an_error_that_names_the_line():
     def function(x):
         return x * 3
 
-    called, _ = compiled(function, [])
+    called, _ = compile_and_list_graphs(function, [])
     with pytest.raises(
         delegraph.errors.InputError,
         match=r"test_torch_compile.py:\d+, in function: return x \* 3",
@@ -337,13 +341,13 @@ def test_gradients_are_an_error_that_names_the_line():
 def test_statistics_of_training_reach_buffers():
     """Batch norm in training mode writes its statistics, and torch does not count that."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
-    [graph] = check(model, torch.randn(3, 4), calls=2)
+    [graph] = assert_equals_eager(model, torch.randn(3, 4), calls=2)
     assert "running_mean" in str(graph)
     assert "constant_" not in str(graph)
 
 
 def test_a_copy_of_a_compiled_model_computes_the_same():
-    called, graphs = compiled(nn.Linear(4, 2).eval())
+    called, graphs = compile_and_list_graphs(nn.Linear(4, 2).eval())
     x = torch.randn(1, 4)
     with torch.no_grad():
         expected = called(x)
@@ -353,7 +357,7 @@ def test_a_copy_of_a_compiled_model_computes_the_same():
 
 def test_uncounted_writes_are_seen_after_a_reset():
     model = nn.Linear(4, 2).eval()
-    called, _ = compiled(model)
+    called, _ = compile_and_list_graphs(model)
     x = torch.randn(1, 4)
     with torch.no_grad():
         called(x)
@@ -365,7 +369,7 @@ def test_uncounted_writes_are_seen_after_a_reset():
 @pytest.mark.parametrize("backends", [["tosa"], []])
 def test_threads_call_one_graph_while_it_is_lowered(backends):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    called, graphs = compiled(model, backends)
+    called, graphs = compile_and_list_graphs(model, backends)
     inputs = [torch.randn(2, 8) for _ in range(4)]
 
     def run(x):
@@ -402,13 +406,15 @@ def test_wrong_settings_are_errors_of_ours(settings, said):
 
 
 def test_require_full_lists_the_operators_on_the_host():
-    called, _ = compiled(lambda x: torch.special.bessel_j0(x) + 1, require_full=True)
+    called, _ = compile_and_list_graphs(
+        lambda x: torch.special.bessel_j0(x) + 1, require_full=True
+    )
     with pytest.raises(delegraph.errors.NotFullyDelegated, match="special_bessel_j0"):
         called(torch.ones(2))
 
 
 def test_a_function_without_inputs_is_lowered():
-    [graph] = check(lambda: torch.arange(3) + 1)
+    [graph] = assert_equals_eager(lambda: torch.arange(3) + 1)
     assert "0 on the host" in str(graph)
 
 

@@ -13,7 +13,7 @@ from delegraph.errors import FormatError
 from delegraph_engines.flatbuffer import Table, root
 
 
-def file(children: int = 2) -> bytearray:
+def make_table_file(children: int = 2) -> bytearray:
     """number: int32 = -7, flag: bool, text, [int16], [byte], [table of one int32] (all
     references to one table).
     """
@@ -40,7 +40,7 @@ def file(children: int = 2) -> bytearray:
     return bytearray(b.Output())
 
 
-def everything(table: Table) -> list[object]:
+def read_all_fields(table: Table) -> list[object]:
     return [
         table.scalar(0, "i"),
         table.flag(1),
@@ -52,7 +52,7 @@ def everything(table: Table) -> list[object]:
 
 
 def test_reads_all_kinds_of_fields():
-    assert everything(root(file(), "TEST", "test file")) == [
+    assert read_all_fields(root(make_table_file(), "TEST", "test file")) == [
         -7,
         True,
         "näme",
@@ -63,7 +63,7 @@ def test_reads_all_kinds_of_fields():
 
 
 def test_absent_fields_have_their_default():
-    table = root(file(), "TEST", "test file")
+    table = root(make_table_file(), "TEST", "test file")
     for field in (7, 8, 500):
         assert (
             table.scalar(field, "q", 5),
@@ -77,14 +77,14 @@ def test_absent_fields_have_their_default():
 
 
 def test_bytes_are_views_of_the_file():
-    data = file()
+    data = make_table_file()
     view = root(data, "TEST", "test file").raw(4, "raw")
     data[data.index(b"\1\2\3")] = 9
     assert bytes(view) == b"\x09\2\3"
 
 
 def test_errors_name_the_file_kind_and_the_field():
-    data = file()
+    data = make_table_file()
     data[data.index(b"n\xc3\xa4me") + 1] = 0xFF
     with pytest.raises(
         FormatError, match="damaged test file: root table, text is not UTF-8"
@@ -93,7 +93,7 @@ def test_errors_name_the_file_kind_and_the_field():
 
 
 def test_sharing_cannot_make_a_small_file_large():
-    vast = file(children=30_000)
+    vast = make_table_file(children=30_000)
     table = root(vast, "TEST", "test file")
     # 120 kB of offsets: work in proportion to the file
     assert len(table.tables(5, "child")) == 30_000
@@ -113,7 +113,7 @@ def test_damaged_headers_are_refused(data):
 
 def test_no_damage_is_anything_but_a_format_error():
     generator = random.Random(3)
-    sound = file()
+    sound = make_table_file()
     refused = 0
     for case in range(4000):
         data = bytearray(sound)
@@ -132,7 +132,7 @@ def test_no_damage_is_anything_but_a_format_error():
             )
             struct.pack_into("<I", data, generator.randrange(len(data) - 3), word)
         try:
-            everything(
+            read_all_fields(
                 root(
                     data[
                         : generator.choice(

@@ -38,7 +38,7 @@ def cases(draw):
     return calls, accepted, draw(st.lists(some, max_size=4)) if listed else []
 
 
-def settled(calls, accepted, named, largest=None):
+def settle(calls, accepted, named, largest=None):
     """Parts, and the calls that groups kept out of them."""
     named_groups = Groups(named, calls, largest)
     refused = {}
@@ -81,7 +81,7 @@ def fixed_point(calls, accepted, named):
     return None
 
 
-def together(group, parts):
+def in_one_part(group, parts):
     homes = {
         next((k for k, part in enumerate(parts) if n in part), None) for n in group
     }
@@ -92,10 +92,10 @@ def together(group, parts):
 @settings(max_examples=150, deadline=None)
 def test_groups_share_a_partition_or_have_none(case):
     calls, accepted, named = case
-    parts, refused = settled(calls, accepted, named)
+    parts, refused = settle(calls, accepted, named)
     assert {n for part in parts for n in part} == accepted - set(refused)
     assert is_acyclic(calls, parts)
-    assert all(together(group, parts) for group in named)
+    assert all(in_one_part(group, parts) for group in named)
     lowest = fixed_point(calls, accepted, named)
     assert (lowest is not None) == (not refused)
     if lowest is not None:
@@ -106,14 +106,14 @@ def test_groups_share_a_partition_or_have_none(case):
 @settings(max_examples=80, deadline=None)
 def test_groups_with_a_largest_size(case, largest):
     calls, accepted, named = case
-    parts, refused = settled(calls, accepted, named, largest)
+    parts, refused = settle(calls, accepted, named, largest)
     assert is_acyclic(calls, parts)
-    assert all(together(group, parts) for group in named)
+    assert all(in_one_part(group, parts) for group in named)
     assert all(size(part) <= largest for part in parts)
     assert {n for part in parts for n in part} == accepted - set(refused)
 
 
-def chain(*targets):
+def make_chain(*targets):
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     calls = [node := graph.call_function(target, (node,)) for target in targets]
@@ -122,8 +122,8 @@ def chain(*targets):
 
 
 def test_a_path_through_the_host_keeps_a_group_apart():
-    relu, _, tanh = calls = chain(torch.relu, torch.sort, torch.tanh)
-    parts, refused = settled(calls, {relu, tanh}, [[tanh, relu]])
+    relu, _, tanh = calls = make_chain(torch.relu, torch.sort, torch.tanh)
+    parts, refused = settle(calls, {relu, tanh}, [[tanh, relu]])
     assert parts == []
     text = (
         "its group (relu, tanh) cannot be one partition: it would need its own result"
@@ -133,12 +133,12 @@ def test_a_path_through_the_host_keeps_a_group_apart():
 
 
 def test_what_lies_between_the_calls_of_a_group_joins_them():
-    relu, neg, tanh = calls = chain(torch.relu, torch.neg, torch.tanh)
-    assert settled(calls, set(calls), [[relu, tanh]], largest=3) == (
+    relu, neg, tanh = calls = make_chain(torch.relu, torch.neg, torch.tanh)
+    assert settle(calls, set(calls), [[relu, tanh]], largest=3) == (
         [[relu, neg, tanh]],
         {},
     )
-    parts, refused = settled(calls, set(calls), [[relu, tanh]], largest=2)
+    parts, refused = settle(calls, set(calls), [[relu, tanh]], largest=2)
     assert parts == [[neg]]
     assert set(refused.values()) == {
         "its group (relu, tanh) takes a partition of 3 operators; the largest has 2"
@@ -157,23 +157,23 @@ def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
     calls = [a1, host, b1, b2, a2]
     accepted = set(calls) - {host}
     assert (
-        settled(calls, accepted, [[a1, a2]])[1]
+        settle(calls, accepted, [[a1, a2]])[1]
         == {}
-        == settled(calls, accepted, [[b1, b2]])[1]
+        == settle(calls, accepted, [[b1, b2]])[1]
     )
-    parts, refused = settled(calls, accepted, [[a1, a2], [b1, b2]])
+    parts, refused = settle(calls, accepted, [[a1, a2], [b1, b2]])
     assert parts == [[b1, b2]]
     assert set(refused) == {a1, a2}
 
 
 def test_groups_that_overlap_are_one():
-    calls = chain(torch.relu, torch.sort, torch.tanh, torch.neg)
+    calls = make_chain(torch.relu, torch.sort, torch.tanh, torch.neg)
     relu, _, tanh, neg = calls
-    assert settled(calls, {relu, tanh, neg}, [[neg, tanh]]) == (
+    assert settle(calls, {relu, tanh, neg}, [[neg, tanh]]) == (
         [[relu], [tanh, neg]],
         {},
     )
-    assert set(settled(calls, {relu, tanh, neg}, [[neg, tanh], [tanh, relu]])[1]) == {
+    assert set(settle(calls, {relu, tanh, neg}, [[neg, tanh], [tanh, relu]])[1]) == {
         relu,
         tanh,
         neg,
@@ -181,24 +181,24 @@ def test_groups_that_overlap_are_one():
 
 
 def test_a_group_names_calls_of_the_program():
-    relu, tanh = chain(torch.relu, torch.tanh)
+    relu, tanh = make_chain(torch.relu, torch.tanh)
     with pytest.raises(
         ContractViolation, match="a group names tanh, which is no call of the program"
     ):
         Groups([[tanh]], [relu])
 
 
-def steps(size):
+def count_python_calls(size):
     """How many Python calls it takes to settle a chain with a group of two in each ten
     calls, one in two impossible.
     """
-    calls = chain(*[torch.relu] * size)
+    calls = make_chain(*[torch.relu] * size)
     accepted = {n for k, n in enumerate(calls) if k % 10 != 5}
     named = [
         [calls[k], calls[k + (1 if k % 20 else 9)]] for k in range(0, size - 10, 10)
     ]
     results = []
-    count = count_calls(lambda: results.append(settled(calls, accepted, named)))
+    count = count_calls(lambda: results.append(settle(calls, accepted, named)))
     [(parts, refused)] = results
     assert len(refused) == size // 10
     assert is_acyclic(calls, parts)
@@ -206,4 +206,4 @@ def steps(size):
 
 
 def test_the_work_grows_with_the_graph():
-    assert steps(4000) < 4.2 * steps(1000)
+    assert count_python_calls(4000) < 4.2 * count_python_calls(1000)

@@ -11,7 +11,7 @@ class Waves(torch.nn.Module):
         return low + x.cos()
 
 
-def numbered(calls=3):
+def number_calls(calls=3):
     program = torch.export.export(Waves(), (torch.ones(2),))
     nodes = [n for n in program.graph.nodes if n.op == "call_function"]
     found = NumberedCalls()
@@ -20,7 +20,7 @@ def numbered(calls=3):
 
 
 def test_a_refusal_is_at_the_call_that_the_engine_names():
-    graph = numbered()
+    graph = number_calls()
     refusal = graph.refused("no cosine", "unknown operator at n1/Cos")
     assert isinstance(refusal, Unsupported)
     assert refusal.node is graph.calls[1]
@@ -30,13 +30,13 @@ def test_a_refusal_is_at_the_call_that_the_engine_names():
 
 def test_a_refusal_without_a_name_blames_none_of_several_calls():
     for text in ("out of memory", "unknown operator at n7/Cos"):
-        refusal = numbered().refused(text)
+        refusal = number_calls().refused(text)
         assert not isinstance(refusal, Unsupported)
         assert str(refusal) == text
 
 
 def test_a_refusal_without_a_name_is_about_the_only_call():
-    graph = numbered(calls=1)
+    graph = number_calls(calls=1)
     assert graph.refused("out of memory").node is graph.calls[0]
 
 

@@ -24,7 +24,7 @@ class Model(torch.nn.Module):
         return self.function(*inputs)
 
 
-def lowered(function, spec, *shapes):
+def quantize_and_lower(function, spec, *shapes):
     """The function, quantized and lowered to a target; and the reasons for what is not,
     borders left out.
     """
@@ -43,7 +43,7 @@ def lowered(function, spec, *shapes):
     )
 
 
-def operators(result):
+def operators_of(result):
     files = (bytes(delegate.processed_bytes) for delegate in result.delegates)
     return [
         operator for file in files for operator in delegraph_tosa.read(file).operators
@@ -83,14 +83,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_operators_missing_on_u55_are_refused_and_run_on_u85(name):
     function, shapes, reason = REFUSED[name]
-    _, why, _ = lowered(function, U55, *shapes)
+    _, why, _ = quantize_and_lower(function, U55, *shapes)
     assert any(re.search(reason, text) for text in why), why
-    assert lowered(function, U85, *shapes)[1] == []
+    assert quantize_and_lower(function, U85, *shapes)[1] == []
 
 
 def test_boolean_constants_as_outputs_are_refused_on_u55():
     mask = torch.ones(8, 8, dtype=torch.bool)
-    result, why, _ = lowered(
+    result, why, _ = quantize_and_lower(
         lambda x: torch.where(mask.tril() & (x > 0), x + x, x), U55, (8, 8)
     )
     assert result.delegates
@@ -117,12 +117,12 @@ TAKEN = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_rules_choose_operators_that_a_u55_supports(name):
     function, shapes, without = TAKEN[name]
-    result, why, inputs = lowered(function, U55, *shapes)
+    result, why, inputs = quantize_and_lower(function, U55, *shapes)
     assert why == []
-    for operator in operators(result):
+    for operator in operators_of(result):
         if operator.name == "CAST":
             assert str(operator.inputs[0].dtype) != "int32"
         assert operator.name != without or without == "CAST"
-    other, _, _ = lowered(function, "TOSA-1.0+INT+int16+int4", *shapes)
+    other, _, _ = quantize_and_lower(function, "TOSA-1.0+INT+int16+int4", *shapes)
     if name != "causal":  # few positions have coarser weights there: test_integers.py
         assert torch.equal(result(*inputs), other(*inputs))

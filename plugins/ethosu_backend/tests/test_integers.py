@@ -24,7 +24,7 @@ class Model(torch.nn.Module):
         return self.function(*inputs)
 
 
-def compiled(function, *shapes, spec=U85):
+def quantize_and_compile(function, *shapes, spec=U85):
     """The names of the operators for the target; and the distance from the Q/DQ graph
     in steps, on other inputs.
     """
@@ -47,7 +47,7 @@ def compiled(function, *shapes, spec=U85):
     return graph.operators, ((found - wanted) / steps[-1]).round().abs()
 
 
-def expect_equal(distance, share=0.99):
+def assert_at_most_one_step(distance, share=0.99):
     assert distance.max() <= 1
     assert (distance == 0).double().mean() >= share
 
@@ -70,8 +70,8 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_are_divided_in_16_bits(name):
     """One TABLE for exp, no REDUCE_MAX, and no product of int32 for each element."""
-    operators, distance = compiled(ROWS[name][0], *ROWS[name][1])
-    expect_equal(distance)
+    operators, distance = quantize_and_compile(ROWS[name][0], *ROWS[name][1])
+    assert_at_most_one_step(distance)
     count = Counter(operator.name for operator in operators)
     assert count["TABLE"] == 1
     assert "REDUCE_MAX" not in count
@@ -92,16 +92,18 @@ def test_rows_are_divided_in_16_bits(name):
 
 def test_long_softmax_rows_are_divided_in_32_bits():
     for shape, spec in (((2, 300), U85), ((2, 30), "TOSA-1.0+INT+int16")):
-        operators, distance = compiled(lambda x: x.softmax(-1), shape, spec=spec)
-        expect_equal(distance)
+        operators, distance = quantize_and_compile(
+            lambda x: x.softmax(-1), shape, spec=spec
+        )
+        assert_at_most_one_step(distance)
         assert "REDUCE_MAX" in {operator.name for operator in operators}
 
 
 def test_sums_of_48_bits_are_rescaled_once():
-    operators, distance = compiled(
+    operators, distance = quantize_and_compile(
         F.scaled_dot_product_attention, *[(1, 2, 33, 16)] * 3
     )
-    expect_equal(distance)
+    assert_at_most_one_step(distance)
     (product,) = [
         op
         for op in operators
@@ -118,8 +120,8 @@ def test_patches_are_convolved_in_steps_of_one():
         torch.nn.ReLU(),
         torch.nn.Conv2d(8, 4, (2, 4), (2, 4)),
     )
-    operators, distance = compiled(layers, (2, 3, 20, 40))
-    expect_equal(distance, 1)
+    operators, distance = quantize_and_compile(layers, (2, 3, 20, 40))
+    assert_at_most_one_step(distance, 1)
     strides = [tuple(op.stride) for op in operators if op.name == "CONV2D"]
     assert strides == [(1, 1)] * 2
 
@@ -130,8 +132,8 @@ def test_a_last_axis_of_one_element_is_left_out():
             (x.sum(3, keepdim=True) - y.sum(3, keepdim=True), y.sum(3, keepdim=True)), 2
         )
 
-    operators, distance = compiled(sums, (1, 64, 4, 8), (1, 64, 4, 8))
-    expect_equal(distance)
+    operators, distance = quantize_and_compile(sums, (1, 64, 4, 8), (1, 64, 4, 8))
+    assert_at_most_one_step(distance)
     for operator in operators:
         if operator.name in ("SUB", "CONCAT"):
             assert operator.outputs[0].type.shape[-1] > 1
@@ -146,8 +148,10 @@ def test_short_sequences_take_few_products_on_u55(count, products):
         attention = Model(
             lambda *x, given=settings: F.scaled_dot_product_attention(*x, **given)
         )
-        operators, distance = compiled(attention, *[(1, 2, count, 16)] * 3, spec=U55)
-        expect_equal(distance, 0.85 if products == 2 else 0.99)
+        operators, distance = quantize_and_compile(
+            attention, *[(1, 2, count, 16)] * 3, spec=U55
+        )
+        assert_at_most_one_step(distance, 0.85 if products == 2 else 0.99)
         assert [operator.name for operator in operators].count("MATMUL") == products
 
 
@@ -169,8 +173,8 @@ class Norm(torch.nn.Module):
 @pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
 def test_weights_of_a_norm_are_a_convolution_on_a_u55(kind):
     for spec, count in ((U55, 1), (U85, 0)):
-        operators, distance = compiled(Norm(kind), (2, 3, 24), spec=spec)
-        expect_equal(distance, 0.98)
+        operators, distance = quantize_and_compile(Norm(kind), (2, 3, 24), spec=spec)
+        assert_at_most_one_step(distance, 0.98)
         assert [operator.name for operator in operators].count(
             "DEPTHWISE_CONV2D"
         ) == count
@@ -180,7 +184,7 @@ def test_scores_of_hidden_keys_fit_the_rescale():
     """TOSA leaves a RESCALE of int32 open beyond 2**(shift - 1); no score of these is
     near -2**30.
     """
-    operators, _ = compiled(*ROWS["causal"][:1], *ROWS["causal"][1])
+    operators, _ = quantize_and_compile(*ROWS["causal"][:1], *ROWS["causal"][1])
     operands = [
         value
         for operator in operators
@@ -209,8 +213,8 @@ def average(x):
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_are_summed_by_kernels_of_few_channels(name, spec):
     shape, heights = IMAGES[name]
-    operators, distance = compiled(average, shape, spec=spec)
-    expect_equal(distance, 1)
+    operators, distance = quantize_and_compile(average, shape, spec=spec)
+    assert_at_most_one_step(distance, 1)
     kernels = [
         op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"
     ]
@@ -228,8 +232,8 @@ def test_images_are_summed_by_kernels_of_few_channels(name, spec):
     ],
 )
 def test_pooling_sums_other_images_by_depthwise_convolution(function, shape, spec):
-    operators, distance = compiled(function, shape, spec=spec)
-    expect_equal(distance)
+    operators, distance = quantize_and_compile(function, shape, spec=spec)
+    assert_at_most_one_step(distance)
     (kernel,) = [
         op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"
     ]
@@ -238,10 +242,10 @@ def test_pooling_sums_other_images_by_depthwise_convolution(function, shape, spe
 
 def test_an_average_that_keeps_its_quantization_is_a_pool():
     """Other operators read the image too, and Vela would copy it."""
-    operators, distance = compiled(
+    operators, distance = quantize_and_compile(
         lambda x: F.relu(x).mean((2, 3), keepdim=True) * x, (1, 16, 7, 7)
     )
-    expect_equal(distance)
+    assert_at_most_one_step(distance)
     assert [
         op.name for op in operators if "POOL" in op.name or "DEPTHWISE" in op.name
     ] == ["AVG_POOL2D"]
@@ -270,10 +274,10 @@ BLOCKS = {
 def test_blocks_of_rows_change_no_integer(name, monkeypatch):
     """Every row is computed as without blocks, of which there are three here."""
     function, shapes, counted, count = BLOCKS[name]
-    _, whole = compiled(function, *shapes)
+    _, whole = quantize_and_compile(function, *shapes)
     monkeypatch.setattr(split_rows, "SMALL", 1)
     monkeypatch.setattr(split_rows, "SHARE", 0)
     monkeypatch.setattr(split_rows, "MOST", 3)
-    operators, blocks = compiled(function, *shapes)
+    operators, blocks = quantize_and_compile(function, *shapes)
     assert Counter(operator.name for operator in operators)[counted] == count
     assert torch.equal(blocks, whole)

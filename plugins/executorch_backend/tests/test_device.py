@@ -27,7 +27,7 @@ const Error registered = register_backend({"NothingBackend", &nothing});
 """
 
 
-def build(source: str, folder: Path) -> Path:
+def build_or_skip(source: str, folder: Path) -> Path:
     (folder / "half.cpp").write_text(source)
     try:
         device.build_library(folder / "half.cpp", folder / "libhalf.so")
@@ -37,7 +37,7 @@ def build(source: str, folder: Path) -> Path:
 
 
 def test_a_library_is_loaded_once(tmp_path: Path) -> None:
-    library = build(SOURCE, tmp_path)
+    library = build_or_skip(SOURCE, tmp_path)
     device.load_library(library)
     device.load_library(str(library))
     assert (
@@ -47,7 +47,7 @@ def test_a_library_is_loaded_once(tmp_path: Path) -> None:
 
 
 def test_a_library_that_registers_nothing_is_refused(tmp_path: Path) -> None:
-    library = build("int answer = 42;", tmp_path)
+    library = build_or_skip("int answer = 42;", tmp_path)
     with pytest.raises(InputError, match="libhalf.so registers no backend"):
         device.load_library(library)
 
@@ -67,7 +67,7 @@ def test_compiler_messages_are_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(
         WriteError, match=r"cannot build .*libhalf.so from .*half.cpp: (.|\n)*gibberish"
     ):
-        build("gibberish;", tmp_path)
+        build_or_skip("gibberish;", tmp_path)
     assert not (tmp_path / "libhalf.so").exists()
 
 

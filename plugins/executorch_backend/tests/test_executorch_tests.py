@@ -58,7 +58,7 @@ SUITES = {
 }
 
 
-def expected(modules: list[str]) -> dict[str, tuple[str, str]]:
+def expected_outcomes(modules: list[str]) -> dict[str, tuple[str, str]]:
     """Test -> what is expected of it, and why, by the table."""
     found = {}
     for line in TABLE.read_text().splitlines():
@@ -80,7 +80,7 @@ def test_executorchs_own_tests_have_the_recorded_results(suite: str) -> None:
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",
     )
-    wanted = expected(SUITES[suite])
+    wanted = expected_outcomes(SUITES[suite])
     got = run_tests(SUITES[suite])
     changed = [
         f"{name}: {outcome}, and the table says {wanted.get(name, ('nothing', ''))[0]};"
@@ -99,7 +99,7 @@ def test_executorchs_own_tests_have_the_recorded_results(suite: str) -> None:
 
 
 def test_each_difference_has_a_reason() -> None:
-    rows = expected(["exir."])
+    rows = expected_outcomes(["exir."])
     assert {kind for kind, _ in rows.values()} <= {"pass", "differs", "internal", "gap"}
     assert [
         name for name, (kind, why) in rows.items() if kind != "pass" and not why

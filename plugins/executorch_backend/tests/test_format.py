@@ -37,7 +37,7 @@ from delegraph_programs.decompose import decomposition_tables as tables
 from torch import nn
 
 from .support import programs as p
-from .support.judge import expect_equal, run_on_host, stock_runtime
+from .support.judge import assert_equal, run_on_host, stock_runtime
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_saved_and_loaded(
     got = loaded(X)
     wanted = lowered(X)
     assert list(got) == list(wanted)
-    expect_equal(list(got.values()), list(wanted.values()))
+    assert_equal(list(got.values()), list(wanted.values()))
 
 
 def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) ->
         "second.bias",
         "second.weight",
     )
-    expect_equal(
+    assert_equal(
         list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
     )
     with pytest.raises(OptionError, match=r"save\("):
@@ -149,7 +149,7 @@ def test_data_files_in_the_stock_runtime(
     path = tmp_path / "net.pte"
     _lower(registry).save(path, external_constants="weights")
     got = StockProgram(path, [tmp_path / "net.weights.ptd"])(X)
-    expect_equal(list(got.values()), list(Net()(X).values()))
+    assert_equal(list(got.values()), list(Net()(X).values()))
     assert PteFormat.verify(path)[1].accepted is True
 
 
@@ -197,7 +197,7 @@ def test_files_record_producers_and_source_lines(
         len([line for line in lines if f"// {__file__}:" in line])
         >= facts.methods[0].instructions - 1
     )
-    expect_equal(
+    assert_equal(
         list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
     )
 
@@ -446,7 +446,7 @@ def test_in_the_stock_runtime_by_its_name(
     lowered = _lower(registry)
     assert lowered.verify(X, runtime="executorch").relative_error < 1e-6
     lowered.save(tmp_path / "net.pte")
-    expect_equal(
+    assert_equal(
         list(
             delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")(
                 X

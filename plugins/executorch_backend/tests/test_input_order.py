@@ -93,7 +93,7 @@ def _theirs(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
         return backend_api.to_backend(copy.deepcopy(program), Twin())
 
 
-def calls(root: GraphModule) -> list[tuple[list[str], list[str]]]:
+def inputs_and_results_of_calls(root: GraphModule) -> list[tuple[list[str], list[str]]]:
     """For each call of a delegate: names of its inputs, and of what it computes.
     Results have the delegate's names.
     """
@@ -120,7 +120,7 @@ def calls(root: GraphModule) -> list[tuple[list[str], list[str]]]:
             )
     for module in root.children():
         if isinstance(module, GraphModule):
-            found += calls(module)
+            found += inputs_and_results_of_calls(module)
     return found
 
 
@@ -137,19 +137,19 @@ class Affine(nn.Module):
         return torch.maximum(self.floor, y * self.scale) + x * self.shift
 
 
-def all_calls(node: Node) -> str | None:
+def tag_all_calls(node: Node) -> str | None:
     return "a" if node.op == "call_function" else None
 
 
-def only(*targets: Any) -> Tagger:
+def tag_only(*targets: Any) -> Tagger:
     return lambda n: "a" if n.target in targets else None
 
 
-def named(**tags: str) -> Tagger:
+def tag_by_name(**tags: str) -> Tagger:
     return lambda n: tags.get(n.name)
 
 
-def with_weights(node: Node) -> str | None:
+def tag_with_weights(node: Node) -> str | None:
     owned = node.op == "placeholder" and node.name.startswith(("p_", "b_", "c_"))
     return "a" if owned or node.op == "call_function" else None
 
@@ -185,57 +185,72 @@ def two_parts(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor
 V = torch.linspace(-1, 1, 4)
 M = torch.ones(4, 4)
 CASES: dict[str, tuple[Any, tuple[Any, ...], Tagger, Any]] = {
-    "the second input first": (lambda x, y: y - x, (V, V), all_calls, None),
+    "the second input first": (lambda x, y: y - x, (V, V), tag_all_calls, None),
     "the third, then the first again": (
         lambda x, y, z: (z * x) + (z - y) * x,
         (V, V, V),
-        all_calls,
+        tag_all_calls,
         None,
     ),
     "by keyword": (
         lambda x, y, z: torch.clamp(y, max=x, min=z),
         (V, V, V),
-        all_calls,
+        tag_all_calls,
         None,
     ),
-    "in lists": (lambda x, y, z: torch.stack([z, x, y, x]), (V, V, V), all_calls, None),
-    "as an index": (lambda i, x: x[i] + 1, (torch.tensor([1, 2]), V), all_calls, None),
-    "results of one call": (halves, (V, V), only(aten.cat.default), None),
-    "weights of the host": (Affine(), (V, V), all_calls, None),
-    "weights of its own": (Affine(), (V, V), with_weights, None),
+    "in lists": (
+        lambda x, y, z: torch.stack([z, x, y, x]),
+        (V, V, V),
+        tag_all_calls,
+        None,
+    ),
+    "as an index": (
+        lambda i, x: x[i] + 1,
+        (torch.tensor([1, 2]), V),
+        tag_all_calls,
+        None,
+    ),
+    "results of one call": (halves, (V, V), tag_only(aten.cat.default), None),
+    "weights of the host": (Affine(), (V, V), tag_all_calls, None),
+    "weights of its own": (Affine(), (V, V), tag_with_weights, None),
     "one weight of its own": (
         Affine(),
         (V, V),
-        lambda n: "a" if n.name == "p_scale" else all_calls(n),
+        lambda n: "a" if n.name == "p_scale" else tag_all_calls(n),
         None,
     ),
-    "a constant": (constant, (V, V), all_calls, None),
+    "a constant": (constant, (V, V), tag_all_calls, None),
     "sizes": (
         reshaped,
         (M, M),
-        only(aten.reshape.default, aten.view.default, aten.mm.default),
+        tag_only(aten.reshape.default, aten.view.default, aten.mm.default),
         ({0: Dim.AUTO},) * 2,
     ),
     "a buffer that the host writes": (
         Cache(),
         (torch.ones(1, 2, 1, 4), torch.tensor([2])),
-        all_calls,
+        tag_all_calls,
         None,
     ),
     "a buffer of its own": (
         Cache(),
         (torch.ones(1, 2, 1, 4), torch.tensor([2])),
-        with_weights,
+        tag_with_weights,
         None,
     ),
     "branches": (branch, (V, V, V), of_branches, None),
     "a whole branch": (
         branch,
         (V, V, V),
-        lambda n: "a" if n.op == "get_attr" else all_calls(n),
+        lambda n: "a" if n.op == "get_attr" else tag_all_calls(n),
         None,
     ),
-    "two partitions": (two_parts, (V, V, V), named(sub="b", mul="a", sub_1="a"), None),
+    "two partitions": (
+        two_parts,
+        (V, V, V),
+        tag_by_name(sub="b", mul="a", sub_1="a"),
+        None,
+    ),
 }
 
 
@@ -248,14 +263,22 @@ def test_inputs_are_ordered_by_first_use_like_executorch(case: str) -> None:
     program = torch.export.export(
         module.eval(), apart, dynamic_shapes=shapes
     ).run_decompositions()
-    wanted = calls(_theirs(program, tag).graph_module)
+    wanted = inputs_and_results_of_calls(_theirs(program, tag).graph_module)
     assert wanted
     with delegraph.register(InputOrderDemo):
-        assert calls(to_backend(program, Tagging(tag)).graph_module) == wanted
+        assert (
+            inputs_and_results_of_calls(to_backend(program, Tagging(tag)).graph_module)
+            == wanted
+        )
         edge = to_edge_transform_and_lower(program, partitioner=[Tagging(tag)])
-        assert calls(edge.exported_program().graph_module) == wanted
+        assert (
+            inputs_and_results_of_calls(edge.exported_program().graph_module) == wanted
+        )
         lowered = delegraph.lower(program, backends=[Tagging(tag)])
-        assert calls(lowered.exported_program().graph_module) == wanted
+        assert (
+            inputs_and_results_of_calls(lowered.exported_program().graph_module)
+            == wanted
+        )
 
 
 def test_whole_programs_as_delegates_keep_the_input_order() -> None:

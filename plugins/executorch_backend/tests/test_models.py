@@ -12,7 +12,13 @@ from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.run.calls import split_delegate_calls
 from torch.utils import _pytree as pytree
 
-from .support.judge import check_numbers, emit, expect_equal, lower, run_on_host
+from .support.judge import (
+    assert_equal,
+    check_in_both_runtimes,
+    emit,
+    lower,
+    run_on_host,
+)
 from .support.models import MODELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -31,14 +37,14 @@ def _parameters(few: list[str]) -> list[object]:
 def test_in_the_stock_runtime(name: str) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
-    check_numbers(module, calls, shapes)
+    check_in_both_runtimes(module, calls, shapes)
 
 
 @pytest.mark.parametrize("name", _parameters(["llama", "dynamic batch"]))
 def test_in_the_stock_runtime_with_delegates_in_between(name: str) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
-    check_numbers(module, calls, shapes, backends=["compiler-demo"])
+    check_in_both_runtimes(module, calls, shapes, backends=["compiler-demo"])
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,6 @@ def test_in_torch(name: str, backends: list[str]) -> None:
     eager = copy.deepcopy(module)
     for call in calls:
         with torch.no_grad():
-            expect_equal(
+            assert_equal(
                 pytree.tree_leaves(program(*call)), pytree.tree_leaves(eager(*call))
             )

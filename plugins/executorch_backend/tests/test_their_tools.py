@@ -15,7 +15,12 @@ import torch
 from delegraph_executorch.edge import to_edge
 from delegraph_executorch.serialize.reader import read_program
 
-from .support.judge import device_halves, expect_equal, lower, stock_runtime
+from .support.judge import (
+    assert_equal,
+    load_device_halves_or_skip,
+    lower,
+    stock_runtime,
+)
 from .support.programs import Counter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of what they import
@@ -53,7 +58,7 @@ def saved(request: Any, tmp_path: Path) -> tuple[torch.nn.Module, Path]:
         "compiler-demo": {"BackendWithCompilerDemo"},
         "xnnpack": {"XnnpackBackend"},
     }[request.param]
-    device_halves(lowered)
+    load_device_halves_or_skip(lowered)
     lowered.save(tmp_path / "net.pte")
     return net, tmp_path / "net.pte"
 
@@ -156,7 +161,7 @@ def test_the_inspector_times_each_delegate(
 
     net, path = saved
     program = stock_runtime().load_program(path.read_bytes(), enable_etdump=True)
-    expect_equal(program.load_method("forward").execute([X]), [net(X).detach()])
+    assert_equal(program.load_method("forward").execute([X]), [net(X).detach()])
     program.write_etdump_result_to_file(
         str(tmp_path / "dump.etdp"), str(tmp_path / "dump.bin")
     )
@@ -186,7 +191,7 @@ def test_buffers_stay_alive_while_the_runtime_reads_them() -> None:
     gc.collect()
     # where freed bytes would have been
     rubbish = [bytes([255]) * len(manager.buffer) for _ in range(200)]
-    expect_equal(
+    assert_equal(
         program.load_method("forward").execute([torch.ones(2, 64)]),
         [net(torch.ones(2, 64)).detach()],
     )

@@ -99,7 +99,7 @@ def test_a_damaged_module_is_refused_before_it_runs(lowered, tmp_path):
     unseal(blob, MARK)
 
 
-def forged(path, module, told):
+def load_forged(path, module, told):
     path.write_bytes(module)
     return IREERuntime.load(seal(path, MARK, told), [], {})
 
@@ -120,7 +120,7 @@ def forged(path, module, told):
 )
 def test_a_signature_that_a_forger_wrote_is_refused(told, tmp_path):
     with pytest.raises(FormatError):
-        forged(tmp_path / "m", b"", told)
+        load_forged(tmp_path / "m", b"", told)
 
 
 def test_modules_that_contradict_their_signature_are_refused(lowered, tmp_path):
@@ -128,7 +128,7 @@ def test_modules_that_contradict_their_signature_are_refused(lowered, tmp_path):
     module, (facts, inputs, outputs) = unseal(
         lowered.delegates[0].processed_bytes, MARK
     )
-    fewer = forged(tmp_path / "m", module, [facts, inputs[:1], outputs])
+    fewer = load_forged(tmp_path / "m", module, [facts, inputs[:1], outputs])
     with pytest.raises(FormatError, match="cannot run the module"):
         fewer(INPUTS[0])
     for wrong in (
@@ -137,7 +137,7 @@ def test_modules_that_contradict_their_signature_are_refused(lowered, tmp_path):
         [["float32", [2, 50]], *outputs[1:]],
         [["int32", [2, 5]], *outputs[1:]],
     ):
-        delegate = forged(tmp_path / "m", module, [facts, inputs, wrong])
+        delegate = load_forged(tmp_path / "m", module, [facts, inputs, wrong])
         with pytest.raises(FormatError):
             delegate(*INPUTS)
 

@@ -25,7 +25,7 @@ class Layer(nn.Module):
         return torch.topk(x @ self.weight.t() + self.bias, 1)[0] + n, x
 
 
-def program():
+def export_layer():
     return torch.export.export(
         Layer(),
         (torch.ones(2, 3), 4),
@@ -33,12 +33,12 @@ def program():
     )
 
 
-def names(graph):
+def node_names(graph):
     return [node.name for node in graph.graph.nodes]
 
 
 def test_calls_are_numbered_and_constants_are_contiguous_attributes():
-    graph = NumberedGraph(program())
+    graph = NumberedGraph(export_layer())
     computed = [node.name for node in graph.graph.nodes if node.op == "call_function"]
     assert computed == [f"n{k}" for k in range(len(graph.calls))]
     assert len(computed) > 4
@@ -88,7 +88,7 @@ class Written(NumberedGraph):
 
 def test_names_of_converted_calls_keep_the_original_number():
     graph = Written(torch.export.export(Two().eval(), (torch.ones(2), torch.ones(2))))
-    assert names(graph) == ["x0", "x1", "n0", "n1_in", "n1_in_1", "n1"]
+    assert node_names(graph) == ["x0", "x1", "n0", "n1_in", "n1_in_1", "n1"]
     assert [node.target for node in graph.calls] == [aten.sin.default, aten.add.Tensor]
     assert calls_in("n1_in/aten.clone, n1_in_1/aten.neg and n0/aten.sin") == [1, 1, 0]
     assert calls_in("an0/x n/1 n12 x1/y n_in/") == []

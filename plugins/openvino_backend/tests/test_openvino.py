@@ -50,7 +50,7 @@ def lower(function, *inputs, weights=(), sizes=None, **options):
     )
 
 
-def reasons(lowered):
+def refusal_reasons(lowered):
     return {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
 
 
@@ -301,7 +301,7 @@ def test_a_dequantized_zero_is_compared_on_the_host():
         return torch.where(near != 0, -100.0, x)
 
     lowered = lower(function, torch.linspace(-0.05, 0.05, 21))
-    assert list(reasons(lowered)) == ["aten.ne.Scalar"]
+    assert list(refusal_reasons(lowered)) == ["aten.ne.Scalar"]
     assert lowered.verify(torch.linspace(-0.05, 0.05, 21)).relative_error < 1e-6
 
 
@@ -341,7 +341,9 @@ def test_quantized_tensors_are_concatenated_as_integers(other):
     ]
     x = torch.randn(1, 4, 8, 8)
     lowered = lower(function, x, weights=weights)
-    assert list(reasons(lowered)) == ([] if other == 0.011 else ["aten.cat.default"])
+    assert list(refusal_reasons(lowered)) == (
+        [] if other == 0.011 else ["aten.cat.default"]
+    )
     off = (lowered(x) - Function(function, *weights)(x)).abs() / 0.03
     assert off.max() < 1.5
     assert (off > 0.5).float().mean() < 0.02
@@ -367,7 +369,7 @@ def test_refusals_name_the_frontends_error_or_the_loss():
         torch.tensor([1, 200]).int(),
     )
     lowered = lower(function, *inputs)
-    said = reasons(lowered)
+    said = refusal_reasons(lowered)
     assert (
         said["aten.linalg_cholesky_ex.default"]
         == "OpenVINO's frontend has no rule for this operator"
@@ -386,7 +388,7 @@ def test_random_operators_are_refused_and_group_norms_decomposed():
         torch.randn(1, 8, 4, 4),
         torch.randn(1, 8, 1, 1),
     )
-    assert list(reasons(lowered)) == ["aten.rand_like.default"]
+    assert list(refusal_reasons(lowered)) == ["aten.rand_like.default"]
     assert lowered.verify(torch.randn(1, 8, 4, 4), torch.randn(1, 8, 1, 1)).agrees()
 
 
@@ -411,7 +413,7 @@ def test_attention_returns_zeros_for_hidden_rows(mask):
         for node in delegate.nodes
     }
     assert taken == {"scaled_dot_product_attention.default"}
-    assert not reasons(lowered)
+    assert not refusal_reasons(lowered)
     near = {"rtol": 0.02, "atol": 0.02} if mask == "bfloat16" else {}
     torch.testing.assert_close(
         lowered(q, k, *given), function(None, q, k, *given), **near

@@ -158,7 +158,7 @@ def build(kind, config, sizes):
     return model
 
 
-def greedy(model, count=20):
+def greedy_tokens(model, count=20):
     with torch.no_grad():
         made = model.generate(
             torch.tensor([PROMPT]),
@@ -201,10 +201,10 @@ def test_steps_make_the_tokens_of_eager(name):
     from delegraph_transformers import generation_steps
 
     model = build(*MODELS[name])
-    wanted = greedy(model)
+    wanted = greedy_tokens(model)
     steps = generation_steps(model, prompt_length=3, cache_length=27)
     assert made_by(steps["program"]["decode"], 3) == wanted
-    assert greedy(model) == wanted, "the model of the caller stays as it is"
+    assert greedy_tokens(model) == wanted, "the model of the caller stays as it is"
     shapes = [tuple(cache.shape) for cache in steps["example_inputs"]["decode"][2]]
     rows = [
         shape
@@ -241,7 +241,7 @@ def test_files_that_keep_their_caches_make_the_tokens_of_eager(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = build(*MODELS[name])
-    wanted = greedy(model)
+    wanted = greedy_tokens(model)
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("batched_mm")
     steps = generation_steps(model, prompt_length=3, cache_length=27, keep_caches=True)
@@ -307,7 +307,7 @@ def test_positions_that_grow_with_the_text():
     assert made_by(
         generation_steps(model, prompt_length=3, cache_length=27)["program"]["decode"],
         3,
-    ) == greedy(model)
+    ) == greedy_tokens(model)
     assert model.model.rotary_emb.rope_type == "dynamic"
     with pytest.raises(
         InputError,

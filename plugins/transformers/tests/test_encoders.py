@@ -150,7 +150,7 @@ def build(name):
     return model, given, prompt
 
 
-def greedy(model, given, prompt, count=COUNT):
+def greedy_tokens(model, given, prompt, count=COUNT):
     """The best tokens of the whole model, which is called without any cache."""
     tokens = list(prompt)
     for _ in range(count):
@@ -184,7 +184,7 @@ def test_tokens(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model, given, prompt = build(name)
-    wanted = greedy(model, given, prompt)
+    wanted = greedy_tokens(model, given, prompt)
     steps = generation_steps(model, prompt_length=4, cache_length=30)
     lowered = delegraph.lower(**steps, backends=["tosa"], require_full=True)
     assert generate(lowered, prompt, COUNT, given=given).tokens == wanted
@@ -242,7 +242,7 @@ def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
     model, given, prompt = build(name)
     other = [7, 11, 3] if isinstance(given, list) else -given
     wanted = {
-        key: greedy(model, read, prompt, 20)
+        key: greedy_tokens(model, read, prompt, 20)
         for key, read in {"first": given, "second": other}.items()
     }
     steps = generation_steps(model, prompt_length=4, cache_length=30, keep_caches=True)

@@ -26,7 +26,7 @@ SIZES = {
 }
 
 
-def small(kind="Llama", **more):
+def small_model(kind="Llama", **more):
     sizes = {
         **SIZES,
         "num_key_value_heads": 1,
@@ -58,7 +58,7 @@ def mamba():
     return transformers.Mamba2ForCausalLM(config).eval()
 
 
-def greedy(model, count):
+def greedy_tokens(model, count):
     with torch.no_grad():
         made = model.generate(
             torch.tensor([PROMPT]),
@@ -74,7 +74,7 @@ def llama():
     """A model, and its program for TOSA, whose prefill takes 3 tokens."""
     from delegraph_transformers import generation_steps
 
-    model = small()
+    model = small_model()
     return model, delegraph.lower(
         **generation_steps(model, prompt_length=3), backends=["tosa"], require_full=True
     )
@@ -84,7 +84,7 @@ def test_lowered_programs_and_files_generate_the_tokens_of_eager(llama, tmp_path
     from delegraph_transformers import generate
 
     model, lowered = llama
-    wanted = greedy(model, 20)
+    wanted = greedy_tokens(model, 20)
     done = generate(lowered, PROMPT, 20)
     assert done.tokens == wanted
     assert all(rate > 0 for rate in done.rates)
@@ -107,7 +107,7 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
     Generate.add_arguments(parser)
     prompt = ["--prompt-tokens", *map(str, PROMPT), "--max-new-tokens", "20"]
     told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
-    wanted = greedy(model, 20)
+    wanted = greedy_tokens(model, 20)
     assert told.content["tokens"] == wanted
     assert told.content["peak_memory"] > 0
     assert told.text.startswith(
@@ -118,7 +118,7 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
 
 
 def test_lower_keeps_the_generation_config_of_the_model():
-    model = small()
+    model = small_model()
     settings = model.generation_config.to_dict()
     lowered = delegraph.lower(model, backends=[])
     assert lowered.methods == ["prefill", "decode"]
@@ -136,7 +136,7 @@ def test_models_with_states_continue_from_given_states():
 
     model = mamba()
     step = generation_steps(model)["program"]["decode"]
-    tokens = [*PROMPT, *greedy(model, 20)]
+    tokens = [*PROMPT, *greedy_tokens(model, 20)]
     scores = torch.empty(0)
     states = step.empty_caches
     made = []
@@ -167,7 +167,7 @@ def kept(tmp_path_factory):
     """
     from delegraph_transformers import generation_steps
 
-    model = small()
+    model = small_model()
     path = tmp_path_factory.mktemp("kept") / "m.pte"
     lowered = delegraph.lower(
         **generation_steps(model, prompt_length=3, keep_caches=True), backends=[]
@@ -184,7 +184,7 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
     program = delegraph.load(path, runtime=runtime)
-    wanted = greedy(model, 20)
+    wanted = greedy_tokens(model, 20)
     for _ in range(2):  # the second text begins where the first one left its rows
         assert generate(program, PROMPT, 20).tokens == wanted
     assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
@@ -213,7 +213,7 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
     if "executorch" in more:
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
-    wanted = greedy(model, 20)
+    wanted = greedy_tokens(model, 20)
     command = ["generate", str(path), *more]
     assert main([*command, "--prompt-tokens", *map(str, PROMPT)]) == 0
     shown = capfd.readouterr().out.splitlines()
@@ -374,7 +374,7 @@ def test_kept_states_are_zeroed_when_a_text_begins():
     step = generation_steps(model, prompt_length=3, keep_caches=True)["program"][
         "decode"
     ]
-    wanted = greedy(model, 4)
+    wanted = greedy_tokens(model, 4)
     with torch.no_grad():
         for text in range(2):
             made = []
@@ -443,8 +443,8 @@ def quantized(model, weights):
 def test_quantized_weights_work_with_kept_caches(weights, backend, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
-    model = quantized(small(), weights)
-    wanted = greedy(model, 20)
+    model = quantized(small_model(), weights)
+    wanted = greedy_tokens(model, 20)
     backends = [backend] if backend else []
     if (weights, backend) == ("8da4w", "xnnpack"):
         # which rounds activations otherwise than eager: the same file with its caches
@@ -481,7 +481,8 @@ def test_families(kind, backend, weights, tmp_path):
         "Mixtral": {"num_local_experts": 4},
     }
     model = quantized(
-        mamba() if kind == "Mamba2" else small(kind, **more.get(kind, {})), weights
+        mamba() if kind == "Mamba2" else small_model(kind, **more.get(kind, {})),
+        weights,
     )
     if kind == "Mixtral":
         model.set_experts_implementation("batched_mm")
@@ -489,7 +490,7 @@ def test_families(kind, backend, weights, tmp_path):
         **generation_steps(model, prompt_length=3), backends=[backend]
     )
     lowered.save(tmp_path / "m.pte")
-    wanted = greedy(model, 20)
+    wanted = greedy_tokens(model, 20)
     assert generate(lowered, PROMPT, 20).tokens == wanted
     assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
     steps = generation_steps(model, prompt_length=3, keep_caches=True)

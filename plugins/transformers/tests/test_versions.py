@@ -26,7 +26,7 @@ def build():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
 
 
-def pretend(monkeypatch, number):
+def pretend_version(monkeypatch, number):
     monkeypatch.setattr(versions, "version", lambda name: number)
 
 
@@ -34,7 +34,7 @@ def pretend(monkeypatch, number):
     "number", ["5.23.0", "5.23.4", "5.24.0", "5.24.9", "5.24.0.dev0"]
 )
 def test_versions_in_the_window_are_not_named(monkeypatch, number):
-    pretend(monkeypatch, number)
+    pretend_version(monkeypatch, number)
     assert versions.untried_version() == ""
 
 
@@ -67,7 +67,7 @@ def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, 
     def fail(*args, **kwargs):
         raise broken
 
-    pretend(monkeypatch, number)
+    pretend_version(monkeypatch, number)
     monkeypatch.setattr(models, "HeldCache", fail)
     with pytest.raises(InputError, match=str(broken)) as caught:
         generation_steps(build(), cache_length=8)
@@ -78,7 +78,7 @@ def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, 
 def test_a_version_outside_of_the_window_is_not_refused(monkeypatch):
     from delegraph_transformers import generation_steps
 
-    pretend(monkeypatch, "5.99.0")
+    pretend_version(monkeypatch, "5.99.0")
     assert generation_steps(build(), cache_length=8)["program"]
 
 
@@ -88,7 +88,7 @@ def test_unexpected_errors_of_supported_versions_are_raised_unchanged(monkeypatc
     def fail(*args, **kwargs):
         raise ImportError("no StaticCache")
 
-    pretend(monkeypatch, versions.NEWEST)
+    pretend_version(monkeypatch, versions.NEWEST)
     monkeypatch.setattr(models, "HeldCache", fail)
     with pytest.raises(ImportError, match="no StaticCache"):
         generation_steps(build(), cache_length=8)

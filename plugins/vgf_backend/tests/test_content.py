@@ -123,7 +123,7 @@ def data(lowered):
     return bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
 
 
-def declared(values):
+def declared_types(values):
     return [(FORMATS[str(value.dtype)], tuple(value.shape)) for value in values]
 
 
@@ -131,8 +131,8 @@ def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
     file = Arms(data)
     inputs = file.borders("Input")
     outputs = file.borders("Output")
-    assert [row[3:] for row in inputs] == declared(graph.inputs)
-    assert [row[3:] for row in outputs] == declared(graph.outputs)
+    assert [row[3:] for row in inputs] == declared_types(graph.inputs)
+    assert [row[3:] for row in outputs] == declared_types(graph.outputs)
     assert {row[2] for row in inputs} == {INPUT}
     assert {row[2] for row in outputs} == {OUTPUT}
     assert len({row[1] for row in (*inputs, *outputs)}) == 7  # a slot each
@@ -193,8 +193,8 @@ def test_a_quantized_network_is_a_file_of_int8():
     )
     file = Arms(bytes(unseal(ours.delegates[0].processed_bytes, MARK)[0]))
     graph = delegraph_tosa.read(tosa.delegates[0].processed_bytes)
-    assert [row[3:] for row in file.borders("Input")] == declared(graph.inputs)
-    assert [row[3:] for row in file.borders("Output")] == declared(graph.outputs)
+    assert [row[3:] for row in file.borders("Input")] == declared_types(graph.inputs)
+    assert [row[3:] for row in file.borders("Output")] == declared_types(graph.outputs)
     stored = {
         shape: len(data)
         for form, shape, data in file.stored()

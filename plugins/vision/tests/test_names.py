@@ -72,16 +72,16 @@ def torchvision(monkeypatch):
     return module
 
 
-def forward(text):
+def forward_program_and_inputs(text):
     model = read_model(text)
     return model.programs["forward"], model.inputs["forward"]
 
 
 def test_timm_names_give_a_model_and_fitting_image(timm):
-    model, (image,) = forward("timm:small_net")
+    model, (image,) = forward_program_and_inputs("timm:small_net")
     assert image.shape == (1, 3, 8, 8)
     assert not model.training
-    again, (same,) = forward("timm:small_net")
+    again, (same,) = forward_program_and_inputs("timm:small_net")
     assert torch.equal(image, same)
     assert torch.equal(model.linear.weight, again.linear.weight)
     lowered = delegraph.lower(model, (image,), backends=["tosa"])
@@ -93,11 +93,11 @@ def test_weights_of_a_file(timm, tmp_path):
     file = tmp_path / "weights.pth"
     wanted = nn.Linear(3, 2).state_dict(prefix="linear.")
     torch.save(wanted, file)
-    model, _ = forward(f"timm:small_net@{file}")
+    model, _ = forward_program_and_inputs(f"timm:small_net@{file}")
     torch.testing.assert_close(model.state_dict(), wanted)
     torch.save({"state_dict": wanted}, file)
     torch.testing.assert_close(
-        forward(f"timm:small_net@{file}")[0].state_dict(), wanted
+        forward_program_and_inputs(f"timm:small_net@{file}")[0].state_dict(), wanted
     )
 
 
@@ -110,7 +110,7 @@ def test_files_with_other_weights_are_refused(timm, tmp_path):
         ("no.pth", "does not exist"),
     ):
         with pytest.raises(delegraph.errors.InputError, match=said):
-            forward(f"timm:small_net@{tmp_path / file}")
+            forward_program_and_inputs(f"timm:small_net@{tmp_path / file}")
 
 
 def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
         delegraph.errors.InputError,
         match=r"empty.pth' does not contain weights of this model: EOFError",
     ):
-        forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
+        forward_program_and_inputs(f"timm:small_net@{tmp_path / 'empty.pth'}")
 
 
 def test_unknown_names_suggest_similar_ones(timm, torchvision):
@@ -132,9 +132,9 @@ def test_unknown_names_suggest_similar_ones(timm, torchvision):
         r" [^?]*hint: did you mean small_net"
     )
     with pytest.raises(delegraph.errors.InputError, match=said):
-        forward("timm:smal_net")
+        forward_program_and_inputs("timm:smal_net")
     with pytest.raises(delegraph.errors.InputError, match=r"torchvision has 5 models"):
-        forward("torchvision:zzz")
+        forward_program_and_inputs("torchvision:zzz")
 
 
 def test_inputs_of_the_kinds_of_torchvision(torchvision):
@@ -145,13 +145,13 @@ def test_inputs_of_the_kinds_of_torchvision(torchvision):
     }
     shapes["masks"] = [(1, 3, 10, 10)]
     for name, wanted in shapes.items():
-        _, inputs = forward(f"torchvision:{name}")
+        _, inputs = forward_program_and_inputs(f"torchvision:{name}")
         assert [tuple(image.shape) for image in inputs] == wanted
     assert torchvision.asked == [{"weights": None}] * 3 + [
         {"weights": None, "weights_backbone": None}
     ]
     with pytest.raises(delegraph.errors.InputError, match="takes a list of images"):
-        forward("torchvision:boxes")
+        forward_program_and_inputs("torchvision:boxes")
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
@@ -160,7 +160,7 @@ def test_missing_libraries_are_named_with_an_install_command():
         delegraph.errors.PluginUnavailable,
         match=r'pip install "delegraph-vision\[timm\]"',
     ):
-        forward("timm:small_net")
+        forward_program_and_inputs("timm:small_net")
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_missing_libraries_are_named_with_an_install_command():
 )
 def test_a_real_model(text):
     pytest.importorskip(text.partition(":")[0])
-    model, inputs = forward(text)
+    model, inputs = forward_program_and_inputs(text)
     lowered = delegraph.lower(model, inputs, backends=["tosa"])
     assert lowered.host_operators == 0
     assert lowered.verify(*inputs).agrees()

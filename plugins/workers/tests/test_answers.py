@@ -11,11 +11,11 @@ from .support.caching import (
     Blocks,
     CountingBackend,
     X,
-    contents,
-    entries,
-    entry,
-    model,
+    contents_of_delegates,
+    entries_in,
+    make_model,
     registry,
+    write_entry,
 )
 
 __all__ = ["registry"]
@@ -48,11 +48,11 @@ class Slow(CapabilityPartitioner):
         return result
 
 
-def answered(folder, registry, partitioner=None, module=None):
+def lower_with_answers(folder, registry, partitioner=None, module=None):
     Slow.asked.clear()
     given = [partitioner or Slow()]
     return delegraph.lower(
-        module or model(),
+        module or make_model(),
         X,
         backends=given,
         registry=registry,
@@ -61,12 +61,12 @@ def answered(folder, registry, partitioner=None, module=None):
 
 
 def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
-    wanted = answered(tmp_path, registry)
+    wanted = lower_with_answers(tmp_path, registry)
     assert Slow.asked
-    program = answered(tmp_path, registry)
+    program = lower_with_answers(tmp_path, registry)
     assert not Slow.asked
     assert "an answer of Slow is from the cache" in program.report.notes
-    assert contents(program) == contents(wanted)
+    assert contents_of_delegates(program) == contents_of_delegates(wanted)
     # the marks are in the keys of partitions, and were put back
     assert len(CountingBackend.calls) == 2
     assert [str(cause) for cause in program.report.causes] == [
@@ -83,15 +83,15 @@ def test_answers_depend_on_program_names_and_partitioner(registry, tmp_path):
         def forward(self, x):
             return super().forward(x.reshape(1, 64))
 
-    answered(tmp_path, registry)
+    lower_with_answers(tmp_path, registry)
     for others in (
         {"partitioner": Slow("relu")},
-        {"module": model(seed=1)},
+        {"module": make_model(seed=1)},
         {"module": Renamed().eval()},
     ):
-        answered(tmp_path, registry, **others)
+        lower_with_answers(tmp_path, registry, **others)
         assert Slow.asked
-    answered(tmp_path, registry, Slow(knows=False))
+    lower_with_answers(tmp_path, registry, Slow(knows=False))
     assert Slow.asked
 
 
@@ -105,12 +105,12 @@ def test_answers_depend_on_program_names_and_partitioner(registry, tmp_path):
     ],
 )
 def test_a_damaged_answer_is_a_miss(damage, registry, tmp_path):
-    wanted = contents(answered(tmp_path, registry))
-    for path in entries(tmp_path):
-        path.write_bytes(entry(path, damage) if damage else b"")
-    program = answered(tmp_path, registry)
+    wanted = contents_of_delegates(lower_with_answers(tmp_path, registry))
+    for path in entries_in(tmp_path):
+        path.write_bytes(write_entry(path, damage) if damage else b"")
+    program = lower_with_answers(tmp_path, registry)
     assert Slow.asked
-    assert contents(program) == wanted
+    assert contents_of_delegates(program) == wanted
     assert sum("is not used: " in note for note in program.report.notes) == len(
-        entries(tmp_path)
+        entries_in(tmp_path)
     )

@@ -24,39 +24,39 @@ from .support.caching import (
     CountingBackend,
     Everything,
     X,
-    contents,
-    entries,
-    entry,
-    lowered,
-    model,
+    cache_notes,
+    contents_of_delegates,
+    entries_in,
+    lower_with_cache,
+    make_model,
     registry,
-    said,
+    write_entry,
 )
 
 __all__ = ["registry"]
 
 
 def test_the_second_lowering_compiles_nothing_and_gives_the_same(registry, tmp_path):
-    first = lowered(model(), registry, tmp_path)
+    first = lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 2
-    assert said(first) == [f"cache {tmp_path}: 0 partitions found, 2 stored"]
-    second = lowered(model(), registry, tmp_path)
+    assert cache_notes(first) == [f"cache {tmp_path}: 0 partitions found, 2 stored"]
+    second = lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 2
-    assert said(second) == [f"cache {tmp_path}: 2 partitions found, 0 stored"]
-    assert contents(first) == contents(second)
+    assert cache_notes(second) == [f"cache {tmp_path}: 2 partitions found, 0 stored"]
+    assert contents_of_delegates(first) == contents_of_delegates(second)
     assert [str(d.inputs) for d in first.delegates] == [
         str(d.inputs) for d in second.delegates
     ]
 
 
 def test_without_a_cache_backends_get_the_program_with_its_names(registry):
-    delegraph.lower(model(), X, backends=[Everything()], registry=registry)
+    delegraph.lower(make_model(), X, backends=[Everything()], registry=registry)
     assert "linear" in CountingBackend.calls[0]
 
 
 def test_debug_maps_have_the_handles_of_the_users_program(registry, tmp_path):
     for _ in range(2):
-        program = lowered(model(), registry, tmp_path)
+        program = lower_with_cache(make_model(), registry, tmp_path)
         maps = [d.module.meta["debug_handle_map"] for d in program.delegates]
         own = [[n.meta["debug_handle"] for n in d.nodes] for d in program.delegates]
         assert [[h for (h,) in given.values()] for given in maps] == own
@@ -64,19 +64,19 @@ def test_debug_maps_have_the_handles_of_the_users_program(registry, tmp_path):
 
 
 def test_one_changed_weight_compiles_one_partition(registry, tmp_path):
-    lowered(model(), registry, tmp_path)
-    changed = model()
+    lower_with_cache(make_model(), registry, tmp_path)
+    changed = make_model()
     with torch.no_grad():
         changed.layers[1].weight[3, 4] += 1
-    lowered(changed, registry, tmp_path)
+    lower_with_cache(changed, registry, tmp_path)
     assert len(CountingBackend.calls) == 3
 
 
 def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
     for _ in range(2):
-        program = lowered(model(same=True), registry, tmp_path)
+        program = lower_with_cache(make_model(same=True), registry, tmp_path)
         assert len(CountingBackend.calls) == 1
-        first, second = contents(program)
+        first, second = contents_of_delegates(program)
         assert first[0] == second[0]
         assert [[h for (h,) in given[1].values()] for given in (first, second)] == [
             [n.meta["debug_handle"] for n in d.nodes] for d in program.delegates
@@ -88,18 +88,18 @@ def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
 def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path):
     torch.manual_seed(0)
     module = Blocks(24).eval()
-    lowered(module, registry, tmp_path)
+    lower_with_cache(module, registry, tmp_path)
     assert len(CountingBackend.calls) == 24
     with torch.no_grad():
         module.layers[17].weight[3, 4] += 1e-6
-    program = lowered(module, registry, tmp_path)
+    program = lower_with_cache(module, registry, tmp_path)
     assert len(CountingBackend.calls) == 25
     whence = [row.compiled for row in program.report.delegates]
     assert [k for k, told in enumerate(whence) if told == "compiled"] == [17]
     for layer in module.layers:
         layer.load_state_dict(module.layers[17].state_dict())
     with ThreadPoolExecutor(4) as pool:
-        program = lowered(module, registry, tmp_path / "other", executor=pool)
+        program = lower_with_cache(module, registry, tmp_path / "other", executor=pool)
     assert len(CountingBackend.calls) == 26
     assert {row.compiled for row in program.report.delegates} == {
         "compiled",
@@ -109,12 +109,12 @@ def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path)
 
 def test_reports_show_which_delegates_come_from_the_cache(registry, tmp_path):
     bare = delegraph.lower(
-        model(), X, backends=[Everything()], registry=registry
+        make_model(), X, backends=[Everything()], registry=registry
     ).report
     assert [row.compiled for row in bare.delegates] == ["", ""]
     assert "compiled" not in str(bare)
     for whence in ("compiled", "from the cache"):
-        report = lowered(model(same=True), registry, tmp_path).report
+        report = lower_with_cache(make_model(same=True), registry, tmp_path).report
         assert [row.compiled for row in report.delegates] == [
             whence,
             "equal to lowered_module_0",
@@ -131,7 +131,7 @@ def test_an_equal_of_one_that_is_refused_is_refused_too(registry, tmp_path):
         def forward(self, x):
             return torch.digamma(x).cos().digamma()
 
-    program = lowered(Refused().eval(), registry, tmp_path)
+    program = lower_with_cache(Refused().eval(), registry, tmp_path)
     assert not program.delegates
     assert len(program.report.given_back) == 2
 
@@ -139,12 +139,12 @@ def test_an_equal_of_one_that_is_refused_is_refused_too(registry, tmp_path):
 def test_changed_fingerprints_and_sources_compile_again(
     registry, tmp_path, monkeypatch
 ):
-    lowered(model(), registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
     monkeypatch.setattr(CountingBackend, "version", "2")
-    lowered(model(), registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
     monkeypatch.setattr(installed, "_sources", lambda package: "others")
-    lowered(model(), registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 6
 
 
@@ -164,11 +164,11 @@ def test_entries_depend_on_versions_unless_the_backend_opts_out(
         )
     )
     CountingBackend.calls.clear()
-    lowered(model(), registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
     real = installed._sources
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.0")
-        lowered(model(), registry, tmp_path)
+        lower_with_cache(make_model(), registry, tmp_path)
         assert (len(CountingBackend.calls) == 2) == ("torch" in independent)
     CountingBackend.calls.clear()
     monkeypatch.setattr(
@@ -176,19 +176,27 @@ def test_entries_depend_on_versions_unless_the_backend_opts_out(
         "_sources",
         lambda package: "others" if package == "delegraph_workers" else real(package),
     )
-    lowered(model(), registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
     assert (not CountingBackend.calls) == ("delegraph" in independent)
 
 
 def test_names_matter_to_a_backend_that_keeps_them(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(CountingBackend, "keeps_names", True)
-    plain = contents(
-        delegraph.lower(model(), X, backends=[Everything()], registry=registry)
+    plain = contents_of_delegates(
+        delegraph.lower(make_model(), X, backends=[Everything()], registry=registry)
     )
-    assert contents(lowered(model(same=True), registry, tmp_path)) != plain
+    assert (
+        contents_of_delegates(
+            lower_with_cache(make_model(same=True), registry, tmp_path)
+        )
+        != plain
+    )
     assert len(CountingBackend.calls) == 4  # equal partitions have other names
     for _ in range(2):
-        assert contents(lowered(model(), registry, tmp_path)) == plain
+        assert (
+            contents_of_delegates(lower_with_cache(make_model(), registry, tmp_path))
+            == plain
+        )
     assert len(CountingBackend.calls) == 5  # one of the two is that of the other model
     assert (
         "linear" in CountingBackend.calls[-2] or "linear_1" in CountingBackend.calls[-1]
@@ -215,7 +223,7 @@ def test_backends_without_fingerprint_are_not_cached_and_noted_once(
     registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(CountingBackend, "version", None)
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     text = (
         "CountingBackend returns no fingerprint for its compile specs, so partitions"
         " with them are not cached"
@@ -236,24 +244,24 @@ def test_results_that_json_cannot_express_are_not_stored(
         return result
 
     monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(preprocess))
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     assert (
         "could not be stored in the cache: its result contains <object object"
-        in said(program)[1]
+        in cache_notes(program)[1]
     )
     assert len(program.delegates) == 2
 
 
 def test_entries_do_not_hold_the_weights(registry, tmp_path):
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     assert all(len(d.module.blob) > 16_000 for d in program.delegates)
-    assert all(path.stat().st_size < 4_000 for path in entries(tmp_path))
+    assert all(path.stat().st_size < 4_000 for path in entries_in(tmp_path))
 
 
 def test_cached_blobs_refuse_weights_changed_later(registry, tmp_path):
-    lowered(model(), registry, tmp_path)
-    module = model()
-    program = lowered(module, registry, tmp_path)
+    lower_with_cache(make_model(), registry, tmp_path)
+    module = make_model()
+    program = lower_with_cache(module, registry, tmp_path)
     with torch.no_grad():
         module.layers[0].weight.add_(1)
     with pytest.raises(
@@ -270,21 +278,21 @@ DAMAGES = {
         data[:100] + bytes([data[100] ^ 1]) + data[101:]
     ),
     "another digest": lambda path, data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
-    "nonsense": lambda path, data: entry(path, b'[{}, [["x"]], {}, null, null]'),
-    "no list": lambda path, data: entry(path, b"7"),
-    "no JSON": lambda path, data: entry(path, b"["),
-    "deep JSON": lambda path, data: entry(path, b"[" * 100_000),
-    "another constant": lambda path, data: entry(
+    "nonsense": lambda path, data: write_entry(path, b'[{}, [["x"]], {}, null, null]'),
+    "no list": lambda path, data: write_entry(path, b"7"),
+    "no JSON": lambda path, data: write_entry(path, b"["),
+    "deep JSON": lambda path, data: write_entry(path, b"[" * 100_000),
+    "another constant": lambda path, data: write_entry(
         path, b'[{}, [[[99, 0, 5000]]], {"d": []}, null, null]'
     ),
-    "no handles": lambda path, data: entry(
+    "no handles": lambda path, data: write_entry(
         path,
         b'[{}, [[]], {"d": [["debug_handle_map", {"d": [[0, {"t": [99]}]]}]]}, null,'
         b" null]",
     ),
     "that of another key": (
         lambda path, data: next(
-            p for p in entries(path.parent) if p != path
+            p for p in entries_in(path.parent) if p != path
         ).read_bytes()
     ),
 }
@@ -292,16 +300,16 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
-    wanted = contents(lowered(model(), registry, tmp_path))
-    damaged = [DAMAGES[name](path, path.read_bytes()) for path in entries(tmp_path)]
-    for path, data in zip(entries(tmp_path), damaged, strict=True):
+    wanted = contents_of_delegates(lower_with_cache(make_model(), registry, tmp_path))
+    damaged = [DAMAGES[name](path, path.read_bytes()) for path in entries_in(tmp_path)]
+    for path, data in zip(entries_in(tmp_path), damaged, strict=True):
         path.write_bytes(data)
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
-    assert contents(program) == wanted
-    assert sum("is not used: " in note for note in said(program)) == 2
+    assert contents_of_delegates(program) == wanted
+    assert sum("is not used: " in note for note in cache_notes(program)) == 2
     # they were written anew
-    assert len(said(lowered(model(), registry, tmp_path))) == 1
+    assert len(cache_notes(lower_with_cache(make_model(), registry, tmp_path))) == 1
 
 
 MADE = {
@@ -319,20 +327,24 @@ MADE = {
 def test_pipes_devices_and_links_are_no_entries(kind, registry, tmp_path):
     """A pipe was waited for, a device read without end, and a link followed."""
     kept = Cache(tmp_path)
-    wanted = contents(lowered(model(), registry, kept))
-    listed = entries(tmp_path)
+    wanted = contents_of_delegates(lower_with_cache(make_model(), registry, kept))
+    listed = entries_in(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     data = listed[0].read_bytes()
     elsewhere.write_bytes(data)
     for path in listed:
         path.unlink()
         MADE[kind](path)
-    program = lowered(model(), registry, kept)
-    assert contents(program) == wanted
+    program = lower_with_cache(make_model(), registry, kept)
+    assert contents_of_delegates(program) == wanted
     assert (
-        sum("is not used: it is no regular file" in note for note in said(program)) == 2
+        sum(
+            "is not used: it is no regular file" in note
+            for note in cache_notes(program)
+        )
+        == 2
     )
-    assert sum("could not be stored" in note for note in said(program)) == 2
+    assert sum("could not be stored" in note for note in cache_notes(program)) == 2
     assert list(kept.entries()) == []
     assert elsewhere.read_bytes() == data
 
@@ -342,9 +354,9 @@ def test_a_limit_that_cannot_be_kept_is_a_note(registry, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(cache_module.Cache, "make_room", fail)
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     assert (
-        said(program)[1]
+        cache_notes(program)[1]
         == "the limit of the cache could not be kept: Permission denied"
     )
     assert len(program.delegates) == 2
@@ -355,9 +367,9 @@ def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypat
         raise WriteError("write-failed", "no space left")
 
     monkeypatch.setattr(cache_module, "write_whole", fail)
-    program = lowered(model(), registry, tmp_path)
+    program = lower_with_cache(make_model(), registry, tmp_path)
     assert (
-        said(program)[1]
+        cache_notes(program)[1]
         == "a partition could not be stored in the cache: no space left"
     )
     assert len(program.delegates) == 2
@@ -365,15 +377,15 @@ def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypat
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 def test_folders_writable_by_others_are_refused(registry, tmp_path):
-    lowered(model(), registry, tmp_path / "new/folder")
+    lower_with_cache(make_model(), registry, tmp_path / "new/folder")
     assert (tmp_path / "new/folder").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(OptionError, match="other users own it or can write to it"):
-        lowered(model(), registry, tmp_path / "open")
+        lower_with_cache(make_model(), registry, tmp_path / "open")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OptionError, match="cannot be a cache"):
-        lowered(model(), registry, tmp_path / "file")
+        lower_with_cache(make_model(), registry, tmp_path / "file")
 
 
 def test_the_entries_used_least_recently_go(tmp_path):
@@ -385,7 +397,7 @@ def test_the_entries_used_least_recently_go(tmp_path):
     os.utime(tmp_path / f"{0:064}.entry", (9, 9))
     (tmp_path / "other.entry").write_bytes(bytes(1000))  # somebody else's
     store.make_room()
-    assert [path.stem[-1] for path in entries(tmp_path)] == ["0", "2", "r"]
+    assert [path.stem[-1] for path in entries_in(tmp_path)] == ["0", "2", "r"]
 
 
 def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
@@ -393,7 +405,7 @@ def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
         def forward(self, x):
             return torch.digamma(x.relu())
 
-    program = lowered(Refused().eval(), registry, tmp_path)
+    program = lower_with_cache(Refused().eval(), registry, tmp_path)
     assert "no digamma here" in str(program.report)
     assert not program.delegates
     assert list(tmp_path.iterdir()) == []
@@ -410,58 +422,70 @@ def test_backends_that_change_the_weights_are_refused(registry, tmp_path, monkey
 
     monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(zeroes))
     with pytest.raises(ContractViolation, match="changed weights of partition"):
-        lowered(model(), registry, tmp_path)
+        lower_with_cache(make_model(), registry, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
-    wanted = contents(lowered(model(), registry, tmp_path / "one"))
+    wanted = contents_of_delegates(
+        lower_with_cache(make_model(), registry, tmp_path / "one")
+    )
     with ThreadPoolExecutor(4) as pool:
         made = [
-            pool.submit(lowered, model(), registry, tmp_path / "many") for _ in range(6)
+            pool.submit(lower_with_cache, make_model(), registry, tmp_path / "many")
+            for _ in range(6)
         ]
-        assert all(contents(program.result()) == wanted for program in made)
+        assert all(
+            contents_of_delegates(program.result()) == wanted for program in made
+        )
     with ThreadPoolExecutor(2) as pool:
         assert (
-            contents(lowered(model(), registry, tmp_path / "executor", executor=pool))
+            contents_of_delegates(
+                lower_with_cache(
+                    make_model(), registry, tmp_path / "executor", executor=pool
+                )
+            )
             == wanted
         )
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_two_threads_lower_with_one_compiler(registry, tmp_path):
-    models = [model(seed) for seed in range(4)]
-    wanted = [contents(lowered(one, registry, tmp_path / "alone")) for one in models]
+    models = [make_model(seed) for seed in range(4)]
+    wanted = [
+        contents_of_delegates(lower_with_cache(one, registry, tmp_path / "alone"))
+        for one in models
+    ]
     compiler = Compiler(tmp_path / "shared")
 
     def lower_one(one):
         made = delegraph.lower(
             one, X, backends=[Everything()], registry=registry, compiler=compiler
         )
-        return contents(made)
+        return contents_of_delegates(made)
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lower_one, models * 2)) == wanted * 2
-    assert len(entries(tmp_path / "shared")) == 8
+    assert len(entries_in(tmp_path / "shared")) == 8
 
 
 def test_the_environment_variable_names_the_default_folder(
     registry, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
-    lowered(model(), registry, None)
-    assert len(entries(tmp_path / "env")) == 2
-    lowered(model(), registry, tmp_path / "given")
+    lower_with_cache(make_model(), registry, None)
+    assert len(entries_in(tmp_path / "env")) == 2
+    lower_with_cache(make_model(), registry, tmp_path / "given")
     assert len(CountingBackend.calls) == 4
 
 
 def test_true_selects_the_users_folder_and_false_none(registry, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cache_module.sys, "platform", "linux")
-    lowered(model(), registry, True)
-    assert len(entries(tmp_path / "delegraph")) == 2
+    lower_with_cache(make_model(), registry, True)
+    assert len(entries_in(tmp_path / "delegraph")) == 2
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
-    assert not said(lowered(model(), registry, False))
+    assert not cache_notes(lower_with_cache(make_model(), registry, False))
     assert not (tmp_path / "env").exists()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -470,7 +494,7 @@ def test_true_selects_the_users_folder_and_false_none(registry, tmp_path, monkey
     assert cache_module.user_folder() == tmp_path / "home/.cache/delegraph"
     for wrong in (5, b"x", [1]):
         with pytest.raises(OptionError):
-            lowered(model(), registry, wrong)
+            lower_with_cache(make_model(), registry, wrong)
     for limit in (-1, 2.5, True):
         with pytest.raises(
             OptionError, match="the limit of a cache is a number of bytes"
@@ -483,15 +507,17 @@ def test_shared_folders_may_be_writable_by_others(registry, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for found in (0, 2):
-        program = lowered(model(), registry, Cache(tmp_path / "open", shared=True))
-        assert f": {found} partitions found" in said(program)[0]
+        program = lower_with_cache(
+            make_model(), registry, Cache(tmp_path / "open", shared=True)
+        )
+        assert f": {found} partitions found" in cache_notes(program)[0]
 
 
 def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
     kept = Cache(tmp_path)
-    lowered(model(), registry, kept)
+    lower_with_cache(make_model(), registry, kept)
     one, other = sorted(kept.entries())
-    assert one.bytes == entries(tmp_path)[0].stat().st_size
+    assert one.bytes == entries_in(tmp_path)[0].stat().st_size
     told = {
         "backend": "CountingBackend",
         "producer": "in-process",
@@ -503,8 +529,8 @@ def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
 
 
 def test_the_limit_holds_after_a_lowering(registry, tmp_path):
-    lowered(model(), registry, Cache(tmp_path, limit=0))
-    assert not entries(tmp_path)
+    lower_with_cache(make_model(), registry, Cache(tmp_path, limit=0))
+    assert not entries_in(tmp_path)
 
 
 class Elsewhere(dict):
@@ -524,33 +550,41 @@ class Elsewhere(dict):
 
 def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=store)))
-    program = lowered(model(), registry, Cache(tmp_path / "two", remote=store))
+    wanted = contents_of_delegates(
+        lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=store))
+    )
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path / "two", remote=store)
+    )
     assert len(CountingBackend.calls) == len(store) == 2
-    assert contents(program) == wanted
+    assert contents_of_delegates(program) == wanted
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
-    assert [p.name for p in entries(tmp_path / "one")] == [
-        p.name for p in entries(tmp_path / "two")
+    assert [p.name for p in entries_in(tmp_path / "one")] == [
+        p.name for p in entries_in(tmp_path / "two")
     ]
-    lowered(model(), registry, tmp_path / "two")
+    lower_with_cache(make_model(), registry, tmp_path / "two")
     assert len(CountingBackend.calls) == 2
 
 
 def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=store)))
+    wanted = contents_of_delegates(
+        lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=store))
+    )
     store.update({key: data[:-1] for key, data in store.items()})
-    program = lowered(model(), registry, Cache(tmp_path / "two", remote=store))
-    assert contents(program) == wanted
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path / "two", remote=store)
+    )
+    assert contents_of_delegates(program) == wanted
     assert (
         sum(
             "remote cache entry" in note and "is not used" in note
-            for note in said(program)
+            for note in cache_notes(program)
         )
         == 2
     )
     assert len(CountingBackend.calls) == 4
-    lowered(model(), registry, Cache(tmp_path / "three", remote=store))
+    lower_with_cache(make_model(), registry, Cache(tmp_path / "three", remote=store))
     assert len(CountingBackend.calls) == 4  # they were written anew
 
 
@@ -559,9 +593,11 @@ def test_wrong_answers_of_remote_stores_are_noted(
     answer, registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Elsewhere, "read", lambda self, key: answer)
-    program = lowered(model(), registry, Cache(tmp_path, remote=Elsewhere()))
-    assert len(program.delegates) == len(entries(tmp_path)) == 2
-    assert any("is not used: " in note for note in said(program))
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path, remote=Elsewhere())
+    )
+    assert len(program.delegates) == len(entries_in(tmp_path)) == 2
+    assert any("is not used: " in note for note in cache_notes(program))
 
 
 @pytest.mark.parametrize(
@@ -576,18 +612,18 @@ def test_failing_remote_stores_are_noted_and_used_no_more(
 ):
     store = Elsewhere()
     store.why = why
-    program = lowered(model(), registry, Cache(tmp_path, remote=store))
-    assert len(program.delegates) == len(entries(tmp_path)) == 2
+    program = lower_with_cache(make_model(), registry, Cache(tmp_path, remote=store))
+    assert len(program.delegates) == len(entries_in(tmp_path)) == 2
     assert not store
-    assert said(program)[1:] == [
+    assert cache_notes(program)[1:] == [
         f"the remote cache memory of ours is not used: {shown}"
     ]
 
 
 def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKEN_OF_SOMETHING", "7c0ffee7")
-    lowered(model(), registry, tmp_path)
-    for path in entries(tmp_path):
+    lower_with_cache(make_model(), registry, tmp_path)
+    for path in entries_in(tmp_path):
         data = path.read_bytes()
         assert not any(
             word in data

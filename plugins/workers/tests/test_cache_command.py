@@ -6,10 +6,10 @@ import pytest
 
 from core.tests.support.command_line import run_command, run_failing, run_for_json
 
-from .support.caching import entry
+from .support.caching import write_entry
 
 
-def lowered(capsys, *words):
+def origins_after_lowering(capsys, *words):
     """Whence the delegates of the demo backend are."""
     code, found = run_for_json(capsys, "lower", *words, "--backend", "compiler-demo")
     assert code == 0
@@ -29,10 +29,12 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
     (tmp_path / "m.py").write_text(MODEL)
     words = [f"{tmp_path / 'm.py'}:made"]
     kept = tmp_path / "kept"
-    assert lowered(capsys, *words, "--cache", kept) == ["compiled"]
-    assert lowered(capsys, *words, f"--cache={kept}") == ["from the cache"]
+    assert origins_after_lowering(capsys, *words, "--cache", kept) == ["compiled"]
+    assert origins_after_lowering(capsys, *words, f"--cache={kept}") == [
+        "from the cache"
+    ]
     monkeypatch.setenv("DELEGRAPH_CACHE", str(kept))
-    assert lowered(capsys, *words) == ["from the cache"]
+    assert origins_after_lowering(capsys, *words) == ["from the cache"]
     code, out, _ = run_command(capsys, "cache")
     line, total = out.splitlines()
     assert code == 0
@@ -58,7 +60,7 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
 )
 def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     path = tmp_path / f"{0:064}.entry"
-    path.write_bytes(entry(path, header))
+    path.write_bytes(write_entry(path, header))
     assert (
         run_command(capsys, "cache", "--cache", tmp_path)[1]
         .splitlines()[0]
@@ -75,15 +77,17 @@ def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
     far = f"file://{tmp_path}/far"
     words = [f"{tmp_path / 'm.py'}:made"]
-    assert lowered(capsys, *words, "--cache") == ["compiled"]
+    assert origins_after_lowering(capsys, *words, "--cache") == ["compiled"]
     assert len(list((tmp_path / "delegraph").iterdir())) == 1
-    assert lowered(
+    assert origins_after_lowering(
         capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far
     ) == ["compiled"]
-    assert lowered(
+    assert origins_after_lowering(
         capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far
     ) == ["from the cache"]
-    assert lowered(capsys, *words, "--cache-remote", far) == ["from the cache"]
+    assert origins_after_lowering(capsys, *words, "--cache-remote", far) == [
+        "from the cache"
+    ]
 
 
 def test_unreadable_entries_are_kept_and_failed_removals_reported(
@@ -92,7 +96,7 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
     """In a folder of many, ``verify`` removed entries that only their owners can read."""
     paths = [tmp_path / f"{k:064}.entry" for k in range(3)]
     for path in paths:
-        path.write_bytes(entry(path, b'[{"backend": 7}]'))
+        path.write_bytes(write_entry(path, b'[{"backend": 7}]'))
     real = Path.read_bytes
 
     def read_bytes(path):

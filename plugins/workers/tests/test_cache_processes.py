@@ -102,7 +102,7 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 """
 
 
-def share(folder, rounds):
+def share_cache_in_processes(folder, rounds):
     words = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
     done = subprocess.run(
         words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -113,13 +113,13 @@ def share(folder, rounds):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forks")
 def test_eight_processes_that_are_killed_leave_whole_entries(tmp_path):
-    share(tmp_path / "cache", 2)
+    share_cache_in_processes(tmp_path / "cache", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forks")
 def test_so_do_eight_processes_in_a_hundred_rounds(tmp_path):
-    share(tmp_path / "cache", 100)
+    share_cache_in_processes(tmp_path / "cache", 100)
 
 
 def damage(data, dice):

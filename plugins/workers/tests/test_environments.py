@@ -405,7 +405,7 @@ def test_settings_that_are_no_toml_name_the_file(tmp_path):
     ],
 )
 def test_a_table_that_is_wrong_costs_its_backend_alone(
-    table, why, tosa, declared, monkeypatch
+    table, why, tosa, registry_from_settings, monkeypatch
 ):
     real = config.description_of
     monkeypatch.setattr(
@@ -414,7 +414,7 @@ def test_a_table_that_is_wrong_costs_its_backend_alone(
         lambda setting: tosa if setting.name == "well" else real(setting),
     )
     monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
-    registry, path = declared(
+    registry, path = registry_from_settings(
         f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n'
     )
     rows = {b.name: b for b in registry.backends() if b.name in ("wrong", "well")}
@@ -436,7 +436,7 @@ def test_settings_files_writable_by_others_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def declared(tmp_path, monkeypatch):
+def registry_from_settings(tmp_path, monkeypatch):
     """What the declarations of a file of settings are in a registry, and the path of
     that file.
     """
@@ -453,22 +453,22 @@ def declared(tmp_path, monkeypatch):
     plugin.described.cache_clear()
 
 
-def script(path, text):
+def write_script(path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
 def test_an_environment_that_does_not_answer_is_an_unavailable_backend(
-    declared, tmp_path
+    registry_from_settings, tmp_path
 ):
     """The row of the backend says why, which environment it is, which line of the
     settings names it.
     """
-    chatty = script(
+    chatty = write_script(
         tmp_path / "chatty", f'echo hello; exec {sys.executable} -c "print([1])"'
     )
-    registry, path = declared(
+    registry, path = registry_from_settings(
         f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython ='
         f' "/bin/false"\n[backends.chatty]\npython = "{chatty}"\n'
     )
@@ -497,7 +497,7 @@ def tosa():
 
 
 def test_plugins_disabled_here_work_in_another_environment(
-    declared, tmp_path, monkeypatch
+    registry_from_settings, tmp_path, monkeypatch
 ):
     """The way out of a conflict is to disable the plugin here; the variable is not
     about the other environment.
@@ -505,8 +505,10 @@ def test_plugins_disabled_here_work_in_another_environment(
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "delegraph-tosa")
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "delegraph-workers")
     seen = tmp_path / "seen"
-    told = script(tmp_path / "python", f"env > {seen}; echo '{{}}'")
-    registry, _ = declared(f'[backends.far]\npython = "{told}"\nbackend = "tosa"\n')
+    told = write_script(tmp_path / "python", f"env > {seen}; echo '{{}}'")
+    registry, _ = registry_from_settings(
+        f'[backends.far]\npython = "{told}"\nbackend = "tosa"\n'
+    )
     assert (
         "in an unknown form"
         in next(b for b in registry.backends() if b.name == "far").error
@@ -515,9 +517,11 @@ def test_plugins_disabled_here_work_in_another_environment(
     assert "PLUGINS" not in seen.read_text()
 
 
-def test_backends_in_both_environments_are_a_conflict(tosa, declared, monkeypatch):
+def test_backends_in_both_environments_are_a_conflict(
+    tosa, registry_from_settings, monkeypatch
+):
     monkeypatch.setattr(plugin, "description_of", lambda setting: tosa)
-    registry, path = declared(
+    registry, path = registry_from_settings(
         f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n'
     )
     with pytest.raises(
@@ -556,7 +560,7 @@ class Here:
 
 
 @pytest.fixture
-def far(monkeypatch):
+def registry_with_far(monkeypatch):
     """A registry that has TOSA as ``far``, in an environment of its own that is this
     one.
     """
@@ -604,13 +608,13 @@ CONVOLUTIONS = nn.Sequential(
     ("model", "x"),
     [(Attention(), torch.randn(1, 4, 8)), (CONVOLUTIONS, torch.randn(1, 3, 8, 8))],
 )
-def test_other_environments_compile_the_same_program(model, x, far):
+def test_other_environments_compile_the_same_program(model, x, registry_with_far):
     model = model.eval()
     made = delegraph.lower(
         model,
         (x,),
         backends=["far"],
-        registry=far,
+        registry=registry_with_far,
         options={"far": {"spec": "TOSA-1.0+FP"}},
     )
     wanted = delegraph.lower(
@@ -627,7 +631,9 @@ def test_other_environments_compile_the_same_program(model, x, far):
     assert made.verify(x).agrees()
 
 
-def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypatch):
+def test_cache_keys_use_the_versions_of_the_environment(
+    registry_with_far, tmp_path, monkeypatch
+):
     """A renamed model misses, since TOSA keeps names; another fingerprint, or other
     code there, misses as well.
     """
@@ -639,7 +645,7 @@ def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypat
             small,
             (x,),
             backends=["far"],
-            registry=far,
+            registry=registry_with_far,
             compiler=Compiler(tmp_path, **choices),
         )
         (delegate,) = lowered.report.delegates
@@ -674,8 +680,10 @@ def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypat
     assert compiled()[0] == "from the cache"
 
 
-def test_doctor_names_the_environments(far):
-    records = [r for r in far.plugins() if r.distribution == "delegraph-workers"]
+def test_doctor_names_the_environments(registry_with_far):
+    records = [
+        r for r in registry_with_far.plugins() if r.distribution == "delegraph-workers"
+    ]
     (row,) = build_report(records, (), {}).plugins
     place = f"[backends.far] of {config.path_of_settings()}: {sys.executable}"
     assert row.environments == {"far": place}
@@ -720,8 +728,10 @@ def test_another_protocol_is_one_line_with_both_versions(
         delegraph.lower(nn.ReLU(), (torch.ones(1),), backends=["far"], registry=made)
 
 
-def test_compatibility_is_decided_by_the_environments_runtime(far, monkeypatch):
-    runtime = far.runtime_for("far")
+def test_compatibility_is_decided_by_the_environments_runtime(
+    registry_with_far, monkeypatch
+):
+    runtime = registry_with_far.runtime_for("far")
     specs = [CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
     header = BlobHeader("TOSABackend", 9, b"something", "delegraph-tosa 0.1.0")
     verdict = runtime.compatible(header, specs)
@@ -741,13 +751,15 @@ def test_compatibility_is_decided_by_the_environments_runtime(far, monkeypatch):
     ("model", "x"),
     [(CONVOLUTIONS, torch.randn(2, 3, 8, 8)), (Attention(), torch.randn(1, 4, 8))],
 )
-def test_other_environments_quantize_to_the_same_program(model, x, far):
+def test_other_environments_quantize_to_the_same_program(model, x, registry_with_far):
     """Scales that are derived of others, layers that are written out, what stays in
     floats: the program is the same.
     """
-    assert [b.has_quantizer for b in far.backends()] == [True]
+    assert [b.has_quantizer for b in registry_with_far.backends()] == [True]
     batches = [(x,), (x * 2,)]
-    there = delegraph.quantize(model.eval(), batches, backend="far", registry=far)
+    there = delegraph.quantize(
+        model.eval(), batches, backend="far", registry=registry_with_far
+    )
     here = delegraph.quantize(model.eval(), batches, backend="tosa")
     assert "quantize_per_tensor" in str(there.graph)
     assert write(there).key == write(here).key
@@ -778,11 +790,16 @@ class OwnObserver(MinMaxObserver):
         ("validate", lambda self, model: 1 / 0, "ZeroDivisionError|division by zero"),
     ],
 )
-def test_quantizers_there_that_cannot_be_used(method, function, why, far, monkeypatch):
+def test_quantizers_there_that_cannot_be_used(
+    method, function, why, registry_with_far, monkeypatch
+):
     monkeypatch.setattr(TOSAQuantizer, method, function)
     with pytest.raises(delegraph.DelegraphError, match=why):
         delegraph.quantize(
-            nn.ReLU().eval(), [(torch.randn(2, 2),)], backend="far", registry=far
+            nn.ReLU().eval(),
+            [(torch.randn(2, 2),)],
+            backend="far",
+            registry=registry_with_far,
         )
 
 
@@ -829,17 +846,19 @@ def test_messages_may_name_only_observers_of_plugins(name):
         annotations.apply_annotations(graph, [[["observer", name]], []], None)
 
 
-def test_file_formats_of_environments_work_as_local_ones(far, tmp_path, monkeypatch):
+def test_file_formats_of_environments_work_as_local_ones(
+    registry_with_far, tmp_path, monkeypatch
+):
     small = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     x = torch.randn(1, 4)
     path = tmp_path / "model.tosa"
     other = tmp_path / "here.tosa"
-    made = delegraph.lower(small, (x,), backends=["far"], registry=far)
+    made = delegraph.lower(small, (x,), backends=["far"], registry=registry_with_far)
     made.save(path)
     here = delegraph.lower(small, (x,), backends=["tosa"])
     here.save(other)
     assert path.read_bytes() == other.read_bytes()
-    loaded = delegraph.load(path, registry=far)
+    loaded = delegraph.load(path, registry=registry_with_far)
     wanted = delegraph.load(other)
     torch.testing.assert_close(loaded(x), wanted(x), rtol=0, atol=0)
     sides = {"x": QuantizationParameters("int8", 0.1, 3)}, {"y": None}
@@ -849,7 +868,7 @@ def test_file_formats_of_environments_work_as_local_ones(far, tmp_path, monkeypa
     assert loaded.quantization == Quantization(*sides)
     assert loaded.summary == wanted.summary
     assert loaded.compatible().verdict == wanted.compatible().verdict == "runs"
-    there = FileFormat(path, far)
+    there = FileFormat(path, registry_with_far)
     kind = FileFormat(other, delegraph.default_registry())
     for ability in ("inspect", "page", "verify", "blobs"):
         ours = getattr(there, ability)(path)
@@ -871,15 +890,20 @@ def test_file_formats_of_environments_work_as_local_ones(far, tmp_path, monkeypa
         there.inspect(path)
     with pytest.raises(InputError, match="one delegate and nothing of the host"):
         delegraph.lower(
-            Attention().eval(), (torch.randn(1, 4, 8),), backends=["far"], registry=far
+            Attention().eval(),
+            (torch.randn(1, 4, 8),),
+            backends=["far"],
+            registry=registry_with_far,
         ).save(path)
 
 
 @pytest.mark.parametrize("answer", [{}, {"rows": 3}, {"rows": [["a"]]}])
-def test_answers_of_formats_are_not_trusted(answer, far, monkeypatch, tmp_path):
+def test_answers_of_formats_are_not_trusted(
+    answer, registry_with_far, monkeypatch, tmp_path
+):
     monkeypatch.setitem(serve.ANSWERS, "format", lambda header, parts: (answer, [b""]))
     with pytest.raises(FormatError, match="gave an invalid answer"):
-        FileFormat(tmp_path / "a.tosa", far).blobs(tmp_path / "a.tosa")
+        FileFormat(tmp_path / "a.tosa", registry_with_far).blobs(tmp_path / "a.tosa")
 
 
 @pytest.mark.parametrize(
@@ -890,14 +914,14 @@ def test_arrays_of_messages_are_not_trusted(rows):
         arrays.read_arrays(rows, [memoryview(bytes(8))])
 
 
-def test_a_backend_there_meets_the_delegates_of_one_here(far):
-    with far.register(
+def test_a_backend_there_meets_the_delegates_of_one_here(registry_with_far):
+    with registry_with_far.register(
         SinBackend, partitioner=CapabilityPartitioner(only_sin, "SinBackend")
     ):
         model = Waves().eval()
         x = torch.linspace(-1, 1, 6)
         made = delegraph.lower(
-            model, (x,), backends=["sinbackend", "far"], registry=far
+            model, (x,), backends=["sinbackend", "far"], registry=registry_with_far
         )
         assert sorted(d.backend_id for d in made.delegates) == [
             "SinBackend",
@@ -920,13 +944,18 @@ class SinBackend(BackendDetails):
     "answer",
     [{"tags": {"nobody": "a"}}, {"tags": {}, "marks": {}, "partitions": [["a"]]}, {}],
 )
-def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
+def test_answers_of_partitioners_are_not_trusted(
+    answer, registry_with_far, monkeypatch
+):
     monkeypatch.setitem(
         execute.ANSWERS, "partition", lambda header, parts: (answer, [])
     )
     with pytest.raises(FormatError, match="gave an invalid answer"):
         delegraph.lower(
-            Waves().eval(), (torch.ones(3),), backends=["far"], registry=far
+            Waves().eval(),
+            (torch.ones(3),),
+            backends=["far"],
+            registry=registry_with_far,
         )
 
 
@@ -948,19 +977,21 @@ class Marking(CapabilityPartitioner):
         return result
 
 
-def test_marks_of_a_partitioner_there_arrive_or_nothing_does(far, monkeypatch):
+def test_marks_of_a_partitioner_there_arrive_or_nothing_does(
+    registry_with_far, monkeypatch
+):
     """Some were left out without a word, and the backend then compiled something else."""
     mark = [0.5, (1, None), {"a": 2}]
     monkeypatch.setattr(serve, "_partitioner", lambda header: Marking(mark))
     program = torch.export.export(Waves().eval(), (torch.ones(3),))
-    far.get_partitioner("far").partition(program)
+    registry_with_far.get_partitioner("far").partition(program)
     found = [node.meta["mark"] for node in program.graph.nodes]
     assert found == [mark] * len(found)
     assert type(found[0][1]) is tuple
     assert not any("local:mark" in node.meta for node in program.graph.nodes)
     monkeypatch.setattr(serve, "_partitioner", lambda header: Marking(object()))
     program = torch.export.export(Waves().eval(), (torch.ones(3),))
-    result = far.get_partitioner("far").partition(program)
+    result = registry_with_far.get_partitioner("far").partition(program)
     assert not result.partition_tags
     assert len(result.refusals) == 5
     assert "the partitioner set on x cannot be sent" in result.refusals[0].reason
@@ -1012,7 +1043,7 @@ def test_values_come_back():
             assert str(was) == str(value)
 
 
-def test_no_two_backends_share_a_target(far, monkeypatch):
+def test_no_two_backends_share_a_target(registry_with_far, monkeypatch):
     """``a-b`` was asked where ``a_b`` was meant."""
     names = ["a-b", "a_b", "a.b", "a+b", "ab", "a_2db"]
     assert len({plugin.identifier(name) for name in names}) == len(names)
@@ -1031,7 +1062,9 @@ def test_no_two_backends_share_a_target(far, monkeypatch):
     assert len(set(kinds)) == len(names)
 
 
-def test_environments_of_one_backend_are_distinguished_by_name(far, monkeypatch):
+def test_environments_of_one_backend_are_distinguished_by_name(
+    registry_with_far, monkeypatch
+):
     """The second one's partitions were compiled in the first one, which the report did
     not say.
     """
@@ -1065,12 +1098,15 @@ def test_environments_of_one_backend_are_distinguished_by_name(far, monkeypatch)
         assert {*asked} == {f"/{name}/python"}
 
 
-def test_unused_delegates_are_freed_in_the_environment(far):
+def test_unused_delegates_are_freed_in_the_environment(registry_with_far):
     """A process that lowers one model after the other kept all of their delegates."""
     before = len(kept._kept)
     for _ in range(3):
         lowered = delegraph.lower(
-            nn.ReLU().eval(), (torch.ones(2),), backends=["far"], registry=far
+            nn.ReLU().eval(),
+            (torch.ones(2),),
+            backends=["far"],
+            registry=registry_with_far,
         )
         lowered(torch.ones(2))
         assert len(kept._kept) <= before + 1
@@ -1080,7 +1116,7 @@ def test_unused_delegates_are_freed_in_the_environment(far):
     assert len(kept._kept) == before
 
 
-def test_forks_start_their_own_worker_processes(far, monkeypatch):
+def test_forks_start_their_own_worker_processes(registry_with_far, monkeypatch):
     """It shared the pipes of the process that it is of, and ended its workers when it
     ended.
     """

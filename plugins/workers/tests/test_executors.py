@@ -38,7 +38,7 @@ class Steps(nn.Module):
         return x
 
 
-def lowered(
+def lower_steps(
     registry,
     executor=None,
     names=("sin", "sin"),
@@ -57,7 +57,7 @@ def lowered(
     return delegraph.lower(model, (torch.ones(512, 1024),), **given)
 
 
-def contents(result):
+def contents_of_delegates(result):
     return [
         (d.name, d.processed_bytes, d.debug_handle_map, d.facts)
         for d in result.delegates
@@ -90,7 +90,9 @@ class Copying:
 def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
     with caplog.at_level(logging.INFO, "delegraph.progress"):
         pool = Copying()
-        assert contents(lowered(registry, pool)) == contents(lowered(registry))
+        assert contents_of_delegates(
+            lower_steps(registry, pool)
+        ) == contents_of_delegates(lower_steps(registry))
     # the weight has 2 MB
     assert len(pool.jobs) == 2
     assert all(len(job) < 20_000 for job in pool.jobs)
@@ -102,10 +104,16 @@ def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
 
 def test_a_cache_and_a_pool(registry, tmp_path):
     pool = Copying()
-    wanted = contents(lowered(registry))
-    assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+    wanted = contents_of_delegates(lower_steps(registry))
+    assert (
+        contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
+        == wanted
+    )
     jobs = len(pool.jobs)
-    assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+    assert (
+        contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
+        == wanted
+    )
     assert len(pool.jobs) == jobs == 2
 
 
@@ -114,7 +122,7 @@ def test_progress_names_partitions_despite_a_cache(
 ):
     monkeypatch.setattr(registry.get_backend("good"), "keeps_names", False)
     with caplog.at_level(logging.INFO, "delegraph.progress"):
-        lowered(registry, Copying(), cache=tmp_path / "cache")
+        lower_steps(registry, Copying(), cache=tmp_path / "cache")
     assert any(
         "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
         for line in caplog.messages
@@ -129,21 +137,23 @@ def test_workers_without_the_folder_get_weights_with_jobs(registry, monkeypatch)
         lambda folder, inline: real(folder and "/nowhere", inline),
     )
     pool = Copying()
-    assert contents(lowered(registry, pool, names=("sin",))) == contents(
-        lowered(registry, names=("sin",))
-    )
+    assert contents_of_delegates(
+        lower_steps(registry, pool, names=("sin",))
+    ) == contents_of_delegates(lower_steps(registry, names=("sin",)))
     assert [len(job) > 2_000_000 for job in pool.jobs] == [False, True]
 
 
 def test_a_lost_worker_costs_one_retry(registry):
     pool = Copying(OSError("the worker is gone"))
-    assert contents(lowered(registry, pool)) == contents(lowered(registry))
+    assert contents_of_delegates(lower_steps(registry, pool)) == contents_of_delegates(
+        lower_steps(registry)
+    )
     assert len(pool.jobs) == 3
 
 
 def test_partitions_lost_twice_run_on_the_host(registry):
     pool = Copying(*[OSError("the worker is gone")] * 2)
-    result = lowered(registry, pool, names=("sin",))
+    result = lower_steps(registry, pool, names=("sin",))
     assert not result.delegates
     assert len(pool.jobs) == 2
     assert "the executor lost the partition twice: OSError: the worker is gone" in str(
@@ -158,7 +168,7 @@ def test_errors_are_those_of_a_serial_lowering(names, registry):
         try:
             told.append(
                 str(
-                    lowered(
+                    lower_steps(
                         registry, executor, names, ("failing", "refusing")
                     ).report.given_back
                 )
@@ -177,29 +187,29 @@ def test_another_version_there_is_refused(registry, monkeypatch):
     with pytest.raises(
         delegraph.errors.DelegraphError, match=r"has other versions .*torch 2\.9, not"
     ):
-        lowered(registry, pool)
+        lower_steps(registry, pool)
 
 
-def damaged(answer):
+def damage(answer):
     return answer[:-1] + bytes([answer[-1] ^ 1])
 
 
-def lying(answer):
+def with_wrong_constant(answer):
     """A digest that fits, and a result with a piece of a constant that is none."""
     header, parts = message.unpack(answer)
     return message.pack(header, [*parts, *parts])
 
 
-def foreign(answer):
+def with_foreign_version(answer):
     return answer.replace(b"\x01", b"\x02", 1)
 
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (damaged, "truncated or damaged"),
-        (lying, "2 results for 1 partitions"),
-        (foreign, "has protocol 2"),
+        (damage, "truncated or damaged"),
+        (with_wrong_constant, "2 results for 1 partitions"),
+        (with_foreign_version, "has protocol 2"),
         (lambda answer: answer[:20], "no message"),
         (lambda answer: None, "returned NoneType"),
         (
@@ -214,14 +224,14 @@ def foreign(answer):
 )
 def test_answers_are_not_trusted(wrong, text, registry):
     with pytest.raises((FormatError, PluginFailed), match=text):
-        lowered(registry, Copying(wrong), names=("sin",))
+        lower_steps(registry, Copying(wrong), names=("sin",))
 
 
 def test_forked_processes_are_refused(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         with pytest.raises(OptionError, match="forks its processes") as error:
-            lowered(registry, pool)
+            lower_steps(registry, pool)
     assert "get_context('spawn')" in error.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -269,15 +279,20 @@ def test_a_refusal_is_of_the_constants_and_the_limits(registry):
 
 @pytest.mark.slow
 def test_pools_survive_a_process_that_dies(registry, monkeypatch):
-    wanted = contents(lowered(registry, names=("sin", "cos", "sin")))
+    wanted = contents_of_delegates(lower_steps(registry, names=("sin", "cos", "sin")))
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        assert contents(lowered(registry, pool, ("sin", "cos", "sin"))) == wanted
+        assert (
+            contents_of_delegates(lower_steps(registry, pool, ("sin", "cos", "sin")))
+            == wanted
+        )
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        result = lowered(registry, pool, ("sin", "cos", "sin"), ("crashing", "good"))
+        result = lower_steps(
+            registry, pool, ("sin", "cos", "sin"), ("crashing", "good")
+        )
         assert "SIGSEGV" in result.report.given_back[0].reason
         with pytest.raises(BrokenProcessPool):
             pool.submit(print)
@@ -289,13 +304,16 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("TROUBLED_SECONDS", "5")
-    wanted = contents(lowered(registry))
+    wanted = contents_of_delegates(lower_steps(registry))
     killed = []
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None
     ) as cluster:
         with distributed.Client(cluster) as client:
-            assert contents(lowered(registry, client.get_executor())) == wanted
+            assert (
+                contents_of_delegates(lower_steps(registry, client.get_executor()))
+                == wanted
+            )
             pids = client.run(os.getpid)
 
             def kill_a_busy_one():
@@ -311,7 +329,10 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 
             killer = threading.Thread(target=kill_a_busy_one)
             killer.start()
-            assert contents(lowered(registry, client.get_executor())) == wanted
+            assert (
+                contents_of_delegates(lower_steps(registry, client.get_executor()))
+                == wanted
+            )
             killer.join()
             assert len(killed) == 1
             assert not {*killed} & {*client.run(os.getpid).values()}
@@ -321,11 +342,11 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
     loky = pytest.importorskip("loky", reason="pip install loky")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    wanted = contents(lowered(registry))
+    wanted = contents_of_delegates(lower_steps(registry))
     with loky.ProcessPoolExecutor(2) as pool:
-        assert contents(lowered(registry, pool)) == wanted
+        assert contents_of_delegates(lower_steps(registry, pool)) == wanted
         os.kill(next(iter(pool._processes)), signal.SIGKILL)
-        assert contents(lowered(registry, pool)) == wanted
+        assert contents_of_delegates(lower_steps(registry, pool)) == wanted
 
 
 @pytest.mark.slow
@@ -337,14 +358,16 @@ def test_submitit(registry, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(folder))
     pool = submitit.LocalExecutor(tmp_path / "jobs")
     pool.update_parameters(timeout_min=5)
-    assert contents(lowered(registry, pool)) == contents(lowered(registry))
+    assert contents_of_delegates(lower_steps(registry, pool)) == contents_of_delegates(
+        lower_steps(registry)
+    )
     # one job a partition, and none to warm up
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 2
 
 
 def test_everything_is_put_away(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    lowered(registry, Copying())
+    lower_steps(registry, Copying())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -394,9 +417,9 @@ def test_broken_pools_are_replaced_by_as_many_workers(registry, monkeypatch):
 
     monkeypatch.setattr("delegraph_workers.workers.WorkerProcess", Here)
     names = ["sin"] * 6
-    assert contents(lowered(registry, Broken(), names)) == contents(
-        lowered(registry, None, names)
-    )
+    assert contents_of_delegates(
+        lower_steps(registry, Broken(), names)
+    ) == contents_of_delegates(lower_steps(registry, None, names))
     assert counting.most == 2
 
 
@@ -448,7 +471,7 @@ def test_executors_that_were_shut_down_are_refused(backends, registry):
         OptionError,
         match="the ProcessPoolExecutor accepts no calls: RuntimeError: cannot schedule",
     ):
-        lowered(registry, pool, ("sin",), given)
+        lower_steps(registry, pool, ("sin",), given)
 
 
 def test_settings_follow_their_programs_in_any_method_order(registry):

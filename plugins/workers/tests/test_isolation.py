@@ -32,7 +32,7 @@ class Steps(nn.Module):
         return x
 
 
-def lowered(names, registry, *backends, require_full=False, **choices):
+def lower_steps(names, registry, *backends, require_full=False, **choices):
     model = Steps(*names).eval()
     inputs = (torch.ones(512, 1024),)
     used = [*backends, "good"]
@@ -46,13 +46,13 @@ def lowered(names, registry, *backends, require_full=False, **choices):
     )
 
 
-def blobs(result):
+def blobs_of(result):
     return [(d.name, d.processed_bytes, d.debug_handle_map) for d in result.delegates]
 
 
 def test_a_crash_costs_one_partition(registry):
     """Two workers: one that dies, and the one that the others are compiled in."""
-    result = lowered(
+    result = lower_steps(
         ["sin", "sinh"], registry, "crashing", "refusing", isolation="process"
     )
     crashed, refused = result.report.given_back
@@ -63,7 +63,9 @@ def test_a_crash_costs_one_partition(registry):
     assert "troubled.py" in crashed.reason
     assert " s;" in crashed.reason
     assert "no plan for it" in refused.reason
-    assert blobs(result) == blobs(lowered(["sin", "sinh"], registry, "refusing"))
+    assert blobs_of(result) == blobs_of(
+        lower_steps(["sin", "sinh"], registry, "refusing")
+    )
     row = result.report.delegates[0]
     assert row.backend == "good"
     assert row.output == "compiled well"
@@ -75,7 +77,7 @@ def test_four_ways_to_misbehave(registry):
     names = ["sin", "cos", "tan", "exp", "tanh"]
     troubled = ["crashing", "exiting", "hanging", "greedy", "leaving"]
     limits = {"time_limit": 3.0, "memory_limit": 1_000_000_000}
-    result = lowered(names, registry, *troubled, isolation="process", **limits)
+    result = lower_steps(names, registry, *troubled, isolation="process", **limits)
     reasons = {row.backend: row.reason for row in result.report.given_back}
     assert list(reasons) == troubled
     assert "was killed by SIGSEGV" in reasons["crashing"]
@@ -85,9 +87,9 @@ def test_four_ways_to_misbehave(registry):
     assert "time.sleep" in reasons["hanging"] or "troubled.py" in reasons["hanging"]
     assert "needs more than 1000 MB" in reasons["greedy"]
     assert "its compiler exited: no licence" in reasons["leaving"]
-    assert blobs(result) == blobs(lowered(names, registry))
+    assert blobs_of(result) == blobs_of(lower_steps(names, registry))
     with pytest.raises(NotFullyDelegated, match="was stopped after 1 s"):
-        lowered(["tan"], registry, "hanging", require_full=True, time_limit=1)
+        lower_steps(["tan"], registry, "hanging", require_full=True, time_limit=1)
 
 
 def test_only_backends_that_declare_isolation_are_isolated(registry, monkeypatch):
@@ -101,7 +103,7 @@ def test_only_backends_that_declare_isolation_are_isolated(registry, monkeypatch
             begun.append(list(backends))
 
     monkeypatch.setattr("delegraph_workers.compiler.Workers", Recorded)
-    lowered(["sin"], registry, "leaving")
+    lower_steps(["sin"], registry, "leaving")
     assert begun == [["troubled/leaving"]]
     delegraph.lower(
         Steps("sin").eval(),
@@ -152,7 +154,7 @@ def test_a_registered_backend_is_refused(registry):
 )
 def test_wrong_choices(choices, text, registry):
     with pytest.raises(OptionError, match=text):
-        lowered(["sin"], registry, **choices)
+        lower_steps(["sin"], registry, **choices)
 
 
 def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
@@ -178,11 +180,11 @@ def test_an_executor_may_isolate_too(registry):
             def submit(self, function, job):
                 return threads.submit(*pickle.loads(pickle.dumps((function, job))))
 
-        result = lowered(
+        result = lower_steps(
             ["sin"], registry, "crashing", executor=Face(), isolation="process"
         )
     assert "SIGSEGV" in result.report.given_back[0].reason
-    assert blobs(result) == blobs(lowered(["sin"], registry))
+    assert blobs_of(result) == blobs_of(lower_steps(["sin"], registry))
     assert result.report.delegates[0].output == "compiled well"
 
 
@@ -206,8 +208,8 @@ def test_a_worker_reads_a_quantized_program():
 
 
 def test_isolated_partitions_have_a_fingerprint_and_are_cached(registry, tmp_path):
-    first = lowered(["sin"], registry, cache=tmp_path, **APART)
-    again = lowered(["sin"], registry, cache=tmp_path, **APART)
+    first = lower_steps(["sin"], registry, cache=tmp_path, **APART)
+    again = lower_steps(["sin"], registry, cache=tmp_path, **APART)
     assert [d.fingerprint for d in first.delegates] == ["1"]
-    assert blobs(again) == blobs(first)
+    assert blobs_of(again) == blobs_of(first)
     assert ", from the cache" in again.report.to_text(verbose=True)

@@ -7,12 +7,12 @@ from delegraph_workers import Cache
 
 from .support.caching import (
     CountingBackend,
-    contents,
-    entries,
-    lowered,
-    model,
+    cache_notes,
+    contents_of_delegates,
+    entries_in,
+    lower_with_cache,
+    make_model,
     registry,
-    said,
 )
 
 __all__ = ["registry"]
@@ -48,36 +48,46 @@ def store(monkeypatch):
 def test_teams_share_compiled_partitions(store, registry, tmp_path):
     server, system = store
     url = "s3://team/delegraph"
-    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))
+    wanted = contents_of_delegates(
+        lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
+    )
     names = sorted(
         path.rpartition("/")[2] for path in system.ls("team/delegraph", refresh=True)
     )
-    assert names == [path.name for path in entries(tmp_path / "one")]
-    program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
-    assert contents(program) == wanted
+    assert names == [path.name for path in entries_in(tmp_path / "one")]
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path / "two", remote=url)
+    )
+    assert contents_of_delegates(program) == wanted
     assert len(CountingBackend.calls) == 2
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
 
     for name in names:  # damaged there
         system.pipe_file(f"team/delegraph/{name}", b"damaged")
-    program = lowered(model(), registry, Cache(tmp_path / "three", remote=url))
-    assert contents(program) == wanted
-    assert len(CountingBackend.calls) == 4
-    assert sum("remote cache entry" in note for note in said(program)) == 2
-
-    program = lowered(
-        model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it")
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path / "three", remote=url)
     )
-    assert "the remote cache s3://nobody/has/it is not used: " in said(program)[1]
-    assert len(said(program)) == 2
+    assert contents_of_delegates(program) == wanted
+    assert len(CountingBackend.calls) == 4
+    assert sum("remote cache entry" in note for note in cache_notes(program)) == 2
+
+    program = lower_with_cache(
+        make_model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it")
+    )
+    assert (
+        "the remote cache s3://nobody/has/it is not used: " in cache_notes(program)[1]
+    )
+    assert len(cache_notes(program)) == 2
 
     server.stop()  # and away
-    program = lowered(model(seed=5), registry, Cache(tmp_path / "two", remote=url))
+    program = lower_with_cache(
+        make_model(seed=5), registry, Cache(tmp_path / "two", remote=url)
+    )
     assert len(program.delegates) == 2
     assert (
         sum(
             "the remote cache s3://team/delegraph is not used: " in note
-            for note in said(program)
+            for note in cache_notes(program)
         )
         == 1
     )

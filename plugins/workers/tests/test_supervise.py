@@ -31,7 +31,7 @@ def answer(line):
 
 
 @pytest.fixture
-def speaking(tmp_path):
+def worker_that(tmp_path):
     """Makes a worker of what its process does; the folder of jobs is ``jobs``."""
     made = []
 
@@ -49,7 +49,7 @@ def speaking(tmp_path):
         worker.close()
 
 
-def left(tmp_path):
+def files_left(tmp_path):
     return [
         path.name
         for path in (tmp_path / "jobs").iterdir()
@@ -76,15 +76,15 @@ def left(tmp_path):
         ),
     ],
 )
-def test_workers_with_wrong_answers_are_stopped(said, why, speaking, tmp_path):
-    worker = speaking(
+def test_workers_with_wrong_answers_are_stopped(said, why, worker_that, tmp_path):
+    worker = worker_that(
         f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)"
     )
     with pytest.raises(Unsupported, match="its process") as error:
         worker.run(b"job", Limits())
     assert why in error.value.message
     assert not worker.alive
-    assert left(tmp_path) == []
+    assert files_left(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,20 @@ def test_workers_with_wrong_answers_are_stopped(said, why, speaking, tmp_path):
         ),
     ],
 )
-def test_a_worker_that_does_not_start_is_stopped(said, why, speaking, monkeypatch):
+def test_a_worker_that_does_not_start_is_stopped(said, why, worker_that, monkeypatch):
     """One of another version was kept, and the next job waited five minutes for it to
     start.
     """
     monkeypatch.setattr(supervise, "START_LIMIT", 0.5 if "licence" in said else 60.0)
-    worker = speaking(said)
+    worker = worker_that(said)
     with pytest.raises(DelegraphError, match=why):
         worker.run(b"job", Limits())
     assert not worker.alive
 
 
-def test_workers_that_close_their_descriptors_are_stopped(speaking, monkeypatch):
+def test_workers_that_close_their_descriptors_are_stopped(worker_that, monkeypatch):
     monkeypatch.setattr(supervise, "_DYING", 0.2)
-    worker = speaking(
+    worker = worker_that(
         "say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)"
     )
     with pytest.raises(Unsupported, match="its process was killed by SIGKILL"):
@@ -120,9 +120,9 @@ def test_workers_that_close_their_descriptors_are_stopped(speaking, monkeypatch)
 
 
 def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(
-    speaking, tmp_path, monkeypatch
+    worker_that, tmp_path, monkeypatch
 ):
-    worker = speaking(
+    worker = worker_that(
         "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
         " time.sleep(60)"
     )
@@ -138,16 +138,16 @@ def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(
     with pytest.raises(KeyboardInterrupt):
         worker.run(b"job", Limits())
     assert not worker.alive
-    assert left(tmp_path) == []
+    assert files_left(tmp_path) == []
 
 
-def test_a_limit_of_years_is_waited_for(speaking):
+def test_a_limit_of_years_is_waited_for(worker_that):
     body = (
         "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
         " time.sleep(0.2)\n"
     )
     body += "    answer(line)\n    say(DONE)"
-    assert speaking(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
+    assert worker_that(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
 
 
 def test_environments_do_not_query_themselves(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def wait_until(condition):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_dead_workers_are_noticed_despite_living_children(
-    speaking, tmp_path, monkeypatch
+    worker_that, tmp_path, monkeypatch
 ):
     """A compiler's server had the worker's end of the pipe, which stayed open: the
     lowering waited for it.
@@ -219,7 +219,7 @@ open({str(started)!r}, "w").write(str(subprocess.Popen(["sleep", "60"], close_fd
 say(BEGUN)
 os._exit(3)
 """
-    worker = speaking(body)
+    worker = worker_that(body)
     begin = time.monotonic()
     with pytest.raises(Unsupported, match="its process ended with exit code 3"):
         worker.run(b"job", Limits())

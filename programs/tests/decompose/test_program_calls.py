@@ -19,7 +19,7 @@ class Gated(nn.Module):
         return nn.functional.silu(x) + self.calls
 
 
-def targets(program):
+def call_targets(program):
     return [
         node.target
         for node in all_nodes(program.graph_module)
@@ -31,8 +31,8 @@ def test_calls_are_decomposed_in_subgraphs_too_and_compute_the_same():
     x = torch.randn(3, 4)
     program, _ = normalize(torch.export.export(Gated(), (x,)))
     program = decompose_calls(program, lambda node: False)
-    assert aten.silu.default not in targets(program)
-    assert aten.sigmoid.default in targets(program)
+    assert aten.silu.default not in call_targets(program)
+    assert aten.sigmoid.default in call_targets(program)
     ours = program.module(check_guards=False)
     eager = Gated()
     for _ in range(2):
@@ -42,7 +42,7 @@ def test_calls_are_decomposed_in_subgraphs_too_and_compute_the_same():
 def test_kept_calls_stay_whole():
     program, _ = normalize(torch.export.export(Gated(), (torch.randn(3, 4),)))
     kept = decompose_calls(program, lambda node: node.target is aten.silu.default)
-    assert targets(kept).count(aten.silu.default) == 2
+    assert call_targets(kept).count(aten.silu.default) == 2
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
@@ -54,7 +54,7 @@ def test_recurrent_cells_compute_the_same_in_parts(cell):
         state = (state, torch.randn(3, 8))
     program, _ = normalize(torch.export.export(model, (x, state)))
     program = decompose_calls(program, lambda node: False)
-    assert not any("cell" in str(target) for target in targets(program))
+    assert not any("cell" in str(target) for target in call_targets(program))
     torch.testing.assert_close(
         program.module(check_guards=False)(x, state), model(x, state)
     )

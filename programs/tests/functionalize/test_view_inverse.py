@@ -32,7 +32,7 @@ class Cells(nn.Module):
         self.cells = cells
         self.kind = kind
         for k, (view, _) in enumerate(cells):
-            self.register_buffer(f"b{k}", numbers(view))
+            self.register_buffer(f"b{k}", numbers_for(view))
 
     def forward(self, *inputs):
         return [self.cell(k, x) for k, x in enumerate(inputs)]
@@ -53,7 +53,7 @@ class Cells(nn.Module):
 ALL = {**WRITES, **REAL_WRITES}
 
 
-def numbers(view):
+def numbers_for(view):
     made = torch.arange(12.0).reshape(3, 4) / 4 - 0.5
     return torch.complex(made, 1 - made) if view in COMPLEX else made
 
@@ -65,7 +65,7 @@ def is_defined(view, write):
     if write in REAL_WRITES and view in COMPLEX:
         return False
     try:
-        ALL[write](VIEWS[view](numbers(view)))
+        ALL[write](VIEWS[view](numbers_for(view)))
     except RuntimeError:
         return False
     return True
@@ -82,17 +82,17 @@ CELLS = [
 ]
 
 
-def check(cells, kind):
+def assert_cells_equal_eager(cells, kind):
     module = Cells(cells, kind).eval()
     program = torch.export.export(
-        copy.deepcopy(module), tuple(numbers(view) for view, _ in cells)
+        copy.deepcopy(module), tuple(numbers_for(view) for view, _ in cells)
     )
     normal, notes = normalize(program)
     assert bool(notes) == any(view in RETRACED for view, _ in cells), notes
     ours = normal.module(check_guards=False)
     for call in range(2):
         mine, eager = (
-            tuple(numbers(view) + call for view, _ in cells) for _ in range(2)
+            tuple(numbers_for(view) + call for view, _ in cells) for _ in range(2)
         )
         got = ours(*mine)
         wanted = module(*eager)
@@ -122,7 +122,7 @@ def test_sample(kind):
     assert {view for view, _ in SAMPLE} >= {
         view for view in VIEWS if view not in RETRACED
     }
-    check(SAMPLE[KINDS.index(kind) :: 3], kind)
+    assert_cells_equal_eager(SAMPLE[KINDS.index(kind) :: 3], kind)
 
 
 @pytest.mark.parametrize("view", [view for view in VIEWS if view not in RETRACED])
@@ -131,7 +131,7 @@ def test_writes_through_views_use_their_inverse(view):
     one then, more slowly.
     """
     program = torch.export.export(
-        Cells([(view, "add_")], "buffer").eval(), (numbers(view),)
+        Cells([(view, "add_")], "buffer").eval(), (numbers_for(view),)
     )
     normal, _ = normalize(program)
     by_elements = any(
@@ -144,7 +144,7 @@ def test_writes_through_views_use_their_inverse(view):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_cell(view, kind):
-    check([cell for cell in CELLS if cell[0] == view], kind)
+    assert_cells_equal_eager([cell for cell in CELLS if cell[0] == view], kind)
 
 
 BY_DATA = {

@@ -14,7 +14,7 @@ from torch import nn
 F = nn.functional
 
 
-def fn(function):
+def as_module(function):
     class Module(nn.Module):
         def forward(self, *args):
             return function(*args)
@@ -245,42 +245,42 @@ def through_expand(x):
 
 
 LOCAL = {
-    "relu_": fn(lambda x: torch.relu_(x + 1)),
-    "residual": fn(lambda x: (x * 2).add_(x)),
-    "chain": fn(lambda x: F.hardtanh_(torch.relu_(x * 3), 0, 1).mul_(2)),
-    "write_after_read": fn(write_after_read),
+    "relu_": as_module(lambda x: torch.relu_(x + 1)),
+    "residual": as_module(lambda x: (x * 2).add_(x)),
+    "chain": as_module(lambda x: F.hardtanh_(torch.relu_(x * 3), 0, 1).mul_(2)),
+    "write_after_read": as_module(write_after_read),
     "counter": Counter(),
     "no_grad": NoGrad(),
-    "input_write": fn(input_write),
-    "masked_fill": fn(lambda x: (x + 0).masked_fill_(x > 0, 7.0)),
-    "copy_of_one": fn(lambda x: (x + 1).copy_(x.sum())[:, 1:] * 2),
-    "copy": fn(lambda x: torch.zeros(3, 4).copy_(x)),
-    "dropout_alias": fn(dropout_alias),
-    "returns_input": fn(lambda x: (x, x + 1)),
-    "write_through_view": fn(relu_of_view),
-    "write_half": fn(write_half),
+    "input_write": as_module(input_write),
+    "masked_fill": as_module(lambda x: (x + 0).masked_fill_(x > 0, 7.0)),
+    "copy_of_one": as_module(lambda x: (x + 1).copy_(x.sum())[:, 1:] * 2),
+    "copy": as_module(lambda x: torch.zeros(3, 4).copy_(x)),
+    "dropout_alias": as_module(dropout_alias),
+    "returns_input": as_module(lambda x: (x, x + 1)),
+    "write_through_view": as_module(relu_of_view),
+    "write_half": as_module(write_half),
     "slice_write": SliceWrite(),
     "statistics": Statistics(),
-    "in_place_comparison": fn(lambda x: (x + 0).ge_(0.5)),
-    "nested_views": fn(nested_views),
-    "view_is_read_later": fn(view_is_read_later),
-    "pieces": fn(pieces),
-    "unsqueeze_": fn(shape_in_place),
-    "reshape_that_copies": fn(reshape_that_copies),
-    "unpacked": fn(unpacked),
-    "written_twice": fn(written_twice),
-    "dropout_": fn(lambda x: F.dropout(x + 1, 0.5, False, inplace=True) * 2),
+    "in_place_comparison": as_module(lambda x: (x + 0).ge_(0.5)),
+    "nested_views": as_module(nested_views),
+    "view_is_read_later": as_module(view_is_read_later),
+    "pieces": as_module(pieces),
+    "unsqueeze_": as_module(shape_in_place),
+    "reshape_that_copies": as_module(reshape_that_copies),
+    "unpacked": as_module(unpacked),
+    "written_twice": as_module(written_twice),
+    "dropout_": as_module(lambda x: F.dropout(x + 1, 0.5, False, inplace=True) * 2),
     "replaced_buffer": Replaced(),
-    "through_expand": fn(through_expand),
-    "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
-    "out_argument_of_another_type": fn(
+    "through_expand": as_module(through_expand),
+    "out_argument": as_module(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
+    "out_argument_of_another_type": as_module(
         lambda x: torch.add(x, 1, out=torch.zeros(3, 4, dtype=torch.float64))
     ),
     "copy_of_a_row": Remembers(),
     "windows": Windows(2, 2),
-    "memory_of_a_view": fn(memory_of_a_view),
-    "copied_memory": fn(copied_memory),
-    "scattered_memory": fn(scattered_memory),
+    "memory_of_a_view": as_module(memory_of_a_view),
+    "copied_memory": as_module(copied_memory),
+    "scattered_memory": as_module(scattered_memory),
 }
 
 
@@ -294,13 +294,13 @@ def memory_of_another(x):
 
 
 RETRACED = {
-    "set_": fn(memory_of_another),
-    "vmap": fn(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
+    "set_": as_module(memory_of_another),
+    "vmap": as_module(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
     "stored_and_returned": Stored(),
 }
 
 
-def run_both(module, *inputs, times=2):
+def normalize_and_compare(module, *inputs, times=2):
     """The normalized program and eager, called several times, and the notes."""
     program = torch.export.export(module, copy.deepcopy(inputs))
     before = str(program.graph)
@@ -328,7 +328,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_local(name):
-    normal, notes = run_both(LOCAL[name], torch.randn(SHAPES.get(name, (3, 4))))
+    normal, notes = normalize_and_compare(
+        LOCAL[name], torch.randn(SHAPES.get(name, (3, 4)))
+    )
     assert notes == []
     assert not [
         n
@@ -350,15 +352,17 @@ def test_places_are_counted_from_the_start_of_memory(name):
     """The value that replaces a written input starts its own memory, also where the
     input does not.
     """
-    _, notes = run_both(fn(IN_THE_MIDDLE[name]), in_the_middle())
+    _, notes = normalize_and_compare(
+        as_module(IN_THE_MIDDLE[name]), view_in_the_middle()
+    )
     assert notes == []
 
 
-def in_the_middle():
+def view_in_the_middle():
     return torch.arange(20.0)[8:].reshape(3, 4)
 
 
-def with_gaps():
+def view_with_gaps():
     return torch.arange(36.0).as_strided((4, 6), (9, 1), 1)
 
 
@@ -382,10 +386,10 @@ def read_in_other_units(x):
 @pytest.mark.parametrize(
     ("function", "x"),
     [
-        (written_beside, with_gaps()),
-        (read_beside, with_gaps()),
-        (lambda x: (x.mul_(2), x.as_strided((2,), (1,), 3))[1], in_the_middle()),
-        (lambda x: x.as_strided((2,), (1,), 3).mul_(2) + x[0, 0], in_the_middle()),
+        (written_beside, view_with_gaps()),
+        (read_beside, view_with_gaps()),
+        (lambda x: (x.mul_(2), x.as_strided((2,), (1,), 3))[1], view_in_the_middle()),
+        (lambda x: x.as_strided((2,), (1,), 3).mul_(2) + x[0, 0], view_in_the_middle()),
         (
             lambda x: (x.as_strided((2,), (1,), 18).mul_(2), x + 0)[1],
             torch.arange(20.0)[:12].reshape(3, 4),
@@ -394,7 +398,7 @@ def read_in_other_units(x):
             lambda x: (x.mul_(2), torch.as_strided_scatter(x[1], x[0, :2], (2,), (1,)))[
                 1
             ],
-            in_the_middle(),
+            view_in_the_middle(),
         ),
     ],
     ids=[
@@ -411,19 +415,21 @@ def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
     kernel keeps of its argument.
     """
     try:
-        run_both(fn(function), x)
+        normalize_and_compare(as_module(function), x)
     except InputError as e:
         assert "cannot be made functional" in e.message
         assert "test_writes.py" in str(e.source)
 
 
 def test_writes_through_views_of_other_dtypes_equal_eager():
-    run_both(fn(read_in_other_units), torch.randn(3, 4))
+    normalize_and_compare(as_module(read_in_other_units), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("name", RETRACED)
 def test_retraced_programs_equal_eager_and_are_noted(name):
-    _, notes = run_both(RETRACED[name], torch.randn(SHAPES.get(name, (3, 4))))
+    _, notes = normalize_and_compare(
+        RETRACED[name], torch.randn(SHAPES.get(name, (3, 4)))
+    )
     assert notes
     assert all(n.startswith("retraced, because of ") for n in notes)
 
@@ -526,7 +532,9 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     [lambda: torch.tensor(3.0), lambda: torch.tensor([1.0, 2.0]).view(2, 1).detach()],
 )
 def test_returned_literals_are_new_tensors_in_each_call(literal):
-    normal, _ = run_both(fn(lambda x: (x + 1, literal())), torch.randn(3, 4))
+    normal, _ = normalize_and_compare(
+        as_module(lambda x: (x + 1, literal())), torch.randn(3, 4)
+    )
     call = normal.module(check_guards=False)
     call(torch.ones(3, 4))[1].zero_()
     torch.testing.assert_close(call(torch.ones(3, 4))[1], literal())
@@ -543,7 +551,7 @@ def test_tensors_from_nothing_have_the_dtype_that_was_exported():
         )
         return tuple(x + m for m in made), torch.arange(3) + torch.ones(3)
 
-    program = torch.export.export(fn(create), (torch.ones(3),))
+    program = torch.export.export(as_module(create), (torch.ones(3),))
     call = normalize(program)[0].module(check_guards=False)
     torch.set_default_dtype(torch.float64)
     try:
@@ -555,7 +563,7 @@ def test_tensors_from_nothing_have_the_dtype_that_was_exported():
     assert {r.dtype for r in results} == {torch.float32}
 
 
-def two_of_ones(n, *, dtype=None):
+def two_tensors_of_ones(n, *, dtype=None):
     return torch.ones(n), torch.ones(n)
 
 
@@ -563,11 +571,14 @@ def test_custom_operators_get_no_dtype_argument():
     """It need not be that of their results, of which there may be several."""
     with torch.library._scoped_library("writes_test", "FRAGMENT") as library:
         library.define("pair(int n, *, ScalarType? dtype=None) -> (Tensor, Tensor)")
-        library.impl("pair", two_of_ones, "CompositeExplicitAutograd")
-        torch.library.register_fake("writes_test::pair", two_of_ones, lib=library)
+        library.impl("pair", two_tensors_of_ones, "CompositeExplicitAutograd")
+        torch.library.register_fake(
+            "writes_test::pair", two_tensors_of_ones, lib=library
+        )
         normal, _ = normalize(
             torch.export.export(
-                fn(lambda x: x + torch.ops.writes_test.pair(3)[1]), (torch.ones(3),)
+                as_module(lambda x: x + torch.ops.writes_test.pair(3)[1]),
+                (torch.ones(3),),
             )
         )
         (call,) = (n for n in normal.graph.nodes if "pair" in str(n.target))
@@ -602,12 +613,12 @@ def test_views_of_sizes_that_come_from_data():
 
 
 def test_mutation_is_in_the_signature():
-    normal, _ = run_both(Counter(), torch.randn(3))
+    normal, _ = normalize_and_compare(Counter(), torch.randn(3))
     assert list(normal.graph_signature.buffers_to_mutate.values()) == ["k"]
 
 
 def test_input_mutation_is_in_the_signature():
-    normal, _ = run_both(LOCAL["input_write"], torch.randn(3, 4))
+    normal, _ = normalize_and_compare(LOCAL["input_write"], torch.randn(3, 4))
     assert list(normal.graph_signature.user_inputs_to_mutate.values()) == ["args_0"]
 
 
@@ -631,8 +642,8 @@ def test_promotion_is_not_taken_over():
     """x.add_(y64) keeps float32; the functional add gives float64, so its result is
     cast.
     """
-    module = fn(lambda x, y: (x + 0).add_(y))
-    normal, notes = run_both(
+    module = as_module(lambda x, y: (x + 0).add_(y))
+    normal, notes = normalize_and_compare(
         module, torch.randn(3), torch.randn(3, dtype=torch.float64)
     )
     assert notes == []
@@ -652,7 +663,9 @@ def test_symbolic_integers_and_floats_promote_differently():
 
     shapes = (({0: torch.export.Dim("n", min=2)},),)
     normal, notes = normalize(
-        torch.export.export(fn(products), (torch.ones(4),), dynamic_shapes=shapes)
+        torch.export.export(
+            as_module(products), (torch.ones(4),), dynamic_shapes=shapes
+        )
     )
     results = normal.module(check_guards=False)(torch.ones(5))
     assert notes == []
@@ -676,7 +689,9 @@ def test_loaded_from_disk(name, tmp_path):
 
 
 def test_added_calls_get_the_handle_of_their_call():
-    normal, _ = normalize(torch.export.export(fn(relu_of_view), (torch.randn(3, 4),)))
+    normal, _ = normalize(
+        torch.export.export(as_module(relu_of_view), (torch.randn(3, 4),))
+    )
     handles = {str(n.target): n.meta.get("debug_handle") for n in normal.graph.nodes}
     assert handles["aten.reshape.default"] == handles["aten.mul.Tensor"]
 

@@ -82,7 +82,7 @@ class SilentRuntime(BackendRuntime):
     load = TellingRuntime.load
 
 
-def lower(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
+def lower_for_telling(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
     registry = Registry(discover=False)
     partitioner = CapabilityPartitioner(why_not, "TellingBackend")
     registry.register(
@@ -109,7 +109,7 @@ def image():
 
 def test_first_and_worst_inside_of_a_delegate(image):
     """NHWC of these sizes, [2, 4, 4, 4], has the shape of NCHW too."""
-    lowered = lower(Net(), (image,))
+    lowered = lower_for_telling(Net(), (image,))
     found = lowered.verify(image, per_operator=True)
     operators = found.operators
     assert [o.operator.split(".")[1] for o in operators.operators] == [
@@ -142,7 +142,9 @@ def test_first_and_worst_inside_of_a_delegate(image):
 
 def test_only_borders_are_compared_without_an_observing_runtime(image):
     operators = (
-        lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
+        lower_for_telling(Net(), (image,), SilentRuntime)
+        .verify(image, per_operator=True)
+        .operators
     )
     assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
     assert operators.not_compared == {
@@ -181,7 +183,9 @@ def test_results_of_observed_delegates_are_checked(image, returned, message):
             return lambda *args: returned(*observed(*args))
 
     with pytest.raises(ContractViolation, match=message):
-        lower(Net(), (image,), WrongRuntime).verify(image, per_operator=True)
+        lower_for_telling(Net(), (image,), WrongRuntime).verify(
+            image, per_operator=True
+        )
 
 
 @pytest.mark.parametrize("thread_safe", [False, True])
@@ -195,7 +199,7 @@ def test_verifications_share_a_delegate_only_if_it_is_thread_safe(image, thread_
             return TellingRuntime.observe(processed_bytes, compile_specs, named_data)
 
     Counting.thread_safe = thread_safe
-    lowered = lower(Net(), (image,), Counting)
+    lowered = lower_for_telling(Net(), (image,), Counting)
     assert (
         lowered.verify(image, per_operator=True).operators
         == lowered.verify(image, per_operator=True).operators
@@ -218,7 +222,7 @@ def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
     """
     taken = (aten.relu.default, aten.tanh.default)
     why_not = lambda n: None if n.target in taken else "no"
-    lowered = lower(Chain(), (image,), why_not=why_not)
+    lowered = lower_for_telling(Chain(), (image,), why_not=why_not)
     verify_operators(lowered, image)
     with Counting32() as mode:
         mode.counts = Counter()
@@ -256,7 +260,7 @@ def test_same_bits():
 
 
 def test_operators_on_the_host_are_measured_with_equal_inputs(image):
-    lowered = lower(
+    lowered = lower_for_telling(
         Net(),
         (image,),
         why_not=lambda n: None if n.target is aten.tanh.default else "no",
@@ -281,7 +285,7 @@ class Tied(torch.nn.Module):
 
 def test_ties_are_no_error_and_later_operators_are_compared():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
-    found = lower(Tied(), (x,)).verify(x, per_operator=True)
+    found = lower_for_telling(Tied(), (x,)).verify(x, per_operator=True)
     (tie,) = found.operators.remarked[:1]
     assert tie.figures.remark.startswith(
         "a tie in aten.argmax.default: 1 position of equal elements"
@@ -293,7 +297,7 @@ def test_ties_are_no_error_and_later_operators_are_compared():
 
 def test_ties_are_accepted_only_with_the_option():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
-    lowered = lower(Tied(), (x,))
+    lowered = lower_for_telling(Tied(), (x,))
     plain = lowered.verify(x)
     assert not plain.agrees()
     assert not any(o.remark for o in plain.outputs)
@@ -307,7 +311,7 @@ def test_ties_are_accepted_only_with_the_option():
 
 def test_pages_show_agreement_and_error_consistently():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
-    lowered = lower(Tied(), (x,))
+    lowered = lower_for_telling(Tied(), (x,))
     page = lowered.report.to_html({"forward": verify_ties(lowered, x)})
     assert "The outputs agree with eager; largest error 0 of" in page
     assert "another run of eager at 1 of 2 places" in page
@@ -329,8 +333,8 @@ class TiedOften(torch.nn.Module):
 
 def test_decisions_that_eager_does_not_meet_by_chance_are_followed():
     x = torch.tensor([[1.0, 1.1, 0.2], [1.1, 1.0, 0.2]]).repeat(20, 1)
-    assert not verify_ties(lower(TiedOften(), (x,)), x).agrees()
-    found = lower(TiedOften(), (x,)).verify(x, per_operator=True)
+    assert not verify_ties(lower_for_telling(TiedOften(), (x,)), x).agrees()
+    found = lower_for_telling(TiedOften(), (x,)).verify(x, per_operator=True)
     assert found.agrees()
     assert found.relative_error == 0
     assert "with the program's decisions" in found.outputs[0].remark
@@ -343,7 +347,7 @@ class Noisy(torch.nn.Module):
 
 def test_random_operators_get_one_seed_and_are_noted():
     x = torch.zeros(4)
-    lowered = lower(
+    lowered = lower_for_telling(
         Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None
     )
     assert lowered.verify(x).relative_error == 0
@@ -360,7 +364,7 @@ class Largest(torch.nn.Module):
 
 def test_a_result_of_several_is_its_operators():
     found = (
-        lower(Largest(), (torch.ones(2, 3),))
+        lower_for_telling(Largest(), (torch.ones(2, 3),))
         .verify(torch.ones(2, 3), per_operator=True)
         .operators
     )
@@ -381,7 +385,7 @@ class WrongAttention(Telling):
 def test_attention_that_drops_nothing_out_is_not_random(monkeypatch):
     monkeypatch.setitem(globals(), "Telling", WrongAttention)
     x = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
-    found = lower(Attention(), (x,)).verify(x, per_operator=True).operators
+    found = lower_for_telling(Attention(), (x,)).verify(x, per_operator=True).operators
     assert [o.operator.split(".")[1] for o in found.differing()] == [
         "scaled_dot_product_attention"
     ]
@@ -394,7 +398,7 @@ def test_precision_lost_by_eager_is_no_error():
             return (x + 1e8) - 1e8
 
     x = torch.rand(8)
-    found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
+    found = lower_for_telling(Cancelling(), (x,)).verify(x, per_operator=True)
     last = found.operators.operators[-1]
     assert last.figures.relative_error > 0.5
     assert last.eager_error > 0.5
@@ -455,7 +459,7 @@ class LateRuntime(TellingRuntime):
 
 def test_inside_of_branches_and_loops_by_iteration(loops):
     program, x = loops
-    lowered = lower(
+    lowered = lower_for_telling(
         program,
         None,
         LateRuntime,
@@ -486,18 +490,18 @@ def test_operators_that_are_not_observed_are_counted(loops, monkeypatch):
     monkeypatch.setattr(reference, "ITERATIONS", 4)
     program, x = loops
     found = (
-        lower(program, None, why_not=lambda n: "no")
+        lower_for_telling(program, None, why_not=lambda n: "no")
         .verify(x, per_operator=True)
         .operators
     )
     assert set(found.not_compared) == {reference.LATER}
     assert found.not_compared[reference.LATER] > 2 * 3
-    whole = lower(Branch(), (x,)).verify(x, per_operator=True).operators
+    whole = lower_for_telling(Branch(), (x,)).verify(x, per_operator=True).operators
     assert whole.not_compared == {reference.WHOLE: 3}
 
 
 def test_worst_of_several_inputs(image):
-    lowered = lower(Net(), (image,))
+    lowered = lower_for_telling(Net(), (image,))
     found = [lowered.verify(scale * image, per_operator=True) for scale in (0.0, 1.0)]
     worst = type(found[0]).worst_of(found)
     assert worst.outputs == found[1].outputs
@@ -506,7 +510,9 @@ def test_worst_of_several_inputs(image):
 
 def test_runtimes_of_whole_files_refuse_values_of_operators(image):
     with pytest.raises(InputError, match="does not show the values"):
-        lower(Net(), (image,)).verify(image, runtime="executorch", per_operator=True)
+        lower_for_telling(Net(), (image,)).verify(
+            image, runtime="executorch", per_operator=True
+        )
 
 
 def test_tolerance_is_that_of_the_type():

@@ -38,7 +38,7 @@ class Here:
         return future
 
 
-def done(listed, store, executor=None, **given):
+def run_cells(listed, store, executor=None, **given):
     rows = schedule.run_cells(listed, store, Engine(executor or Here(), **given))
     for row in rows:
         jsonschema.Draft202012Validator(
@@ -98,16 +98,16 @@ def test_rows_of_good_models(finished):
 
 def test_cells_with_a_row_are_not_run_again(finished, cells_for, store):
     listed = cells_for("small")
-    row = done(listed, store)["small"]
+    row = run_cells(listed, store)["small"]
     executor = Here()
-    assert done(listed, store, executor)["small"] == row
+    assert run_cells(listed, store, executor)["small"] == row
     assert not executor.jobs
     assert not schedule.missing(listed, store, failed_again=True)
 
 
 def test_models_that_end_their_process(cells_for, store, folder):
     names = ("exits", "greedy", "noisy", "forks", "killed", "interrupts", "small")
-    rows = done(cells_for(*names, memory_limit=400), store)
+    rows = run_cells(cells_for(*names, memory_limit=400), store)
     errors = {name: row["error"] and row["error"]["code"] for name, row in rows.items()}
     ended = "matrix/process-ended"
     good = dict(noisy=None, forks=None, small=None)
@@ -128,7 +128,7 @@ def test_models_that_end_their_process(cells_for, store, folder):
 
 
 def test_the_process_that_waits_for_a_cell_is_killed(cells_for, store):
-    rows = done(cells_for("orphaned", "small"), store)
+    rows = run_cells(cells_for("orphaned", "small"), store)
     assert (
         rows["orphaned"]["error"]["message"]
         == "the cell was lost: the process that waits for it ended"
@@ -149,7 +149,7 @@ def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
 
 def test_models_that_hang_are_stopped_after_the_time_limit(cells_for, store):
     start = time.monotonic()
-    row = done(cells_for("hangs", time_limit=3.0), store)["hangs"]
+    row = run_cells(cells_for("hangs", time_limit=3.0), store)["hangs"]
     assert row["error"]["message"] == "its process was stopped after 3 s"
     assert row["stage"] == "load"
     assert row["measured"]["printed"][0] == "patience"
@@ -186,10 +186,11 @@ def test_a_cell_ends_with_its_command(cells_for, store, folder):
 def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
     executor = Here(OSError("the worker is gone"))
     assert (
-        done(cells_for("small"), store, executor)["small"]["measured"]["attempts"] == 2
+        run_cells(cells_for("small"), store, executor)["small"]["measured"]["attempts"]
+        == 2
     )
     executor = Here(*[OSError("the worker is gone")] * 2)
-    row = done(cells_for("inverse"), store, executor)["inverse"]
+    row = run_cells(cells_for("inverse"), store, executor)["inverse"]
     assert row["error"]["code"] == "matrix/lost"
     assert "OSError: the worker is gone" in row["error"]["message"]
 
@@ -197,15 +198,15 @@ def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
 def test_broken_executors_end_the_command_and_keep_rows(cells_for, store):
     breaking = Here(*[BrokenExecutor("a process died")])
     with pytest.raises(DelegraphError, match="the executor broke: a process died"):
-        done(cells_for("small", "inverse"), store, breaking)
+        run_cells(cells_for("small", "inverse"), store, breaking)
     assert len(store.rows()) < 2
-    assert len(done(cells_for("small", "inverse"), store)) == 2
+    assert len(run_cells(cells_for("small", "inverse"), store)) == 2
 
 
 @pytest.mark.parametrize("wrong", [b"text", 3, b"{}", b"[]"])
 def test_answers_of_executors_are_not_trusted(wrong, cells_for, store):
     with pytest.raises(DelegraphError, match="no answer of a cell"):
-        done(cells_for("small"), store, Here(wrong))
+        run_cells(cells_for("small"), store, Here(wrong))
 
 
 def test_a_machine_that_does_not_see_the_store_returns_files(
@@ -215,7 +216,7 @@ def test_a_machine_that_does_not_see_the_store_returns_files(
     monkeypatch.setattr(
         type(store), "address", lambda self: {**address, "folder": "/nowhere"}
     )
-    row = done(cells_for("small", files=[".tosa"]), store)["small"]
+    row = run_cells(cells_for("small", files=[".tosa"]), store)["small"]
     assert store.content(row["files"][0]["path"])
     assert store.content(row["measured"]["page"])
 
@@ -230,7 +231,7 @@ def test_machines_with_different_versions_are_refused(cells_for, store, monkeypa
         DelegraphError,
         match=r"a worker process of the matrix has torch 2\.\S+, not 2\.9",
     ):
-        done([cell], store)
+        run_cells([cell], store)
     assert not store.rows()
 
 
@@ -238,7 +239,7 @@ def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
     (store.folder / "artifacts").rmdir()
     (store.folder / "artifacts").write_text("no folder")
     with pytest.raises(DelegraphError) as error:
-        done(cells_for("small"), store)
+        run_cells(cells_for("small"), store)
     assert error.value.code == "write-failed"
     assert not store.rows()
 

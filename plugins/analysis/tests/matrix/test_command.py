@@ -10,7 +10,7 @@ from core.tests.support.processes import run_python
 from tests.support.schema import validate
 
 
-def as_data(capsys, *words):
+def run_matrix_for_json(capsys, *words):
     code, out, _ = run_command(capsys, "matrix", *words, "--json")
     return code, json.loads(out)
 
@@ -20,7 +20,7 @@ def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
     (folder / "m.toml").write_text(
         'models = ["zoo.py:small"]\nbackends = ["tosa", []]\nsettings.runs = 3\n'
     )
-    code, listed = as_data(capsys, "m.toml", "--store", "store", "--list")
+    code, listed = run_matrix_for_json(capsys, "m.toml", "--store", "store", "--list")
     validate(listed, "matrix-list")
     assert code == 0
     assert [cell["row"] for cell in listed["cells"]] == [True, True]
@@ -29,13 +29,13 @@ def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
         for suffix in ("md", "csv", "html", "json", "junit.xml")
     ]
     given = [word for path in reports for word in ("--report", path)]
-    code, found = as_data(
+    code, found = run_matrix_for_json(
         capsys, "m.toml", "--store", "store", "--executor", "json:loads", *given
     )
     assert found.get("code") == "option-invalid", (
         "an executor is made before it is needed"
     )
-    code, found = as_data(capsys, "m.toml", "--store", "store", *given)
+    code, found = run_matrix_for_json(capsys, "m.toml", "--store", "store", *given)
     validate(found, "matrix")
     assert code == 0
     assert found["cells"] == 2
@@ -70,7 +70,9 @@ def test_a_difference_fails_its_gates(folder, finished, capsys):
     (folder / "new/rows.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in rows)
     )
-    code, found = as_data(capsys, "diff", finished, "new", "--report", "d.junit.xml")
+    code, found = run_matrix_for_json(
+        capsys, "diff", finished, "new", "--report", "d.junit.xml"
+    )
     validate(found, "matrix-diff")
     assert code == 1
     assert [c["kind"] for c in found["failing"]] == ["delegated"]
@@ -84,7 +86,7 @@ def test_a_difference_fails_its_gates(folder, finished, capsys):
 
 
 def test_stores_are_joined_and_shown(folder, finished, capsys):
-    code, found = as_data(capsys, "join", "all", finished)
+    code, found = run_matrix_for_json(capsys, "join", "all", finished)
     assert code == 0
     assert found["cells"] == 13
     code, _, _ = run_command(capsys, "matrix", "join", "all", finished)
@@ -171,7 +173,7 @@ def test_gates_of_a_run(folder, capsys):
         "--max-delegates",
         "0",
     ]
-    code, found = as_data(
+    code, found = run_matrix_for_json(
         capsys, *words, "--min-delegated", "0.4", "--require-agreement"
     )
     (row,) = found["rows"]

@@ -23,7 +23,7 @@ files = [".tosa"]
 
 
 @pytest.fixture
-def matrix(folder):
+def read_changed_matrix(folder):
     for name, content in (("m.toml", TOML), ("data.npz", "data"), ("helper.py", "")):
         (folder / name).write_text(content)
     return lambda **changes: description.read_matrix(folder / "m.toml")
@@ -33,8 +33,8 @@ def by_key(listed):
     return {cell.key: cell for cell in listed}
 
 
-def test_a_file(matrix):
-    found = matrix()
+def test_a_file(read_changed_matrix):
+    found = read_changed_matrix()
     assert [m.name for m in found.models] == ["small", "inverse 3x3"]
     assert [t.name for t in found.targets] == [
         "tosa",
@@ -55,8 +55,10 @@ def test_a_file(matrix):
     assert json.dumps(listed[0].job())
 
 
-def test_cell_identities_depend_on_contents_and_not_on_folders(matrix, folder):
-    before = by_key(cells.cells_of(matrix()))
+def test_cell_identities_depend_on_contents_and_not_on_folders(
+    read_changed_matrix, folder
+):
+    before = by_key(cells.cells_of(read_changed_matrix()))
     shutil.copytree(folder, folder / "moved")
     moved = by_key(cells.cells_of(description.read_matrix(folder / "moved/m.toml")))
     assert {k: c.identity for k, c in moved.items()} == {
@@ -67,7 +69,7 @@ def test_cell_identities_depend_on_contents_and_not_on_folders(matrix, folder):
         path = folder / name
         text = path.read_text()
         path.write_text(text.replace(old, new) if old else new)
-        after = by_key(cells.cells_of(matrix()))
+        after = by_key(cells.cells_of(read_changed_matrix()))
         path.write_text(text)
         return {key for key in before if before[key].identity != after[key].identity}
 
@@ -85,10 +87,12 @@ def test_cell_identities_depend_on_contents_and_not_on_folders(matrix, folder):
     }
 
 
-def test_a_model_with_another_name_is_another_row(matrix, folder):
-    before = {cell.identity for cell in cells.cells_of(matrix())}
+def test_a_model_with_another_name_is_another_row(read_changed_matrix, folder):
+    before = {cell.identity for cell in cells.cells_of(read_changed_matrix())}
     (folder / "m.toml").write_text(TOML.replace("inverse 3x3", "inverse"))
-    after = {cell.identity: cell.key[0] for cell in cells.cells_of(matrix())}
+    after = {
+        cell.identity: cell.key[0] for cell in cells.cells_of(read_changed_matrix())
+    }
     assert {name for identity, name in after.items() if identity not in before} == {
         "inverse"
     }
@@ -118,8 +122,8 @@ def test_a_row_that_failed_is_so_under_its_limits_only(cells_for):
     )
 
 
-def test_shards_have_each_cell_once(matrix):
-    listed = cells.cells_of(matrix())
+def test_shards_have_each_cell_once(read_changed_matrix):
+    listed = cells.cells_of(read_changed_matrix())
     shards = [cells.shard(listed, f"{k}/3") for k in (1, 2, 3)]
     assert sorted(c.identity for part in shards for c in part) == sorted(
         c.identity for c in listed

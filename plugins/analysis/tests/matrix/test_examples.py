@@ -23,7 +23,7 @@ def test_the_matrix_of_the_guide():
     assert len(cells_of(read_matrix(EXAMPLES / "matrix.toml"))) == 2 * 4 * 2
 
 
-def called(folder, *words):
+def run_in_folder(folder, *words):
     """A command, in which ``delegraph`` is that of a Python that has imported torch."""
     command = folder / "bin/delegraph"
     if not command.exists():
@@ -44,7 +44,7 @@ def called(folder, *words):
 def test_a_vendors_nightly_run(folder):
     (folder / "m.toml").write_text(TOML)
     script = EXAMPLES / "matrix_nightly.sh"
-    first = called(folder, script, "m.toml", "good", "one", 2)
+    first = run_in_folder(folder, script, "m.toml", "good", "one", 2)
     assert first.returncode == 0, first.stderr
     assert "aten.linalg_inv_ex.default" in (folder / "one/next.txt").read_text()
     rows = (folder / "good/rows.jsonl").read_text()
@@ -55,7 +55,7 @@ def test_a_vendors_nightly_run(folder):
     (folder / "zoo.py").write_text(
         zoo.replace("(x + 1)[0].relu()", "(x + 1)[0].inverse().relu()")
     )
-    second = called(folder, script, "m.toml", "good", "two")
+    second = run_in_folder(folder, script, "m.toml", "good", "two")
     assert second.returncode == 1, second.stdout + second.stderr
     assert "worse  inverse, tosa, float: delegated" in second.stdout
     assert "<failure" in (folder / "two/worse.junit.xml").read_text()
@@ -65,7 +65,7 @@ def test_a_vendors_nightly_run(folder):
 @pytest.mark.slow
 def test_a_researchers_comparison(folder):
     (folder / "m.toml").write_text(TOML)
-    done = called(
+    done = run_in_folder(
         folder, sys.executable, EXAMPLES / "matrix_comparison.py", "store", "m.toml"
     )
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ MODELS = ("small", "inverse", "methods", "wrong", "exits", "noisy")
 ENGINES = (("tosa",), ("openvino",))
 
 
-def comparable(rows):
+def without_measurements(rows):
     """All of the rows that is no measurement, in one order."""
     made = copy.deepcopy(sorted(rows, key=key_of))
     for row in made:
@@ -45,11 +45,11 @@ def listed(cells_for):
 def wanted(serial, listed):
     """The rows of a serial run."""
     if "rows" not in serial:
-        serial["rows"] = by("serial", listed, serial["folder"] / "store")
+        serial["rows"] = run_cells_by("serial", listed, serial["folder"] / "store")
     return serial["rows"]
 
 
-def by(executor, listed, folder):
+def run_cells_by(executor, listed, folder):
     store = Store(folder)
     store.create()
     with executors.engine_of(executor, folder, 600) as engine:
@@ -70,22 +70,22 @@ def test_rows_are_those_of_a_serial_run(name, wanted, listed, tmp_path, monkeypa
             name = f"dask:{stack.enter_context(cluster).scheduler_address}"
         elif name.startswith("submitit"):
             pytest.importorskip("submitit", reason="pip install submitit")
-        rows = by(name, listed, tmp_path / "store")
+        rows = run_cells_by(name, listed, tmp_path / "store")
     assert len(rows) == len(MODELS) * len(ENGINES)
-    assert comparable(rows) == comparable(wanted)
+    assert without_measurements(rows) == without_measurements(wanted)
 
 
 @pytest.mark.slow
 def test_rows_of_four_shards_joined(wanted, listed, tmp_path):
     parts = [Store(tmp_path / str(k)) for k in range(1, 5)]
     for k, part in enumerate(parts, start=1):
-        by("serial", shard(listed, f"{k}/4"), part.folder)
+        run_cells_by("serial", shard(listed, f"{k}/4"), part.folder)
     into = Store(tmp_path / "all")
     assert into.join(parts) == len(listed)
-    assert comparable(into.rows()) == comparable(wanted)
+    assert without_measurements(into.rows()) == without_measurements(wanted)
 
 
-def started(folder, *words):
+def start_command(folder, *words):
     """A command in a session of its own."""
     command = [
         sys.executable,
@@ -120,7 +120,7 @@ def test_a_command_that_is_killed_goes_on(folder, rounds):
     rows = folder / "store/rows.jsonl"
     for _ in range(rounds):
         before = rows.read_text().splitlines() if rows.exists() else []
-        command = started(folder, *given, "--executor", "process:2")
+        command = start_command(folder, *given, "--executor", "process:2")
         until = time.monotonic() + 300
         while (
             len(rows.read_text().splitlines() if rows.exists() else []) <= len(before)
@@ -132,7 +132,7 @@ def test_a_command_that_is_killed_goes_on(folder, rounds):
         command.send_signal(signal.SIGKILL)
         command.communicate()
         assert rows.read_text().splitlines()[: len(before)] == before
-    command = started(folder, *given)
+    command = start_command(folder, *given)
     printed, _ = command.communicate(timeout=600)
     assert command.returncode == 0, printed
     cells = [row["cell"] for row in read_rows(folder / "store")]
@@ -166,7 +166,7 @@ def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
             "--store",
             disk,
         ]
-        command = started(folder, *map(str, given))
+        command = start_command(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)
         assert command.returncode == 1, printed
         assert "write-failed" in printed, printed
@@ -175,7 +175,7 @@ def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
         assert kept
         assert not [p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        command = started(folder, *map(str, given))
+        command = start_command(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)
         assert command.returncode == 0, printed
         assert (disk / "rows.jsonl").read_text().startswith(before)

@@ -26,7 +26,7 @@ def rows(finished):
     return found
 
 
-def named(rows, name, target="tosa", kind="float"):
+def find_row(rows, name, target="tosa", kind="float"):
     return next(row for row in rows if key_of(row) == (name, target, kind))
 
 
@@ -46,7 +46,7 @@ def test_a_table_is_as_wide_as_its_terminal(rows, width):
 
 
 def test_hostile_names_are_text(rows):
-    row = named(rows, "small")
+    row = find_row(rows, "small")
     row |= {"name": HOSTILE, "target": HOSTILE, "quantize": HOSTILE, "not_run": HOSTILE}
     row["causes"] = [
         dict(
@@ -88,7 +88,7 @@ def test_hostile_names_are_text(rows):
 
 
 def test_damaged_rows_are_not_accepted(rows):
-    row = named(rows, "small")
+    row = find_row(rows, "small")
     assert is_row(row)
     damaged = [
         {**row, "schema": "other"},
@@ -144,7 +144,7 @@ def test_csv_has_numbers_in_full(rows):
         for r in read
         if (r["model"], r["backends"], r["type"]) == ("small", "tosa", "float")
     )
-    assert float(small["ms"]) == tables.milliseconds(named(rows, "small"), "latency")
+    assert float(small["ms"]) == tables.milliseconds(find_row(rows, "small"), "latency")
     assert small["delegated"] == "1.0"
     assert next(r for r in read if r["model"] == "wrong")["ms"] == ""
 
@@ -156,7 +156,7 @@ def test_markdown_can_omit_times_and_memory(rows):
     assert re.search(r"\| 100%, (\de-0\d|equal) \|", text)
     assert "| 0%, equal |" in text
     assert "&#38;#" not in text
-    slow = changed(rows, slower(50.0))[1]
+    slow = changes_after(rows, make_slower(50.0))[1]
     assert tables.markdown(slow, times=False) == text != tables.markdown(rows)
 
 
@@ -171,8 +171,8 @@ def test_refusals_of_all_models(rows):
     assert found.models == ["inverse"]
     twice = [
         *rows,
-        {**named(rows, "inverse"), "quantize": "int8"},
-        {**named(rows, "inverse"), "name": "other"},
+        {**find_row(rows, "inverse"), "quantize": "int8"},
+        {**find_row(rows, "inverse"), "name": "other"},
     ]
     found = next(
         r
@@ -184,7 +184,7 @@ def test_refusals_of_all_models(rows):
 
 
 def test_the_latest_measurement_of_a_row_is_used(rows):
-    old = copy.deepcopy(named(rows, "small"))
+    old = copy.deepcopy(find_row(rows, "small"))
     old["measured"]["ended"], old["cell"] = "2020-01-01T00:00:00+00:00", "earlier"
     assert [key_of(r) for r in latest([*rows, old])] == [key_of(r) for r in rows]
     assert "earlier" not in {r["cell"] for r in latest([old, *rows])}
@@ -193,14 +193,14 @@ def test_the_latest_measurement_of_a_row_is_used(rows):
 # --- changes --------------------------------------------------------------------------
 
 
-def changed(rows, change, name="small", target="tosa", noise=changes.NOISE):
+def changes_after(rows, change, name="small", target="tosa", noise=changes.NOISE):
     """What is told when one cell is changed."""
     after = copy.deepcopy(rows)
-    change(named(after, name, target))
+    change(find_row(after, name, target))
     return changes.changes(rows, after, noise), after
 
 
-def slower(factor, eager=1.0):
+def make_slower(factor, eager=1.0):
     def change(row):
         for name, by in (("latency", factor), ("eager", eager)):
             row["measured"][name]["seconds"] = [
@@ -210,21 +210,21 @@ def slower(factor, eager=1.0):
     return change
 
 
-def fail(row):
+def make_fail(row):
     row["error"] = dict(
         code="internal", message="it fell over", source=None, hint=None, raised_by=None
     )
 
 
-def disagree(row):
+def make_disagree(row):
     row["methods"]["forward"] = {"agrees": False, "relative_error": 0.3, "snr": 9.0}
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "gated"),
     [
-        (fail, "failed", True),
-        (disagree, "agreement", True),
+        (make_fail, "failed", True),
+        (make_disagree, "agreement", True),
         (lambda row: row.update(delegated=1), "delegated", True),
         (
             lambda row: row["methods"]["forward"].update(relative_error=0.01),
@@ -237,13 +237,13 @@ def disagree(row):
             "size",
             False,
         ),
-        (slower(50.0), "latency", False),
+        (make_slower(50.0), "latency", False),
         (lambda row: row["measured"]["cpu"].update(lower=9.0), "lowering", False),
         (lambda row: row["measured"].update(peak_bytes=9 << 30), "memory", False),
     ],
 )
 def test_each_kind_for_the_worse_and_for_the_better(rows, change, kind, gated):
-    (found,), after = changed(rows, change)
+    (found,), after = changes_after(rows, change)
     assert found.kind == kind
     assert found.way == WORSE
     assert found.model == "small"
@@ -257,8 +257,8 @@ def test_each_kind_for_the_worse_and_for_the_better(rows, change, kind, gated):
 
 def test_noise_is_no_change(rows):
     assert changes.changes(rows, rows) == []
-    assert changed(rows, slower(1.05))[0] == []
-    assert changed(rows, slower(50.0, eager=50.0))[0] == [], (
+    assert changes_after(rows, make_slower(1.05))[0] == []
+    assert changes_after(rows, make_slower(50.0, eager=50.0))[0] == [], (
         "all of the machine is slower"
     )
 
@@ -269,27 +269,27 @@ def test_noise_is_no_change(rows):
             *[50 * s for s in seconds],
         ]
 
-    assert changed(rows, overlapping)[0] == []
-    found, after = changed(
-        rows, lambda row: (slower(50.0)(row), row["measured"].update(load=12.0))
+    assert changes_after(rows, overlapping)[0] == []
+    found, after = changes_after(
+        rows, lambda row: (make_slower(50.0)(row), row["measured"].update(load=12.0))
     )
     assert found == []
     assert changes.busy(rows, after) == 1
     assert changes.busy(rows, rows) == 0
     few = copy.deepcopy(rows)
-    named(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
+    find_row(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
     assert changes.changes(few, rows) == [], "two calls say nothing"
-    found, after = changed(
+    found, after = changes_after(
         rows,
         lambda row: (
-            slower(50.0)(row),
+            make_slower(50.0)(row),
             row["measured"]["machine"].update(cpu="another"),
         ),
     )
     assert found == []
     assert changes.other_machines(rows, after) == 1
     assert (
-        changed(
+        changes_after(
             rows, lambda row: row["methods"]["forward"].update(relative_error=1e-7)
         )[0]
         == []
@@ -307,7 +307,7 @@ def test_rows_come_and_go(rows):
 
 
 def test_junit_of_changes(rows):
-    found, after = changed(rows, fail)
+    found, after = changes_after(rows, make_fail)
     root = ElementTree.fromstring(changes.junit(after, found, changes.ALWAYS))
     failing = [
         (c.get("classname"), c.get("name"))

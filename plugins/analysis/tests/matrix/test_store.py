@@ -16,7 +16,7 @@ from delegraph_analysis.matrix.store import (
 )
 
 
-def row(number, *paths, error=None, **more):
+def make_row(number, *paths, error=None, **more):
     files = [{"suffix": ".x", "bytes": 1, "path": path} for path in paths]
     named = {
         "cell": str(number),
@@ -59,11 +59,11 @@ def row(number, *paths, error=None, **more):
 
 def test_the_last_row_counts_and_torn_lines_are_skipped(store):
     for number in (1, 2, 1):
-        store.append(row(number, text="x" * number))
+        store.append(make_row(number, text="x" * number))
     with (store.folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(row(3))[:70])
+        file.write(json.dumps(make_row(3))[:70])
     assert [r["cell"] for r in store.rows()] == ["1", "2"]
-    store.append(row(4))
+    store.append(make_row(4))
     assert [r["cell"] for r in store.rows()] == ["1", "2", "4"]
 
 
@@ -84,12 +84,12 @@ def test_a_row_names_no_file_outside_of_the_store(tmp_path, store):
         "artifacts/" + 64 * "g" + ".html",
         "javascript:alert(1)",
     ):
-        (store.folder / "rows.jsonl").write_text(json.dumps(row(1, name)) + "\n")
+        (store.folder / "rows.jsonl").write_text(json.dumps(make_row(1, name)) + "\n")
         with pytest.raises(InputError, match="no row"):
             store.rows()
 
 
-def in_fork(work):
+def run_in_fork(work):
     child = os.fork()
     if child == 0:
         code = 1
@@ -105,10 +105,10 @@ def in_fork(work):
 def test_several_processes_add_whole_rows(store):
     def work(k):
         return lambda: [
-            store.append(row(f"{k}.{n}", text="y" * 10_000)) for n in range(30)
+            store.append(make_row(f"{k}.{n}", text="y" * 10_000)) for n in range(30)
         ]
 
-    children = [in_fork(work(k)) for k in range(4)]
+    children = [run_in_fork(work(k)) for k in range(4)]
     assert [
         os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
     ] == [0] * 4
@@ -117,18 +117,18 @@ def test_several_processes_add_whole_rows(store):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_full_disk_keeps_the_earlier_rows(store):
-    store.append(row(1))
+    store.append(make_row(1))
     size = (store.folder / "rows.jsonl").stat().st_size
 
     def work():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
         with pytest.raises(WriteError, match="cannot add to .*rows.jsonl"):
-            store.append(row(2, text="z" * 1000))
+            store.append(make_row(2, text="z" * 1000))
         with pytest.raises(WriteError):
             store.keep(bytes(size + 200), ".bin")
 
-    assert os.waitpid(in_fork(work), 0)[1] == 0
+    assert os.waitpid(run_in_fork(work), 0)[1] == 0
     assert (store.folder / "rows.jsonl").stat().st_size == size
     assert list((store.folder / "artifacts").iterdir()) == []
 
@@ -150,17 +150,17 @@ def test_stores_are_joined(tmp_path):
     parts = [Store(tmp_path / str(k)) for k in range(3)]
     for k, part in enumerate(parts):
         part.create()
-        part.append(row(k, part.keep(str(k).encode(), ".tosa")))
+        part.append(make_row(k, part.keep(str(k).encode(), ".tosa")))
     beside = {
         "suffix": ".pte",
         "bytes": 1,
         "path": None,
         "others": {"weights.ptd": parts[0].keep(b"weights", ".ptd")},
     }
-    parts[0].append(row("y") | {"files": [beside]})
-    parts[0].append(row("x", error={"code": "a"}))
-    parts[1].append(row("x"))
-    parts[2].append(row("x", error={"code": "b"}))
+    parts[0].append(make_row("y") | {"files": [beside]})
+    parts[0].append(make_row("x", error={"code": "a"}))
+    parts[1].append(make_row("x"))
+    parts[2].append(make_row("x", error={"code": "b"}))
     into = Store(tmp_path / "into")
     assert into.join(parts) == 6
     assert into.join(parts) == 0

@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from ..support.report_pages import (
     SHOWN,
     Net,
-    boxes,
-    check_page,
-    hostile,
-    lowered,
+    boxes_of,
+    export_chain,
+    hostile_report,
+    lower_net,
     mine,
-    program,
-    registered,
-    rows_of,
-    taking,
-    tree,
-    verified,
-    words,
+    parse_checked_page,
+    parse_page,
+    partitioner_for,
+    registry_with_backends,
+    table_rows,
+    text_of,
+    verification_of,
 )
 
 aten = torch.ops.aten
@@ -42,17 +42,19 @@ def tall():
     between it and the second.
     """
     report = delegraph.lower(
-        program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()
+        export_chain(1600, mine),
+        backends=[partitioner_for(["relu"], "First")],
+        registry=registry_with_backends(),
     ).report
-    return report, check_page(report.to_html())
+    return report, parse_checked_page(report.to_html())
 
 
-def frame(root, label):
+def frame_of(root, label):
     [found] = [e for e in root.iter("div") if e.get("aria-label") == label]
     return found
 
 
-def places(element, kind):
+def places_of(element, kind):
     """(x, y, width, height) of the boxes of a class."""
     groups = [
         g
@@ -79,14 +81,16 @@ def test_overviews_of_tall_programs_show_delegates_first(tall):
     ]
     assert first.get("aria-label") == "overview of method forward"
     assert second.get("aria-label") == "method forward"
-    found = places(first, "t0")
+    found = places_of(first, "t0")
     assert len(found) == 2
     assert all(y + height < 420 and x + width < 300 for x, y, width, height in found)
-    assert [lines[:2] for lines, kind, _ in boxes(first) if kind == "host marked"] == [
+    assert [
+        lines[:2] for lines, kind, _ in boxes_of(first) if kind == "host marked"
+    ] == [
         ["500 host operators", "500 x sin"],
         ["200 host operators", "200 x sin"],
     ]
-    assert min(y for _, y, _, _ in places(second, "t0")) > 10_000, (
+    assert min(y for _, y, _, _ in places_of(second, "t0")) > 10_000, (
         "which is why there is an overview"
     )
 
@@ -96,15 +100,15 @@ def test_operators_on_the_host_are_listed_before_pictures(tall):
     order = [e for e in root.iter() if e.get("class") in ("short causes", "picture")]
     assert [e.get("class") for e in order[:2]] == ["short causes", "picture"]
     assert (
-        rows_of(order[0], ["operators", "which", "why", "first at", "in the graph"])[0][
-            "operators"
-        ]
+        table_rows(order[0], ["operators", "which", "why", "first at", "in the graph"])[
+            0
+        ]["operators"]
         == "700"
     )
 
 
 def test_small_pictures_have_no_overview():
-    assert "overview" not in lowered().report.to_html()
+    assert "overview" not in lower_net().report.to_html()
 
 
 @st.composite
@@ -180,13 +184,13 @@ class Sizes(torch.nn.Module):
 def test_pictures_and_tables_count_host_operators_equally():
     dynamic = {"x": {0: 2 * torch.export.Dim("half", max=8)}}
     inputs = (torch.ones(4, 2),)
-    chosen = [taking(["relu"], "First")]
+    chosen = [partitioner_for(["relu"], "First")]
     report = delegraph.lower(
         Sizes().eval(),
         inputs,
         dynamic_shapes=dynamic,
         backends=chosen,
-        registry=registered(),
+        registry=registry_with_backends(),
     ).report
     [whole] = method_pictures(report, "forward", "m0").graphs
     owners = Counter(box.owner for box in whole.picture.boxes if box.kind != "border")
@@ -210,8 +214,8 @@ def parent_link(root, id):
 
 
 def test_refusals_and_their_boxes_link_to_each_other():
-    report = lowered().report
-    root = check_page(report.to_html())
+    report = lower_net().report
+    root = parse_checked_page(report.to_html())
     rows = [tr for tr in root.iter("tr") if re.fullmatch(r"m0c\d+", tr.get("id", ""))]
     assert len(rows) == len(report.causes) > 3
     told = Counter()
@@ -229,14 +233,14 @@ def test_many_boxes_of_a_refusal_are_folded_away(tall):
     _, root = tall
     [row] = [tr for tr in root.iter("tr") if tr.get("id") == "m0c0"]
     cell = row[-1]
-    assert words(cell).startswith("1 2 3 4 5 6 7 8 more9 10")
+    assert text_of(cell).startswith("1 2 3 4 5 6 7 8 more9 10")
     assert len(list(cell.iter("a"))) == 208
-    assert words(cell).endswith("…")
+    assert text_of(cell).endswith("…")
 
 
 def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
     report, root = tall
-    rows = rows_of(root, ["delegate"])
+    rows = table_rows(root, ["delegate"])
     assert [r["in the graph"] for r in rows] == ["1", "1"]
     targets = [
         tr[-1].find("a").get("href")[1:]
@@ -249,7 +253,7 @@ def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
         if e.get("aria-label") == "overview of method forward"
     ]
     found = {g.get("id"): g for g in first.iter("g")}
-    assert [words(found[t].findall("text")[0]) for t in targets[-2:]] == [
+    assert [text_of(found[t].findall("text")[0]) for t in targets[-2:]] == [
         d.name for d in report.delegates
     ]
     assert [parent_link(root, t) for t in targets[-2:]] == ["#m0d0", "#m0d1"]
@@ -258,10 +262,10 @@ def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
 def test_delegates_of_two_methods_and_of_branches_have_different_names():
     net = Net().eval()
     x = torch.ones(3, 4)
-    made = lowered({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
+    made = lower_net({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
     names = [d.name for d in made.report.delegates]
     assert len(names) == len(set(names)) >= 4
-    again = lowered({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
+    again = lower_net({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
     assert names == [d.name for d in again.report.delegates]
 
 
@@ -269,22 +273,22 @@ def test_delegates_of_two_methods_and_of_branches_have_different_names():
 
 
 def test_figures_against_eager_link_to_their_boxes():
-    report = lowered().report
-    root = check_page(report.to_html({"forward": verified(report)}))
+    report = lower_net().report
+    root = parse_checked_page(report.to_html({"forward": verification_of(report)}))
     assert (
         "The outputs differ from eager by more than their tolerance; largest error 0.25"
-        " of the largest value." in words(root)
+        " of the largest value." in text_of(root)
     )
-    [output, *_] = rows_of(root, ["output", "type"])
+    [output, *_] = table_rows(root, ["output", "type"])
     assert output == {
         "output": "output_0", "type": "float32[3, 4]", "error": "0.25", "SNR dB": "12.0", "largest error": "0.5",
         "largest value": "2", "": "differs, by more than 0.001",
     }  # fmt: skip
-    rows = rows_of(root, ["operator", "in", "error", "SNR dB", "error of eager"])
+    rows = table_rows(root, ["operator", "in", "error", "SNR dB", "error of eager"])
     assert rows[0]["error"] == "0.01"
     assert rows[1]["error"].startswith("1e+")
     assert rows[0]["SNR dB"] == "78.0"
-    assert "2 not compared: random" in words(root)
+    assert "2 not compared: random" in text_of(root)
     ids = {e.get("id"): e for e in root.iter("g")}
     linked = [
         tr
@@ -295,17 +299,17 @@ def test_figures_against_eager_link_to_their_boxes():
     for tr in linked:
         group = ids[tr[-1].find("a").get("href")[1:]]
         assert re.search(r" e[1-4]$", group.get("class"))
-        assert f"differs from float64 by {words(tr[2])}" in group.find("title").text
-        assert f"error {words(tr[2])}" in [words(t) for t in group.iter("text")]
+        assert f"differs from float64 by {text_of(tr[2])}" in group.find("title").text
+        assert f"error {text_of(tr[2])}" in [text_of(t) for t in group.iter("text")]
 
 
 def test_only_results_of_verify_are_accepted_as_figures():
-    report = lowered().report
+    report = lower_net().report
     with pytest.raises(
         InputError,
         match="method forward has OperatorVerification, not the result of verify",
     ):
-        report.to_html({"forward": verified(report).operators})
+        report.to_html({"forward": verification_of(report).operators})
 
 
 def test_signal_to_noise():
@@ -321,18 +325,22 @@ def test_signal_to_noise():
 
 
 def test_hostile_texts_stay_texts_and_short():
-    page = hostile().to_html()
-    root = check_page(page)
+    page = hostile_report().to_html()
+    root = parse_checked_page(page)
     assert len(page) < 600_000
-    assert words(next(root.iter("h2"))) == f"Method {SHOWN}"
+    assert text_of(next(root.iter("h2"))) == f"Method {SHOWN}"
     assert page.count("<script") == 1
     assert page.count("alert(1)") == page.count("&lt;script&gt;alert(1)&lt;/script&gt;")
 
 
 def test_notebook_cells_are_small_plain_text(tall):
-    for report, least in ((tall[0], 300), (hostile(), 2000), (lowered().report, 1000)):
+    for report, least in (
+        (tall[0], 300),
+        (hostile_report(), 2000),
+        (lower_net().report, 1000),
+    ):
         shown = report._repr_html_()
-        root = tree(f"<!DOCTYPE html>\n{shown}")
+        root = parse_page(f"<!DOCTYPE html>\n{shown}")
         assert [(e.tag, e.attrib) for e in root.iter()] == [("pre", {})]
         assert least < len(shown) < 60_000
     shown = tall[0]._repr_html_()

@@ -48,16 +48,16 @@ from ..support.report_pages import (
     TAGS,
     First,
     Net,
-    boxes,
-    check_page,
-    lowered,
-    program,
-    registered,
-    rows_of,
-    taking,
-    tree,
+    boxes_of,
+    export_chain,
+    lower_net,
+    parse_checked_page,
+    parse_page,
+    partitioner_for,
+    registry_with_backends,
+    table_rows,
+    text_of,
     without_times,
-    words,
 )
 
 
@@ -65,7 +65,7 @@ from ..support.report_pages import (
 def report():
     methods = {"one": Net().eval(), "two": nn.Linear(4, 4).eval()}
     x = torch.ones(3, 4)
-    return lowered(methods, {"one": (x, x), "two": (x,)}).report
+    return lower_net(methods, {"one": (x, x), "two": (x,)}).report
 
 
 # --- nothing from outside, nothing from the model -------------------------------------
@@ -73,7 +73,7 @@ def report():
 
 def test_the_page_refers_to_nothing_outside(report):
     page = report.to_html()
-    check_page(page)
+    parse_checked_page(page)
     assert "http" not in page.replace("http-equiv", "")
     assert "url(" not in page
     assert "@import" not in page
@@ -112,10 +112,10 @@ class Bad(nn.Module):
 
 
 def test_names_from_the_model_are_never_markup():
-    made = lowered(
+    made = lower_net(
         {EVIL: Bad().eval()},
         {EVIL: (torch.ones(4),)},
-        [taking(["relu"], "First", EVIL)],
+        [partitioner_for(["relu"], "First", EVIL)],
     )
     report = made.report
     line = EVIL.replace("\n", "")
@@ -130,9 +130,9 @@ def test_names_from_the_model_are_never_markup():
         )
     report.notes.append(EVIL)
     report.seconds[EVIL] = 1.0
-    root = check_page(report.to_html())
+    root = parse_checked_page(report.to_html())
     for place in ("h2", "li", "td", "code"):
-        assert any(SHOWN in words(e) for e in root.iter(place)), place
+        assert any(SHOWN in text_of(e) for e in root.iter(place)), place
     titles = [e.text for e in root.iter("title")]
     for said in (
         f"refused by CapabilityPartitioner: {SHOWN}",
@@ -142,12 +142,12 @@ def test_names_from_the_model_are_never_markup():
         assert any(said in t for t in titles), said
     [row] = [
         r
-        for r in rows_of(root, ["operators", "which"])
+        for r in table_rows(root, ["operators", "which"])
         if r["which"] == f"{refusal.count} x {SHOWN}"
     ]
     assert row["why"] == f"CapabilityPartitioner: {SHOWN}"
     assert row["first at"] == f"/{SHOWN}:7, in {SHOWN} {SHOWN}"
-    [delegate] = rows_of(root, ["delegate"])
+    [delegate] = table_rows(root, ["delegate"])
     assert delegate["facts"] == f"{SHOWN} {SHOWN}"
 
 
@@ -198,8 +198,8 @@ def test_long_names_are_cut():
 
 
 def test_every_delegate_has_a_row(report):
-    rows = rows_of(
-        tree(report.to_html()),
+    rows = table_rows(
+        parse_page(report.to_html()),
         ["delegate", "backend", "operators", "size", "inputs", "outputs"],
     )
     assert len(rows) == len(report.delegates) == 5
@@ -221,7 +221,9 @@ def test_every_delegate_has_a_row(report):
 
 
 def test_refusals_have_count_reasons_and_first_line(report):
-    rows = rows_of(tree(report.to_html()), ["operators", "which", "why", "first at"])
+    rows = table_rows(
+        parse_page(report.to_html()), ["operators", "which", "why", "first at"]
+    )
     assert {r.operator for r in report.refusals} == {
         "aten.sum.dim_IntList",
         "aten.split.Tensor",
@@ -241,11 +243,13 @@ def test_refusals_have_count_reasons_and_first_line(report):
 
 
 def test_measured_times_of_delegates_are_shown():
-    report = without_times(lowered().report)
-    assert "time" not in rows_of(tree(report.to_html()), ["delegate"])[0]
+    report = without_times(lower_net().report)
+    assert "time" not in table_rows(parse_page(report.to_html()), ["delegate"])[0]
     row = report.delegates[1]
     row.seconds.update({"extract": 0.0012, "preprocess": 0.1234567})
-    [shown] = [r for r in rows_of(tree(report.to_html()), ["delegate"]) if r["time"]]
+    [shown] = [
+        r for r in table_rows(parse_page(report.to_html()), ["delegate"]) if r["time"]
+    ]
     assert shown["delegate"] == row.name
     assert shown["time"] == "extract 1.2 ms preprocess 123.5 ms"
     assert report.to_json()["delegates"][1]["seconds"] == {
@@ -260,7 +264,7 @@ def test_measured_times_of_delegates_are_shown():
 
 def test_a_new_fact_is_read_in_text_json_and_on_the_page(monkeypatch):
     """Facts of a delegate, of a method and of the whole report."""
-    report = lowered().report
+    report = lower_net().report
     widest = Fact("widest", "widest value", "{:,} bytes".format)
     shapes = Fact("shapes", "shapes", entries=list)
     monkeypatch.setattr(DelegateRow, "widest", 1234, raising=False)
@@ -270,16 +274,16 @@ def test_a_new_fact_is_read_in_text_json_and_on_the_page(monkeypatch):
         monkeypatch.setattr(kind, "FACTS", (*kind.FACTS, fact))
         monkeypatch.setattr(kind, "KEYS", (*kind.KEYS, fact.name))
     found = report.to_json()
-    root = tree(report.to_html())
+    root = parse_page(report.to_html())
     assert {row["widest"] for row in found["delegates"]} == {1234}
     assert found["shapes"] == ["[2, 3]", "[4]"]
     assert all(row["shapes"] == ["[2, 3]", "[4]"] for row in found["methods"].values())
     assert f"{report.delegates[0]}".endswith(", 1,234 bytes")
     assert str(report).count("\n  shapes: [2, 3], [4]\n") == len(report.methods)
     assert "\nshapes: [2, 3]" in str(report)
-    assert rows_of(root, ["delegate"])[0]["widest value"] == "1,234 bytes"
-    assert [words(e) for e in root.iter("h2")][-1] == "Shapes"
-    assert "shapes: [2, 3], [4]" in words(root)
+    assert table_rows(root, ["delegate"])[0]["widest value"] == "1,234 bytes"
+    assert [text_of(e) for e in root.iter("h2")][-1] == "Shapes"
+    assert "shapes: [2, 3], [4]" in text_of(root)
 
 
 def test_counts_and_sizes_read_as_in_the_text():
@@ -321,7 +325,7 @@ def test_totals_of_a_method(report):
 
 
 def test_verbose_text_has_operators_and_border():
-    text = lowered().report.to_text(verbose=True)
+    text = lower_net().report.to_text(verbose=True)
     assert (
         "      operators: 2 x aten.add.Tensor, 1 x aten.linear.default, 1 x"
         " aten.relu.default\n" in text
@@ -330,9 +334,9 @@ def test_verbose_text_has_operators_and_border():
 
 
 def test_methods_lead_to_their_sections(report):
-    root = tree(report.to_html())
+    root = parse_page(report.to_html())
     [nav] = root.iter("nav")
-    headings = {h.get("id"): words(h) for h in root.iter("h2")}
+    headings = {h.get("id"): text_of(h) for h in root.iter("h2")}
     assert [headings[a.get("href")[1:]] for a in nav.iter("a")] == [
         "Method one",
         "Method two",
@@ -340,8 +344,8 @@ def test_methods_lead_to_their_sections(report):
 
 
 def test_reports_without_delegates_are_shown_as_such():
-    page = lowered(partitioners=[]).report.to_html()
-    check_page(page)
+    page = lower_net(partitioners=[]).report.to_html()
+    parse_checked_page(page)
     assert "No backend was asked." in page
     assert "Delegates</h3>" not in page
 
@@ -351,18 +355,18 @@ def test_copies_keep_pictures_and_released_reports_keep_tables(report):
     assert copied.to_html() == report.to_html()
     copied.release()
     assert "No picture" in copied.to_html()
-    assert len(rows_of(check_page(copied.to_html()), ["delegate"])) == len(
+    assert len(table_rows(parse_checked_page(copied.to_html()), ["delegate"])) == len(
         report.delegates
     )
-    check_page(Report().to_html())
+    parse_checked_page(Report().to_html())
 
 
 # --- the pictures ---------------------------------------------------------------------
 
 
 def test_the_picture_shows_owners_reasons_and_types(report):
-    root = tree(report.to_html())
-    drawn = boxes(
+    root = parse_page(report.to_html())
+    drawn = boxes_of(
         next(e for e in root.iter("div") if e.get("aria-label") == "method one")
     )
     by_title = {lines[0]: (lines, kind, tooltip) for lines, kind, tooltip in drawn}
@@ -382,14 +386,14 @@ def test_the_picture_shows_owners_reasons_and_types(report):
 
 
 def test_boxes_link_to_the_inside_of_their_delegate(report):
-    root = tree(report.to_html())
+    root = parse_page(report.to_html())
     link = next(
         a
         for a in root.iter("a")
-        if a.find("g") is not None and words(a.find("g")).count("lowered_module_1")
+        if a.find("g") is not None and text_of(a.find("g")).count("lowered_module_1")
     )
     [inside] = [e for e in root.iter("div") if e.get("id") == link.get("href")[1:]]
-    titles = [lines[0] for lines, _, _ in boxes(inside)]
+    titles = [lines[0] for lines, _, _ in boxes_of(inside)]
     [row] = [
         d for d in report.delegates if (d.method, d.name) == ("one", "lowered_module_1")
     ]
@@ -399,7 +403,9 @@ def test_boxes_link_to_the_inside_of_their_delegate(report):
     assert {f"input {a.name}" for a in row.inputs} | {
         f"output {a.name}" for a in row.outputs
     } <= {*titles}
-    constants = [tooltip for _, _, tooltip in boxes(inside) if "constant p_" in tooltip]
+    constants = [
+        tooltip for _, _, tooltip in boxes_of(inside) if "constant p_" in tooltip
+    ]
     assert len(constants) == 1
     assert "float32[4, 4]" in constants[0]
 
@@ -548,12 +554,14 @@ def test_small_pictures_are_drawn_whole():
 
 def test_pages_of_large_programs_are_small_with_complete_tables():
     report = delegraph.lower(
-        program(8000), backends=[taking(["relu"], "Second")], registry=registered()
+        export_chain(8000),
+        backends=[partitioner_for(["relu"], "Second")],
+        registry=registry_with_backends(),
     ).report
     page = report.to_html()
-    root = check_page(page)
-    assert len(rows_of(root, ["delegate"])) == len(report.delegates) == 800
-    assert [r["operators"] for r in rows_of(root, ["operators", "which"])] == ["800"]
+    root = parse_checked_page(page)
+    assert len(table_rows(root, ["delegate"])) == len(report.delegates) == 800
+    assert [r["operators"] for r in table_rows(root, ["operators", "which"])] == ["800"]
     assert len(page) < 3_000_000
     assert page.count("<rect") < LARGEST + BOXES + 10
     assert re.search(
@@ -565,15 +573,17 @@ def test_pages_of_large_programs_are_small_with_complete_tables():
 def test_boxes_without_drawn_inside_link_to_their_rows(monkeypatch):
     monkeypatch.setattr("delegraph_analysis.page.report_page.BOXES", 25)
     report = delegraph.lower(
-        program(40), backends=[taking(["relu"], "Second")], registry=registered()
+        export_chain(40),
+        backends=[partitioner_for(["relu"], "Second")],
+        registry=registry_with_backends(),
     ).report
-    root = check_page(report.to_html())
+    root = parse_checked_page(report.to_html())
     led = [a.get("href")[1:] for a in root.iter("a") if a.get("class") == "delegate"]
     kinds = [
         next(e.tag for e in root.iter() if e.get("id") == target) for target in led
     ]
     assert kinds == ["div", "div", "tr", "tr"]
-    assert "The inside of 2 more is not drawn" in words(root)
+    assert "The inside of 2 more is not drawn" in text_of(root)
 
 
 # --- bytes and colours ----------------------------------------------------------------
@@ -717,8 +727,11 @@ def test_the_count_of_freed_operators_includes_dependents():
 
 
 def test_partitions_that_a_compiler_refused_have_a_table():
-    report = lowered(
-        partitioners=[taking(["tanh", "sin"], "Refusing"), taking(["tanh"], "Second")]
+    report = lower_net(
+        partitioners=[
+            partitioner_for(["tanh", "sin"], "Refusing"),
+            partitioner_for(["tanh"], "Second"),
+        ]
     ).report
     page = report.to_html()
     _, _, section = page.partition("<h3>Refused when they were compiled</h3>")

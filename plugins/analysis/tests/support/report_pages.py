@@ -80,7 +80,7 @@ class Second(BackendDetails):
         return PreprocessResult(b"1" * 2000)
 
 
-def registered():
+def registry_with_backends():
     made = Registry(discover=False)
     made.register(First)
     made.register(Second)
@@ -88,7 +88,7 @@ def registered():
     return made
 
 
-def taking(names, backend, why="not mine"):
+def partitioner_for(names, backend, why="not mine"):
     """A partitioner that takes the operators whose names have one of ``names`` in them."""
     return CapabilityPartitioner(
         lambda n: None if any(k in str(n.target) for k in names) else why, backend
@@ -114,17 +114,17 @@ class Net(nn.Module):
         return self.b(values).tanh(), indices, torch.sort(y)[0].sin()
 
 
-def lowered(program=None, inputs=None, partitioners=None):
+def lower_net(program=None, inputs=None, partitioners=None):
     given = [
-        taking(["linear", "relu", "add"], "First"),
-        taking(["tanh", "sin", "cat"], "Second", "second knows three"),
+        partitioner_for(["linear", "relu", "add"], "First"),
+        partitioner_for(["tanh", "sin", "cat"], "Second", "second knows three"),
     ]
     inputs = inputs or (torch.ones(3, 4), torch.ones(3, 4))
     return delegraph.lower(
         program or Net().eval(),
         inputs,
         backends=given if partitioners is None else partitioners,
-        registry=registered(),
+        registry=registry_with_backends(),
     )
 
 
@@ -147,7 +147,7 @@ class Reader(HTMLParser):
         self.texts[data] += 1
 
 
-def tree(page):
+def parse_page(page):
     """The page as XML, which only what is well-formed can be."""
     assert page.startswith("<!DOCTYPE html>\n")
     # lines, for those who read texts only
@@ -155,11 +155,11 @@ def tree(page):
     return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
 
 
-def words(element):
+def text_of(element):
     return " ".join("".join(element.itertext()).split())
 
 
-def check_page(page):
+def parse_checked_page(page):
     """Only known tags and attributes, nothing from outside, every link leads somewhere;
     returns the tree.
     """
@@ -174,23 +174,23 @@ def check_page(page):
     links = [value for name, value in reader.attributes if name == "href"]
     assert len(ids) == len(set(ids))
     assert {*links} <= {f"#{i}" for i in ids}
-    return tree(page)
+    return parse_page(page)
 
 
-def rows_of(root, heads):
+def table_rows(root, heads):
     """The cells of the tables with these heads, a dictionary a row."""
     found = []
     for table in root.iter("table"):
-        names = [words(h) for h in table.iter("th")]
+        names = [text_of(h) for h in table.iter("th")]
         if names[: len(heads)] == heads:
             found += [
-                dict(zip(names, map(words, row), strict=True))
+                dict(zip(names, map(text_of, row), strict=True))
                 for row in table.find("tbody")
             ]
     return found
 
 
-def boxes(element):
+def boxes_of(element):
     """Lines, class and tooltip of each box of a drawing."""
     groups = [
         g
@@ -203,7 +203,9 @@ def boxes(element):
     ]
 
 
-def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default):
+def export_chain(
+    size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default
+):
     """An exported program of ``size`` operators in line; every tenth is a sine, if
     nothing else is said.
     """
@@ -229,7 +231,7 @@ def mine(k):
     return aten.relu.default if 500 <= k < 900 or k >= 1100 else aten.sin.default
 
 
-def verified(report):
+def verification_of(report):
     """Made-up figures of the operators of a report: each ten times as wrong as the one
     before.
     """
@@ -254,9 +256,9 @@ def verified(report):
     )
 
 
-def hostile():
+def hostile_report():
     """A report whose every text means harm, some of it megabytes of it."""
-    report = lowered({EVIL: Net().eval()}, {EVIL: (torch.ones(3, 4),) * 2}).report
+    report = lower_net({EVIL: Net().eval()}, {EVIL: (torch.ones(3, 4),) * 2}).report
     long = EVIL * 20_000
     for row in report.delegates:
         object.__setattr__(row, "name", EVIL)

@@ -10,12 +10,12 @@ from delegraph_devkit.special_values import special_programs
 from delegraph_devkit.trial import try_program
 
 from ..support import bad_backends as backends
-from ..support.kit import failure, failures, under_test
+from ..support.kit import backend_under_test, failed_checks, failure_of
 
 
 @pytest.mark.slow  # TestGood in test_contract.py runs the same checks by default
 def test_the_good_backend_passes_all_that_apply():
-    report = devkit.run_checks(under_test(backends.register_good))
+    report = devkit.run_checks(backend_under_test(backends.register_good))
     assert report.passed, str(report)
     skipped = {r.name: r.message for r in report.results if r.status is Status.SKIPPED}
     assert list(skipped) == ["light_declaration"]
@@ -136,7 +136,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_chosen_operators_are_tried_on_special_values(name):
-    one = under_test(backends.BAD["numerics"][name])
+    one = backend_under_test(backends.BAD["numerics"][name])
     special = list(special_programs(call_names([OPERATORS[name]])))
     wrong = [o.program for p in special for o in try_program(p, one) if o.faults]
     assert SAYS[name] in [f"on program {program}:" for program in wrong]
@@ -146,7 +146,7 @@ def test_chosen_operators_are_tried_on_special_values(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, operator", [*OPERATORS.items(), ("wrong_relu", "relu")])
 def test_checks_of_one_operator_find_its_fault(name, operator):
-    one = under_test(backends.BAD["numerics"][name], operators=(operator,))
+    one = backend_under_test(backends.BAD["numerics"][name], operators=(operator,))
     results = [
         devkit.run_check(devkit.CHECKS[check], one)
         for check in ("accepted_compiles", "numerics")
@@ -176,17 +176,19 @@ FAILS_LIKE = {
 """Bad backends for ``slow`` only -> a fast one that fails the same check."""
 
 
-def named(names, slow):
+def parameters_for(names, slow):
     return [
         pytest.param(name, marks=pytest.mark.slow) if name in slow else name
         for name in names
     ]
 
 
-@pytest.mark.parametrize("name", named(SAYS, slow={*ALIKE, *FAILS_LIKE, "crashes"}))
+@pytest.mark.parametrize(
+    "name", parameters_for(SAYS, slow={*ALIKE, *FAILS_LIKE, "crashes"})
+)
 def test_a_bad_backend_fails_its_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
-    failed = str(failure(name, check))
+    failed = str(failure_of(name, check))
     assert SAYS[name] in failed
     assert "hint: " in failed
     if check not in (
@@ -201,13 +203,13 @@ def test_a_bad_backend_fails_its_check(name):
 @pytest.mark.parametrize("name", SAYS)
 def test_faulty_backends_fail_only_their_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
-    assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {
-        check
-    }
+    assert set(
+        failed_checks(devkit.run_checks(backend_under_test(backends.BAD[check][name])))
+    ) == {check}
 
 
 def test_printing_backends_get_a_warning_with_the_line():
-    one = under_test(backends.register_talking)
+    one = backend_under_test(backends.register_talking)
     result = devkit.run_check(devkit.CHECKS["unregistering_leaves_no_trace"], one)
     assert result.status is Status.PASSED
     [warning] = result.warnings
@@ -222,7 +224,7 @@ def test_printing_backends_get_a_warning_with_the_line():
 def test_declared_deviations_are_excused():
     """Backends without the declaration fail: see BAD["numerics"]."""
     result = devkit.run_check(
-        devkit.CHECKS["numerics"], under_test(backends.register_excused)
+        devkit.CHECKS["numerics"], backend_under_test(backends.register_excused)
     )
     assert result.status is Status.PASSED, result.message
     assert result.figures["excused"] == 1
@@ -230,7 +232,9 @@ def test_declared_deviations_are_excused():
 
 def test_a_delegate_that_hangs_is_ended():
     register = backends.WORSE["hanging"][1]
-    result = devkit.run_check(devkit.CHECKS["damaged_blob"], under_test(register))
+    result = devkit.run_check(
+        devkit.CHECKS["damaged_blob"], backend_under_test(register)
+    )
     assert "loading the first 0 of" in result.message
     assert "did not end in time" in result.message
 
@@ -239,7 +243,7 @@ def test_a_delegate_that_hangs_is_ended():
 @pytest.mark.parametrize("name", ["arrays", "weights", "shared_store"])
 def test_a_worse_backend_fails_several_checks(name):
     checks, register = backends.WORSE[name]
-    assert checks <= set(failures(devkit.run_checks(under_test(register))))
+    assert checks <= set(failed_checks(devkit.run_checks(backend_under_test(register))))
 
 
 def test_there_is_a_bad_backend_for_every_check():
@@ -285,7 +289,7 @@ def test_backends_that_cannot_be_imported_are_tried_in_process():
 
 def test_profiling_is_not_checked_without_delegraph_analysis(monkeypatch):
     monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
-    one = under_test(backends.register_good)
+    one = backend_under_test(backends.register_good)
     one.__dict__["programs"] = one.programs[:1]
     result = devkit.run_check(devkit.CHECKS["profiled_times"], one)
     assert result.status is Status.SKIPPED

@@ -7,7 +7,7 @@ import pytest
 from delegraph_devkit.check import Status
 
 from ..support import bad_backends as backends
-from ..support.kit import failures, under_test
+from ..support.kit import backend_under_test, failed_checks
 
 
 def test_slow_or_printing_light_modules_are_warnings(installed):
@@ -26,10 +26,12 @@ def test_slow_or_printing_light_modules_are_warnings(installed):
 
 
 def test_option_values_without_a_device_are_only_compiled():
-    register = backends.variant(
+    register = backends.registration_of(
         partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo
     )
-    result = devkit.run_check(devkit.CHECKS["options_run"], under_test(register))
+    result = devkit.run_check(
+        devkit.CHECKS["options_run"], backend_under_test(register)
+    )
     assert result.status is Status.PASSED, result.message
     assert result.figures == {"values": 1, "only_compiled": 1}
 
@@ -44,7 +46,7 @@ def test_option_values_without_a_device_are_only_compiled():
 )
 def test_heavy_declarations_fail_only_light_declaration(installed, checks):
     installed("import json\nimport numpy")
-    failed = failures(
+    failed = failed_checks(
         devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2), checks)
     )
     assert list(failed) == ["light_declaration"]

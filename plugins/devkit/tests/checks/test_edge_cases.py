@@ -5,7 +5,7 @@ from delegraph_devkit.checks.edge_cases import try_dynamic
 from delegraph_devkit.programs import written
 
 from ..support import bad_backends as backends
-from ..support.kit import under_test
+from ..support.kit import backend_under_test
 
 FIXED_BY_TORCH = """
 import torch
@@ -20,7 +20,7 @@ model, inputs = Model(), (torch.randn(3, 2, 4),)
 
 def test_sizes_fixed_by_export_are_no_fault_of_backends():
     """Export with ``Dim.AUTO`` leaves a symbol with a known value."""
-    one = under_test(backends.register_good)
+    one = backend_under_test(backends.register_good)
     assert try_dynamic(written("fixed", FIXED_BY_TORCH), one) == []
     [varying] = try_dynamic(
         written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one
@@ -29,7 +29,7 @@ def test_sizes_fixed_by_export_are_no_fault_of_backends():
 
 
 def test_a_size_fixed_by_the_backend_is_its_fault():
-    one = under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
+    one = backend_under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
     [varying] = try_dynamic(
         written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one
     )

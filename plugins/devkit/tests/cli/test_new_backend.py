@@ -7,10 +7,10 @@ import sys
 import pytest
 from delegraph.cli import main
 
-from ..support.kit import contents
+from ..support.kit import contents_of_files
 
 
-def run(capsys, *arguments):
+def run_command(capsys, *arguments):
     code = main(["new-backend", *map(str, arguments)])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
@@ -18,7 +18,7 @@ def run(capsys, *arguments):
 
 def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "My_NPU")
+    code, out, err = run_command(capsys, "My_NPU")
     assert code == 0
     assert err == ""
     assert "wrote my-npu, a package with the backend my-npu (MyNpuBackend)" in out
@@ -32,11 +32,11 @@ def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
 
 def test_device_packages_have_a_cpp_half(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "my-npu", "--device", "--json")
+    code, out, err = run_command(capsys, "my-npu", "--device", "--json")
     found = json.loads(out)
     assert code == 0
     assert err == ""
-    assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
+    assert set(found["files"]) == set(contents_of_files(tmp_path / "my-npu"))
     assert "src/my_npu/device/my_npu.cpp" in found["files"]
     assert found["next"] == [
         "pip install -e './my-npu[device]'",
@@ -49,21 +49,21 @@ def test_device_packages_have_a_cpp_half(tmp_path, monkeypatch, capsys):
 
 def test_tosa_packages_have_no_blob_format(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "my-npu", "--tosa", "--json")
+    code, out, err = run_command(capsys, "my-npu", "--tosa", "--json")
     found = json.loads(out)
     assert code == 0
     assert err == ""
-    assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
+    assert set(found["files"]) == set(contents_of_files(tmp_path / "my-npu"))
     assert "src/my_npu/blob.py" not in found["files"]
 
 
 def test_tosa_device_packages_have_both_halves(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "my-npu", "--tosa", "--device", "--json")
+    code, out, err = run_command(capsys, "my-npu", "--tosa", "--device", "--json")
     found = json.loads(out)
     assert code == 0
     assert err == ""
-    assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
+    assert set(found["files"]) == set(contents_of_files(tmp_path / "my-npu"))
     assert {
         "src/my_npu/blob.py",
         "src/my_npu/device/my_npu.cpp",
@@ -75,7 +75,7 @@ def test_tosa_device_packages_have_both_halves(tmp_path, monkeypatch, capsys):
 
 def test_json_contains_names_files_and_commands(tmp_path, capsys):
     folder = tmp_path / "a folder"
-    code, out, _ = run(capsys, "my-npu", folder, "--json")
+    code, out, _ = run_command(capsys, "my-npu", folder, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["schema"] == "delegraph.new-backend/1"
@@ -84,7 +84,7 @@ def test_json_contains_names_files_and_commands(tmp_path, capsys):
     assert found["package"] == "my_npu"
     assert found["backend_id"] == "MyNpuBackend"
     assert found["folder"] == str(folder)
-    assert set(found["files"]) == set(contents(folder))
+    assert set(found["files"]) == set(contents_of_files(folder))
     assert found["next"][0] == f"pip install -e '{folder}'"
 
 
@@ -93,10 +93,12 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
 ):
     """Only the package needs a name that is free."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "torch")
+    code, out, err = run_command(capsys, "torch")
     assert code == 2
     assert "such as: delegraph new-backend delegraph-torch --backend torch" in err
-    code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
+    code, out, err = run_command(
+        capsys, "delegraph-torch", "--backend", "torch", "--json"
+    )
     assert code == 0
     assert err == ""
     found = json.loads(out)
@@ -105,7 +107,7 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
     assert found["package"] == "delegraph_torch"
     assert found["backend_id"] == "TorchBackend"
     assert found["folder"] == "delegraph-torch"
-    written = contents(tmp_path / "delegraph-torch")
+    written = contents_of_files(tmp_path / "delegraph-torch")
     assert 'name = "delegraph-torch"' in written["pyproject.toml"]
     assert 'name="torch"' in written["src/delegraph_torch/plugin.py"]
     assert "delegraph check torch" in found["next"]
@@ -116,7 +118,7 @@ def test_a_backend_may_have_the_name_of_an_installed_module(
     [("2fast", "no backend can be called '2fast'"), ("host", "reserved")],
 )
 def test_backend_names_are_checked(backend, message, capsys):
-    code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
+    code, _, err = run_command(capsys, "delegraph-npu", "--backend", backend)
     assert code == 2
     assert message in err
 
@@ -146,7 +148,7 @@ def test_refusals_leave_the_folder_unchanged(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "npu").mkdir()
     (tmp_path / "npu" / "mine").touch()
-    got, out, err = run(capsys, name)
+    got, out, err = run_command(capsys, name)
     assert got == code
     assert out == ""
     assert message in err

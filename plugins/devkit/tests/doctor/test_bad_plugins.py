@@ -49,20 +49,24 @@ class Row:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def light(source):
+def plugin_with_source(source):
     return lambda site: site.plugin("bad-one", source, version="0.7")
 
 
-def answers(answer, hook="delegraph_backends", arguments=""):
-    return light(HOOK.format(hook=hook, answer=answer, arguments=arguments))
+def plugin_answering(answer, hook="delegraph_backends", arguments=""):
+    return plugin_with_source(
+        HOOK.format(hook=hook, answer=answer, arguments=arguments)
+    )
 
 
-def target(source, name="BadBackend"):
+def backend_with_target(source, name="BadBackend"):
     """Return the installation of a backend with its target in another module."""
 
     def install(site):
         (site.folder / "bad_target.py").write_text(source)
-        answers(f"[BackendSpec('bad', 'bad_target:{name}', 'BadBackend', 1)]")(site)
+        plugin_answering(f"[BackendSpec('bad', 'bad_target:{name}', 'BadBackend', 1)]")(
+            site
+        )
 
     return install
 
@@ -83,15 +87,17 @@ def two_of_one_entry_point(site):
 
 
 def two_copies(site):
-    light("")(site)
+    plugin_with_source("")(site)
     copy = type(site)(site.folder.parent / "copy")
     copy.plugin("bad-one", "raise SystemExit('the second copy')", version="0.6")
     sys.path.append(str(copy.folder))
 
 
-def requiring(requirement):
+def plugin_requiring(requirement):
     def install(site):
-        answers("[BackendSpec('bad', 'bad_target:BadBackend', 'BadBackend', 1)]")(site)
+        plugin_answering(
+            "[BackendSpec('bad', 'bad_target:BadBackend', 'BadBackend', 1)]"
+        )(site)
         (site.folder / "bad_target.py").write_text(
             GOOD_TARGET.replace("GoodBackend", "BadBackend")
         )
@@ -115,7 +121,7 @@ KIND = (
 )
 ROWS = {
     "import error": Row(
-        light("import a_module_that_nobody_has"),
+        plugin_with_source("import a_module_that_nobody_has"),
         r"ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
         r" \(.+bad_one\.py:1\)",
         "install what provides 'a_module_that_nobody_has'.+BackendSpec.requires; "
@@ -127,18 +133,18 @@ ROWS = {
         "reinstall bad-one",
     ),
     "syntax error": Row(
-        light("x = 1\ndef (:"),
+        plugin_with_source("x = 1\ndef (:"),
         r"SyntaxError: invalid syntax.+bad_one\.py.+2",
         r"reinstall bad-one, in a version that is written for Python"
         rf" 3\.{sys.version_info.minor}; " + FORGO,
     ),
     "SystemExit at import": Row(
-        light("\nraise SystemExit(3)"),
+        plugin_with_source("\nraise SystemExit(3)"),
         r"SystemExit: 3 \(.+bad_one\.py:2\)",
         "must not exit; " + FORGO,
     ),
     "wrong api": Row(
-        answers("[BackendSpec('bad', 'a:B', 'B', 99)]"),
+        plugin_answering("[BackendSpec('bad', 'a:B', 'B', 99)]"),
         "backend 'bad' was written for plugin API 99; this delegraph has plugin API 1",
         "upgrade delegraph",
         Status.INCOMPATIBLE,
@@ -161,40 +167,40 @@ ROWS = {
         distributions=("bad-one", "bad-two"),
     ),
     "misspelt hook": Row(
-        answers("[]", hook="delegraph_backend"),
+        plugin_answering("[]", hook="delegraph_backend"),
         "there is no hook 'delegraph_backend'; did you mean 'delegraph_backends'?",
         "for the authors of bad-one: rename it; the hooks are delegraph_backends, .+; "
         + FORGO,
     ),
     "hook without its mark": Row(
-        light("def delegraph_backends(): return []"),
+        plugin_with_source("def delegraph_backends(): return []"),
         "delegraph_backends lacks the decorator @hookimpl",
         "put delegraph.plugin.hookimpl on it; " + FORGO,
     ),
     "hook with a wrong argument": Row(
-        answers("[]", arguments="wrong"),
+        plugin_answering("[]", arguments="wrong"),
         "'wrong'.+are declared in the hookimpl but can not be found in the hookspec",
         "give the hook the arguments that it has in delegraph.plugin.Hooks; " + FORGO,
     ),
     "hook that returns None": Row(
-        answers("None"),
+        plugin_answering("None"),
         r"delegraph_backends returned None \(NoneType\); it returns a list of"
         " BackendSpec",
         r"return \[BackendSpec\(\.\.\.\)\], a list even for one; " + FORGO,
     ),
     "hook that returns a string": Row(
-        answers("'tosa'"),
+        plugin_answering("'tosa'"),
         r"delegraph_backends returned 'tosa' \(str\); it returns a list of BackendSpec",
         r"return \[BackendSpec\(\.\.\.\)\], a list even for one; " + FORGO,
     ),
     "hook that returns a foreign object": Row(
-        answers("[object]"),
+        plugin_answering("[object]"),
         "delegraph_backends returned a list with <class 'object'>",
         "declare it with delegraph.plugin.BackendSpec, which names the object by its"
         " target; " + FORGO,
     ),
     "missing target": Row(
-        target("class BadBackends: ..."),
+        backend_with_target("class BadBackends: ..."),
         r"backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
         r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend'; it has"
         r" 'BadBackends'",
@@ -202,40 +208,42 @@ ROWS = {
         listed=Status.OK,
     ),
     "target whose module is not there": Row(
-        answers("[BackendSpec('bad', 'bad_one.gone:BadBackend', 'BadBackend', 1)]"),
+        plugin_answering(
+            "[BackendSpec('bad', 'bad_one.gone:BadBackend', 'BadBackend', 1)]"
+        ),
         r"backend 'bad_one.gone:BadBackend' of bad-one 0\.7 cannot be loaded:"
         r" ModuleNotFoundError",
         "reinstall bad-one",
         listed=Status.OK,
     ),
     "target of the wrong kind": Row(
-        target("class BadBackend: ..."),
+        backend_with_target("class BadBackend: ..."),
         r"is no subclass of delegraph\.backend\.BackendDetails but type <class"
         r" 'bad_target\.BadBackend'> of .+\.py$",
         KIND + ".+; " + FORGO,
         listed=Status.OK,
     ),
     "light module that ends the process": Row(
-        light("import os\n\nos._exit(0)"),
+        plugin_with_source("import os\n\nos._exit(0)"),
         r"^os\._exit\(0\) was called \(.+bad_one\.py:3\)$",
         "must not exit; " + FORGO,
     ),
     "target that ends the process": Row(
-        target("import os\n\nos._exit(0)"),
+        backend_with_target("import os\n\nos._exit(0)"),
         r"^backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
         r"os\._exit\(0\) was called \(.+bad_target\.py:3\)$",
         "must not exit; " + FORGO,
         listed=Status.OK,
     ),
     "target that crashes the interpreter": Row(
-        target("import ctypes\n\nctypes.string_at(0)"),
+        backend_with_target("import ctypes\n\nctypes.string_at(0)"),
         r"^importing bad_target:BadBackend killed the process \(Segmentation fault\)"
         r" \(.+bad_target\.py:3\)$",
         "upgrade bad-one or tell its authors; " + FORGO,
         listed=Status.OK,
     ),
     "missing required module": Row(
-        answers(
+        plugin_answering(
             "[BackendSpec('bad', 'a:B', 'B', 1, requires=('nobody_has_it',),"
             " install_hint='pip install bad-one[sdk]')]"
         ),
@@ -244,7 +252,7 @@ ROWS = {
         Status.UNAVAILABLE,
     ),
     "missing required module of one backend, and a usable format": Row(
-        light(
+        plugin_with_source(
             HOOK.format(
                 hook="delegraph_backends",
                 arguments="",
@@ -259,7 +267,7 @@ ROWS = {
         Status.OK,
     ),
     "missing required module of a runtime": Row(
-        answers(
+        plugin_answering(
             "[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]",
             hook="delegraph_runtimes",
         ),
@@ -269,7 +277,7 @@ ROWS = {
         Status.OK,
     ),
     "missing required module of a quantizer": Row(
-        answers(
+        plugin_answering(
             "[QuantizerSpec('bad', 'a:Q', requires=('nobody_has_it',),"
             " install_hint='pip install bad-one[quantize]')]",
             hook="delegraph_quantizers",
@@ -280,7 +288,7 @@ ROWS = {
         Status.OK,
     ),
     "declaration that imports torch": Row(
-        light("import torch"),
+        plugin_with_source("import torch"),
         r"its light module imports torch, which slows every listing down"
         r" \(.+bad_one\.py:1\)",
         "for its authors: import it in the modules that the targets name",
@@ -293,18 +301,18 @@ ROWS = {
         Status.OK,
     ),
     "exception that cannot be shown": Row(
-        light(UNSHOWABLE),
+        plugin_with_source(UNSHOWABLE),
         r"^Odd: its message cannot be shown, as that raises ValueError"
         r" \(.+bad_one\.py:6\)$",
         "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
     ),
     "exception with an odd name": Row(
-        light("raise ModuleNotFoundError('gone', name=7)"),
+        plugin_with_source("raise ModuleNotFoundError('gone', name=7)"),
         r"^ModuleNotFoundError: gone \(.+bad_one\.py:1\)$",
         "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
     ),
     "target that cannot be shown": Row(
-        target(
+        backend_with_target(
             "class Odd:\n    def __repr__(self): raise ValueError('shy')\n\nBadBackend"
             " = Odd()"
         ),
@@ -313,19 +321,19 @@ ROWS = {
         listed=Status.OK,
     ),
     "light module that is slow": Row(
-        light("import time; time.sleep(0.6)"),
+        plugin_with_source("import time; time.sleep(0.6)"),
         r"^its light module took \d+\.\d s to import, which slows every listing down$",
         "for its authors: do the work in the modules that the targets name",
         Status.OK,
     ),
     "light module that prints": Row(
-        light("import os; os.write(2, b'hello')"),
+        plugin_with_source("import os; os.write(2, b'hello')"),
         "^its light module prints when it is imported$",
         "for the authors of bad-one",
         Status.OK,
     ),
     "requirement that is not met": Row(
-        requiring("delegraph>=99"),
+        plugin_requiring("delegraph>=99"),
         rf"^it requires delegraph>=99, and {re.escape(delegraph.__version__)} is"
         r" installed$",
         "^python -m pip install 'delegraph>=99'$",
@@ -333,14 +341,14 @@ ROWS = {
         listed=Status.OK,
     ),
     "requirement that is not there": Row(
-        requiring("nobody-has-it[extra]; python_version >= '3'"),
+        plugin_requiring("nobody-has-it[extra]; python_version >= '3'"),
         "^it requires nobody-has-it.+, which is not installed$",
         r"^python -m pip install 'nobody-has-it\[extra\]'$",
         Status.UNAVAILABLE,
         listed=Status.OK,
     ),
     "requirement that is none": Row(
-        requiring(">= all of it"),
+        plugin_requiring(">= all of it"),
         "^its metadata has an invalid requirement: '>= all of it'$",
         "PEP 508",
         Status.OK,
@@ -352,7 +360,7 @@ ROWS = {
         "reinstall bad-one; " + FORGO,
     ),
     "disabled plugin that would end the process": Row(
-        light("import os; os._exit(3)"),
+        plugin_with_source("import os; os._exit(3)"),
         "DELEGRAPH_DISABLE_PLUGINS names it",
         "take it out of DELEGRAPH_DISABLE_PLUGINS to use it",
         Status.DISABLED,
@@ -369,7 +377,7 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
     for name, value in row.variables.items():
         monkeypatch.setenv(name, value)
     assert_good_works(row)
-    shown = doctor(
+    shown = run_doctor(
         site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables}
     )
     code = 0 if row.status in (Status.OK, Status.DISABLED) else 1
@@ -381,7 +389,7 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
 
 def test_a_plugin_without_usable_declarations_is_unavailable(site, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    light(
+    plugin_with_source(
         HOOK.format(
             hook="delegraph_backends",
             arguments="",
@@ -435,7 +443,7 @@ def assert_explained(found, row, site, version):
     assert found[other] == []
 
 
-def doctor(site, *arguments, **variables):
+def run_doctor(site, *arguments, **variables):
     environ = {
         k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")
     } | variables
@@ -462,7 +470,7 @@ def test_plugins_that_end_their_process_do_not_disturb_others(site):
         )
     ):
         site.plugin(f"bad-{k}", f"import os\n\n{end}")
-    shown = doctor(
+    shown = run_doctor(
         site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))])
     )
     rows = {p["distribution"]: p for p in json.loads(shown.stdout)["plugins"]}
@@ -486,7 +494,7 @@ def test_plugins_that_end_their_process_do_not_disturb_others(site):
 def test_a_plugin_that_never_ends_is_stopped(site):
     site.plugin("bad-one", "\nimport threading\nthreading.Event().wait()")
     # the limit includes the start of Python
-    shown = doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
+    shown = run_doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
     (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
     assert (
         fault["error"] == "importing its light module took longer than 8 s"
@@ -499,7 +507,7 @@ def test_a_plugin_that_never_ends_is_stopped(site):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_a_time_limit_is_a_positive_number(site, seconds):
-    shown = doctor(site, "--timeout", seconds)
+    shown = run_doctor(site, "--timeout", seconds)
     assert shown.returncode == 2
     assert json.loads(shown.stdout)["code"] == "usage-invalid"
 
@@ -514,8 +522,8 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"])
 threading.Thread(target=time.sleep, args=(1000,)).start()
 atexit.register(time.sleep, 1000)
 """
-    target(source)(site)
-    shown = doctor(site, DELEGRAPH_PLUGINS="bad-one")
+    backend_with_target(source)(site)
+    shown = run_doctor(site, DELEGRAPH_PLUGINS="bad-one")
     (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
     assert "has no 'BadBackend'" in fault["error"]
 
@@ -526,7 +534,9 @@ def test_after_a_crash_unexamined_targets_are_reported(site):
     site.plugin(
         "bad-one", HOOK.format(hook="delegraph_backends", arguments="", answer=answer)
     )
-    found = json.loads(doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)["plugins"][0]
+    found = json.loads(run_doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)["plugins"][
+        0
+    ]
     assert [f["error"].partition(" (")[0] for f in found["problems"]] == [
         "importing bad_target:A killed the process"
     ]

@@ -20,23 +20,25 @@ from delegraph_devkit.scaffold import FILES, Names, generate, package
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from ..support.kit import contents
+from ..support.kit import contents_of_files
 
 KINDS = ("device", "tosa", "device tosa")
 
 
 def test_the_listed_files_are_the_template():
-    assert set(contents(package.TEMPLATE)) == set(FILES)
-    assert set(contents(package.DEVICE_TEMPLATE)) == set(package.DEVICE_FILES)
-    assert set(contents(package.TOSA_TEMPLATE)) == set(package.TOSA_FILES)
-    assert set(contents(package.TOSA_DEVICE_TEMPLATE)) == set(package.TOSA_DEVICE_FILES)
+    assert set(contents_of_files(package.TEMPLATE)) == set(FILES)
+    assert set(contents_of_files(package.DEVICE_TEMPLATE)) == set(package.DEVICE_FILES)
+    assert set(contents_of_files(package.TOSA_TEMPLATE)) == set(package.TOSA_FILES)
+    assert set(contents_of_files(package.TOSA_DEVICE_TEMPLATE)) == set(
+        package.TOSA_DEVICE_FILES
+    )
 
 
 def test_build_requirements_are_in_the_extra_dev():
     """``python -m build --no-isolation`` uses installed packages, and the guide installs
     the extra ``dev``.
     """
-    text = contents(package.TEMPLATE)["pyproject.toml"]
+    text = contents_of_files(package.TEMPLATE)["pyproject.toml"]
     builds, extra = (
         re.search(rf"^{key} = \[(.*)\]$", text, re.MULTILINE)[1]
         for key in ("requires", "dev")
@@ -45,8 +47,8 @@ def test_build_requirements_are_in_the_extra_dev():
 
 
 def test_device_templates_only_add_lines():
-    plain = contents(package.TEMPLATE)
-    more = contents(package.DEVICE_TEMPLATE)
+    plain = contents_of_files(package.TEMPLATE)
+    more = contents_of_files(package.DEVICE_TEMPLATE)
     for path in set(plain) & set(more):
         lines = list(difflib.ndiff(plain[path].splitlines(), more[path].splitlines()))
         assert [line for line in lines if line.startswith("-")] == [], path
@@ -54,8 +56,8 @@ def test_device_templates_only_add_lines():
 
 
 def test_tosa_templates_only_add_declarations():
-    plain = contents(package.TEMPLATE)
-    more = contents(package.TOSA_TEMPLATE)
+    plain = contents_of_files(package.TEMPLATE)
+    more = contents_of_files(package.TOSA_TEMPLATE)
     for path in ("src/acme_npu/plugin.py", "tests/test_contract.py", "pyproject.toml"):
         lines = [
             line
@@ -70,7 +72,7 @@ def test_tosa_templates_only_add_declarations():
 
 def test_tosa_device_projects_combine_both_templates():
     device, tosa, both = (
-        contents(template)["pyproject.toml"].splitlines()
+        contents_of_files(template)["pyproject.toml"].splitlines()
         for template in (
             package.DEVICE_TEMPLATE,
             package.TOSA_TEMPLATE,
@@ -91,7 +93,7 @@ def test_tosa_templates_have_at_most_300_lines_to_replace(
     tmp_path,
 ):
     generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=True)
-    written = contents(tmp_path / "made")
+    written = contents_of_files(tmp_path / "made")
     mine = re.findall(r"^\| `(src/\S+)` \|", written["README.md"], re.MULTILINE)
     assert len(mine) == 7
     assert "src/my_npu/device/my_npu.cpp" in mine
@@ -129,7 +131,7 @@ def _lines_of_code(path, text):
 
 
 def test_both_halves_list_operations_in_one_order():
-    written = contents(package.TOSA_DEVICE_TEMPLATE)
+    written = contents_of_files(package.TOSA_DEVICE_TEMPLATE)
     listed = re.search(
         r"^enum \{ CONST, INPUT, (.+) \};",
         written["src/acme_npu/device/acme_npu.cpp"],
@@ -161,7 +163,7 @@ LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
 def test_generated_code_is_clean_for_all_names(text, kind, tmp_path):
     names = Names.of(*text.split())
     files = generate(names, tmp_path / "made", **dict.fromkeys(kind.split(), True))
-    written = contents(tmp_path / "made")
+    written = contents_of_files(tmp_path / "made")
     assert set(files) == set(written)
     assert f"src/{names.package}/backend.py" in written
     assert (
@@ -191,7 +193,7 @@ def test_generated_code_is_clean_for_all_names(text, kind, tmp_path):
 def test_names_of_the_template_are_replaced_everywhere_once(text, kind, tmp_path):
     names = Names.of(*text.split())
     generate(names, tmp_path / "made", **dict.fromkeys(kind.split(), True))
-    everything = json.dumps(contents(tmp_path / "made"))
+    everything = json.dumps(contents_of_files(tmp_path / "made"))
     for own in (names.distribution, names.backend, names.package, names.prefix):
         everything = everything.replace(own, "")
     assert not re.search("acme.?npu", everything, flags=re.IGNORECASE)
@@ -214,7 +216,7 @@ def test_packages_require_this_minor_release():
 
 def test_compiled_files_are_not_copied(tmp_path, monkeypatch):
     template = tmp_path / "template"
-    for path, text in contents(package.TEMPLATE).items():
+    for path, text in contents_of_files(package.TEMPLATE).items():
         (template / path).parent.mkdir(parents=True, exist_ok=True)
         (template / path).write_text(text)
     monkeypatch.setattr(package, "TEMPLATE", template)

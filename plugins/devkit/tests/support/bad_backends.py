@@ -255,7 +255,7 @@ class Loaded:
 LEVEL = OptionSpec("level", int, 1, choices=(1, 2))
 
 
-def variant(
+def registration_of(
     backend=GoodBackend,
     partitioner=GoodPartitioner,
     runtime=GoodRuntime,
@@ -275,7 +275,7 @@ def variant(
     return register
 
 
-def changed(after):
+def backend_changing_result(after):
     """A backend whose result goes through ``after(program, result)``."""
 
     class ChangedBackend(BackendDetails):
@@ -287,7 +287,7 @@ def changed(after):
     return ChangedBackend
 
 
-def refusing(rule):
+def partitioner_with_rule(rule):
     """A partitioner whose ``why_not`` is ``rule(node)`` where that is not Ellipsis."""
 
     class ChangedPartitioner(GoodPartitioner):
@@ -386,7 +386,7 @@ class LosesNaN(GoodRuntime):
     }
 
 
-def taking(*operators, dtype=None, **by_name):
+def registration_with_operators(*operators, dtype=None, **by_name):
     """Partitioner, backend and runtime that also take these operators, which compute
     ``by_name`` instead of eager's.
     """
@@ -407,7 +407,7 @@ def taking(*operators, dtype=None, **by_name):
     class TakingRuntime(GoodRuntime):
         operators: ClassVar = {**GoodRuntime.operators, **added, **by_name}
 
-    return variant(TakingBackend, TakingPartitioner, TakingRuntime)
+    return registration_of(TakingBackend, TakingPartitioner, TakingRuntime)
 
 
 def clamp_without_nan(x, low=None, high=None):
@@ -815,7 +815,7 @@ def talks(program, result):
 
 
 def register_talking(registry):
-    return variant(changed(talks))(registry)
+    return registration_of(backend_changing_result(talks))(registry)
 
 
 class TellsTensors(GoodRuntime):
@@ -892,7 +892,7 @@ class ReadsBeyond(GoodRuntime):
 
 
 def register_good(registry):
-    return variant()(registry)
+    return registration_of()(registry)
 
 
 def register_excused(registry):
@@ -921,135 +921,152 @@ def register_that_takes_nothing(registry):
 
 BAD = {
     "deterministic": {
-        "order_of_a_set": variant(changed(order_of_a_set)),
-        "counter": variant(changed(counter)),
+        "order_of_a_set": registration_of(backend_changing_result(order_of_a_set)),
+        "counter": registration_of(backend_changing_result(counter)),
     },
     "input_program_unmodified": {
-        "module_stacks": variant(changed(clears_module_stacks))
+        "module_stacks": registration_of(backend_changing_result(clears_module_stacks))
     },
     "only_tagged_nodes_lowered": {
-        "metadata": variant(partitioner=RewritesMetadata),
-        "graph": variant(partitioner=RewritesGraph),
+        "metadata": registration_of(partitioner=RewritesMetadata),
+        "graph": registration_of(partitioner=RewritesGraph),
     },
     "accepted_compiles": {
-        "accepts_too_much": variant(partitioner=refusing(accepts_too_much)),
-        "no_reason": variant(partitioner=refusing(gives_no_reason)),
-        "raises": variant(partitioner=refusing(fails_at_softmax)),
-        "crashes": variant(changed(crashes_at_tanh)),
+        "accepts_too_much": registration_of(
+            partitioner=partitioner_with_rule(accepts_too_much)
+        ),
+        "no_reason": registration_of(
+            partitioner=partitioner_with_rule(gives_no_reason)
+        ),
+        "raises": registration_of(partitioner=partitioner_with_rule(fails_at_softmax)),
+        "crashes": registration_of(backend_changing_result(crashes_at_tanh)),
     },
     "numerics": {
-        "wrong_relu": variant(runtime=WrongRelu),
-        "relu_loses_nan": variant(runtime=LosesNaN),
-        "clamp_loses_nan": taking(
+        "wrong_relu": registration_of(runtime=WrongRelu),
+        "relu_loses_nan": registration_of(runtime=LosesNaN),
+        "clamp_loses_nan": registration_with_operators(
             aten.clamp.default, **{str(aten.clamp.default): clamp_without_nan}
         ),
-        "amax_loses_nan": taking(
+        "amax_loses_nan": registration_with_operators(
             aten.amax.default, **{str(aten.amax.default): amax_without_nan}
         ),
-        "max_pool_loses_nan": taking(
+        "max_pool_loses_nan": registration_with_operators(
             aten.max_pool2d.default,
             **{str(aten.max_pool2d.default): max_pool_without_nan},
         ),
-        "maximum_loses_nan": taking(
+        "maximum_loses_nan": registration_with_operators(
             aten.maximum.default, **{str(aten.maximum.default): maximum_without_nan}
         ),
-        "softmax_of_infinity": taking(
+        "softmax_of_infinity": registration_with_operators(
             aten.softmax.int, **{str(aten.softmax.int): softmax_without_a_maximum}
         ),
-        "int64_add_cut": taking(
+        "int64_add_cut": registration_with_operators(
             dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}
         ),
-        "int64_mul_cut": taking(
+        "int64_mul_cut": registration_with_operators(
             dtype=torch.int64, **{str(aten.mul.Tensor): mul_in_32_bits}
         ),
-        "int8_saturates": taking(
+        "int8_saturates": registration_with_operators(
             dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}
         ),
-        "uint8_saturates": taking(
+        "uint8_saturates": registration_with_operators(
             dtype=torch.uint8, **{str(aten.add.Tensor): saturating_add}
         ),
-        "ignores_strides": variant(runtime=IgnoresStrides),
-        "writes_inputs": variant(runtime=WritesInputs),
-        "runtime_raises": variant(runtime=RaisesAtSin),
+        "ignores_strides": registration_of(runtime=IgnoresStrides),
+        "writes_inputs": registration_of(runtime=WritesInputs),
+        "runtime_raises": registration_of(runtime=RaisesAtSin),
     },
-    "options_run": {"level_two": variant(partitioner=FailsAtLevelTwo)},
+    "options_run": {"level_two": registration_of(partitioner=FailsAtLevelTwo)},
     "empty_programs": {
-        "needs_a_call": variant(partitioner=NeedsACall),
-        "crashes_without_calls": variant(changed(crashes_without_calls)),
+        "needs_a_call": registration_of(partitioner=NeedsACall),
+        "crashes_without_calls": registration_of(
+            backend_changing_result(crashes_without_calls)
+        ),
     },
     "dynamic_shapes": {
-        "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),
-        "reads_sizes": variant(partitioner=refusing(reads_sizes)),
-        "crashes_at_symbolic_sizes": variant(
-            partitioner=refusing(crashes_at_symbolic_sizes)
+        "symbolic_sizes": registration_of(
+            partitioner=partitioner_with_rule(takes_dynamic_sizes)
+        ),
+        "reads_sizes": registration_of(partitioner=partitioner_with_rule(reads_sizes)),
+        "crashes_at_symbolic_sizes": registration_of(
+            partitioner=partitioner_with_rule(crashes_at_symbolic_sizes)
         ),
     },
     "control_flow": {
-        "expects_schemas": variant(partitioner=refusing(expects_schemas)),
-        "crashes_in_branches": variant(partitioner=refusing(crashes_in_branches)),
+        "expects_schemas": registration_of(
+            partitioner=partitioner_with_rule(expects_schemas)
+        ),
+        "crashes_in_branches": registration_of(
+            partitioner=partitioner_with_rule(crashes_in_branches)
+        ),
     },
     "runtime_thread_safety": {
-        "shares_a_dict": variant(runtime=SharesADict),
-        "shares_a_result": variant(runtime=SharesAResult),
-        "raises_in_threads": variant(runtime=RaisesInThreads),
-        "aborts_in_threads": variant(runtime=AbortsInThreads),
+        "shares_a_dict": registration_of(runtime=SharesADict),
+        "shares_a_result": registration_of(runtime=SharesAResult),
+        "raises_in_threads": registration_of(runtime=RaisesInThreads),
+        "aborts_in_threads": registration_of(runtime=AbortsInThreads),
     },
     "thread_safety": {
-        "one_at_a_time": variant(OneAtATime),
-        "crashes_in_threads": variant(CrashesInThreads),
+        "one_at_a_time": registration_of(OneAtATime),
+        "crashes_in_threads": registration_of(CrashesInThreads),
     },
     "options_validated": {
-        "unchecked": variant(
+        "unchecked": registration_of(
             partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)
         ),
-        "refuses_a_choice": variant(partitioner=RefusesItsChoice),
+        "refuses_a_choice": registration_of(partitioner=RefusesItsChoice),
     },
     "damaged_blob": {
-        "trusting": variant(runtime=Trusting),
-        "crashing": variant(runtime=Crashing),
-        "greedy": variant(runtime=Greedy),
+        "trusting": registration_of(runtime=Trusting),
+        "crashing": registration_of(runtime=Crashing),
+        "greedy": registration_of(runtime=Greedy),
     },
     "unregistering_leaves_no_trace": {
-        "variable": variant(changed(sets_a_variable)),
-        "dtype": variant(changed(sets_the_dtype)),
-        "draws": variant(changed(draws_random_numbers)),
-        "starts_threads": variant(changed(starts_threads)),
-        "opens_files": variant(changed(opens_files)),
-        "keeps_programs": variant(changed(keeps_programs)),
+        "variable": registration_of(backend_changing_result(sets_a_variable)),
+        "dtype": registration_of(backend_changing_result(sets_the_dtype)),
+        "draws": registration_of(backend_changing_result(draws_random_numbers)),
+        "starts_threads": registration_of(backend_changing_result(starts_threads)),
+        "opens_files": registration_of(backend_changing_result(opens_files)),
+        "keeps_programs": registration_of(backend_changing_result(keeps_programs)),
     },
     "settings_and_data_delivered": {
-        "takes_its_data": variant(runtime=TakesItsData),
+        "takes_its_data": registration_of(runtime=TakesItsData),
     },
     "observed_values": {
-        "tells_tensors": variant(runtime=TellsTensors),
-        "tells_by_number": variant(runtime=TellsByNumber),
-        "observes_others": variant(runtime=ObservesOthers),
+        "tells_tensors": registration_of(runtime=TellsTensors),
+        "tells_by_number": registration_of(runtime=TellsByNumber),
+        "observes_others": registration_of(runtime=ObservesOthers),
     },
     "profiled_times": {
-        "times_by_number": variant(runtime=TimesByNumber),
-        "profiles_others": variant(runtime=ProfilesOthers),
+        "times_by_number": registration_of(runtime=TimesByNumber),
+        "profiles_others": registration_of(runtime=ProfilesOthers),
     },
     "compatibility_answered": {
-        "knows_no_version": variant(runtime=KnowsNoVersion),
-        "reads_beyond": variant(runtime=ReadsBeyond),
+        "knows_no_version": registration_of(runtime=KnowsNoVersion),
+        "reads_beyond": registration_of(runtime=ReadsBeyond),
     },
-    "debug_handles": {"stranger": variant(changed(maps_a_stranger))},
+    "debug_handles": {
+        "stranger": registration_of(backend_changing_result(maps_a_stranger))
+    },
 }
 """Check that it breaks, and no other -> name -> what registers it."""
 WORSE = {
     "shares_buffers": (
         {"numerics", "runtime_thread_safety"},
-        variant(runtime=SharesBuffers),
+        registration_of(runtime=SharesBuffers),
     ),
-    "hanging": ({"damaged_blob"}, variant(runtime=Hanging)),
-    "arrays": ({"only_tagged_nodes_lowered"}, variant(changed(gives_arrays))),
+    "hanging": ({"damaged_blob"}, registration_of(runtime=Hanging)),
+    "arrays": (
+        {"only_tagged_nodes_lowered"},
+        registration_of(backend_changing_result(gives_arrays)),
+    ),
     "weights": (
         {"input_program_unmodified", "only_tagged_nodes_lowered"},
-        variant(changed(writes_weights)),
+        registration_of(backend_changing_result(writes_weights)),
     ),
     "shared_store": (
         {"settings_and_data_delivered", "deterministic"},
-        variant(changed(shares_its_store)),
+        registration_of(backend_changing_result(shares_its_store)),
     ),
 }
 """Name -> some of the checks that it breaks, and what registers it."""

@@ -15,7 +15,7 @@ from delegraph.errors import ContractViolation, FormatError, InputError, NoRunti
 from torch import nn
 from torch.export import Dim
 
-from ..support.judge import expect_equal, lower, stock_runtime
+from ..support.judge import assert_equal, lower, stock_runtime
 from ..support.models import MODELS
 
 # whatever ExecuTorch warns of at import and at compile time
@@ -86,8 +86,8 @@ def check_both_runtimes(
     for call in calls:
         with torch.no_grad():
             wanted = [module(*call)]
-        expect_equal([lowered(*call)], wanted)
-        expect_equal(method.execute(list(call)), wanted)
+        assert_equal([lowered(*call)], wanted)
+        assert_equal(method.execute(list(call)), wanted)
 
 
 @pytest.mark.parametrize(("make", "shape"), [(mlp, (2, 8)), (conv_net, (1, 3, 16, 16))])
@@ -132,7 +132,7 @@ def test_sizes_that_vary(tmp_path: Any) -> None:
     )
     check_both_runtimes(lowered, module, calls, tmp_path / "m.pte")
     unbounded = lower(module, calls[0], ({0: Dim("n", min=1)},), backends=["xnnpack"])
-    expect_equal([unbounded(*calls[0])], [module(*calls[0])])
+    assert_equal([unbounded(*calls[0])], [module(*calls[0])])
     assert (
         "has no upper bound, so its memory cannot be planned; give it a bound"
         in str(unbounded.report)
@@ -198,7 +198,7 @@ def test_bridged_and_other_backends_work_together(backends: list[str]) -> None:
         "XnnpackBackend",
         "TOSABackend",
     }
-    expect_equal([lowered(*call)], [module(*call)])
+    assert_equal([lowered(*call)], [module(*call)])
 
 
 def test_a_call_that_is_taken_in_part_is_refused() -> None:

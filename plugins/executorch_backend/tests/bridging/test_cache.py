@@ -34,7 +34,7 @@ class Heads(nn.Module):
 X = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
 
 
-def contents(program: Any) -> list[Any]:
+def contents_of_delegates(program: Any) -> list[Any]:
     return [
         (
             join(d.blob),
@@ -81,8 +81,8 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(
         assert answers == [
             "an answer of XnnpackBackendPartitioner is from the cache"
         ] * (whence != "compiled")
-        assert wanted in (None, contents(program))
-        wanted = contents(program)
+        assert wanted in (None, contents_of_delegates(program))
+        wanted = contents_of_delegates(program)
     program.save(tmp_path / "heads.pte")
     blob = join(program.delegates[0].blob)
     assert (tmp_path / "heads.pte").read_bytes().count(blob) == 1

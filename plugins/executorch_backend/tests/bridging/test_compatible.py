@@ -28,7 +28,7 @@ def saved(tmp_path_factory):
     return path
 
 
-def asked(fingerprint, beginning=bytes(4) + b"XN01", device=None):
+def answer_of_runtime(fingerprint, beginning=bytes(4) + b"XN01", device=None):
     header = BlobHeader(
         "XnnpackBackend", 100, beginning, "delegraph-executorch 0.1.0", fingerprint
     )
@@ -67,7 +67,7 @@ def test_the_stock_runtime_loads_saved_files(saved):
 )
 def test_the_versions_decide(fingerprint, verdict):
     pytest.importorskip("executorch")
-    answer = asked(fingerprint)
+    answer = answer_of_runtime(fingerprint)
     assert (answer and answer.verdict) == verdict
 
 
@@ -77,14 +77,16 @@ def test_the_versions_decide(fingerprint, verdict):
 )
 def test_blobs_that_are_no_xnnpack_graph_cannot_run(beginning):
     pytest.importorskip("executorch")
-    answer = asked("executorch 1.0.0", beginning)
+    answer = answer_of_runtime("executorch 1.0.0", beginning)
     assert answer.verdict == "cannot"
     assert "no such graph of XNNPACK" in answer.reason
 
 
 def test_another_device_is_refused():
     pytest.importorskip("executorch")
-    assert "no device 'npu'" in asked("executorch 1.0.0", device="npu").reason
+    assert (
+        "no device 'npu'" in answer_of_runtime("executorch 1.0.0", device="npu").reason
+    )
 
 
 def test_a_file_without_fingerprints_is_as_it_was():

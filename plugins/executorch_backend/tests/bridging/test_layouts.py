@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..support.judge import expect_equal, lower, stock_runtime
+from ..support.judge import assert_equal, lower, stock_runtime
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGE = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -65,10 +65,10 @@ def test_layout(name: str, tmp_path: Any) -> None:
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert lowered.delegates
     got = lowered(x)
-    expect_equal(list(got) if isinstance(got, tuple) else [got], wanted)
+    assert_equal(list(got) if isinstance(got, tuple) else [got], wanted)
     lowered.save(tmp_path / "m.pte")
     program = stock_runtime().load_program((tmp_path / "m.pte").read_bytes())
-    expect_equal(program.load_method("forward").execute([x.contiguous()]), wanted)
+    assert_equal(program.load_method("forward").execute([x.contiguous()]), wanted)
 
 
 def test_operators_that_read_memory_offsets_are_not_offered() -> None:
@@ -80,7 +80,7 @@ def test_operators_that_read_memory_offsets_are_not_offered() -> None:
     lowered = lower(ByPlace(), (x,), backends=["xnnpack"])
     assert "aten.as_strided.default" in str(lowered.report)
     assert len(lowered.delegates) == 2
-    expect_equal([lowered(x)], [ByPlace()(x)])
+    assert_equal([lowered(x)], [ByPlace()(x)])
 
 
 def test_a_result_without_dimensions() -> None:
@@ -96,4 +96,4 @@ def test_a_result_without_dimensions() -> None:
     lowered = lower(Number(), (x,), backends=["xnnpack"])
     assert lowered.delegates
     assert "returns a tensor of one dimension for scalar results" in str(lowered.report)
-    expect_equal([lowered(x)], [Number()(x)])
+    assert_equal([lowered(x)], [Number()(x)])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..support.judge import expect_equal, lower, stock_runtime
+from ..support.judge import assert_equal, lower, stock_runtime
 from ..support.programs import Function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -106,7 +106,7 @@ def test_operators_that_xnnpack_computes_wrongly_are_refused(
     lowered.save(tmp_path / "m.pte")
     wanted = module(ROWS)
     for run in (lowered, delegraph.load(tmp_path / "m.pte", runtime="executorch")):
-        expect_equal(
+        assert_equal(
             torch.utils._pytree.tree_leaves(run(ROWS)),
             torch.utils._pytree.tree_leaves(wanted),
         )
@@ -124,7 +124,7 @@ def test_a_parameter_that_is_written_and_not_read() -> None:
 
     lowered = lower(Tied(), (ROWS,), backends=["xnnpack"])
     assert lowered.delegates
-    expect_equal([lowered(ROWS), lowered(ROWS)], [2 * ROWS, 3 * ROWS])
+    assert_equal([lowered(ROWS), lowered(ROWS)], [2 * ROWS, 3 * ROWS])
 
 
 def test_an_input_is_no_weight_that_is_packed() -> None:
@@ -136,7 +136,7 @@ def test_an_input_is_no_weight_that_is_packed() -> None:
     assert "aten.mul.Tensor" in [
         op for row in lowered.report.delegates for op in row.operators
     ]
-    expect_equal(lowered(ROWS, SQUARE), model(ROWS, SQUARE))
+    assert_equal(lowered(ROWS, SQUARE), model(ROWS, SQUARE))
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_operators_that_xnnpack_computes_correctly_are_delegated(
         "aten.upsample_bilinear2d.vec",
         "aten.clamp.default",
     }
-    expect_equal([lowered(ROWS)], [function(ROWS)])
+    assert_equal([lowered(ROWS)], [function(ROWS)])

@@ -11,7 +11,7 @@ import torch
 from delegraph_executorch.serialize.reader import read_program
 from torch import nn
 
-from ..support.judge import emit, expect_equal, stock_runtime
+from ..support.judge import assert_equal, emit, stock_runtime
 
 # whatever ExecuTorch warns of at import and at compile time
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -89,8 +89,8 @@ def test_tied_weights_are_stored_once(
     read = deserialize_pte_binary(content)
     assert stored in [buffer.storage for buffer in read.program.constant_buffer]
     assert stored in [bytes(b) for b in read.named_data.buffers]
-    expect_equal(delegraph.load(path, runtime="executorch")(*INPUTS), model(*INPUTS))
-    expect_equal(delegraph.load(path)(*INPUTS), model(*INPUTS))
+    assert_equal(delegraph.load(path, runtime="executorch")(*INPUTS), model(*INPUTS))
+    assert_equal(delegraph.load(path)(*INPUTS), model(*INPUTS))
     # the file says of itself what its parts take, and the shared one once
     from delegraph_executorch.inspection.facts import collect_facts
 
@@ -107,7 +107,7 @@ def test_similar_but_different_weights_are_both_stored(tmp_path: Path) -> None:
         model.head.weight[-1, -1] += 1
     lowered = delegraph.lower(model, INPUTS, backends=["xnnpack"])
     lowered.save(tmp_path / "m.pte")
-    expect_equal(
+    assert_equal(
         delegraph.load(tmp_path / "m.pte", runtime="executorch")(*INPUTS),
         model(*INPUTS),
     )

@@ -16,7 +16,7 @@ import torch
 from delegraph.errors import ContractViolation, DelegraphError, NotFullyDelegated
 from torch import nn
 
-from ..support.judge import emit, expect_equal, lower, stock_runtime
+from ..support.judge import assert_equal, emit, lower, stock_runtime
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.tensor([0.5, -1.0, 2.0])
@@ -46,7 +46,7 @@ class Counter(nn.Module):
 
 
 @contextmanager
-def bridged(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
+def bridge(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
     """``backend`` under the name ``it``, with a partitioner that lets ``tag(program,
     tag)`` tag nodes.
     """
@@ -76,7 +76,7 @@ def bridged(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
         yield
 
 
-def backend_of(preprocess: Callable[..., Any]) -> Any:
+def backend_compiling_with(preprocess: Callable[..., Any]) -> Any:
     """A backend class of ExecuTorch's that compiles with ``preprocess(program,
     specs)``.
     """
@@ -128,7 +128,7 @@ def test_methods_are_compiled_together() -> None:
         name: torch.export.export(m, (X,))
         for name, m in (("forward", module), ("other", other))
     }
-    with bridged(Theirs, sines):
+    with bridge(Theirs, sines):
         lowered = delegraph.lower(programs, backends=["it"])
     wanted = [
         (
@@ -170,7 +170,7 @@ def test_a_buffer_that_a_delegate_keeps() -> None:
         tag_constant_data(program)
         tag_mutated_buffer(program)
 
-    with bridged(backend_of(preprocess), keep):
+    with bridge(backend_compiling_with(preprocess), keep):
         lowered = lower(Counter(), (X,), backends=["it"]).with_missing_runtime("eager")
         written, read, tensors = seen[0]
         assert list(written.values()) == ["total"]
@@ -181,7 +181,7 @@ def test_a_buffer_that_a_delegate_keeps() -> None:
         )
         eager = Counter()
         for _ in range(3):
-            expect_equal([lowered(X)], [eager(X)])
+            assert_equal([lowered(X)], [eager(X)])
 
 
 @pytest.fixture
@@ -208,10 +208,10 @@ def test_two_threads_lower_at_once() -> None:
         == [d.processed_bytes for d in second.delegates]
         != []
     )
-    expect_equal([second(x)], [module(x)])
+    assert_equal([second(x)], [module(x)])
 
 
-def raising(*_: Any) -> Any:
+def raise_no_luck(*_: Any) -> Any:
     raise ValueError("no luck")
 
 
@@ -231,7 +231,7 @@ def tag_around(program: Any, tag: str) -> None:
     ("tag", "kind", "text"),
     [
         (
-            raising,
+            raise_no_luck,
             NotFullyDelegated,
             "asking whether it is supported failed: ValueError: no luck",
         ),
@@ -255,12 +255,15 @@ def tag_around(program: Any, tag: str) -> None:
     ],
 )
 def test_strange_partitioners(tag: Any, kind: type[DelegraphError], text: str) -> None:
-    with bridged(backend_of(raising), tag), pytest.raises(kind, match=text):
+    with (
+        bridge(backend_compiling_with(raise_no_luck), tag),
+        pytest.raises(kind, match=text),
+    ):
         lower(Chain(), (X,), backends=["it"], require_full=True)
 
 
 def test_a_partitioner_that_wants_nothing() -> None:
-    with bridged(backend_of(raising), lambda *_: None):
+    with bridge(backend_compiling_with(raise_no_luck), lambda *_: None):
         lowered = lower(Chain(), (X,), backends=["it"])
     assert lowered.host_operators == 3
     assert "Tagging does not take it" in str(lowered.report)
@@ -270,7 +273,7 @@ def test_a_partitioner_that_wants_nothing() -> None:
     ("preprocess", "kind", "text"),
     [
         (
-            raising,
+            raise_no_luck,
             NotFullyDelegated,
             "its compiler failed on the partition: ValueError: no luck",
         ),
@@ -295,7 +298,10 @@ def test_a_partitioner_that_wants_nothing() -> None:
 def test_strange_backends(
     preprocess: Any, kind: type[DelegraphError], text: str
 ) -> None:
-    with bridged(backend_of(preprocess), tag_all), pytest.raises(kind, match=text):
+    with (
+        bridge(backend_compiling_with(preprocess), tag_all),
+        pytest.raises(kind, match=text),
+    ):
         lower(Chain(), (X,), backends=["it"], require_full=True)
 
 
@@ -306,7 +312,7 @@ def test_backends_that_draw_numbers_keep_the_users_generator() -> None:
         torch.rand(1)
         return result_of(b"blob")
 
-    with bridged(backend_of(preprocess), tag_all):
+    with bridge(backend_compiling_with(preprocess), tag_all):
         before = torch.get_rng_state()
         lower(Chain(), (X,), backends=["it"])
     assert torch.equal(torch.get_rng_state(), before)
@@ -314,7 +320,9 @@ def test_backends_that_draw_numbers_keep_the_users_generator() -> None:
 
 def test_debug_handles_that_lead_nowhere_are_left_out() -> None:
     handles = {1: (1, 99), "two": 2, 3: [77], 4: None}
-    with bridged(backend_of(lambda *_: result_of(b"blob", handles)), tag_all):
+    with bridge(
+        backend_compiling_with(lambda *_: result_of(b"blob", handles)), tag_all
+    ):
         lowered = lower(Chain(), (X,), backends=["it"])
     assert lowered.delegates[0].module.meta["debug_handle_map"] == {
         1: (1,),

@@ -28,24 +28,24 @@ class Rows(nn.Module):
         return self.linear(x), x.mean()
 
 
-def buckets(registry, model, given, **more):
+def lower_to_buckets(registry, model, given, **more):
     return lower_buckets(
         model.eval(), given, backends=[ECHO], registry=registry, **more
     )
 
 
-def sized(*sizes):
+def tensors_of_sizes(*sizes):
     return [torch.randn(n, 4) for n in sizes]
 
 
 def test_inputs_are_padded_to_the_smallest_fitting_bucket(registry):
     model = Rows()
-    program = buckets(registry, model, sized(16, 2, 8), padding=0)
+    program = lower_to_buckets(registry, model, tensors_of_sizes(16, 2, 8), padding=0)
     assert program.methods == ["forward_2", "forward_8", "forward_16"]
-    assert [program.bucket_of(x) for x in sized(0, 2, 3, 8, 9)] == [
+    assert [program.bucket_of(x) for x in tensors_of_sizes(0, 2, 3, 8, 9)] == [
         "forward_2", "forward_2", "forward_8", "forward_8", "forward_16",
     ]  # fmt: skip
-    for x in sized(0, 1, 2, 5, 16):
+    for x in tensors_of_sizes(0, 1, 2, 5, 16):
         rows, mean = program(x)
         torch.testing.assert_close(rows, model(x)[0])
         assert mean.shape == ()
@@ -60,7 +60,7 @@ def test_inputs_are_padded_to_the_smallest_fitting_bucket(registry):
 
 def test_weights_are_shared_by_all_sizes(registry):
     model = Rows()
-    program = buckets(registry, model, sized(2, 8))
+    program = lower_to_buckets(registry, model, tensors_of_sizes(2, 8))
     kept = [d.module.original_module.state_dict for d in program.program.delegates]
     assert len(kept) == 2
     assert {t.data_ptr() for state in kept for t in state.values() if t.numel()} == {
@@ -69,7 +69,7 @@ def test_weights_are_shared_by_all_sizes(registry):
 
 
 def test_only_exact_sizes_without_padding(registry):
-    program = buckets(
+    program = lower_to_buckets(
         registry, Rows(), {"few": torch.randn(2, 4), "many": (torch.randn(8, 4),)}
     )
     assert program.methods == ["few", "many"]
@@ -94,17 +94,19 @@ def test_only_exact_sizes_without_padding(registry):
 )
 def test_inputs_larger_than_all_buckets_are_refused(registry, x):
     with pytest.raises(InputError, match="no bucket holds"):
-        buckets(registry, Rows(), sized(2, 8), padding=0)(x)
+        lower_to_buckets(registry, Rows(), tensors_of_sizes(2, 8), padding=0)(x)
 
 
 @pytest.mark.parametrize("padding", ["0", torch.tensor(0.0), 10**400])
 def test_padding_is_a_number(registry, padding):
     with pytest.raises(InputError, match="padding must be a Python number or None"):
-        buckets(registry, Rows(), sized(2, 8), padding=padding)
+        lower_to_buckets(registry, Rows(), tensors_of_sizes(2, 8), padding=padding)
 
 
 def test_infinite_padding_is_stored(registry):
-    program = buckets(registry, Rows(), sized(2, 8), padding=float("-inf"))
+    program = lower_to_buckets(
+        registry, Rows(), tensors_of_sizes(2, 8), padding=float("-inf")
+    )
     assert program._choice.table().to_json()["padding"] == "-inf"
 
 
@@ -123,7 +125,7 @@ def test_keyword_arguments_numbers_and_two_axes(registry):
             "scale": 2.0,
         }
 
-    program = buckets(
+    program = lower_to_buckets(
         registry, Masked(), [example(n, m) for n in (1, 4) for m in (8, 16)], padding=0
     )
     assert program.methods == [
@@ -157,7 +159,7 @@ def test_axes_of_results(registry):
     """An axis follows the input's axis that has its sizes in all buckets; what is not
     clear is refused, not guessed.
     """
-    wide = buckets(
+    wide = lower_to_buckets(
         registry, Shapes(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0
     )
     with pytest.raises(
@@ -166,7 +168,7 @@ def test_axes_of_results(registry):
     ):
         wide(torch.randn(5, 6))
     assert wide.verify(torch.randn(8, 16)).relative_error == 0
-    square = buckets(
+    square = lower_to_buckets(
         registry, nn.ReLU(), [torch.randn(n, n) for n in (4, 8)], padding=-1.0
     )
     assert square(torch.randn(3, 3)).shape == (3, 3)
@@ -186,7 +188,7 @@ class Turned(nn.Module):
 
 
 def test_results_are_cut_along_the_axis_that_they_have(registry):
-    turned = buckets(
+    turned = lower_to_buckets(
         registry, Turned(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0
     )
     x = torch.randn(7, 9)
@@ -213,14 +215,14 @@ class WritingItsInput(nn.Module):
 )
 def test_models_that_write_state_are_refused(registry, model, written):
     with pytest.raises(InputError, match=f"the model writes {written};"):
-        buckets(registry, model, sized(2, 8))
+        lower_to_buckets(registry, model, tensors_of_sizes(2, 8))
 
 
 def test_wrong_buckets(registry):
     for given, text in (
         ([], "buckets must be a list of example inputs"),
         (torch.randn(2, 4), "buckets must be a list of example inputs"),
-        (sized(2, 2), "the same sizes"),
+        (tensors_of_sizes(2, 2), "the same sizes"),
         (
             [torch.randn(2, 4), torch.randn(2, 4, 1)],
             r"'1' has \(float32\[2, 4, 1\]\), but the first has",
@@ -232,13 +234,13 @@ def test_wrong_buckets(registry):
         ([(torch.randn(2, 4), 1), (torch.randn(3, 4), 2)], "only sizes may differ"),
     ):
         with pytest.raises(InputError, match=text):
-            buckets(registry, Rows(), given)
+            lower_to_buckets(registry, Rows(), given)
     program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
     with pytest.raises(
         InputError,
         match="lower_buckets needs an nn.Module, which it exports for each bucket; got ExportedProgram",
     ):
-        lower_buckets(program, sized(2, 3), backends=[])
+        lower_buckets(program, tensors_of_sizes(2, 3), backends=[])
 
 
 TABLE = {
@@ -285,13 +287,13 @@ DAMAGED = {
 }
 
 
-def read(content):
+def read_choice(content):
     table = BucketTable.of_bytes(content)
     return None if table is None else BucketChoice.of_table(table)
 
 
 def test_a_table_in_a_file():
-    choice = read(json.dumps(TABLE).encode())
+    choice = read_choice(json.dumps(TABLE).encode())
     assert choice.methods == [
         "forward_2",
         "forward_8",
@@ -303,7 +305,10 @@ def test_a_table_in_a_file():
         ).tolist()
         == [5.0] * 5
     )
-    assert read(json.dumps({**TABLE, "schema": "delegraph.buckets/2"}).encode()) is None
+    assert (
+        read_choice(json.dumps({**TABLE, "schema": "delegraph.buckets/2"}).encode())
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -312,7 +317,7 @@ def test_a_damaged_table(name):
     with pytest.raises(
         FormatError, match="its table of sizes, delegraph.buckets, cannot be read"
     ):
-        read(
+        read_choice(
             damage
             if isinstance(damage, bytes)
             else json.dumps({**TABLE, **damage}).encode()

@@ -58,7 +58,7 @@ class Keeps(Partitioner):
         return list(self.operators), self.wanted
 
 
-def exported(function, *inputs, **layers):
+def export(function, *inputs, **layers):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -72,19 +72,19 @@ def exported(function, *inputs, **layers):
     return torch.export.export(Model().eval(), inputs)
 
 
-def linear():
-    return exported(lambda s, x: s.a(x).relu(), torch.randn(2, 4), a=nn.Linear(4, 3))
+def export_linear():
+    return export(lambda s, x: s.a(x).relu(), torch.randn(2, 4), a=nn.Linear(4, 3))
 
 
-def targets(program):
+def call_targets(program):
     return [n.target for n in program.graph.nodes if n.op == "call_function"]
 
 
-def delegates(program):
-    return targets(program).count(_CALL)
+def count_delegates(program):
+    return call_targets(program).count(_CALL)
 
 
-def check(program, source, *inputs):
+def assert_equals_source(program, source, *inputs):
     got = program.module(check_guards=False)(*inputs)
     wanted = source.module(check_guards=False)(*inputs)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
@@ -92,15 +92,15 @@ def check(program, source, *inputs):
 
 Q = torch.randn(1, 2, 4, 8)
 PRESERVED = {
-    "linear": (lambda: linear(), (torch.randn(2, 4),), [aten.linear.default], 1),
+    "linear": (lambda: export_linear(), (torch.randn(2, 4),), [aten.linear.default], 1),
     "sdpa": (
-        lambda: exported(lambda s, q: F.scaled_dot_product_attention(q, q, q), Q),
+        lambda: export(lambda s, q: F.scaled_dot_product_attention(q, q, q), Q),
         (Q,),
         [aten.scaled_dot_product_attention.default],
         1,
     ),
     "combined": (
-        lambda: exported(
+        lambda: export(
             lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)),
             Q,
             a=nn.Linear(8, 8),
@@ -110,7 +110,7 @@ PRESERVED = {
         3,
     ),
     "upsample": (
-        lambda: exported(
+        lambda: export(
             lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q
         ),
         (Q,),
@@ -118,9 +118,7 @@ PRESERVED = {
         1,
     ),
     "lstm": (
-        lambda: exported(
-            lambda s, x: s.a(x)[0], torch.randn(10, 2, 4), a=nn.LSTM(4, 3)
-        ),
+        lambda: export(lambda s, x: s.a(x)[0], torch.randn(10, 2, 4), a=nn.LSTM(4, 3)),
         (torch.randn(10, 2, 4),),
         [aten.linear.default],
         11,
@@ -137,8 +135,8 @@ def test_delegates_are_as_many_as_preserved_operators(case, installed):
     make, inputs, operators, count = PRESERVED[case]
     source = make()
     edge = to_edge_transform_and_lower(source, partitioner=Keeps(*operators))
-    assert delegates(edge.exported_program()) == count
-    check(edge.exported_program(), source, *inputs)
+    assert count_delegates(edge.exported_program()) == count
+    assert_equals_source(edge.exported_program(), source, *inputs)
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -151,25 +149,28 @@ def test_operators_that_a_filter_refuses_are_decomposed(case, installed):
         source, partitioner=Keeps(*operators, wanted=lambda n: False)
     )
     program = edge.exported_program()
-    assert delegates(program) == 0
-    assert not {*operators} & {*targets(program)}
-    check(program, source, *inputs)
+    assert count_delegates(program) == 0
+    assert not {*operators} & {*call_targets(program)}
+    assert_equals_source(program, source, *inputs)
 
 
 def test_to_edge_is_core_aten_but_for_preserved_operators():
     """program.test_program: preserve_ops variants; lifted.test_quantized_with_delegate
     (linear becomes addmm).
     """
-    assert aten.addmm.default in targets(to_edge(linear()).exported_program())
-    kept = to_edge(
-        linear(), compile_config=EdgeCompileConfig(preserve_ops=[aten.linear.default])
+    assert aten.addmm.default in call_targets(
+        to_edge(export_linear()).exported_program()
     )
-    assert aten.linear.default in targets(kept.exported_program())
+    kept = to_edge(
+        export_linear(),
+        compile_config=EdgeCompileConfig(preserve_ops=[aten.linear.default]),
+    )
+    assert aten.linear.default in call_targets(kept.exported_program())
     with pytest.raises(errors.OptionError, match="preserve_ops"):
         EdgeCompileConfig(preserve_ops=["linear"])
 
 
-def relu_only():
+def partitioner_for_relu():
     return CapabilityPartitioner(
         lambda n: None if n.target is aten.relu.default else "no relu", "EchoBackend"
     )
@@ -179,12 +180,14 @@ def test_to_backend_by_method_and_for_all(installed):
     """program.test_program: to_backend selective by method dict; original manager
     unchanged.
     """
-    edge = to_edge({"a": linear(), "b": linear()}, constant_methods={"version": 3})
+    edge = to_edge(
+        {"a": export_linear(), "b": export_linear()}, constant_methods={"version": 3}
+    )
     before = {m: str(edge.exported_program(m).graph) for m in edge.methods}
-    one = edge.to_backend({"b": relu_only()})
-    both = edge.to_backend(relu_only())
-    assert [delegates(one.exported_program(m)) for m in "ab"] == [0, 1]
-    assert [delegates(both.exported_program(m)) for m in "ab"] == [1, 1]
+    one = edge.to_backend({"b": partitioner_for_relu()})
+    both = edge.to_backend(partitioner_for_relu())
+    assert [count_delegates(one.exported_program(m)) for m in "ab"] == [0, 1]
+    assert [count_delegates(both.exported_program(m)) for m in "ab"] == [1, 1]
     assert {m: str(edge.exported_program(m).graph) for m in edge.methods} == before
     assert one.methods == {"a", "b"}
     assert both.config_methods == {"version"}
@@ -196,9 +199,9 @@ def test_configuration_survives_every_step(installed):
     """
     config = EdgeCompileConfig(preserve_ops=(aten.linear.default,))
     edge = (
-        to_edge(linear(), compile_config=config)
+        to_edge(export_linear(), compile_config=config)
         .transform([lambda p: p])
-        .to_backend(relu_only())
+        .to_backend(partitioner_for_relu())
     )
     assert edge.compile_config is config
     with pytest.raises(errors.ContractViolation, match="pass break_it"):
@@ -241,7 +244,7 @@ def test_a_pass_that_breaks_a_rule_is_named(change, message):
     the rule.
     """
     with pytest.raises(errors.ContractViolation, match=message):
-        to_edge(linear()).transform([change])
+        to_edge(export_linear()).transform([change])
 
 
 class ReluToSigmoid(PassBase):
@@ -254,41 +257,43 @@ class ReluToSigmoid(PassBase):
 
 def test_passes_of_torch_and_by_method():
     """program.test_program: EdgeProgramManager.transform, all methods or by method."""
-    edge = to_edge({"a": linear(), "b": linear()})
+    edge = to_edge({"a": export_linear(), "b": export_linear()})
     changed = edge.transform({"b": [ReluToSigmoid()]})
     x = torch.randn(2, 4)
     a, b = (changed.exported_program(m).module(check_guards=False)(x) for m in "ab")
     assert (a >= 0).all()
     assert not torch.equal(a, b)
-    assert aten.relu.default in targets(edge.exported_program("b"))
+    assert aten.relu.default in call_targets(edge.exported_program("b"))
     with pytest.raises(errors.InputError, match="'c'"):
         edge.transform({"c": []})
 
 
 def test_passes_run_before_lowering(installed):
     """to_edge_transform_and_lower(transform_passes=...)."""
-    edge = to_edge_transform_and_lower(linear(), [ReluToSigmoid()], relu_only())
-    assert delegates(edge.exported_program()) == 0
-    assert aten.sigmoid.default in targets(edge.exported_program())
+    edge = to_edge_transform_and_lower(
+        export_linear(), [ReluToSigmoid()], partitioner_for_relu()
+    )
+    assert count_delegates(edge.exported_program()) == 0
+    assert aten.sigmoid.default in call_targets(edge.exported_program())
 
 
 def test_several_partitioners_in_order(installed):
     """Issue row 6: ops_to_not_decompose for several partitioners in priority order."""
-    source = linear()
+    source = export_linear()
     edge = to_edge_transform_and_lower(
-        source, partitioner=[relu_only(), Keeps(aten.linear.default)]
+        source, partitioner=[partitioner_for_relu(), Keeps(aten.linear.default)]
     )
-    assert delegates(edge.exported_program()) == 2
-    check(edge.exported_program(), source, torch.randn(2, 4))
+    assert count_delegates(edge.exported_program()) == 2
+    assert_equals_source(edge.exported_program(), source, torch.randn(2, 4))
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda e: e.to_backend({"other": relu_only()}),
+        lambda e: e.to_backend({"other": partitioner_for_relu()}),
         lambda e: e.exported_program("other"),
         lambda e: to_edge_transform_and_lower(
-            linear(), partitioner={"other": [relu_only()]}
+            export_linear(), partitioner={"other": [partitioner_for_relu()]}
         ),
         lambda e: to_edge(3),
         lambda e: to_edge({}),
@@ -299,7 +304,7 @@ def test_bad_input_is_one_clear_error(act):
     no program.
     """
     with pytest.raises(errors.InputError):
-        act(to_edge(linear()))
+        act(to_edge(export_linear()))
 
 
 def test_program_files_need_their_plugin(monkeypatch):
@@ -309,7 +314,7 @@ def test_program_files_need_their_plugin(monkeypatch):
         lambda: Registry(discover=False),
     )
     with pytest.raises(errors.FormatNotFound, match="pip install delegraph-executorch"):
-        EdgeProgramManager({"forward": linear()}).to_executorch()
+        EdgeProgramManager({"forward": export_linear()}).to_executorch()
 
 
 class Decomposes(nn.Module):
@@ -347,5 +352,5 @@ class Doubling(Partitioner):
 def test_a_partitioner_may_transform_the_program_before_it_is_decomposed(wrap):
     source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
     edge = to_edge_transform_and_lower(source, partitioner=wrap(Doubling()))
-    assert aten.tanh.default in targets(edge.exported_program())
-    assert aten.silu.default in targets(source), "the caller's program was changed"
+    assert aten.tanh.default in call_targets(edge.exported_program())
+    assert aten.silu.default in call_targets(source), "the caller's program was changed"

@@ -18,13 +18,13 @@ class Sine(nn.Module):
         return torch.sin(x) * 2
 
 
-def program():
+def export_sine():
     return torch.export.export(Sine().eval(), (torch.randn(3),))
 
 
 def test_whole_program(installed):
     specs = [CompileSpec("k", b"v"), CompileSpec("k", b"w")]
-    given = program()
+    given = export_sine()
     before = str(given.graph)
     lowered = to_backend("EchoBackend", given, specs)
     assert isinstance(lowered, LoweredBackendModule)
@@ -38,7 +38,7 @@ def test_partitioner(installed):
     keep_sine = CapabilityPartitioner(
         lambda n: None if "sin" in n.name else "no", "EchoBackend"
     )
-    lowered = to_backend(program(), keep_sine)
+    lowered = to_backend(export_sine(), keep_sine)
     x = torch.randn(3)
     torch.testing.assert_close(lowered.module(check_guards=False)(x), torch.sin(x) * 2)
     assert [n.target for n in lowered.graph.nodes if n.op == "get_attr"] == [
@@ -49,7 +49,7 @@ def test_partitioner(installed):
 def test_methods(installed):
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
     spec = MethodProgramsPartitionerSpec(
-        {"a": program(), "b": program()}, {"a": everything}
+        {"a": export_sine(), "b": export_sine()}, {"a": everything}
     )
     lowered = to_backend(spec)
     delegates = {
@@ -60,7 +60,7 @@ def test_methods(installed):
 
 def test_unknown_backend():
     with pytest.raises(NotImplementedError, match="FakeBackend"):
-        to_backend("FakeBackend", program(), [])
+        to_backend("FakeBackend", export_sine(), [])
 
 
 @pytest.mark.parametrize("arguments", [(3,), ("EchoBackend", 3), (3, 4)])
@@ -72,14 +72,16 @@ def test_to_backend_refuses_other_arguments(arguments):
 def test_partitioner_for_an_unknown_method(installed):
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
     with pytest.raises(InputError, match="'b'"):
-        to_backend(MethodProgramsPartitionerSpec({"a": program()}, {"b": everything}))
+        to_backend(
+            MethodProgramsPartitionerSpec({"a": export_sine()}, {"b": everything})
+        )
 
 
 def test_lowered_module_inside_another_module(installed):
     """A lowered module can be called from a module that is exported again, twice if
     wanted.
     """
-    lowered = to_backend("EchoBackend", program(), [])
+    lowered = to_backend("EchoBackend", export_sine(), [])
 
     class Outer(nn.Module):
         def __init__(self):

@@ -14,7 +14,7 @@ from delegraph_executorch.emit import EmitOptions, EmittedProgram
 from torch import Tensor, nn
 
 from ..support import programs as p
-from ..support.judge import check_numbers, emit, lower
+from ..support.judge import check_in_both_runtimes, emit, lower
 
 ROWS = 64
 COLUMNS = 32
@@ -61,7 +61,7 @@ class OfWeights(nn.Module):
         return x @ q + x @ r.t(), (x @ self.weight).sum() * values + places
 
 
-def kernels(emitted: EmittedProgram) -> set[str]:
+def kernels_of(emitted: EmittedProgram) -> set[str]:
     (plan,) = emitted.program.plans
     return {op.name for op in plan.operators}
 
@@ -71,17 +71,17 @@ def kernels(emitted: EmittedProgram) -> set[str]:
 )
 def test_results_are_those_of_eager(function: Callable[..., Any]) -> None:
     x = torch.linspace(-1, 2, ROWS * COLUMNS).reshape(ROWS, COLUMNS)
-    check_numbers(p.Function(function), [(x,), (-x,)])
+    check_in_both_runtimes(p.Function(function), [(x,), (-x,)])
 
 
 def test_results_of_weights_several_at_once() -> None:
     x = torch.linspace(-1, 2, 3 * COLUMNS).reshape(3, COLUMNS)
-    check_numbers(OfWeights(), [(x,), (x + 1,)])
+    check_in_both_runtimes(OfWeights(), [(x,), (x + 1,)])
 
 
 def test_operators_used_only_for_constants_are_not_emitted() -> None:
     emitted = emit(lower(p.Function(rotated), (torch.ones(ROWS, COLUMNS),)))
-    assert not kernels(emitted) & {
+    assert not kernels_of(emitted) & {
         "aten::arange",
         "aten::pow",
         "aten::cos",
@@ -144,7 +144,7 @@ def checked(x: Tensor) -> Tensor:
 
 def test_checks_are_left_out_of_files() -> None:
     x = torch.linspace(-1, 1.5, 12)
-    check_numbers(p.Function(checked), [(x,), (-x,)])
+    check_in_both_runtimes(p.Function(checked), [(x,), (-x,)])
 
 
 class TiedHead(nn.Module):
@@ -160,7 +160,7 @@ class TiedHead(nn.Module):
 
 
 def test_a_tied_head_keeps_its_bias_and_is_there_once() -> None:
-    emitted = check_numbers(TiedHead(), [(torch.tensor([1, 2, ROWS - 1]),)])
+    emitted = check_in_both_runtimes(TiedHead(), [(torch.tensor([1, 2, ROWS - 1]),)])
     assert len(emitted.file) < 1.5 * ROWS * COLUMNS * 4
     names = {
         str(operator) for plan in emitted.program.plans for operator in plan.operators

@@ -24,7 +24,7 @@ from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.program.pte_tables import DelegateCall, KernelCall, Tensor
 from delegraph_executorch.run.calls import split_delegate_calls
 
-from ..support.judge import expect_equal, stock_runtime
+from ..support.judge import assert_equal, stock_runtime
 from ..support.programs import Function
 
 # whatever ExecuTorch warns of at import
@@ -86,7 +86,7 @@ class Devices(Partitioner):
         return PartitionResult(exported_program, specs)
 
 
-def ours(function: Any, devices: Sequence[Any], **options: Any) -> Any:
+def our_tables(function: Any, devices: Sequence[Any], **options: Any) -> Any:
     """The tables of our file."""
     program = torch.export.export(Function(function), (X, Y.clone()))
     with delegraph.register(AddingDevice):
@@ -94,7 +94,7 @@ def ours(function: Any, devices: Sequence[Any], **options: Any) -> Any:
         return emit_program(manager, EmitOptions(**options)).program.plans[0]
 
 
-def theirs(
+def their_tables(
     function: Any, devices: Sequence[Any], planning: dict[str, Any], **options: Any
 ) -> Any:
     """The tables of ExecuTorch's file of the same program."""
@@ -203,63 +203,68 @@ def their_rows(plan: Any) -> list[Row]:
     return rows
 
 
-def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def addition(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
-def around(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def sine_between_additions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x + y).sin() + y
 
 
-def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def two_additions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x + y) + y
 
 
-def both(x: torch.Tensor, y: torch.Tensor) -> Any:
+def addition_used_twice(x: torch.Tensor, y: torch.Tensor) -> Any:
     first = x + y
     return first + y, first
 
 
 PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
-    "a delegate": (one, [GPU]),
-    "a delegate of the host": (one, ["host"]),
-    "around the host's call": (around, [GPU, None, GPU]),
-    "one after the other": (chain, [GPU, GPU]),
-    "of two devices": (chain, [GPU, OTHER]),
-    "of a device and of the host": (chain, [GPU, "host"]),
-    "used by both": (both, [GPU, GPU]),
+    "a delegate": (addition, [GPU]),
+    "a delegate of the host": (addition, ["host"]),
+    "around the host's call": (sine_between_additions, [GPU, None, GPU]),
+    "one after the other": (two_additions, [GPU, GPU]),
+    "of two devices": (two_additions, [GPU, OTHER]),
+    "of a device and of the host": (two_additions, [GPU, "host"]),
+    "used by both": (addition_used_twice, [GPU, GPU]),
 }
 
 
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_copies_and_memories_are_those_of_executorch(case: str) -> None:
     stock_runtime()
-    plan = ours(*PROGRAMS[case])
-    assert our_rows(plan) == their_rows(theirs(*PROGRAMS[case], {}))
+    plan = our_tables(*PROGRAMS[case])
+    assert our_rows(plan) == their_rows(their_tables(*PROGRAMS[case], {}))
     assert find_conflicts(plan, split_delegate_calls(plan)) == []
 
 
 def test_inputs_and_outputs_that_stay_on_the_device() -> None:
     stock_runtime()
     skipped = {"skip_h2d_for_method_inputs": True, "skip_d2h_for_method_outputs": True}
-    wanted = theirs(
-        one, [GPU], {"alloc_graph_input": False, "alloc_graph_output": False}, **skipped
+    wanted = their_tables(
+        addition,
+        [GPU],
+        {"alloc_graph_input": False, "alloc_graph_output": False},
+        **skipped,
     )
-    plan = ours(one, [GPU], plan_inputs=False, plan_outputs=False, **skipped)
+    plan = our_tables(addition, [GPU], plan_inputs=False, plan_outputs=False, **skipped)
     assert our_rows(plan) == their_rows(wanted) == [("delegate", [(1, 0, None)] * 3)]
     by_method = {name: {"forward": True} for name in skipped}
     assert our_rows(
-        ours(one, [GPU], plan_inputs=False, plan_outputs=False, **by_method)
+        our_tables(addition, [GPU], plan_inputs=False, plan_outputs=False, **by_method)
     ) == our_rows(plan)
     # what is returned twice has to be copied, which the host does
     assert (
-        our_rows(ours(lambda x, y: (x + y,) * 2, [GPU], **skipped))[1][0]
+        our_rows(our_tables(lambda x, y: (x + y,) * 2, [GPU], **skipped))[1][0]
         == "et_copy::_d2h_copy"
     )
 
 
 def test_without_memory_of_devices_tensors_are_only_named_as_theirs() -> None:
-    plan = ours(around, [GPU, None, GPU], enable_non_cpu_memory_planning=False)
+    plan = our_tables(
+        sine_between_additions, [GPU, None, GPU], enable_non_cpu_memory_planning=False
+    )
     assert [name for name, _ in our_rows(plan)] == [
         "delegate",
         "aten::sin",
@@ -273,20 +278,20 @@ def test_without_memory_of_devices_tensors_are_only_named_as_theirs() -> None:
     ("function", "devices", "options", "said"),
     [
         (
-            chain,
+            two_additions,
             [GPU, GPU],
             {"skip_h2d_for_method_inputs": True},
             "the input .* cannot stay on the device",
         ),
         (
-            one,
+            addition,
             ["tpu:0"],
             {},
             "target_device is b'tpu:0'; a program file supports cpu, cuda",
         ),
-        (one, ["cuda:x"], {}, "with a number"),
+        (addition, ["cuda:x"], {}, "with a number"),
         (
-            one,
+            addition,
             [GPU],
             {
                 "enable_non_cpu_memory_planning": False,
@@ -300,7 +305,7 @@ def test_wrong_device_options_are_refused(
     function: Any, devices: list[str], options: dict[str, bool], said: str
 ) -> None:
     with pytest.raises(OptionError, match=said):
-        ours(function, devices, **options)
+        our_tables(function, devices, **options)
 
 
 def test_values_after_branches_come_from_the_branch_taken(tmp_path: Path) -> None:
@@ -333,4 +338,4 @@ def test_values_after_branches_come_from_the_branch_taken(tmp_path: Path) -> Non
         path = tmp_path / "branches.pte"
         to_edge(program).to_backend(InBranches()).save(path)
         for x in (X + 1, X - 1):
-            expect_equal([delegraph.load(path)(x, Y)], [function(x, Y)])
+            assert_equal([delegraph.load(path)(x, Y)], [function(x, Y)])

@@ -7,7 +7,7 @@ from delegraph_executorch.emit import EmitOptions
 
 from ..support import programs as p
 from ..support.cases import BATCH, DYNAMIC, STATIC, randn
-from ..support.judge import check_numbers
+from ..support.judge import check_in_both_runtimes
 
 
 # torch.export of recurrent networks
@@ -15,7 +15,7 @@ from ..support.judge import check_numbers
 @pytest.mark.parametrize("name", STATIC)
 def test_static(name: str) -> None:
     module, calls = STATIC[name]
-    check_numbers(module, calls)
+    check_in_both_runtimes(module, calls)
 
 
 IN_BETWEEN = [
@@ -41,18 +41,20 @@ IN_BETWEEN = [
 )
 def test_delegates_in_between(name: str) -> None:
     module, calls = STATIC[name]
-    check_numbers(module, calls, backends=["compiler-demo"])
+    check_in_both_runtimes(module, calls, backends=["compiler-demo"])
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_batch(name: str) -> None:
     module, shapes = DYNAMIC[name]
-    check_numbers(module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes)
+    check_in_both_runtimes(
+        module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes
+    )
 
 
 def test_dynamic_number_of_rows() -> None:
     calls = [(randn(n, 4), randn(4)) for n in (3, 16, 2)]
-    check_numbers(p.Function(p.rows), calls, (({0: BATCH}, None),))
+    check_in_both_runtimes(p.Function(p.rows), calls, (({0: BATCH}, None),))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_dynamic_number_of_rows() -> None:
 )
 def test_memory_of_the_caller(name: str) -> None:
     module, calls = STATIC[name]
-    check_numbers(
+    check_in_both_runtimes(
         module, calls, options=EmitOptions(plan_inputs=False, plan_outputs=False)
     )
 
@@ -68,7 +70,7 @@ def test_memory_of_the_caller(name: str) -> None:
 def test_several_memories() -> None:
     module, calls = STATIC["convolution"]
     options = EmitOptions(memory_of=lambda node: 2 if "convolution" in node.name else 1)
-    emitted = check_numbers(module, calls, options=options)
+    emitted = check_in_both_runtimes(module, calls, options=options)
     sizes = emitted.program.plans[0].memory_sizes
     assert len(sizes) == 3
     assert sizes[2] == 4 * 4 * 6 * 6

@@ -20,7 +20,7 @@ from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
 from ..support import programs as p
-from ..support.judge import expect_equal, stock_runtime
+from ..support.judge import assert_equal, stock_runtime
 
 # whatever ExecuTorch warns of at import
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -60,11 +60,11 @@ class Training(nn.Module):
         )
 
 
-def exported(module: nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
+def export(module: nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
     return torch.export.export(module, inputs or (X,))
 
 
-def theirs(
+def their_program(
     program: torch.export.ExportedProgram, planning: Any = None, **config: Any
 ) -> Any:
     """ExecuTorch's file of the same program."""
@@ -81,7 +81,7 @@ def theirs(
     )
 
 
-def names_of(plan: Any) -> dict[str, int]:
+def their_named_locations(plan: Any) -> dict[str, int]:
     """Name -> location of the tensors that a plan of theirs names."""
     values = [v.val for v in plan.values]
     extras = [
@@ -93,7 +93,7 @@ def names_of(plan: Any) -> dict[str, int]:
     return {extra.fully_qualified_name: int(extra.location) for extra in extras}
 
 
-def named(plan: Any) -> dict[str, int]:
+def our_named_locations(plan: Any) -> dict[str, int]:
     """Name -> location of the tensors that a plan of ours names."""
     tensors = [v.value for v in plan.values if isinstance(v.value, Tensor)]
     return {t.extra.fully_qualified_name: t.extra.location for t in tensors if t.extra}
@@ -111,8 +111,8 @@ def test_constants_in_data_files_are_those_of_executorch(
     option: Any, files: list[str], tmp_path: Path
 ) -> None:
     stock_runtime()
-    manager = theirs(exported(Attributes()), external_constants=option)
-    program = to_edge(exported(Attributes())).to_executorch(
+    manager = their_program(export(Attributes()), external_constants=option)
+    program = to_edge(export(Attributes())).to_executorch(
         {"external_constants": option}
     )
     assert (
@@ -121,31 +121,33 @@ def test_constants_in_data_files_are_those_of_executorch(
     program.write_tensor_data_to_file(tmp_path)
     path = tmp_path / "net.pte"
     path.write_bytes(program.buffer)
-    expect_equal(
+    assert_equal(
         [StockProgram(path, [tmp_path / name for name in files])(X)], [Attributes()(X)]
     )
     program.save(path)
-    expect_equal([delegraph.load(path)(X)], [Attributes()(X)])
-    facts = to_edge(exported(Attributes()))
+    assert_equal([delegraph.load(path)(X)], [Attributes()(X)])
+    facts = to_edge(export(Attributes()))
     plan = emit_program(facts, EmitOptions(external_constants=option)).program.plans[0]
-    assert named(plan) == names_of(manager.executorch_program.execution_plan[0])
+    assert our_named_locations(plan) == their_named_locations(
+        manager.executorch_program.execution_plan[0]
+    )
 
 
 def test_lifted_constants_stay_in_the_program_file(
     tmp_path: Path,
 ) -> None:
     """Its number means something else in each method."""
-    methods = {"one": exported(Attributes(1.0)), "two": exported(Attributes(2.0))}
+    methods = {"one": export(Attributes(1.0)), "two": export(Attributes(2.0))}
     to_edge(methods).save(tmp_path / "net.pte", external_constants="weights")
     loaded = delegraph.load(tmp_path / "net.pte")
     for name, value in (("one", 1.0), ("two", 2.0)):
-        expect_equal([loaded.method(name)(X)], [Attributes(value)(X)])
+        assert_equal([loaded.method(name)(X)], [Attributes(value)(X)])
 
 
 @pytest.mark.parametrize("given", ["../x", lambda node: "../x", lambda node: 3, 3])
 def test_wrong_names_of_data_files(given: Any) -> None:
     with pytest.raises(OptionError, match="external_constants must .+ a file name"):
-        to_edge(exported(Attributes())).to_executorch({"external_constants": given})
+        to_edge(export(Attributes())).to_executorch({"external_constants": given})
 
 
 def test_weights_that_are_trained_in_a_data_file() -> None:
@@ -154,13 +156,16 @@ def test_weights_that_are_trained_in_a_data_file() -> None:
     inputs = (torch.randn(1, 4), torch.ones(1, dtype=torch.int64))
     joint = _export_forward_backward(torch.export.export(Training(), inputs))
     emitted = emit_program(to_edge(joint), EmitOptions(external_mutable_weights=True))
-    assert set(named(emitted.program.plans[0])) == {"linear.weight", "linear.bias"}
+    assert set(our_named_locations(emitted.program.plans[0])) == {
+        "linear.weight",
+        "linear.bias",
+    }
     assert list(emitted.data_files) == ["_default_external_constant"]
     emitted = emit_program(
-        to_edge(exported(Attributes())), EmitOptions(external_mutable_weights=True)
+        to_edge(export(Attributes())), EmitOptions(external_mutable_weights=True)
     )
     assert not emitted.data_files
-    assert not named(emitted.program.plans[0])
+    assert not our_named_locations(emitted.program.plans[0])
 
 
 def buffers(plan: Any) -> Iterator[Tensor]:
@@ -170,22 +175,22 @@ def buffers(plan: Any) -> Iterator[Tensor]:
 
 
 def test_names_of_written_buffers(tmp_path: Path) -> None:
-    counter = exported(p.Counter(), torch.ones(3))
+    counter = export(p.Counter(), torch.ones(3))
     plan = emit_program(
         to_edge(counter), EmitOptions(emit_mutable_buffer_names=True)
     ).program.plans[0]
     wanted = dict.fromkeys(("total", "count"), Location.SEGMENT)
-    assert named(plan) == wanted
+    assert our_named_locations(plan) == wanted
     assert all(t.allocation and t.data_buffer_idx for t in buffers(plan))
     path = tmp_path / "counter.pte"
     to_edge(counter).save(path, emit_mutable_buffer_names=True)
     forward = stock_runtime().load_program(path).load_method("forward")
     module = p.Counter()
     for _ in range(2):
-        expect_equal(forward.execute([torch.ones(3)]), list(module(torch.ones(3))))
+        assert_equal(forward.execute([torch.ones(3)]), list(module(torch.ones(3))))
     assert (
-        names_of(
-            theirs(
+        their_named_locations(
+            their_program(
                 counter, emit_mutable_buffer_names=True
             ).executorch_program.execution_plan[0]
         )
@@ -194,18 +199,18 @@ def test_names_of_written_buffers(tmp_path: Path) -> None:
 
 
 def test_written_buffers_may_have_memory_of_the_caller() -> None:
-    counter = exported(p.Counter(), torch.ones(3))
+    counter = export(p.Counter(), torch.ones(3))
     options = {"alloc_mutable_buffers": False, "emit_mutable_buffer_names": True}
     plan = emit_program(to_edge(counter), EmitOptions(**options)).program.plans[0]
     assert all(t.allocation is None and not t.data_buffer_idx for t in buffers(plan))
     stock_runtime()
-    manager = theirs(
+    manager = their_program(
         counter, {"alloc_mutable_buffers": False}, emit_mutable_buffer_names=True
     )
     plan_of_theirs = manager.executorch_program.execution_plan[0]
     assert (
-        named(plan)
-        == names_of(plan_of_theirs)
+        our_named_locations(plan)
+        == their_named_locations(plan_of_theirs)
         == dict.fromkeys(("total", "count"), Location.SEGMENT)
     )
     with pytest.raises(OptionError, match="emit_mutable_buffer_names=True"):
@@ -214,7 +219,7 @@ def test_written_buffers_may_have_memory_of_the_caller() -> None:
 
 def test_files_without_memory_for_buffers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counter.pte"
-    counter = to_edge(exported(p.Counter(), torch.ones(3)))
+    counter = to_edge(export(p.Counter(), torch.ones(3)))
     counter.save(path, alloc_mutable_buffers=False, emit_mutable_buffer_names=True)
     with pytest.raises(InputError, match=r"buffer .total. has no memory in the file"):
         delegraph.load(path)(torch.ones(3))
@@ -225,7 +230,7 @@ def _memory(plan: Any, side: str) -> list[bool]:
 
 
 def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
-    programs = {"one": exported(Attributes()), "two": exported(Attributes())}
+    programs = {"one": export(Attributes()), "two": export(Attributes())}
     options = {
         "alloc_graph_input": {"one": False},
         "alloc_graph_output": {"two": False, "one": True},
@@ -234,7 +239,7 @@ def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
     to_edge(programs).to_executorch(options).save(path)
     program = stock_runtime().load_program(path)
     for name in programs:
-        expect_equal(program.load_method(name).execute([X]), [Attributes()(X)])
+        assert_equal(program.load_method(name).execute([X]), [Attributes()(X)])
     plans = emit_program(
         to_edge(programs), EmitOptions(plan_inputs={"one": False}, plan_outputs=False)
     ).program.plans
@@ -265,7 +270,7 @@ def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
 )
 def test_wrong_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        to_edge(exported(Attributes())).to_executorch(options)
+        to_edge(export(Attributes())).to_executorch(options)
 
 
 class Inner(nn.Module):
@@ -284,14 +289,14 @@ class Outer(nn.Module):
 
 def test_instructions_carry_all_frames_of_the_stack_as_executorchs_do() -> None:
     stock_runtime()
-    program = exported(Outer())
+    program = export(Outer())
     [ours] = (
         emit_program(to_edge(program), EmitOptions(stack_traces=True))
         .program.plans[0]
         .chains
     )
     [chain] = (
-        theirs(program, emit_stacktrace=True)
+        their_program(program, emit_stacktrace=True)
         .executorch_program.execution_plan[0]
         .chains
     )
@@ -330,8 +335,8 @@ def test_loops_over_rows_of_a_number_without_a_minimum(
     for count in (1, 3, 6):
         inputs = (torch.linspace(-1, 1, 4 * count).view(count, 4), torch.ones(4))
         wanted = torch.utils._pytree.tree_leaves(module(*inputs))
-        expect_equal(forward.execute(list(inputs)), wanted)
-        expect_equal(
+        assert_equal(forward.execute(list(inputs)), wanted)
+        assert_equal(
             torch.utils._pytree.tree_leaves(delegraph.load(path)(*inputs)), wanted
         )
     none = [torch.ones(0, 4), torch.ones(4)]  # eager refuses it too
@@ -342,7 +347,7 @@ def test_loops_over_rows_of_a_number_without_a_minimum(
 
 
 def test_programs_are_written_to_streams_and_paths(tmp_path: Path) -> None:
-    program = to_edge(exported(Attributes())).to_executorch()
+    program = to_edge(export(Attributes())).to_executorch()
     stream = io.BytesIO()
     program.write_to_file(stream)
     assert stream.getvalue() == program.buffer

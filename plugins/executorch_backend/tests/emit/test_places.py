@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.export import Dim
 
 from ..support.judge import (
-    device_halves,
+    assert_equal,
     emit,
-    expect_equal,
+    load_device_halves_or_skip,
     lower,
     run_on_host,
     stock_runtime,
@@ -92,7 +92,7 @@ def written(x: Tensor) -> Tensor:
     return y.as_strided((16,), (1,))
 
 
-def check(
+def assert_equals_eager(
     function: Callable[..., Any],
     calls: Sequence[tuple[Tensor, ...]],
     shapes: Any = None,
@@ -102,10 +102,10 @@ def check(
     call.
     """
     lowered = lower(Function(function), calls[0], shapes, **kwargs)
-    expect_results(emit(lowered), calls, [[function(*call)] for call in calls])
+    assert_results(emit(lowered), calls, [[function(*call)] for call in calls])
 
 
-def expect_results(
+def assert_results(
     emitted: EmittedProgram,
     calls: Sequence[Sequence[Tensor]],
     wanted: Sequence[list[Tensor]],
@@ -115,7 +115,7 @@ def expect_results(
     """
     host = run_on_host(emitted)
     for call, results in zip(calls, wanted, strict=True):
-        expect_equal(host.run("forward", _afresh(call)), results)
+        assert_equal(host.run("forward", _afresh(call)), results)
     if "TOSABackend" not in [
         delegate.id for plan in emitted.program.plans for delegate in plan.delegates
     ]:
@@ -123,7 +123,7 @@ def expect_results(
         program = stock_runtime().load_program(content)
         method = program.load_method("forward")
         for call, results in zip(calls, wanted, strict=True):
-            expect_equal(
+            assert_equal(
                 method.execute([t.contiguous() for t in _afresh(call)]), results
             )
 
@@ -133,7 +133,7 @@ def expect_results(
 def test_memory_that_is_read_by_place(name: str, backends: list[str]) -> None:
     function, x = READS[name]
     try:
-        check(function, [(x,)], backends=backends)
+        assert_equals_eager(function, [(x,)], backends=backends)
     except Unsupported as e:  # a delegate returns elements and nothing around them
         assert backends
         assert "outside of the tensors that a program file has" in e.message
@@ -141,7 +141,7 @@ def test_memory_that_is_read_by_place(name: str, backends: list[str]) -> None:
 
 
 def test_memory_that_is_written_by_place() -> None:
-    check(written, [(SQUARE,)])
+    assert_equals_eager(written, [(SQUARE,)])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_memory_that_is_written_by_place() -> None:
 )
 def test_sizes_that_vary(function: Callable[..., Any]) -> None:
     calls = [(torch.randn(n, 4),) for n in (4, 3, 8)]
-    check(function, calls, (({0: Dim("n", min=3, max=8)},),))
+    assert_equals_eager(function, calls, (({0: Dim("n", min=3, max=8)},),))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_memory_that_the_file_lacks_is_refused(
     function: Callable[..., Any], x: Tensor, said: str | None
 ) -> None:
     if said is None:
-        return check(function, [(x,)])
+        return assert_equals_eager(function, [(x,)])
     with pytest.raises(Unsupported, match=said) as raised:
         emit(lower(Function(function), (x,)))
     assert raised.value.source is not None
@@ -207,7 +207,7 @@ def test_inputs_of_other_strides_are_read_correctly() -> None:
         torch.stack([SQUARE * 0, SQUARE])[1],
         SQUARE.repeat(1, 2)[:, :4],
     ):
-        expect_equal(program.run("forward", [x]), [SQUARE.as_strided((6,), (2,), 1)])
+        assert_equal(program.run("forward", [x]), [SQUARE.as_strided((6,), (2,), 1)])
 
 
 def test_places_beyond_a_tensor_are_damage() -> None:
@@ -225,7 +225,7 @@ def outcome(seed: int, backends: list[str]) -> str:
     module, inputs = random_program(seed)
     try:
         lowered = lower(copy.deepcopy(module), _afresh(inputs), backends=backends)
-        device_halves(lowered)
+        load_device_halves_or_skip(lowered)
         emitted = emit(lowered)
     except DelegraphError as e:
         assert e.code == "export-failed" or (
@@ -233,7 +233,7 @@ def outcome(seed: int, backends: list[str]) -> str:
         ), e
         return "refused"
     wanted = [module(*_afresh(inputs)) for _ in range(2)]
-    expect_results(emitted, [inputs for _ in wanted], wanted)
+    assert_results(emitted, [inputs for _ in wanted], wanted)
     return "right"
 
 

@@ -26,7 +26,7 @@ from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
-from ..support.judge import expect_equal, stock_runtime
+from ..support.judge import assert_equal, stock_runtime
 
 # whatever ExecuTorch warns of at import
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -74,19 +74,19 @@ INPUTS = {"put": (X, ROWS), "get": (ONE,), "reset": (ONE,)}
 KINDS: dict[str, type[nn.Module]] = {"put": Put, "get": Get, "reset": Reset}
 
 
-def modules(*names: str) -> dict[str, Any]:
+def modules_sharing_state(*names: str) -> dict[str, Any]:
     kept = Kept()
     return {name: kept.of(KINDS[name]) for name in names or KINDS}
 
 
-def exported(**methods: nn.Module) -> dict[str, torch.export.ExportedProgram]:
+def export_methods(**methods: nn.Module) -> dict[str, torch.export.ExportedProgram]:
     return {
         name: torch.export.export(module, INPUTS[name])
         for name, module in methods.items()
     }
 
 
-def plans(program: Any, **options: Any) -> Any:
+def emit_plans(program: Any, **options: Any) -> Any:
     return emit_program(program, EmitOptions(**options)).program.plans
 
 
@@ -94,7 +94,7 @@ def rows_from(k: int) -> torch.Tensor:
     return torch.tensor([k, k + 1])
 
 
-def expect_shared(program: Any, eager: dict[str, Any]) -> None:
+def assert_methods_share_state(program: Any, eager: dict[str, Any]) -> None:
     """Methods of a program find what others of it have written."""
     calls = [
         ("put", (X, rows_from(0))),
@@ -112,17 +112,19 @@ def expect_shared(program: Any, eager: dict[str, Any]) -> None:
     for name, inputs in calls:
         got = program.method(name)(*inputs)
         wanted = eager[name](*inputs)
-        expect_equal(
+        assert_equal(
             *([list(r) if isinstance(r, (tuple, list)) else [r] for r in (got, wanted)])
         )
 
 
 def test_methods_share_buffers_here_and_in_executorchs_runtime(tmp_path: Path) -> None:
     path = tmp_path / "kept.pte"
-    to_edge(exported(**modules())).save(path, share_mutable_buffers=True)
-    expect_shared(delegraph.load(path), modules())
+    to_edge(export_methods(**modules_sharing_state())).save(
+        path, share_mutable_buffers=True
+    )
+    assert_methods_share_state(delegraph.load(path), modules_sharing_state())
     stock_runtime()
-    expect_shared(StockProgram(path), modules())
+    assert_methods_share_state(StockProgram(path), modules_sharing_state())
 
 
 def test_shared_buffers_get_the_offsets_of_executorch(
@@ -139,7 +141,9 @@ def test_shared_buffers_get_the_offsets_of_executorch(
         emit_mutable_buffer_names=True,
         passes=[InitializedMutableBufferPass(["cache", "count"])],
     )
-    theirs = exir.to_edge(exported(**modules())).to_executorch(config)
+    theirs = exir.to_edge(export_methods(**modules_sharing_state())).to_executorch(
+        config
+    )
     named = {}
     for plan in theirs.executorch_program.execution_plan:
         tensors = [
@@ -160,8 +164,8 @@ def test_shared_buffers_get_the_offsets_of_executorch(
             )
             for t in placed
         }
-    made = plans(
-        to_edge(exported(**modules())),
+    made = emit_plans(
+        to_edge(export_methods(**modules_sharing_state())),
         share_mutable_buffers=True,
         emit_mutable_buffer_names=True,
     )
@@ -178,7 +182,7 @@ def test_shared_buffers_get_the_offsets_of_executorch(
     assert {p.name: p.memory_sizes[MEMORY] for p in made} == sizes
     path = tmp_path / "theirs.pte"
     path.write_bytes(theirs.buffer)
-    expect_shared(delegraph.load(path), modules())
+    assert_methods_share_state(delegraph.load(path), modules_sharing_state())
 
 
 def states(plan: Any) -> list[Any]:
@@ -194,30 +198,35 @@ def test_buffers_of_methods_are_separate_by_default(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "kept.pte"
-    to_edge(exported(**modules("put", "reset"))).save(path)
+    to_edge(export_methods(**modules_sharing_state("put", "reset"))).save(path)
     stock_runtime()
     for program in (delegraph.load(path), StockProgram(path)):
-        put, reset = (copy.deepcopy(modules(name)[name]) for name in ("put", "reset"))
+        put, reset = (
+            copy.deepcopy(modules_sharing_state(name)[name])
+            for name in ("put", "reset")
+        )
         for k in (0, 4, 2):
-            expect_equal(
+            assert_equal(
                 [program.method("put")(X, rows_from(k))], [put(X, rows_from(k))]
             )
-            expect_equal([program.method("reset")(ONE * k)], [reset(ONE * k)])
-    assert not sharing_methods(plans(to_edge(exported(**modules()))))
+            assert_equal([program.method("reset")(ONE * k)], [reset(ONE * k)])
+    assert not sharing_methods(
+        emit_plans(to_edge(export_methods(**modules_sharing_state())))
+    )
 
 
 def test_single_methods_plan_buffers_with_other_tensors() -> None:
-    (plan,) = plans(to_edge(exported(put=modules()["put"])))
+    (plan,) = emit_plans(to_edge(export_methods(put=modules_sharing_state()["put"])))
     assert len(plan.memory_sizes) == 2
 
 
 def test_the_plan_is_proven_and_all_methods_state_the_memory() -> None:
     stateless = {
         "twice": torch.export.export(nn.Softmax(0), (ONE,)),
-        **exported(**modules()),
+        **export_methods(**modules_sharing_state()),
     }
     for options in ({}, {"share_mutable_buffers": True}):
-        made = plans(to_edge(stateless), **options)
+        made = emit_plans(to_edge(stateless), **options)
         assert len({p.memory_sizes[MEMORY] for p in made}) == 1
         assert [find_conflicts(p, split_delegate_calls(p)) for p in made] == [[]] * len(
             made
@@ -228,8 +237,9 @@ def test_the_plan_is_proven_and_all_methods_state_the_memory() -> None:
 def test_memory_of_different_sizes_or_devices_is_not_shared() -> None:
     from dataclasses import replace
 
-    put, get = plans(
-        to_edge(exported(**modules("put", "get"))), share_mutable_buffers=True
+    put, get = emit_plans(
+        to_edge(export_methods(**modules_sharing_state("put", "get"))),
+        share_mutable_buffers=True,
     )
     assert sharing_methods([put, get]) == ["put", "get"]
     larger = replace(
@@ -246,7 +256,9 @@ def test_memory_of_different_sizes_or_devices_is_not_shared() -> None:
 
 def test_calls_from_threads_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "kept.pte"
-    to_edge(exported(**modules())).save(path, share_mutable_buffers=True)
+    to_edge(export_methods(**modules_sharing_state())).save(
+        path, share_mutable_buffers=True
+    )
     program = delegraph.load(path)
     threads = [
         threading.Thread(target=program.method("put"), args=(X, ROWS)) for _ in range(8)
@@ -267,11 +279,11 @@ def test_buffers_that_cannot_be_shared_are_refused() -> None:
         Unsupported,
         match="put and get cannot share the buffer cache: its sizes, type or first values differ",
     ):
-        plans(to_edge(exported(**other)), share_mutable_buffers=True)
+        emit_plans(to_edge(export_methods(**other)), share_mutable_buffers=True)
     other["get"] = Kept().of(Get)
     other["get"].cache.fill_(-0.5)
     with pytest.raises(Unsupported, match="sizes, type or first values differ"):
-        plans(to_edge(exported(**other)), share_mutable_buffers=True)
+        emit_plans(to_edge(export_methods(**other)), share_mutable_buffers=True)
     with pytest.raises(OptionError, match="memory_of exclude each other"):
         EmitOptions(share_mutable_buffers=True, memory_of=lambda node: 1)
     with pytest.raises(OptionError, match="which alloc_mutable_buffers=False excludes"):
@@ -290,10 +302,10 @@ def test_a_delegate_that_has_the_buffer_in_itself_is_refused(tmp_path: Path) -> 
     """Methods that were lowered apart do not know of each other; an EdgeProgramManager
     may have such.
     """
-    found = modules("reset", "get")
+    found = modules_sharing_state("reset", "get")
     edges = {
         name: (
-            to_edge({name: exported(**found)[name]}).to_backend(
+            to_edge({name: export_methods(**found)[name]}).to_backend(
                 delegraph.get_partitioner("tosa")
             )
         )
@@ -314,7 +326,7 @@ def test_a_delegate_that_has_the_buffer_in_itself_is_refused(tmp_path: Path) -> 
 
 
 def kernels(module: nn.Module, *inputs: torch.Tensor) -> list[str]:
-    (plan,) = plans(to_edge(torch.export.export(module, inputs)))
+    (plan,) = emit_plans(to_edge(torch.export.export(module, inputs)))
     assert not find_conflicts(plan, split_delegate_calls(plan))
     return [
         str(plan.operators[c.call.op_index])
@@ -394,4 +406,4 @@ def test_updates_of_few_rows_are_written_in_place(
         eager = copy.deepcopy(module)
         for k, rows in enumerate(calls):
             inputs = x * (k + 1), torch.tensor(rows)
-            expect_equal(list(program(*inputs)), list(eager(*inputs)))
+            assert_equal(list(program(*inputs)), list(eager(*inputs)))

@@ -16,7 +16,7 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph_executorch.edge import to_backend, to_edge
 from torch.export.experimental import _export_forward_backward
 
-from ..support.judge import device_halves, expect_equal, stock_runtime
+from ..support.judge import assert_equal, load_device_halves_or_skip, stock_runtime
 
 # theirs and torch's, of what is experimental
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,7 +38,7 @@ class Loss(torch.nn.Module):
 CALL = torch.linspace(-1, 1, 6).view(2, 3), torch.tensor([[1.0, 0, 0], [0, 0, 1.0]])
 
 
-def joint(module: torch.nn.Module) -> Any:
+def export_with_backward(module: torch.nn.Module) -> Any:
     return _export_forward_backward(torch.export.export(module, CALL, strict=True))
 
 
@@ -64,9 +64,9 @@ def test_trained_as_torch_trains(
         get_sgd_optimizer,
     )
 
-    lowered = delegraph.lower(joint(model), backends=backends)
+    lowered = delegraph.lower(export_with_backward(model), backends=backends)
     assert bool(lowered.delegates) == bool(backends)
-    device_halves(lowered)
+    load_device_halves_or_skip(lowered)
     lowered.save(tmp_path / "net.pte", plan_outputs=plan_outputs)
     content = (tmp_path / "net.pte").read_bytes()
     theirs = torch.optim.SGD(model.linear.parameters(), 0.5)
@@ -76,16 +76,16 @@ def test_trained_as_torch_trains(
         theirs.zero_grad()
         loss = model(*CALL)
         loss.backward()
-        expect_equal(module.forward_backward("forward", CALL), [loss])
+        assert_equal(module.forward_backward("forward", CALL), [loss])
         assert list(module.named_parameters()) == ["linear.weight", "linear.bias"]
         gradients = {
             f"linear.{name}": p.grad for name, p in model.linear.named_parameters()
         }
-        expect_equal(list(module.named_gradients().values()), list(gradients.values()))
+        assert_equal(list(module.named_gradients().values()), list(gradients.values()))
         theirs.step()
         ours = ours or get_sgd_optimizer(module.named_parameters(), 0.5, 0, 0, 0, False)
         ours.step(module.named_gradients())
-        expect_equal(
+        assert_equal(
             list(module.named_parameters().values()), list(model.linear.parameters())
         )
 
@@ -101,7 +101,7 @@ def test_read_back(model: torch.nn.Module, tmp_path: Path) -> None:
     loss = eager(*CALL)
     loss.backward()
     parameters = list(eager.linear.parameters())
-    expect_equal(loaded(*CALL), [loss, *(p.grad for p in parameters), *parameters])
+    assert_equal(loaded(*CALL), [loss, *(p.grad for p in parameters), *parameters])
     asked = [
         f"__et_training_{what}_forward"
         for what in ("gradients_index", "fqn", "parameters_index")
@@ -112,11 +112,11 @@ def test_read_back(model: torch.nn.Module, tmp_path: Path) -> None:
         ["linear.weight", "linear.bias"],
         3,
     ]
-    expect_equal([lowered(*CALL)], [loss])
+    assert_equal([lowered(*CALL)], [loss])
 
 
 def lower_joint(model: torch.nn.Module) -> Any:
-    return delegraph.lower(joint(model), backends=[])
+    return delegraph.lower(export_with_backward(model), backends=[])
 
 
 class Keeping(BackendDetails):
@@ -131,7 +131,7 @@ class Keeping(BackendDetails):
 def test_trained_parameters_stay_outside_delegates(model: torch.nn.Module) -> None:
     with delegraph.register(Keeping):
         to_backend(
-            to_edge(joint(model)).exported_program(),
+            to_edge(export_with_backward(model)).exported_program(),
             CapabilityPartitioner(lambda node: None, "Keeping"),
         )
     assert Keeping.parameters == ["fixed.weight", "fixed.bias"]

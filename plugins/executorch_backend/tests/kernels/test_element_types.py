@@ -95,7 +95,7 @@ def is_right(
         wanted = pytree.tree_leaves(module(*(t.clone() for t in inputs)))
     try:
         method = judge.stock_runtime().load_program(content).load_method("forward")
-        judge.expect_equal(method.execute([t.contiguous() for t in inputs]), wanted)
+        judge.assert_equal(method.execute([t.contiguous() for t in inputs]), wanted)
     except (RuntimeError, AssertionError):
         return False
     return True

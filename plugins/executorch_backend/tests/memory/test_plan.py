@@ -36,7 +36,7 @@ from ..support.cases import DYNAMIC, STATIC, randn
 from ..support.judge import emit, host_program, lower
 
 
-def conflicts(plan: ExecutionPlan) -> list[Any]:
+def conflicts_in(plan: ExecutionPlan) -> list[Any]:
     return find_conflicts(plan, split_delegate_calls(plan))
 
 
@@ -48,13 +48,15 @@ def test_no_value_is_overwritten_before_it_is_read(
 ) -> None:
     module, calls = STATIC[name]
     for plan in emit(lower(module, calls[0], backends=backends)).program.plans:
-        assert conflicts(plan) == []
+        assert conflicts_in(plan) == []
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_plans_of_dynamic_programs(name: str) -> None:
     module, shapes = DYNAMIC[name]
-    assert conflicts(emit(lower(module, (randn(3, 4),), shapes)).program.plans[0]) == []
+    assert (
+        conflicts_in(emit(lower(module, (randn(3, 4),), shapes)).program.plans[0]) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_wrong_plan_that_changes_a_result_is_found(name: str) -> None:
         wrong = replace(file, program=replace(file.program, plans=(plan,)))
         if not _equal(_outputs(wrong, calls), wanted):
             changed += 1
-            assert conflicts(plan), f"value {position} at {place}"
+            assert conflicts_in(plan), f"value {position} at {place}"
     assert changed
 
 

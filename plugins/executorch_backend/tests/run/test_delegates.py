@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from ..support import programs as p
 from ..support.judge import (
-    device_halves,
+    assert_equal,
     emit,
-    expect_equal,
     host_program,
+    load_device_halves_or_skip,
     lower,
     run_on_host,
     stock_runtime,
@@ -46,7 +46,7 @@ def test_host_operators_between_delegates(backend: str) -> None:
     module = Split()
     emitted = emit(lower(module, CALL, backends=[backend]))
     assert emitted.program.plans[0].delegates
-    expect_equal([run_on_host(emitted)(*CALL)], [module(*CALL).detach()])
+    assert_equal([run_on_host(emitted)(*CALL)], [module(*CALL).detach()])
 
 
 @pytest.mark.parametrize("name", ["branch", "loop", "branch_in_loop"])
@@ -55,7 +55,7 @@ def test_delegates_in_branches_and_loops(name: str) -> None:
     emitted = emit(lower(module, CALL, backends=["tosa"]))
     program = run_on_host(emitted)
     for call in (CALL, (-torch.ones(3, 4),), (torch.ones(3, 4),)):
-        expect_equal(
+        assert_equal(
             torch.utils._pytree.tree_leaves(program(*call)),
             torch.utils._pytree.tree_leaves(module(*call)),
         )
@@ -82,7 +82,7 @@ def test_two_methods_share_weights_and_blobs() -> None:
         program = run_on_host(emitted)
         assert program.methods == ["one", "two"]
         for name in program.methods:
-            expect_equal([program.method(name)(*call)], [module(*call).detach()])
+            assert_equal([program.method(name)(*call)], [module(*call).detach()])
 
 
 class Head(nn.Module):
@@ -113,12 +113,12 @@ def test_two_methods_of_one_weight_in_the_stock_runtime(backends: list[str]) -> 
     assert {d.method for d in lowered.delegates} == (
         set(modules) if backends else set()
     )
-    device_halves(lowered)
+    load_device_halves_or_skip(lowered)
     content = emit(lowered).file.join()
     assert len(content) < 2 * 64 * 64 * 4, "the weight is there once"
     program = runtime.load_program(content)
     for name, module in modules.items():
-        expect_equal(
+        assert_equal(
             program.load_method(name).execute(list(call)), [module(*call).detach()]
         )
 

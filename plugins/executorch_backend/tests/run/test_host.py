@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 
 from ..support import programs as p
 from ..support.cases import DYNAMIC, STATIC, randn
-from ..support.judge import emit, expect_equal, host_program, lower, run_on_host
+from ..support.judge import assert_equal, emit, host_program, lower, run_on_host
 
 GIVEN = EmitOptions(plan_inputs=False, plan_outputs=False)
 
 
-def check(
+def assert_host_equals_eager(
     module: nn.Module,
     calls: list[tuple[Any, ...]],
     shapes: Any = None,
@@ -36,7 +36,7 @@ def check(
         got = program(*copy.deepcopy(call))
         with torch.no_grad():
             wanted = eager(*copy.deepcopy(call))
-        expect_equal(pytree.tree_leaves(got), pytree.tree_leaves(wanted))
+        assert_equal(pytree.tree_leaves(got), pytree.tree_leaves(wanted))
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -48,13 +48,15 @@ def check(
 @pytest.mark.parametrize("name", STATIC)
 def test_static(name: str, options: EmitOptions | None) -> None:
     module, calls = STATIC[name]
-    check(module, calls, options=options)
+    assert_host_equals_eager(module, calls, options=options)
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_batch(name: str) -> None:
     module, shapes = DYNAMIC[name]
-    check(module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes)
+    assert_host_equals_eager(
+        module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes
+    )
 
 
 def test_files_cannot_allocate_more_memory_than_declared() -> None:

@@ -43,11 +43,13 @@ NOTHING = t.Null()
 SUM = "aten::sum.IntList_out"
 
 
-def load(content: bytes, **limits: int) -> HostProgram:
+def load_content(content: bytes, **limits: int) -> HostProgram:
     return host_program(read_program(content), **limits)
 
 
-def summing(dtype: Any = NOTHING, dims: Any = None, keep: Any = None) -> bytes:
+def program_that_sums(
+    dtype: Any = NOTHING, dims: Any = None, keep: Any = None
+) -> bytes:
     values = [
         tensor(4),
         dims or t.IntList(()),
@@ -59,13 +61,13 @@ def summing(dtype: Any = NOTHING, dims: Any = None, keep: Any = None) -> bytes:
 
 
 WRONG = {
-    "an element type that there is not": summing(t.Int(200)),
-    "a negative one": summing(t.Int(-1)),
-    "one of quantized tensors": summing(t.Int(12)),
-    "a text for a type": summing(t.String("float")),
-    "a number for dimensions": summing(dims=t.Int(0)),
-    "numbers for dimensions": summing(dims=t.DoubleList((0.0,))),
-    "a number for a bool": summing(keep=t.Int(1)),
+    "an element type that there is not": program_that_sums(t.Int(200)),
+    "a negative one": program_that_sums(t.Int(-1)),
+    "one of quantized tensors": program_that_sums(t.Int(12)),
+    "a text for a type": program_that_sums(t.String("float")),
+    "a number for dimensions": program_that_sums(dims=t.Int(0)),
+    "numbers for dimensions": program_that_sums(dims=t.DoubleList((0.0,))),
+    "a number for a bool": program_that_sums(keep=t.Int(1)),
     "a tensor that is none": program(
         [t.Int(3), t.Int(1), tensor(4)], [("aten::add.out", (0, 2, 1, 2, 2))]
     ),
@@ -116,7 +118,7 @@ def test_arguments_outside_the_schema_are_refused_on_load(
     with pytest.raises(
         FormatError, match=r"damaged .pte file: method 'forward': instruction 0"
     ):
-        load(WRONG[name])
+        load_content(WRONG[name])
     path = tmp_path / "wrong.pte"
     path.write_bytes(WRONG[name])
     with pytest.raises(FormatError, match="instruction 0"):
@@ -139,16 +141,18 @@ def test_lists_as_results_are_refused_on_load(tmp_path: Path) -> None:
             delegraph.load(path, runtime=runtime)
 
 
-def why_not(content: bytes) -> str:
+def reason_of_refusal(content: bytes) -> str:
     try:
-        load(content)
+        load_content(content)
     except FormatError as e:
         return str(e)
     return ""
 
 
 def test_an_operator_without_a_name_is_refused() -> None:
-    assert "operator 0 has no name" in why_not(program([tensor(4)], [(".out", (0, 0))]))
+    assert "operator 0 has no name" in reason_of_refusal(
+        program([tensor(4)], [(".out", (0, 0))])
+    )
 
 
 def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
@@ -160,7 +164,9 @@ def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
         content[:at] + b"\0\0" + content[at + 2 :] for at in range(8, len(content), 2)
     )
     told = {
-        why.split(": ", 1)[1] for why in map(why_not, forgotten) if "missing" in why
+        why.split(": ", 1)[1]
+        for why in map(reason_of_refusal, forgotten)
+        if "missing" in why
     }
     assert {
         "plans 0: inputs is missing",
@@ -170,9 +176,9 @@ def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
 
 
 def test_enumerations_that_there_are() -> None:
-    assert load(summing(t.Int(6))).run("forward", [torch.arange(4.0)]) == [
-        torch.tensor(6.0)
-    ]
+    assert load_content(program_that_sums(t.Int(6))).run(
+        "forward", [torch.arange(4.0)]
+    ) == [torch.tensor(6.0)]
 
 
 def test_types_given_by_the_caller_are_checked_on_call() -> None:
@@ -182,7 +188,7 @@ def test_types_given_by_the_caller_are_checked_on_call() -> None:
         [0, 3],
         [4],
     )
-    program_ = load(content)
+    program_ = load_content(content)
     assert program_.run("forward", [torch.arange(4.0), 6]) == [torch.tensor(6.0)]
     with pytest.raises(FormatError, match="argument 3 77, which must be one of"):
         program_.run("forward", [torch.arange(4.0), 77])
@@ -200,7 +206,7 @@ def test_a_number_that_becomes_another_kind_is_noticed() -> None:
         t.Double(0.5),
     ]
     with pytest.raises(FormatError, match=r"argument 1 0.5 among integers"):
-        load(
+        load_content(
             program(values, [t.MoveCall(6, 5), (SUM, (0, 1, 2, 3, 4, 4))], [0], [4])
         ).run("forward", [torch.ones(4)])
 
@@ -265,16 +271,16 @@ def test_numbers_are_computed_as_executorch_does(name: str) -> None:
         )
         if not accepted:
             with pytest.raises(FormatError):
-                load(content)
+                load_content(content)
             if name.endswith(".int"):  # these end the process
                 continue
             with pytest.raises(RuntimeError):
                 runtime.load_program(content).load_method("forward").execute([])
         elif undefined(name, given):
             with pytest.raises(FormatError):
-                load(content).run("forward", [])
+                load_content(content).run("forward", [])
         else:
-            [ours] = load(content).run("forward", [])
+            [ours] = load_content(content).run("forward", [])
             keep = runtime.load_program(content)
             [theirs] = keep.load_method("forward").execute([])
             assert type(ours) is type(theirs), (name, given)
@@ -290,7 +296,7 @@ def test_a_loop_that_squares_an_integer_ends() -> None:
         [t.Int(3), t.Bool(False)], [square, t.JumpFalseCall(1, 0)], outputs=[0]
     )
     with pytest.raises(Unsupported, match="ran 1000 rounds"):
-        load(content, max_iterations=1000).run("forward", [])
+        load_content(content, max_iterations=1000).run("forward", [])
 
 
 def test_only_listed_kernels_have_no_schema() -> None:
@@ -323,7 +329,7 @@ def test_planned_memory_takes_no_pages_that_no_value_needs() -> None:
         (4 << 30) + 64,
     )
     before = resident()
-    program_ = load(content)
+    program_ = load_content(content)
     torch.testing.assert_close(
         program_.run("forward", [-torch.ones(4)]), [torch.zeros(4)]
     )
@@ -343,7 +349,7 @@ def test_results_outside_of_the_plan_count_as_memory() -> None:
         Unsupported,
         match="68719476736 of results outside of it, and 8589934592 are allowed",
     ):
-        load(content).run("forward", [torch.ones(1, 1)])
+        load_content(content).run("forward", [torch.ones(1, 1)])
 
 
 def test_files_that_need_too_much_memory_are_refused(tmp_path: Path) -> None:
@@ -595,7 +601,7 @@ def test_damaged_files_raise_only_delegraph_errors(tmp_path: Path) -> None:
         values = [tensor(4), t.IntList((3,)), t.Bool(False), t.Int(0), tensor(at=64)]
         values[position] = kind
         try:
-            load(program(values, [(SUM, (0, 1, 2, 3, 4, 4))], [0], [4])).run(
+            load_content(program(values, [(SUM, (0, 1, 2, 3, 4, 4))], [0], [4])).run(
                 "forward", [torch.ones(4)]
             )
         except DelegraphError as e:

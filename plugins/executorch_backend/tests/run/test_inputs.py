@@ -35,13 +35,13 @@ class Single(nn.Module):
         return pair["a"] + 1
 
 
-def called(x=(4, 8), a=(4, 8), b=(4, 8)):
+def call_arguments(x=(4, 8), a=(4, 8), b=(4, 8)):
     return (randn(x), {"a": randn(a), "b": randn(b)}), {"scale": randn(1)}
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    args, kwargs = called()
+    args, kwargs = call_arguments()
     shapes = {"x": {0: B}, "pair": {"a": {0: B}, "b": {0: B}}, "scale": None}
     path = tmp_path_factory.mktemp("inputs") / "nested.pte"
     delegraph.lower(
@@ -54,7 +54,7 @@ A = r"^input pair\['a'\] must be torch.float32 of sizes at most \[6, 8\]; it is 
 PAIR = {"a": randn(4, 8), "b": randn(4, 8)}
 SCALE = {"scale": randn(1)}
 OTHERS = {
-    "above": (called((4, 8), (7, 8)), A + r"torch.float32 of sizes \[7, 8\]\n"),
+    "above": (call_arguments((4, 8), (7, 8)), A + r"torch.float32 of sizes \[7, 8\]\n"),
     "type": (
         ((randn(4, 8), {**PAIR, "a": randn(4, 8).half()}), SCALE),
         A + "torch.float16 of sizes",
@@ -80,22 +80,22 @@ OTHERS = {
         r"^input pair must be a dict .*; it is a dict with the keys",
     ),
     "unequal": (
-        called(a=(5, 8)),
+        call_arguments(a=(5, 8)),
         (
             r"^input pair\['a'\] has size 5 .* for size 4 there, as input x has size 4"
             r" in dim"
         ),
     ),
     "unequal, computable": (
-        called(b=(5, 8)),
+        call_arguments(b=(5, 8)),
         r"^input pair\['b'\] has size 5 .* for size 4 there, as input x has",
     ),
     "fixed": (
-        called((4, 7), (4, 7), (4, 7)),
+        call_arguments((4, 7), (4, 7), (4, 7)),
         "^input x has size 7 in dimension 1; .* was exported for size 8 there\n",
     ),
     "below": (
-        called((2, 8), (2, 8), (2, 8)),
+        call_arguments((2, 8), (2, 8), (2, 8)),
         "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there",
     ),
 }
@@ -214,7 +214,7 @@ def test_a_container_is_no_flat_input(tmp_path):
 
 
 def test_inputs_within_the_export(loaded):
-    args, kwargs = called((6, 8), (6, 8), (6, 8))
+    args, kwargs = call_arguments((6, 8), (6, 8), (6, 8))
     torch.testing.assert_close(loaded(*args, **kwargs), Nested()(*args, **kwargs))
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..support.cases import STATIC
 from ..support.fixtures import FIXTURES, FOLDER
-from ..support.judge import expect_equal, host_program, stock_runtime
+from ..support.judge import assert_equal, host_program, stock_runtime
 from ..support.models import MODELS, Model
 
 
@@ -43,7 +43,7 @@ def test_run(name: str) -> None:
     for call in calls:
         with torch.no_grad():
             wanted = pytree.tree_leaves(module(*call))
-        expect_equal(pytree.tree_leaves(program(*call)), wanted)
+        assert_equal(pytree.tree_leaves(program(*call)), wanted)
 
 
 STOCK_FAILS = {"channels last", "cropped", "rest of integers", "non-zero"}

@@ -38,7 +38,7 @@ def stock_runtime() -> Any:
     return Runtime.get()
 
 
-def device_halves(lowered: Any) -> None:
+def load_device_halves_or_skip(lowered: Any) -> None:
     """Load what the delegates of ``lowered`` run on; the test is skipped where there is
     nothing to build it with.
     """
@@ -65,7 +65,7 @@ def lower(
     )
 
 
-def check_numbers(
+def check_in_both_runtimes(
     module: torch.nn.Module,
     calls: Sequence[tuple[Any, ...]],
     shapes: Any = None,
@@ -80,7 +80,7 @@ def check_numbers(
     runtime = stock_runtime()
     lowered = lower(module, calls[0], shapes, backends=list(backends))
     assert len({d.backend_id for d in lowered.delegates}) == len(backends)
-    device_halves(lowered)
+    load_device_halves_or_skip(lowered)
     emitted = emit(lowered, options)
     # a method does not keep its program
     program = runtime.load_program(emitted.file.join())
@@ -93,12 +93,12 @@ def check_numbers(
         got = method.execute(flat)
         with torch.no_grad():
             wanted = pytree.tree_leaves(eager(*call))
-        expect_equal(got, wanted)
-        expect_equal(on_host, wanted)
+        assert_equal(got, wanted)
+        assert_equal(on_host, wanted)
     return emitted
 
 
-def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
+def assert_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
     """Equal types, shapes and values; floating-point ones up to ``TOLERANCE`` of the
     largest.
     """

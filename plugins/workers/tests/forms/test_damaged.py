@@ -15,12 +15,12 @@ from delegraph_workers.forms.form import dumps
 from core.tests.support.partitions import PROGRAMS
 
 
-def packed(form):
+def pack(form):
     return b"".join(form.pieces())
 
 
 def test_every_truncation_and_every_flipped_byte_is_refused():
-    data = packed(write(PROGRAMS["branches"]()))
+    data = pack(write(PROGRAMS["branches"]()))
     choose = random.Random(0)
     for end in [
         0,
@@ -45,11 +45,11 @@ def test_every_truncation_and_every_flipped_byte_is_refused():
         read(data + b"\0")
 
 
-def changed(form, change):
+def pack_changed(form, change):
     """The form with its structure changed, packed with digests that fit."""
     structure = json.loads(form.structure)
     change(structure)
-    return packed(Form(dumps(structure), form.beside, form.memories))
+    return pack(Form(dumps(structure), form.beside, form.memories))
 
 
 def _version(data):
@@ -60,7 +60,7 @@ def test_another_version_is_refused_by_its_number():
     with pytest.raises(
         FormatError, match="has version 99; this delegraph reads version 1"
     ):
-        read(_version(packed(write(PROGRAMS["counts"]()))))
+        read(_version(pack(write(PROGRAMS["counts"]()))))
 
 
 REFUSED = {
@@ -88,7 +88,7 @@ def test_unknown_operators_are_refused_by_name(name):
         structure[3][0] = name
 
     with pytest.raises(FormatError, match=REFUSED[name]):
-        read(changed(write(PROGRAMS["counts"]()), change))
+        read(pack_changed(write(PROGRAMS["counts"]()), change))
 
 
 SOME = [
@@ -157,7 +157,7 @@ SOME += [
 ]
 
 
-def places(value, path=()):
+def paths_in(value, path=()):
     """The paths to everything inside of a JSON value."""
     for key in (
         range(len(value))
@@ -167,10 +167,10 @@ def places(value, path=()):
         else ()
     ):
         yield (*path, key)
-        yield from places(value[key], (*path, key))
+        yield from paths_in(value[key], (*path, key))
 
 
-def at(value, path):
+def value_at(value, path):
     for key in path:
         value = value[key]
     return value
@@ -178,16 +178,16 @@ def at(value, path):
 
 def mutate(structure, choose):
     """Replace, remove, add or move something in a JSON value."""
-    paths = list(places(structure))
+    paths = list(paths_in(structure))
     *above, key = choose.choice(paths)
-    owner = at(structure, above)
+    owner = value_at(structure, above)
     kind = choose.randrange(5)
     if kind == 0 and isinstance(owner, list):
         del owner[key]
     elif kind == 1 and isinstance(owner, list):
         owner.insert(key, choose.choice(SOME))
     elif kind == 2:
-        owner[key] = copy.deepcopy(at(structure, choose.choice(paths)))
+        owner[key] = copy.deepcopy(value_at(structure, choose.choice(paths)))
     elif kind == 3 and type(owner[key]) is int:
         owner[key] += choose.choice([-1, 1, 5])
     else:
@@ -208,7 +208,7 @@ def _hostile(count, seed):
             for _ in range(choose.choice([1, 1, 1, 2, 3])):
                 mutate(structure, choose)
 
-        data = changed(form, change)
+        data = pack_changed(form, change)
         try:
             program = read(data, named=choose.random() < 0.2)
         except FormatError:
@@ -238,11 +238,13 @@ def test_powers_of_symbols_with_large_examples_are_refused(power):
 
     def change(structure):
         structure[2][0][0][-1] = 5000
-        path = next(p for p in places(structure[4]) if at(structure[4], p) == {"s": 0})
-        at(structure[4], path[:-1])[path[-1]] = power
+        path = next(
+            p for p in paths_in(structure[4]) if value_at(structure[4], p) == {"s": 0}
+        )
+        value_at(structure[4], path[:-1])[path[-1]] = power
 
     with pytest.raises(FormatError, match="no program has the size"):
-        read(changed(write(PROGRAMS["sizes"]()), change))
+        read(pack_changed(write(PROGRAMS["sizes"]()), change))
 
 
 @pytest.mark.parametrize(
@@ -255,11 +257,11 @@ def test_shapes_and_strides_of_constants_are_whole_numbers(field, value):
         structure[5][0][field] = value
 
     with pytest.raises(FormatError, match="is no index"):
-        read(changed(write(PROGRAMS["layers"]()), change))
+        read(pack_changed(write(PROGRAMS["layers"]()), change))
 
 
 def test_deep_nesting_is_refused():
-    data = packed(Form(b"[" * 100_000 + b"]" * 100_000, b"[]", []))
+    data = pack(Form(b"[" * 100_000 + b"]" * 100_000, b"[]", []))
     with pytest.raises(FormatError, match="RecursionError"):
         read(data)
 
@@ -267,4 +269,4 @@ def test_deep_nesting_is_refused():
 @pytest.mark.parametrize("number", ["1.5", "NaN", "Infinity", "1e400"])
 def test_numbers_that_are_no_whole_numbers_are_refused(number):
     with pytest.raises(FormatError, match="contains the number"):
-        read(packed(Form(b"[%s]" % number.encode(), b"[]", [])))
+        read(pack(Form(b"[%s]" % number.encode(), b"[]", [])))

@@ -24,7 +24,7 @@ from torch.fx import Node
 from core.tests.support.partitions import PROGRAMS, sizes
 
 
-def packed(program):
+def pack(program):
     return b"".join(write(program).pieces())
 
 
@@ -34,7 +34,7 @@ def fetching(form):
     return lambda digest, size: bytearray(table[digest])
 
 
-def there_and_back(program, **options):
+def write_and_read(program, **options):
     form = write(program)
     return read(b"".join(form.pieces()), fetching(form), **options)
 
@@ -44,7 +44,7 @@ def there_and_back(program, **options):
 def test_programs_keep_their_form_when_read_back(name, named):
     program = PROGRAMS[name]()
     form = write(program)
-    again = there_and_back(program, named=named)
+    again = write_and_read(program, named=named)
     again.validate()
     assert write(again).key == form.key
     assert (write(again).beside == form.beside) == named
@@ -60,7 +60,7 @@ def test_programs_compute_the_same_when_read_back(name):
         "counts": ((3,),),
     }
     given = [torch.randn(shape) for shape in inputs[name]]
-    again = there_and_back(program)
+    again = write_and_read(program)
     wanted = copy.deepcopy(program).module()(*given)  # which may write its buffers
     got = again.module(check_guards=False)(*given)
     for ours, theirs in zip(
@@ -74,8 +74,8 @@ def test_names_are_restored_from_the_separate_part():
         nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]
     ).exported_program("forward")
     program.graph_module.meta["partition"] = "tag7"
-    bare = there_and_back(program)
-    named = there_and_back(program, named=True)
+    bare = write_and_read(program)
+    named = write_and_read(program, named=True)
     assert [n.name for n in bare.graph.nodes] == ["v0", "v1", "v2", "v3", "output"]
     assert [n.name for n in named.graph.nodes] == [n.name for n in program.graph.nodes]
     for ours, theirs in zip(named.graph.nodes, program.graph.nodes, strict=True):
@@ -89,7 +89,7 @@ def test_names_are_restored_from_the_separate_part():
     assert named.graph_module.meta["partition"] == "tag7"
 
 
-def renamed(program):
+def rename_everything(program):
     """The program with other names of nodes, constants, modules and lines, and with
     other debug handles.
     """
@@ -118,7 +118,7 @@ def test_names_lines_and_handles_do_not_matter(name):
     for k, node in enumerate(program.graph.nodes):
         node.meta["debug_handle"] = k + 1
     ours = write(program)
-    theirs = write(renamed(program))
+    theirs = write(rename_everything(program))
     assert ours.key == theirs.key
     assert ours.beside != theirs.beside
 
@@ -210,7 +210,7 @@ def test_literals_are_restored_and_have_different_forms():
         node.meta["vendor"] = [literal]
         forms.append(write(program).structure)
         (again,) = (
-            there_and_back(program)
+            write_and_read(program)
             .graph.find_nodes(op="call_function", target=node.target)[0]
             .meta["vendor"]
         )
@@ -239,8 +239,8 @@ def test_redundant_arguments_of_calls_are_normalized():
     softmax.kwargs = {"dim": 1, "dtype": None}
     mean.args = (mean.args[0], (0, 1), False)
     assert write(program).key == write(wordy).key
-    assert str(there_and_back(wordy).graph) == str(there_and_back(program).graph)
-    assert str(there_and_back(wordy, named=True).graph) == str(program.graph)
+    assert str(write_and_read(wordy).graph) == str(write_and_read(program).graph)
+    assert str(write_and_read(wordy, named=True).graph) == str(program.graph)
 
 
 def tensors_of(program):
@@ -261,7 +261,7 @@ class Holds(nn.Module):
         return tuple(x + b for b in self.buffers())
 
 
-def holding(*tensors):
+def program_with_constants(*tensors):
     """A program with these constants, as they are."""
     program = torch.export.export(
         Holds(*(torch.zeros(t.shape, dtype=t.dtype) for t in tensors)),
@@ -274,10 +274,10 @@ def holding(*tensors):
 
 def test_only_constants_that_shared_memory_share_it_again():
     base = torch.arange(12.0)
-    program = holding(
+    program = program_with_constants(
         base[:6], base[2:8], base[8:], torch.ones(3), torch.ones(3), base[:6]
     )
-    a, b, c, one, other, same = tensors_of(there_and_back(program))
+    a, b, c, one, other, same = tensors_of(write_and_read(program))
     for ours, theirs in zip((a, b, c, one, other), tensors_of(program), strict=False):
         assert torch.equal(ours, theirs)
     a[2] = 77
@@ -285,8 +285,8 @@ def test_only_constants_that_shared_memory_share_it_again():
     assert same[2] == 77
     assert one.data_ptr() != other.data_ptr()
     assert (
-        write(holding(base[:6], base[:6])).key
-        != write(holding(base[:6], base[:6].clone())).key
+        write(program_with_constants(base[:6], base[:6])).key
+        != write(program_with_constants(base[:6], base[:6].clone())).key
     )
 
 
@@ -311,8 +311,8 @@ STRIDED = {
 @pytest.mark.parametrize("name", STRIDED)
 def test_constants_keep_elements_and_strides(name):
     tensor = STRIDED[name]()
-    form = write(holding(tensor))
-    (again,) = tensors_of(there_and_back(holding(tensor)))
+    form = write(program_with_constants(tensor))
+    (again,) = tensors_of(write_and_read(program_with_constants(tensor)))
     assert again.stride() == tensor.stride()
     assert again.dtype == tensor.dtype
     assert again.resolve_conj().contiguous().flatten().view(torch.uint8).tolist() == (
@@ -323,13 +323,15 @@ def test_constants_keep_elements_and_strides(name):
 
 def test_memory_between_elements_does_not_change_the_key():
     base = torch.arange(12.0)
-    before = write(holding(base[::2])).key
+    before = write(program_with_constants(base[::2])).key
     base[1::2] = 99
-    assert write(holding(base[::2])).key == before
+    assert write(program_with_constants(base[::2])).key == before
 
 
 def test_large_constants_are_fetched_and_used_without_copies():
-    program = holding(torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18))
+    program = program_with_constants(
+        torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18)
+    )
     form = write(program)
     given = []
 
@@ -357,7 +359,7 @@ def test_large_constants_are_fetched_and_used_without_copies():
 def test_a_written_program_is_read_in_several_threads():
     from concurrent.futures import ThreadPoolExecutor
 
-    data = packed(sizes())
+    data = pack(sizes())
     key = write(sizes()).key
     with ThreadPoolExecutor(4) as pool:
         assert {write(program).key for program in pool.map(read, [data] * 8)} == {key}
@@ -420,7 +422,7 @@ def test_a_program_with_delegates_is_refused():
         write(program)
 
 
-def mutated(program, choose):
+def mutate_program(program, choose):
     """The program with one thing changed that a backend may see; what it was, or None
     if nothing fits.
     """
@@ -524,7 +526,7 @@ def _mutations(count, seed):
     while done < count:
         name = choose.choice(list(PROGRAMS))
         program = PROGRAMS[name]()
-        done += (what := mutated(program, choose)) is not None
+        done += (what := mutate_program(program, choose)) is not None
         if what is not None:
             assert write(program).key != known[name], f"{name}: {what}"
 
@@ -539,7 +541,7 @@ def test_ten_thousand_changed_programs_have_different_keys():
 
 
 def test_programs_of_other_default_dtypes_are_refused():
-    data = packed(PROGRAMS["counts"]())
+    data = pack(PROGRAMS["counts"]())
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(
@@ -552,5 +554,5 @@ def test_programs_of_other_default_dtypes_are_refused():
 
 
 def test_the_subgraphs_of_a_branch_are_in_the_form():
-    again = there_and_back(PROGRAMS["branches"]())
+    again = write_and_read(PROGRAMS["branches"]())
     assert len([n for n in all_nodes(again.graph_module) if n.op == "output"]) == 3

@@ -28,7 +28,7 @@ def example(file, function, *arguments):
     return *getattr(module, function)(*arguments), {}
 
 
-def sizes():
+def model_of_sizes():
     rows = 2 * Dim("pairs", min=1, max=8)
     shapes = {"x": {0: rows}, "y": {0: rows}}
     return (
@@ -38,7 +38,7 @@ def sizes():
     )
 
 
-def quantized():
+def quantized_model():
     layers = (
         nn.Conv2d(3, 8, 3),
         nn.ReLU(),
@@ -55,7 +55,7 @@ MODELS = {
     "vision transformer": lambda: example("transformer", "vit_b16", 2, 64),
     "decoder": lambda: example("transformer", "llama_8", 2, 64, 16),
     "two partitions": lambda: example("two_partitions", "two_partitions"),
-    "sizes": sizes,
+    "sizes": model_of_sizes,
     "state": lambda: (Counts().eval(), (torch.randn(3),), {}),
     "branches in host": lambda: (Branches().eval(), (torch.randn(2, 4),), {}),
     "branches inside": lambda: (
@@ -63,7 +63,7 @@ MODELS = {
         (torch.randn(2, 4),),
         {"options": DYNAMIC},
     ),
-    "quantized": quantized,
+    "quantized": quantized_model,
 }
 LARGE = {
     "MobileNetV2": lambda: example("mobilenet_v2", "mobilenet_v2"),
@@ -110,7 +110,7 @@ def partitions(model, backend):
     ]
 
 
-def compiled(backend, program, specs):
+def compile_partition(backend, program, specs):
     result = delegraph.get_backend(backend).preprocess(program, specs)
     store = result.data_store_output
     named = (
@@ -119,35 +119,35 @@ def compiled(backend, program, specs):
     return join(result.processed_bytes), result.debug_handle_map, named
 
 
-def packed(form):
+def pack(form):
     table = {m.digest: b"".join(m.pieces()) for m in form.memories}
     return b"".join(form.pieces()), lambda digest, size: bytearray(table[digest])
 
 
-def check(model, backend):
+def assert_partitions_survive(model, backend):
     torch.manual_seed(0)
     found = partitions(model, backend)
     assert found
     for program, specs in found:
         form = write(program)
-        data, fetch = packed(form)
-        assert compiled(backend, read(data, fetch, named=True), specs) == compiled(
-            backend, program, specs
-        )
+        data, fetch = pack(form)
+        assert compile_partition(
+            backend, read(data, fetch, named=True), specs
+        ) == compile_partition(backend, program, specs)
         bare = read(data, fetch)
         assert write(bare).key == form.key
         # what has no names compiles too, and always to the same
-        assert compiled(backend, bare, specs) == compiled(
+        assert compile_partition(backend, bare, specs) == compile_partition(
             backend, read(data, fetch), specs
         )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_programs_read_back_compile_to_equal_bytes(name):
-    check(MODELS[name](), "tosa")
+    assert_partitions_survive(MODELS[name](), "tosa")
 
 
-def contents(program):
+def contents_of_delegates(program):
     told = ("debug_handle_map", "_delegate_info_meta")
     return [
         (join(d.module.blob), d.named_data, *(d.module.meta.get(key) for key in told))
@@ -159,7 +159,9 @@ def contents(program):
 def test_lowering_with_and_without_a_cache_is_equal(name, tmp_path):
     torch.manual_seed(0)
     module, inputs, options = MODELS[name]()
-    wanted = contents(delegraph.lower(module, inputs, backends=["tosa"], **options))
+    wanted = contents_of_delegates(
+        delegraph.lower(module, inputs, backends=["tosa"], **options)
+    )
     for found in (0, len(wanted)):
         program = delegraph.lower(
             module,
@@ -168,7 +170,7 @@ def test_lowering_with_and_without_a_cache_is_equal(name, tmp_path):
             compiler=Compiler(tmp_path / "cache"),
             **options,
         )
-        assert contents(program) == wanted
+        assert contents_of_delegates(program) == wanted
         (note,) = [n for n in program.report.notes if n.startswith("cache ")]
         assert f": {found} partition" in note
     assert program.verify(*inputs).relative_error < 1e-3 or name == "quantized"
@@ -198,7 +200,7 @@ def test_with_source_lines_or_debug_files_nothing_is_cached(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_so_do_large_models(name):
-    check(LARGE[name](), "tosa")
+    assert_partitions_survive(LARGE[name](), "tosa")
 
 
 @pytest.mark.slow
@@ -210,7 +212,7 @@ def test_programs_read_back_compile_equally_on_other_backends(name, backend):
     model = (MODELS | LARGE)[name]()
     model[2].pop("options", None)
     try:
-        check(model, backend)
+        assert_partitions_survive(model, backend)
     except AssertionError as e:
         if "assert []" not in str(e):
             raise

@@ -95,7 +95,7 @@ class Blocks(nn.Module):
         return x
 
 
-def model(seed=0, same=False):
+def make_model(seed=0, same=False):
     torch.manual_seed(seed)
     made = Blocks().eval()
     if same:
@@ -106,14 +106,14 @@ def model(seed=0, same=False):
 X = (torch.randn(1, 64),)
 
 
-def lowered(module, registry, folder, executor=None):
+def lower_with_cache(module, registry, folder, executor=None):
     compiler = Compiler(cache=folder, executor=executor)
     return delegraph.lower(
         module, X, backends=[Everything()], registry=registry, compiler=compiler
     )
 
 
-def contents(program):
+def contents_of_delegates(program):
     """All that a backend's results have become."""
     return [
         (
@@ -126,15 +126,15 @@ def contents(program):
     ]
 
 
-def said(program):
+def cache_notes(program):
     return [note for note in program.report.notes if "cache" in note]
 
 
-def entries(folder):
+def entries_in(folder):
     return sorted(folder.glob("*.entry"))
 
 
-def entry(path, header):
+def write_entry(path, header):
     """What delegraph does not write, with the right digest."""
     rest = struct.pack("<Q", len(header)) + header
     return (
