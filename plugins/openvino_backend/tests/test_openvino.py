@@ -349,6 +349,38 @@ def test_quantized_tensors_are_concatenated_as_integers(other):
     assert (off > 0.5).float().mean() < 0.02
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 4, 4), (2, 3), (5,)], ids=str)
+def test_prelu_of_a_dequantized_tensor_stays_in_the_delegate(shape):
+    """As a comparison and a product, it would leave a quantized program in pieces."""
+    quantized = torch.ops.quantized_decomposed
+    slopes = torch.tensor([0.25, -1.0, 0.0] if len(shape) > 1 else [0.25])
+
+    def function(module, x):
+        given = (8 / 255, 0, -128, 127, torch.int8)
+        near = quantized.dequantize_per_tensor(
+            quantized.quantize_per_tensor(x, *given), *given
+        )
+        return torch.prelu(near, module.w0)
+
+    x = torch.linspace(-3, 3, torch.Size(shape).numel()).reshape(shape)
+    lowered = lower(function, x, weights=[slopes])
+    assert not reasons(lowered)
+    assert lowered.verify(x).relative_error < 1e-6
+
+
+def test_prelu_of_nan_and_infinities_equals_eager():
+    inf = float("inf")
+    x = torch.tensor([[float("nan"), inf, -inf], [-inf, -0.0, 2.0]])
+    lowered = lower(
+        lambda module, x: torch.prelu(x, module.w0),
+        x,
+        weights=[torch.tensor([0.25, -1.0, 0.0])],
+    )
+    assert not reasons(lowered)
+    expected = torch.prelu(x, torch.tensor([0.25, -1.0, 0.0]))
+    torch.testing.assert_close(lowered(x), expected, equal_nan=True)
+
+
 # --- what is refused ------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
-"""Operators that OpenVINO computes wrongly, written with operators that it computes
-right.
+"""Operators that OpenVINO computes wrongly, or that its frontend does not know, written
+with operators that it computes right.
 
 ``OPERATORS`` maps an operator of torch to a function of OpenVINO's values. All operands
 have one floating-point type, that of torch's type promotion; Python numbers are
@@ -172,6 +172,8 @@ OPERATORS: Mapping[Any, Rule] = {
     aten.clamp_max.default: _minimum,
     aten.clamp_min.Tensor: _maximum,
     aten.clamp_max.Tensor: _minimum,
+    # torch's decomposition compares, which is refused for dequantized numbers
+    aten.prelu.default: op.prelu,
     aten.sign.default: _sign,
     aten.sgn.default: _sign,
     aten.angle.default: _angle,
