@@ -271,7 +271,7 @@ def test_files_that_are_read_are_not_written(flag, bars, capsys, tmp_path):
 def test_resume_refuses_another_file(bars, capsys, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     words = ["--data", "bars.py:dataset", "--resume", "notes.txt"]
-    said = run_failing(capsys, *bars, *words, error="input-invalid")
+    said = run_failing(capsys, *bars, *words, error="write-failed")
     assert "the outputs of samples cannot be kept in notes.txt" in said
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

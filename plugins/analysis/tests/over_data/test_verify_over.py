@@ -162,6 +162,19 @@ class Scores:
         return next(self.scores)
 
 
+def test_the_worst_program_decides_the_order_of_samples(lowered):
+    programs = {"a": lowered, "b": lowered}
+    # eager, a and b, for three samples
+    scores = Scores(1, 1, 0.5, 1, 0.4, 2, 1, 1, 1)
+    found = verify_over(programs, pictures(3, 2), scores)
+    assert [row.index for row in found.worst()] == [1, 0, 2]
+    assert [(row.worse, row.better) for row in found.summary()] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+    ]
+
+
 def test_a_score_of_nan_is_the_worst(lowered):
     data = pictures(3, 2)
     found = verify_over(lowered, data, Scores(1, 0.5, 1, math.nan, 1, 0.9))

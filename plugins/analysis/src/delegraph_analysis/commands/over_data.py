@@ -91,7 +91,7 @@ def run_over_data(args: argparse.Namespace) -> Outcome:
     model = None
     note = ""
     if args.resume:
-        OutputStore(args.resume).close()  # raises, if that is another file
+        OutputStore(args.resume)  # raises, if that is another file
     if args.quantize:
         model = given.programs["forward"]
         quantize = provided(f"{_QUANTIZING}:quantize_given", "--quantize")

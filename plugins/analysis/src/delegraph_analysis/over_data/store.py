@@ -11,6 +11,7 @@ import io
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +19,7 @@ import delegraph
 import torch
 from delegraph import LoweredProgram, default_registry
 from delegraph.delegates import LoweredBackendModule
-from delegraph.errors import InputError, NoRuntime, WriteError
+from delegraph.errors import NoRuntime, WriteError
 from delegraph_programs.tensor_bytes import fingerprint, why_no_bytes
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -38,26 +39,15 @@ class OutputStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open or make the file. Raises InputError if it has other content."""
+        """Check or make the file. Raises WriteError if it has other content."""
         self._path = path
-        try:
-            is_new = not os.path.exists(path) or os.path.getsize(path) == 0
-            self._file = sqlite3.connect(path, isolation_level=None)
-            (mark,) = self._file.execute("PRAGMA application_id").fetchone()
-            if is_new:
-                self._file.execute(f"PRAGMA application_id = {_MARK}")
-            elif mark != _MARK:
-                raise sqlite3.DatabaseError("it has other content")
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS outputs (key TEXT PRIMARY KEY, value BLOB)"
-            )
-        except (OSError, sqlite3.Error) as e:
-            text = f"the outputs of samples cannot be kept in {path}: {e}"
-            raise InputError("input-invalid", text, hint="name a new file") from e
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        if not os.path.exists(path) or os.path.getsize(path) == 0:
+            self._execute(f"PRAGMA application_id = {_MARK}")
+        elif self._execute("PRAGMA application_id") != [(_MARK,)]:
+            raise self._error("it has other content")
+        self._execute(
+            "CREATE TABLE IF NOT EXISTS outputs (key TEXT PRIMARY KEY, value BLOB)"
+        )
 
     def remembering(
         self, lowered: LoweredProgram, method: str, call: Callable[[Sample], Any]
@@ -111,9 +101,14 @@ class OutputStore:
     def _execute(self, statement: str, *values: str | bytes) -> list[Any]:
         """Return the rows of a statement of SQL. Raises WriteError."""
         try:
-            return self._file.execute(statement, values).fetchall()
+            with closing(sqlite3.connect(self._path, isolation_level=None)) as file:
+                return file.execute(statement, values).fetchall()
         except sqlite3.Error as e:
-            raise WriteError("write-failed", f"cannot use {self._path}: {e}") from e
+            raise self._error(e) from e
+
+    def _error(self, why: object) -> WriteError:
+        text = f"the outputs of samples cannot be kept in {self._path}: {why}"
+        return WriteError("write-failed", text, hint="name a new file")
 
 
 class _Unknown(Exception):

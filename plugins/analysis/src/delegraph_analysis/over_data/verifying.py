@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -66,8 +66,8 @@ def verify_over(
     logger ``delegraph.progress``.
 
     Each call starts from the initial state of buffers. Sample k has the random seed k.
-    Raises InputError for data or a metric that do not fit, and NoRuntime. Errors name
-    the sample.
+    Raises InputError for data or a metric that do not fit, NoRuntime, and WriteError
+    for ``store``. Errors name the sample.
     """
     programs = {"lowered": lowered} if isinstance(lowered, LoweredProgram) else lowered
     if not programs:
@@ -76,24 +76,21 @@ def verify_over(
     chosen = first.chosen_method(method)
     scored = ScoredMetric.of(metric)
     columns = _references(first, chosen, model)
-    with ExitStack() as stack:
-        kept = None
-        if store is not None:
-            kept = stack.enter_context(closing(OutputStore(store)))
-        for name, program in programs.items():
-            call: Callable[[Sample], Any] = partial(_call_lowered, program, chosen)
-            if kept is not None:
-                call = kept.remembering(program, chosen, call)
-            columns.append(Column(name, call))
-        names = tuple(column.name for column in columns)
-        if len({*names}) != len(names):
-            text = f"two columns have one name: {', '.join(names)}"
-            raise InputError("input-invalid", text, hint="name the program otherwise")
-        found = VerificationOverData(names, scored.name)
-        signature = Signature.of(first.exported_program(chosen))
-        for sample in _samples(data, signature):
-            row = SampleScores(sample.index, _scores(columns, sample, scored))
-            found.add(row, partial(picture_of, sample))
+    kept = None if store is None else OutputStore(store)
+    for name, program in programs.items():
+        call: Callable[[Sample], Any] = partial(_call_lowered, program, chosen)
+        if kept is not None:
+            call = kept.remembering(program, chosen, call)
+        columns.append(Column(name, call))
+    names = tuple(column.name for column in columns)
+    if len({*names}) != len(names):
+        text = f"two columns have one name: {', '.join(names)}"
+        raise InputError("input-invalid", text, hint="name the program otherwise")
+    found = VerificationOverData(names, scored.name)
+    signature = Signature.of(first.exported_program(chosen))
+    for sample in _samples(data, signature):
+        row = SampleScores(sample.index, _scores(columns, sample, scored))
+        found.add(row, partial(picture_of, sample))
     if not found.samples:
         raise InputError("input-invalid", "the data has no sample")
     return found
