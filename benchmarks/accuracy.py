@@ -114,7 +114,7 @@ ROWS = {
 
 def main() -> None:
     """Print the table, largest errors first."""
-    from tests.support.reference_tools import run_all
+    from tests.support.reference_tools import run_reference_model_on_all
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -123,7 +123,7 @@ def main() -> None:
     given = parser.parse_args()
     chosen = {name: ROWS[name] for name in given.names or ROWS}
     work = {name: _compiled(row) for name, row in chosen.items()}
-    judged = run_all(
+    judged = run_reference_model_on_all(
         [(blob, [x.numpy() for x in inputs]) for inputs, _, blob in work.values()]
     )
     lines = [

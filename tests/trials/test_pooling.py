@@ -19,7 +19,10 @@ from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 from delegraph_tosa.spec import TosaSpec
 from torch import Tensor, nn
 
-from plugins.tosa_backend.tests.support.reference_tools import judge, run
+from plugins.tosa_backend.tests.support.reference_tools import (
+    check_strictly_for_spec,
+    run_reference_model,
+)
 
 POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "ceil-and-padding": (
@@ -91,8 +94,8 @@ def check_integers(
     ours = bare(given)
     torch.testing.assert_close(load_and_run(file, given), ours)
     spec = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
-    judge(file.read_bytes(), TosaSpec.parse(spec))
-    (reference,) = run(file.read_bytes(), [given.numpy()])
+    check_strictly_for_spec(file.read_bytes(), TosaSpec.parse(spec))
+    (reference,) = run_reference_model(file.read_bytes(), [given.numpy()])
     torch.testing.assert_close(torch.from_numpy(reference), ours, atol=0, rtol=0)
 
 
@@ -126,11 +129,11 @@ def test_float_pools_load_everywhere(name, tmp_path):
     lowered = delegraph.lower(pool.eval(), (x,), backends=["tosa"], require_full=True)
     file = tmp_path / "pool.tosa"
     lowered.save(file)
-    judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+FP"))
+    check_strictly_for_spec(file.read_bytes(), TosaSpec.parse("TOSA-1.0+FP"))
     for got in (
         lowered(x),
         load_and_run(file, x),
-        torch.from_numpy(run(file.read_bytes(), [x.numpy()])[0]),
+        torch.from_numpy(run_reference_model(file.read_bytes(), [x.numpy()])[0]),
     ):
         torch.testing.assert_close(got, pool(x), atol=1e-5, rtol=1e-5)
 

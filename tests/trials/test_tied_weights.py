@@ -20,7 +20,10 @@ from delegraph_tosa.quantizer import TOSAQuantizer
 from delegraph_tosa.spec import TosaSpec
 from torch import Tensor, nn
 
-from plugins.tosa_backend.tests.support.reference_tools import judge, run
+from plugins.tosa_backend.tests.support.reference_tools import (
+    check_strictly_for_spec,
+    run_reference_model,
+)
 
 ROWS = 96
 WIDTH = 32
@@ -90,12 +93,12 @@ def test_a_tied_weight_is_in_the_file_once(name, dtype, tmp_path):
     torch.testing.assert_close(
         load_and_run(file, ids), model(IDS), atol=1e-2, rtol=1e-2
     )
-    judge(
+    check_strictly_for_spec(
         file.read_bytes(),
         TosaSpec.parse(options["tosa"]["spec"] if options else "TOSA-1.0+FP"),
     )
     if dtype is torch.float32:
-        (reference,) = run(file.read_bytes(), [ids.numpy()])
+        (reference,) = run_reference_model(file.read_bytes(), [ids.numpy()])
         torch.testing.assert_close(
             torch.from_numpy(reference), model(IDS), atol=1e-4, rtol=1e-4
         )
@@ -144,7 +147,7 @@ def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
     assert lowered.report.host_operators == 0
     file = tmp_path / "tied.tosa"
     lowered.save(file)
-    judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+INT"))
+    check_strictly_for_spec(file.read_bytes(), TosaSpec.parse("TOSA-1.0+INT"))
     torch.testing.assert_close(load_and_run(file, IDS.to(torch.int32)), lowered(IDS))
     if vela := shutil.which("vela"):
         command = [

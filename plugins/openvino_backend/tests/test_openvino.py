@@ -364,7 +364,7 @@ def test_prelu_of_a_dequantized_tensor_stays_in_the_delegate(shape):
 
     x = torch.linspace(-3, 3, torch.Size(shape).numel()).reshape(shape)
     lowered = lower(function, x, weights=[slopes])
-    assert not reasons(lowered)
+    assert not refusal_reasons(lowered)
     assert lowered.verify(x).relative_error < 1e-6
 
 
@@ -376,7 +376,7 @@ def test_prelu_of_nan_and_infinities_equals_eager():
         x,
         weights=[torch.tensor([0.25, -1.0, 0.0])],
     )
-    assert not reasons(lowered)
+    assert not refusal_reasons(lowered)
     expected = torch.prelu(x, torch.tensor([0.25, -1.0, 0.0]))
     torch.testing.assert_close(lowered(x), expected, equal_nan=True)
 

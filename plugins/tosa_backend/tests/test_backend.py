@@ -46,7 +46,7 @@ def export(function, *inputs):
     return torch.export.export(Function(function), inputs)
 
 
-def compiled(program, **specs):
+def preprocess(program, **specs):
     listed = [
         CompileSpec(key, value.encode())
         for key, value in {**SPECS, **specs}.items()
@@ -61,7 +61,7 @@ PROGRAM = export(lambda x, y: (x.exp() + y, x), X, Y)
 
 
 def test_the_file():
-    result = compiled(PROGRAM)
+    result = preprocess(PROGRAM)
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
     assert [v.name for v in graph.inputs] == ["args_0", "args_1"]
@@ -80,7 +80,7 @@ def test_results_are_named_as_in_the_program_and_differ():
             return add + mul_, mul, mul, add
 
     program = torch.export.export(Named(), (X, Y))
-    graph = read(compiled(program).processed_bytes.join())
+    graph = read(preprocess(program).processed_bytes.join())
     names = [v.name for v in (*graph.inputs, *graph.outputs)]
     assert names == ["add", "mul_", "add_1", "mul", "mul__", "add_"]
 
@@ -159,7 +159,7 @@ def test_partitions_keep_the_names_of_inputs_and_outputs():
 )
 def test_wrong_compile_specs(specs, text):
     with pytest.raises(OptionError) as caught:
-        compiled(PROGRAM, **specs)
+        preprocess(PROGRAM, **specs)
     assert text in caught.value.message
 
 
@@ -192,7 +192,7 @@ def test_filter():
 
 
 def test_input_order():
-    graph = read(compiled(PROGRAM, input_order="1,0").processed_bytes.join())
+    graph = read(preprocess(PROGRAM, input_order="1,0").processed_bytes.join())
     assert [v.name for v in graph.inputs] == ["args_1", "args_0"]
     lowered = delegraph.lower(
         PROGRAM, backends=[TOSAPartitioner("TOSA-1.0+FP", input_order="1,0")]
@@ -202,7 +202,7 @@ def test_input_order():
 
 def test_weights_are_not_copied_before_writing():
     layer = nn.Linear(64, 64).requires_grad_(False)
-    blob = compiled(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
+    blob = preprocess(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
     size = len(blob)
     layer.weight.add_(1)
     with pytest.raises(
@@ -224,13 +224,13 @@ def test_shared_weights_are_written_once():
         def forward(self, x):
             return F.linear(F.linear(x, self.table), self.table)
 
-    blob = compiled(torch.export.export(Tied(), (torch.ones(1, 64),))).processed_bytes
+    blob = preprocess(torch.export.export(Tied(), (torch.ones(1, 64),))).processed_bytes
     assert len(blob) < 1.5 * 64 * 64 * 4
 
 
 def test_debug_files(tmp_path):
     folder = tmp_path / "new" / "debug"
-    blob = compiled(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
+    blob = preprocess(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
     (file,) = folder.iterdir()
     assert file.name == "output_TOSA-1.0+FP.tosa"
     assert [op.name for op in read(file.read_bytes()).operators] == [
@@ -246,7 +246,7 @@ def test_debug_files(tmp_path):
 
 def test_failed_lowerings_leave_a_partial_debug_file(tmp_path):
     with pytest.raises(Unsupported):
-        compiled(
+        preprocess(
             export(lambda x: torch.special.bessel_j0(x.exp() + 1), X),
             debug_artifact_path=str(tmp_path),
         )
@@ -258,7 +258,7 @@ def test_failed_lowerings_leave_a_partial_debug_file(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="cannot create"):
-        compiled(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
+        preprocess(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
 
 
 def test_debug_handles():
@@ -266,7 +266,7 @@ def test_debug_handles():
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     for handle, node in enumerate(calls, start=7):
         node.meta["debug_handle"] = handle
-    result = compiled(program)
+    result = preprocess(program)
     assert numbered(result.processed_bytes.join()) == [
         *("CONST", "CONST", "CONST_SHAPE"),
         *("MUL", "CLAMP", "RESHAPE", "MAXIMUM"),
@@ -400,7 +400,7 @@ def test_the_same_program_gives_the_same_bytes():
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
     ).eval()
     first, second = (
-        compiled(torch.export.export(model, (torch.ones(1, 2, 4, 4),)))
+        preprocess(torch.export.export(model, (torch.ones(1, 2, 4, 4),)))
         for _ in range(2)
     )
     assert first.processed_bytes.join() == second.processed_bytes.join()

@@ -35,11 +35,11 @@ def lower(
     )
 
 
-def last(image):
+def channels_last(image):
     return image.permute(LAST).contiguous()
 
 
-def operators(lowered):
+def count_operators(lowered):
     return Counter(
         op.name for op in read(lowered.delegates[0].processed_bytes).operators
     )
@@ -50,23 +50,25 @@ def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
     module = network()
     image = randn(1, 3, 6, 5).to(memory_format=layout)
     lowered = lower(module, (image,), require_full=True)
-    assert operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
+    assert count_operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
     lowered.save(tmp_path / "network.tosa")
     loaded = delegraph.load(tmp_path / "network.tosa")
     assert [str(x) for x in loaded.summary.methods[0].inputs] == [
         "input: float32[1, 6, 5, 3]"
     ]
     for found in (
-        lowered(last(image)),
+        lowered(channels_last(image)),
         lowered(image.permute(LAST)),
-        *loaded(last(image)),
+        *loaded(channels_last(image)),
     ):
-        torch.testing.assert_close(found, last(module(image)), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            found, channels_last(module(image)), rtol=0, atol=1e-6
+        )
         assert found.is_contiguous()
     with pytest.raises(
         InputError, match=r"is float32\[1, 6, 5, 3\] since a transform changed it"
     ):
-        lowered.verify(last(image))
+        lowered.verify(channels_last(image))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +90,14 @@ def test_with_integers_in_either_order(transforms):
     lowered = delegraph.lower(
         module, (image,), backends=["tosa"], options=INT8, transforms=transforms
     )
-    assert operators(lowered)["TRANSPOSE"] == 0
+    assert count_operators(lowered)["TRANSPOSE"] == 0
     assert not lowered.report.host_operators
     facts = lowered.report.delegates[0].facts
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
     assert facts["output 0"] == "int8, scale 0.1, zero point -5"
-    found = lowered(last(quantize(image, 0.1, 3, torch.int8)))
+    found = lowered(channels_last(quantize(image, 0.1, 3, torch.int8)))
     torch.testing.assert_close(
-        dequantize(found, 0.1, -5), last(module(image)), rtol=0, atol=0
+        dequantize(found, 0.1, -5), channels_last(module(image)), rtol=0, atol=0
     )
 
 
@@ -117,24 +119,24 @@ def test_written_and_viewed_memory_crosses_borders(backends):
     wanted_image = image.clone()
     wanted = Many()(wanted_image, volume, row)
     lowered = lower(Many().eval(), (image, volume, row), backends=backends)
-    given = last(image)
+    given = channels_last(image)
     pooled, total, turned = lowered(
         given, volume.permute(0, 2, 3, 4, 1).contiguous(), row
     )
     torch.testing.assert_close(pooled, wanted[0].permute(0, 2, 3, 4, 1))
     torch.testing.assert_close(total, wanted[1])
-    torch.testing.assert_close(turned, last(wanted[2]))
-    torch.testing.assert_close(given, last(wanted_image))
+    torch.testing.assert_close(turned, channels_last(wanted[2]))
+    torch.testing.assert_close(given, channels_last(wanted_image))
 
 
 def test_the_borders_that_are_named():
     module = Function(lambda x, y: (torch.relu(x), x + y, x.sum(1))).eval()
     inputs = randn(2, 3, 4, 5), randn(2, 3, 4, 5, seed=1)
     some = partial(channels_last_borders, inputs=["args_1"], outputs=[2, 0])
-    found = lower(module, inputs, some)(inputs[0], last(inputs[1]))
+    found = lower(module, inputs, some)(inputs[0], channels_last(inputs[1]))
     wanted = module(*inputs)
     torch.testing.assert_close(
-        found, (last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1))
+        found, (channels_last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1))
     )
     with pytest.raises(
         InputError,
@@ -161,10 +163,15 @@ def test_dynamic_sizes_and_sizes_of_zero():
     lowered = lower(
         module, (image,), dynamic_shapes=shapes, options=options, require_full=True
     )
-    assert not operators(lowered)["TRANSPOSE"]
+    assert not count_operators(lowered)["TRANSPOSE"]
     longer = randn(3, 3, 6, 9)
     torch.testing.assert_close(
-        lowered(last(longer)), last(module(longer)), rtol=0, atol=1e-6
+        lowered(channels_last(longer)), channels_last(module(longer)), rtol=0, atol=1e-6
     )
     nothing = torch.empty(0, 3, 4, 5)
-    assert lower(nn.ReLU().eval(), nothing)(last(nothing)).shape == (0, 4, 5, 3)
+    assert lower(nn.ReLU().eval(), nothing)(channels_last(nothing)).shape == (
+        0,
+        4,
+        5,
+        3,
+    )

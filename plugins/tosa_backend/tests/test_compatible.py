@@ -12,7 +12,7 @@ from delegraph_tosa.runtime import TOSARuntime
 from delegraph_tosa.serialize import stated_version
 
 
-def saved(folder, spec, **options):
+def lower_and_save(folder, spec, **options):
     chosen = {"tosa": {"spec": spec, **options}}
     lowered = delegraph.lower(
         torch.nn.Linear(40, 40).eval(), (torch.ones(1, 40),), options=chosen
@@ -21,7 +21,7 @@ def saved(folder, spec, **options):
     return lowered, folder / "m.tosa"
 
 
-def asked(data, specs=(), size=None, device=None):
+def answer_of_runtime(data, specs=(), size=None, device=None):
     return TOSARuntime.compatible(
         BlobHeader("TOSABackend", len(data) if size is None else size, data),
         specs,
@@ -40,7 +40,7 @@ def asked(data, specs=(), size=None, device=None):
 def test_saved_files_name_their_producer_and_tosa_version(
     tmp_path, spec, verdict, text
 ):
-    lowered, path = saved(tmp_path, spec)
+    lowered, path = lower_and_save(tmp_path, spec)
     answer = delegraph.load(path).compatible()
     [(blob, why)] = answer.delegates
     assert answer.verdict == verdict
@@ -50,7 +50,7 @@ def test_saved_files_name_their_producer_and_tosa_version(
 
 
 def test_a_file_of_another_version_cannot_run(tmp_path):
-    _, path = saved(tmp_path, "TOSA-1.0+FP")
+    _, path = lower_and_save(tmp_path, "TOSA-1.0+FP")
     data = path.read_bytes()
 
     def other(place):
@@ -63,17 +63,20 @@ def test_a_file_of_another_version_cannot_run(tmp_path):
             return False
 
     place = next(filter(says_so, range(8, 400)))
-    answer = asked(other(place)[:4096], size=len(data))
+    answer = answer_of_runtime(other(place)[:4096], size=len(data))
     assert answer.verdict == "cannot"
     assert "TOSA 7.0" in answer.reason
 
 
 def test_named_constants_do_not_hide_the_version(tmp_path):
-    lowered, _ = saved(tmp_path, "TOSA-1.0+FP", named_constants=True)
+    lowered, _ = lower_and_save(tmp_path, "TOSA-1.0+FP", named_constants=True)
     delegate = lowered.delegates[0]
     assert delegate.processed_bytes.startswith(b"dlgrCUT2")
     assert (
-        asked(delegate.processed_bytes[:4096], delegate.compile_specs).verdict == "runs"
+        answer_of_runtime(
+            delegate.processed_bytes[:4096], delegate.compile_specs
+        ).verdict
+        == "runs"
     )
 
 
@@ -90,16 +93,18 @@ def test_named_constants_do_not_hide_the_version(tmp_path):
     ],
 )
 def test_hostile_beginnings_give_an_answer(data, verdict):
-    answer = asked(data)
+    answer = answer_of_runtime(data)
     assert (answer and answer.verdict) == verdict
 
 
 def test_versions_beyond_the_header_are_unknown():
-    assert asked(b"\xff\xff\0\0TOSA" + bytes(4088), size=1 << 20) is None
+    assert answer_of_runtime(b"\xff\xff\0\0TOSA" + bytes(4088), size=1 << 20) is None
 
 
 def test_specs_and_devices_that_are_not_known_cannot_run(tmp_path):
-    lowered, _ = saved(tmp_path, "TOSA-1.0+FP")
+    lowered, _ = lower_and_save(tmp_path, "TOSA-1.0+FP")
     blob = lowered.delegates[0].processed_bytes
-    assert asked(blob, [CompileSpec("tosa_spec", b"\xff")]).verdict == "cannot"
-    assert "no device 'npu'" in asked(blob, device="npu").reason
+    assert (
+        answer_of_runtime(blob, [CompileSpec("tosa_spec", b"\xff")]).verdict == "cannot"
+    )
+    assert "no device 'npu'" in answer_of_runtime(blob, device="npu").reason

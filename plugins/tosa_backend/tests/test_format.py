@@ -16,7 +16,7 @@ from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 
-from .support.samples import apply
+from .support.samples import make_operator
 from .support.structured import structured
 
 
@@ -209,7 +209,7 @@ def test_a_page_on_standard_output_comes_before_the_result(path, tmp_path, piped
     assert "</html>\n// " in text
 
 
-def written(graph, folder):
+def write_file(graph, folder):
     file = folder / "g.tosa"
     file.write_bytes(TosaFile(graph, TosaSpec()).join())
     return file
@@ -225,8 +225,8 @@ def test_illegal_files_are_not_run_and_name_the_rule(
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones(3, np.float32))
     x = Value(Type((3,), DType.FP32), name="x")
-    both = apply(ops.BITWISE_AND, x, x)
-    file = written(Graph([x], both.outputs, [both]), tmp_path)
+    both = make_operator(ops.BITWISE_AND, x, x)
+    file = write_file(Graph([x], both.outputs, [both]), tmp_path)
     assert main(["run", str(file), *given]) == 1
     told = capsys.readouterr().err
     assert told.startswith("error [tosa/invalid-graph]: 1 violations of TOSA-")
@@ -239,10 +239,13 @@ def test_illegal_files_are_not_run_and_name_the_rule(
 
 def test_many_violations_are_shortened(tmp_path, capsys):
     x = Value(Type((3,), DType.FP32), name="x" * 10_000)
-    operators = [apply(ops.BITWISE_AND, x, x) for _ in range(1000)]
+    operators = [make_operator(ops.BITWISE_AND, x, x) for _ in range(1000)]
     assert (
         main(
-            ["run", str(written(Graph([x], operators[0].outputs, operators), tmp_path))]
+            [
+                "run",
+                str(write_file(Graph([x], operators[0].outputs, operators), tmp_path)),
+            ]
         )
         == 1
     )
@@ -251,21 +254,21 @@ def test_many_violations_are_shortened(tmp_path, capsys):
     assert len(told) < 100_000
 
 
-def forever():
+def endless_graph():
     x = Value(Type((1,), DType.BOOL), name="on")
     count = Value(Type((1,), DType.BOOL))
     inner = Value(Type((1,), DType.BOOL))
-    body = apply(ops.IDENTITY, inner)
-    condition = apply(ops.LOGICAL_OR, count, literal([True], DType.BOOL, bool))
+    body = make_operator(ops.IDENTITY, inner)
+    condition = make_operator(ops.LOGICAL_OR, count, literal([True], DType.BOOL, bool))
     graphs = {
         "cond_graph": Graph([count], condition.outputs, [condition], "goes_on"),
         "body_graph": Graph([inner], body.outputs, [body], "again"),
     }
-    loop = apply(ops.WHILE_LOOP, x, **graphs)
+    loop = make_operator(ops.WHILE_LOOP, x, **graphs)
     return Graph([x], loop.outputs, [loop])
 
 
-def doubling(depth):
+def doubling_graph(depth):
     """Each graph calls the next one twice: the last one is called as often as 2 to the
     power of ``depth`` - 1.
     """
@@ -277,10 +280,10 @@ def doubling(depth):
         operators = []
         for _ in range(2):
             if graph is None:
-                operators.append(apply(ops.ABS, last))
+                operators.append(make_operator(ops.ABS, last))
             else:
                 operators.append(
-                    apply(
+                    make_operator(
                         ops.COND_IF,
                         condition,
                         last,
@@ -294,9 +297,11 @@ def doubling(depth):
     return graph
 
 
-@pytest.mark.parametrize("make", [forever, lambda: doubling(40)], ids=["loop", "calls"])
+@pytest.mark.parametrize(
+    "make", [endless_graph, lambda: doubling_graph(40)], ids=["loop", "calls"]
+)
 def test_a_program_without_end_is_ended(make, tmp_path, capsys):
-    file = written(make(), tmp_path)
+    file = write_file(make(), tmp_path)
     assert main(["run", str(file), "--max-iterations", "1000"]) == 1
     assert (
         "more iterations of loops and branches than are allowed"
@@ -308,7 +313,7 @@ def test_a_program_without_end_is_ended(make, tmp_path, capsys):
 
 def test_loops_that_end_in_time_are_run(tmp_path):
     graph = next(s.graph for s in structured() if s.label == "WHILE_LOOP(2 deep)")
-    file = written(graph, tmp_path)
+    file = write_file(graph, tmp_path)
     inputs = TosaFormat.sample(file, 0)
     for (_, ours), wanted in zip(
         TosaFormat.run(file, inputs), evaluate(graph, inputs), strict=True
@@ -317,7 +322,7 @@ def test_loops_that_end_in_time_are_run(tmp_path):
 
 
 def test_the_iteration_limit_applies_to_each_run(tmp_path):
-    file = written(doubling(4), tmp_path)
+    file = write_file(doubling_graph(4), tmp_path)
     inputs = TosaFormat.sample(file, 0)
     for _ in range(3):
         TosaFormat.run(file, inputs, max_iterations=2 + 4 + 8)

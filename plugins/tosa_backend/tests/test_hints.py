@@ -9,7 +9,7 @@ from torch import nn
 from torch.export import Dim
 
 
-def lowered(function, *inputs, **options):
+def lower(function, *inputs, **options):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -21,8 +21,8 @@ def lowered(function, *inputs, **options):
     return delegraph.lower(Model().eval(), inputs, backends=["tosa"], **options)
 
 
-def one_delegate(*args, **options):
-    made = lowered(*args, **options)
+def lower_to_one_delegate(*args, **options):
+    made = lower(*args, **options)
     assert len(made.delegates) == 1, made.report
     assert not made.report.causes, made.report
     assert made.verify(*args[1:]).relative_error < 1e-5
@@ -33,18 +33,18 @@ VOTES = torch.tensor([3, 1, 4, 1, 5])
 
 
 def test_int64():
-    made = lowered(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
+    made = lower(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
     (cause,) = made.report.causes
     assert cause.count == 5
     assert cause.reason.startswith("the input args_0: an int64")
     assert "args_0=0..32767" in cause.hint
     assert cause.frees == 5
-    (cause,) = lowered(
+    (cause,) = lower(
         lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES.int()
     ).report.causes
     assert cause.operators["aten.cumsum.default"] == 1
     assert "dtype=torch.int32" in cause.hint
-    one_delegate(
+    lower_to_one_delegate(
         lambda x: ((x.cumsum(0, dtype=torch.int32) * 3 + 1) % 7 > 2).float().exp(),
         VOTES.int(),
     )
@@ -52,13 +52,13 @@ def test_int64():
 
 def test_int64_hints_name_the_line_that_creates_it():
     """The positions of a tokenizer's padding, as in RoBERTa; the mask is computed here."""
-    made = lowered(
+    made = lower(
         lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(),
         torch.ones(2, 5),
         VOTES.repeat(2, 1),
     )
     assert [(c.count, c.frees) for c in made.report.causes] == [(3, 3)]
-    one_delegate(
+    lower_to_one_delegate(
         lambda x, ids: x + (torch.cumsum(ids, 1, dtype=torch.int32) * ids).float(),
         torch.ones(2, 5),
         VOTES.repeat(2, 1).int(),
@@ -105,10 +105,12 @@ def test_dynamic_sizes():
 
 def test_data_dependent_sizes_have_a_hint():
     function = lambda x: (x[x > 0].exp() + 1).sum()
-    (cause,) = lowered(function, torch.randn(6)).report.causes
+    (cause,) = lower(function, torch.randn(6)).report.causes
     assert "torch.where(mask, x, 0)" in cause.hint
     assert cause.count == 4
-    one_delegate(lambda x: torch.where(x > 0, x.exp() + 1, 0).sum(), torch.randn(6))
+    lower_to_one_delegate(
+        lambda x: torch.where(x > 0, x.exp() + 1, 0).sum(), torch.randn(6)
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,20 +132,20 @@ def test_data_dependent_sizes_have_a_hint():
     ids=["given", "made"],
 )
 def test_element_types(function, changed, dtype, hint):
-    (cause,) = lowered(function, torch.ones(3, dtype=dtype)).report.causes
+    (cause,) = lower(function, torch.ones(3, dtype=dtype)).report.causes
     assert cause.reason.endswith("TOSA has no torch.float64")
     assert hint in cause.hint
-    one_delegate(changed, torch.ones(3))
+    lower_to_one_delegate(changed, torch.ones(3))
 
 
 def test_a_cast_inside_of_the_model_stays_on_the_host():
     """As the hint says; otherwise it would name the better change too late."""
-    made = lowered(
+    made = lower(
         lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.uint8)
     )
     assert made.report.host == {"forward": {"aten.to.dtype": 1}}
     assert "(args_0.int() in the model stays on the host)" in made.report.causes[0].hint
-    one_delegate(
+    lower_to_one_delegate(
         lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.int32)
     )
 
@@ -192,7 +194,7 @@ def test_constants():
 
 
 def test_another_target():
-    made = lowered(
+    made = lower(
         lambda x: (x * 2).exp().sum(),
         torch.ones(3),
         options={"tosa": {"spec": "TOSA-1.0+INT"}},
@@ -200,7 +202,7 @@ def test_another_target():
     (cause,) = made.report.causes
     assert cause.hint.startswith("quantize the model (delegraph.quantize")
     assert "FP" not in cause.hint
-    one_delegate(
+    lower_to_one_delegate(
         lambda x: (x * 2).exp().sum(),
         torch.ones(3),
         options={"tosa": {"spec": "TOSA-1.0+FP+INT"}},
@@ -211,10 +213,10 @@ def test_another_target():
     "function", [lambda x: x.sort(-1)[0], lambda x: torch.searchsorted(x, x.flip(0))]
 )
 def test_refused_sorts_hint_at_topk(function):
-    (cause,) = lowered(function, torch.randn(2, 4000).sort(-1)[0]).report.causes
+    (cause,) = lower(function, torch.randn(2, 4000).sort(-1)[0]).report.causes
     assert "too many" in cause.reason
     assert "x.topk(k) of k up to 64" in cause.hint
-    one_delegate(lambda x: x.topk(64, -1)[0], torch.randn(2, 4000))
+    lower_to_one_delegate(lambda x: x.topk(64, -1)[0], torch.randn(2, 4000))
 
 
 def test_sizes_of_the_run_time_need_another_target():
@@ -248,9 +250,9 @@ def test_float_borders_of_integer_targets_have_a_hint():
         return back(there(back(there(x, *limits), *limits).sigmoid(), *limits), *limits)
 
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
-    (cause,) = lowered(sigmoid, torch.randn(3), options=options).report.causes
+    (cause,) = lower(sigmoid, torch.randn(3), options=options).report.causes
     assert cause.count == 2
     assert "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
-    assert not lowered(
+    assert not lower(
         sigmoid, torch.randn(3), options=options, transforms=[integer_borders]
     ).report.causes

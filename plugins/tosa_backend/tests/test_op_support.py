@@ -29,8 +29,8 @@ def test_the_record_equals_current_support(group):
     recorded = json.loads(RECORD.read_text())[group]
     # the record's; others decompose into other types, which reasons name
     if not torch.__version__.startswith("2.13."):
-        found = taken(found)
-        recorded = taken(recorded)
+        found = count_taken_samples(found)
+        recorded = count_taken_samples(recorded)
     assert found == recorded, f"run {AGAIN.format(group)}"
 
 
@@ -54,7 +54,7 @@ def test_older_targets_support_at_least_newer_ones(group, monkeypatch):
             )
 
 
-def taken(verdicts):
+def count_taken_samples(verdicts):
     """How many samples of each operator are taken, by target."""
     return {
         name: {target: row[target].get("", 0) for target in TARGETS}

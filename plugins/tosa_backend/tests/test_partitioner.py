@@ -45,7 +45,7 @@ def export(function, *inputs, **buffers):
     return torch.export.export(Function(function, **buffers).eval(), inputs)
 
 
-def asked(program, spec=SPEC):
+def support_and_answers(program, spec=SPEC):
     """The support object after the whole program, and its answers by node name."""
     support = TOSASupport(spec)
     support.begin(program)
@@ -57,7 +57,7 @@ def asked(program, spec=SPEC):
     return support, {node.name: support.why_not(node) for node in calls}
 
 
-def calls(program, *names):
+def calls_named(program, *names):
     return [n for n in program.graph.nodes if n.name in names]
 
 
@@ -169,7 +169,7 @@ def test_the_check_is_the_compiler():
     program = export(
         lambda m, x: torch.special.bessel_j0(x.exp().reshape(6)) + 1, torch.ones(2, 3)
     )
-    _, answers = asked(program)
+    _, answers = support_and_answers(program)
     why = "no TOSA lowering for this operator"
     assert answers == {
         "exp": None,
@@ -190,7 +190,7 @@ def test_the_check_reads_no_weight(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "numpy", lambda self: pytest.fail("a weight was read")
     )
-    _, answers = asked(program)
+    _, answers = support_and_answers(program)
     assert set(answers.values()) == {None}
 
 
@@ -200,7 +200,7 @@ def test_constants_are_known_through_the_program():
         return x + ids.to(torch.float32), x * 2
 
     program = export(positions, torch.ones(2, 3), ids=torch.arange(5)[None])
-    support, answers = asked(program)
+    support, answers = support_and_answers(program)
     # int64 all the way, and nothing of it at run time
     assert set(answers.values()) == {None}
     constant = [
@@ -215,9 +215,9 @@ def test_a_constant_that_only_the_host_computes_is_an_input():
     program = export(
         lambda m, x: x + torch.special.bessel_j0(m.c), torch.ones(3), c=torch.ones(3)
     )
-    support, answers = asked(program)
+    support, answers = support_and_answers(program)
     assert answers["add"] is None
-    assert not support.is_constant(*calls(program, "add"))
+    assert not support.is_constant(*calls_named(program, "add"))
 
 
 def test_a_buffer_that_is_written_is_no_constant():
@@ -231,7 +231,7 @@ def test_a_buffer_that_is_written_is_no_constant():
             return x + self.count * 2
 
     program = torch.export.export(Counter(), (torch.ones(3),)).run_decompositions({})
-    support, _ = asked(program)
+    support, _ = support_and_answers(program)
     assert not any(
         support.is_constant(n) for n in program.graph.nodes if n.op == "call_function"
     )
@@ -244,7 +244,7 @@ def test_values_at_borders_must_fit_the_element_type():
         torch.ones(3),
         ids=ids,
     )
-    support, answers = asked(program)
+    support, answers = support_and_answers(program)
     part = [n for n in program.graph.nodes if n.name in answers]
     late = support.partition_why_not(part)
     assert {n.name: why for n, why in late.items()} == {
@@ -263,7 +263,7 @@ def test_a_value_from_another_partition_is_an_input_there():
         program = export(
             lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids
         )
-        support, _ = asked(program)
+        support, _ = support_and_answers(program)
         (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
         late = support.partition_why_not([to])
         where = "the input slice_1: an int64 that may be from {}, which does not fit into 32 bits"
@@ -294,7 +294,7 @@ def test_equal_scalars_of_different_types_are_distinguished():
     )
     dtypes = [v.dtype for v in lower_program(program, Tosa(SPEC)).outputs]
     assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
-    _, answers = asked(program)
+    _, answers = support_and_answers(program)
     assert set(answers.values()) == {None}  # a clamp at 0.5 is taken on floats only
 
 
@@ -303,7 +303,7 @@ def test_folded_and_computed_calls_are_checked_separately():
     program = export(
         lambda m, x: (m.ids.reshape(6).float() + 1, x.reshape(6)), ids, ids=ids.clone()
     )
-    _, answers = asked(program, FP)
+    _, answers = support_and_answers(program, FP)
     assert list(filter(None, answers.values())) == [
         "TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP"
     ]

@@ -35,7 +35,7 @@ class Masked(TOSAPartitioner):
         )
 
 
-def check(seed):
+def assert_random_program_equals_eager(seed):
     """Half of the programs go to TOSA whole, as far as it takes them, half in parts."""
     module = RandomProgram(seed).eval()
     inputs = RandomProgram(seed).inputs()
@@ -48,13 +48,13 @@ def check(seed):
     for _ in range(2):  # the program counts its calls
         given, own = ([x.clone() for x in inputs] for _ in range(2))
         for mine, eager in zip(lowered(*given), module(*own), strict=True):
-            compare(mine, eager)
+            assert_close(mine, eager)
         for mine, eager in zip(given, own, strict=True):
-            compare(mine, eager)
+            assert_close(mine, eager)
     return lowered
 
 
-def compare(mine, eager):
+def assert_close(mine, eager):
     assert mine.dtype == eager.dtype
     assert mine.shape == eager.shape
     if eager.is_floating_point():
@@ -72,10 +72,10 @@ def compare(mine, eager):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_equals_eager(seed):
-    check(seed)
+    assert_random_program_equals_eager(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30, 1000))
 def test_many_equal_eager(seed):
-    check(seed)
+    assert_random_program_equals_eager(seed)

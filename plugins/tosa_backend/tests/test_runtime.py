@@ -20,13 +20,13 @@ from delegraph_tosa.spec import TosaSpec
 SPEC = TosaSpec.parse("TOSA-1.0+FP+INT")
 
 
-def node(cls, *operands, **attributes):
+def make_operator(cls, *operands, **attributes):
     operator = cls(operands, **attributes)
     operator.outputs = tuple(Value(t, producer=operator) for t in operator.infer())
     return operator
 
 
-def load(inputs, outputs, operators):
+def load_graph(inputs, outputs, operators):
     return TOSARuntime.load(
         TosaFile(Graph(inputs, outputs, operators), SPEC).join(), [], {}
     )
@@ -45,10 +45,12 @@ def layer():
         literal(bias.numpy(), DType.FP32, np.float32),
     )
     window = dict(pad=(1, 1, 1, 1), stride=(1, 1), dilation=(1, 1), acc_type=DType.FP32)
-    conv = node(ops.CONV2D, x, *weights, zero, zero, **window)
-    relu = node(ops.CLAMP, conv.outputs[0], min_val=0, max_val=float("inf"))
-    turned = node(ops.TRANSPOSE, x, perms=(0, 3, 1, 2))
-    delegate = load([x], [relu.outputs[0], turned.outputs[0]], [conv, relu, turned])
+    conv = make_operator(ops.CONV2D, x, *weights, zero, zero, **window)
+    relu = make_operator(ops.CLAMP, conv.outputs[0], min_val=0, max_val=float("inf"))
+    turned = make_operator(ops.TRANSPOSE, x, perms=(0, 3, 1, 2))
+    delegate = load_graph(
+        [x], [relu.outputs[0], turned.outputs[0]], [conv, relu, turned]
+    )
     return delegate, weight, bias
 
 
@@ -113,12 +115,14 @@ def test_outputs_have_new_memory():
     """
     x = Value(Type((2, 3), DType.FP32))
     one = literal(np.ones((2, 3)), DType.FP32, np.float32)
-    flat = node(ops.RESHAPE, x, literal([6], DType.SHAPE, np.int64))
-    constant = node(ops.IDENTITY, one)
-    total = node(ops.ADD, x, one)
-    same = node(ops.RESHAPE, total.outputs[0], literal([3, 2], DType.SHAPE, np.int64))
+    flat = make_operator(ops.RESHAPE, x, literal([6], DType.SHAPE, np.int64))
+    constant = make_operator(ops.IDENTITY, one)
+    total = make_operator(ops.ADD, x, one)
+    same = make_operator(
+        ops.RESHAPE, total.outputs[0], literal([3, 2], DType.SHAPE, np.int64)
+    )
     operators = [flat, constant, total, same]
-    delegate = load([x], [op.outputs[0] for op in operators], operators)
+    delegate = load_graph([x], [op.outputs[0] for op in operators], operators)
     given = torch.arange(6.0).reshape(2, 3)
     expected = [given.flatten(), torch.ones(2, 3), given + 1, (given + 1).reshape(3, 2)]
     for _ in range(2):
@@ -131,10 +135,12 @@ def test_outputs_have_new_memory():
 
 def test_reversed_and_rank_0_outputs():
     x = Value(Type((3,), DType.INT32))
-    backwards = node(ops.REVERSE, x, axis=0)
-    total = node(ops.REDUCE_SUM, x, axis=0)
-    scalar = node(ops.RESHAPE, total.outputs[0], literal([], DType.SHAPE, np.int64))
-    delegate = load(
+    backwards = make_operator(ops.REVERSE, x, axis=0)
+    total = make_operator(ops.REDUCE_SUM, x, axis=0)
+    scalar = make_operator(
+        ops.RESHAPE, total.outputs[0], literal([], DType.SHAPE, np.int64)
+    )
+    delegate = load_graph(
         [x], [backwards.outputs[0], scalar.outputs[0]], [backwards, total, scalar]
     )
     reverse, sum = delegate(torch.tensor([1, 2, 3], dtype=torch.int32))
@@ -146,9 +152,9 @@ def test_reversed_and_rank_0_outputs():
 
 def test_an_axis_of_size_1_is_reversed():
     x = Value(Type((1, 2), DType.FP32))
-    total = node(ops.ADD, x, x)
-    backwards = node(ops.REVERSE, total.outputs[0], axis=0)
-    (result,) = load([x], [backwards.outputs[0]], [total, backwards])(
+    total = make_operator(ops.ADD, x, x)
+    backwards = make_operator(ops.REVERSE, total.outputs[0], axis=0)
+    (result,) = load_graph([x], [backwards.outputs[0]], [total, backwards])(
         torch.tensor([[1.0, 2.0]])
     )
     assert result.tolist() == [[2.0, 4.0]]
@@ -166,9 +172,9 @@ def test_every_element_type_goes_in_and_out(dtype):
             or _named(dtype),
         )
     )
-    turned = node(ops.TRANSPOSE, x, perms=(1, 0))
+    turned = make_operator(ops.TRANSPOSE, x, perms=(1, 0))
     given = torch.tensor([[0, 1], [2, 3]]).to(dtype)
-    (result,) = load([x], turned.outputs, [turned])(given)
+    (result,) = load_graph([x], turned.outputs, [turned])(given)
     assert result.dtype is dtype
     assert torch.equal(result, given.T)
 
@@ -181,8 +187,8 @@ def test_observed_values_by_the_numbers_of_the_file():
     """CONSTs count, so that they are the identifiers of ``debug_handle_map``."""
     x = Value(Type((2, 3), DType.FP32), name="x")
     one = literal([[1.0, 2.0, 3.0]], DType.FP32, np.float32)
-    total = node(ops.ADD, x, one)
-    result = node(ops.TANH, total.outputs[0])
+    total = make_operator(ops.ADD, x, one)
+    result = make_operator(ops.TANH, total.outputs[0])
     file = TosaFile(Graph([x], [result.outputs[0]], [total, result]), SPEC)
     given = torch.randn(2, 3)
     outputs, told = TOSARuntime.observe(file.join(), [], {})(given)
@@ -210,7 +216,7 @@ def test_damaged_blob():
 
 def test_operator_that_the_host_cannot_compute():
     x = Value(Type((2,), DType.FP32))
-    custom = node(
+    custom = make_operator(
         ops.CUSTOM,
         x,
         operator_name="f",
@@ -219,12 +225,12 @@ def test_operator_that_the_host_cannot_compute():
         types=(x.type,),
     )
     with pytest.raises(Unsupported, match="does not compute CUSTOM"):
-        load([x], custom.outputs, [custom])
+        load_graph([x], custom.outputs, [custom])
 
 
 def test_files_take_inputs_by_name(tmp_path):
     x, y = (Value(Type((2, 3), DType.FP32), name=name) for name in ("x", "the.y"))
-    operator = node(ops.SUB, x, y)
+    operator = make_operator(ops.SUB, x, y)
     operator.outputs[0].name = "difference"
     file = tmp_path / "sub.tosa"
     file.write_bytes(

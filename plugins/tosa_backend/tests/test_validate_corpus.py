@@ -16,7 +16,7 @@ from delegraph_tosa.validate import violations
 
 from .support import reference_tools
 from .support.corpus import Illegal, illegal, legal
-from .support.samples import arrays
+from .support.samples import random_inputs
 
 CORPUS = [
     *(Illegal(f"{s.label}: unchanged", s.graph, s.allowed_by[0]) for s in legal()),
@@ -36,11 +36,11 @@ def spec_of(names: frozenset[str]) -> TosaSpec:
     return TosaSpec(extensions=extensions)
 
 
-def ours(case: Illegal) -> str:
+def our_refusal(case: Illegal) -> str:
     return "; ".join(str(v) for v in violations(case.graph, spec_of(case.allowed_by)))
 
 
-def written(case: Illegal) -> bytes | None:
+def write_or_none(case: Illegal) -> bytes | None:
     try:
         return TosaFile(case.graph, spec_of(case.allowed_by)).join()
     except (DelegraphError, ValueError, OverflowError, IndexError):
@@ -50,7 +50,7 @@ def written(case: Illegal) -> bytes | None:
 
 def tosa_opt(job: tuple[bytes, TosaSpec]) -> str:
     try:
-        reference_tools.judge(*job)
+        reference_tools.check_strictly_for_spec(*job)
     except reference_tools.Refused as refusal:
         return str(refusal)[:300]
     return ""
@@ -60,19 +60,19 @@ def reference(files: list[tuple[Illegal, bytes]]) -> list[str]:
     """Refusals of the reference model; empty for what it accepts and what it cannot be
     asked.
     """
-    jobs = [(file, arrays(case.graph)) for case, file in files]
-    answers = reference_tools.run_each(jobs, timeout=600)
+    jobs = [(file, random_inputs(case.graph)) for case, file in files]
+    answers = reference_tools.run_or_refusal_of_each(jobs, timeout=600)
     return [
         (
             answer
-            if isinstance(answer, str) and answer != UNPREDICTABLE and asked(case)
+            if isinstance(answer, str) and answer != UNPREDICTABLE and can_run(case)
             else ""
         )
         for (case, _), answer in zip(files, answers, strict=True)
     ]
 
 
-def asked(case: Illegal) -> bool:
+def can_run(case: Illegal) -> bool:
     """Whether the reference model can run the file: it takes no int4 and int48, and has
     no custom operator at all.
     """
@@ -83,7 +83,9 @@ def asked(case: Illegal) -> bool:
 
 def disagreements(cases: list[Illegal]) -> tuple[int, int, list[str]]:
     """(accepted by all, refused by one, what is not as it should be)."""
-    files = [(case, file) for case in cases if (file := written(case)) is not None]
+    files = [
+        (case, file) for case in cases if (file := write_or_none(case)) is not None
+    ]
     with ThreadPool(2) as pool:
         legality = pool.map(
             tosa_opt, [(file, spec_of(case.allowed_by)) for case, file in files]
@@ -92,10 +94,10 @@ def disagreements(cases: list[Illegal]) -> tuple[int, int, list[str]]:
     accepted = 0
     refused = 0
     for (case, file), opt, model in zip(files, legality, reference(files), strict=True):
-        found = ours(case) or unreadable(file)
+        found = our_refusal(case) or unreadable(file)
         accepted += not (opt or model)
         refused += bool(opt or model)
-        judged = opt or model or asked(case)
+        judged = opt or model or can_run(case)
         if judged and bool(found) != bool(opt or model):
             wrong.append(
                 f"{case.label}\n  ours: {found}\n  tosa-opt: {opt}\n  reference model:"

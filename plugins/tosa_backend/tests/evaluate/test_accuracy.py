@@ -22,13 +22,13 @@ from ..support.accuracy import (
     TERMS,
     accumulator,
     biased,
-    compliant,
     factors,
+    is_compliant,
     is_float,
-    reference,
+    reference_results,
     rule,
 )
-from ..support.samples import RECIPES, apply, samples
+from ..support.samples import RECIPES, make_operator, samples
 
 SPEC = TosaSpec((1, 0))
 ELEMENTWISE = {"CLAMP", "NEGATE", "MUL"}
@@ -38,7 +38,7 @@ LARGER = {(2, 3): (40, 50), (1, 3): (1, 50)}
 Case = tuple[Graph, list[np.ndarray]]
 
 
-def enlarged(graph: Graph, kind, random: np.random.Generator) -> Graph:
+def enlarge_graph(graph: Graph, kind, random: np.random.Generator) -> Graph:
     """The graph of an elementwise operator with 2000 elements in place of a few."""
     (operator,) = graph.operators
     if operator.name in RECIPES.keys() - ELEMENTWISE:
@@ -47,22 +47,22 @@ def enlarged(graph: Graph, kind, random: np.random.Generator) -> Graph:
         Value(Type(LARGER[v.shape], v.dtype)) if v.constant is None else v
         for v in operator.inputs
     ]
-    larger = apply(type(operator), *operands, **operator.attribute_values())
+    larger = make_operator(type(operator), *operands, **operator.attribute_values())
     return Graph([v for v in operands if v.constant is None], larger.outputs, [larger])
 
 
-def stored(numbers: np.ndarray, dtype: DType) -> np.ndarray:
+def as_stored(numbers: np.ndarray, dtype: DType) -> np.ndarray:
     """Numbers as memory holds them, rounded."""
     with np.errstate(over="ignore"):
         return stored_numbers(np.asarray(numbers, np.float32), dtype)
 
 
-def numbers(type: Type, random: np.random.Generator) -> np.ndarray:
+def random_numbers(type: Type, random: np.random.Generator) -> np.ndarray:
     """Numbers of both signs about zero."""
-    return stored(random.standard_normal(type.shape) * 3, type.dtype)
+    return as_stored(random.standard_normal(type.shape) * 3, type.dtype)
 
 
-def bits(type: Type, random: np.random.Generator) -> np.ndarray:
+def random_bits(type: Type, random: np.random.Generator) -> np.ndarray:
     """Any bit patterns: all magnitudes, also subnormal ones, infinities and NaN."""
     array = ARRAY_DTYPES[type.dtype]
     return np.frombuffer(
@@ -72,15 +72,15 @@ def bits(type: Type, random: np.random.Generator) -> np.ndarray:
 
 def positive(type: Type, random: np.random.Generator) -> np.ndarray:
     """Numbers above zero, most of them between 0.01 and 100."""
-    return stored(np.exp(random.standard_normal(type.shape) * 2), type.dtype)
+    return as_stored(np.exp(random.standard_normal(type.shape) * 2), type.dtype)
 
 
 def about_one(type: Type, random: np.random.Generator) -> np.ndarray:
     """Of one sign, so that sums grow and every addition rounds."""
-    return stored(random.uniform(0.5, 1.5, type.shape), type.dtype)
+    return as_stored(random.uniform(0.5, 1.5, type.shape), type.dtype)
 
 
-def of_the_table(kind, change=enlarged) -> dict[str, Case]:
+def cases_of_table(kind, change=enlarge_graph) -> dict[str, Case]:
     """A case for each row of the table with a float operand or result; indices and
     conditions are 0 and 1.
     """
@@ -91,7 +91,7 @@ def of_the_table(kind, change=enlarged) -> dict[str, Case]:
         values = (*sample.graph.inputs, *sample.graph.outputs)
         if any(is_float(v.dtype) for v in values) and not why_not(operator):
             graph = change(sample.graph, kind, random)
-            if graph and not (kind is bits and operator.name in UNBOUNDED):
+            if graph and not (kind is random_bits and operator.name in UNBOUNDED):
                 found[f"{sample.label} {kind.__name__}"] = (
                     graph,
                     [_operand(v, kind, random) for v in graph.inputs],
@@ -103,7 +103,7 @@ def _operand(value: Value, kind, random: np.random.Generator) -> np.ndarray:
     if is_float(value.dtype):
         return kind(value.type, random)
     if value.shape == LARGER[2, 3] and value.dtype is not DType.BOOL:  # of CAST
-        return bits(value.type, random)
+        return random_bits(value.type, random)
     return random.integers(0, 2, value.shape).astype(ARRAY_DTYPES[value.dtype])
 
 
@@ -134,19 +134,27 @@ def deepened(graph: Graph, kind, random: np.random.Generator) -> Graph | None:
         "pad": (0,) * len(attributes.get("pad", ())),
     }
     attributes |= {name: value for name, value in changes.items() if name in attributes}
-    deep = apply(OPERATORS[operator.name], *operands, **attributes)
+    deep = make_operator(OPERATORS[operator.name], *operands, **attributes)
     return Graph([v for v in operands if v.constant is None], deep.outputs, [deep])
 
 
-ORDINARY = of_the_table(numbers) | of_the_table(bits) | of_the_table(positive)
-SUMS = of_the_table(about_one, deepened) | of_the_table(numbers, deepened)
+ORDINARY = (
+    cases_of_table(random_numbers)
+    | cases_of_table(random_bits)
+    | cases_of_table(positive)
+)
+SUMS = cases_of_table(about_one, deepened) | cases_of_table(random_numbers, deepened)
 CASES = ORDINARY | {f"deep {label}": case for label, case in SUMS.items()}
 
 
 @pytest.fixture(scope="module")
-def right():
+def reference_by_case():
     return dict(
-        zip(CASES, reference(*zip(*CASES.values(), strict=True), SPEC), strict=True)
+        zip(
+            CASES,
+            reference_results(*zip(*CASES.values(), strict=True), SPEC),
+            strict=True,
+        )
     )
 
 
@@ -161,7 +169,7 @@ prefix of the rule's numbers.
 """
 
 
-def official(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
+def official_rule(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
     """A rule of the generator for one element type, as the verifier wants it."""
     mode, prefix = next(IN_ITS_WORDS[key] for key in IN_ITS_WORDS if key in rule)
     numbers = {}
@@ -190,7 +198,7 @@ def test_the_rules_are_those_of_the_conformance_tests():
             ours = rule(operator, arrays)
             # of the operands at hand
             ours.get("max_relative_info", {}).pop("max", None)
-            assert ours == official(rules[operator.name], dtype)
+            assert ours == official_rule(rules[operator.name], dtype)
             compared.add(operator.name)
     assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
 
@@ -225,12 +233,16 @@ def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_results_are_as_accurate_as_the_specification_requires(label, right):
+def test_results_are_as_accurate_as_the_specification_requires(
+    label, reference_by_case
+):
     graph, arrays = CASES[label]
-    assert compliant(graph, arrays, evaluate(graph, arrays), right[label])
+    assert is_compliant(
+        graph, arrays, evaluate(graph, arrays), reference_by_case[label]
+    )
 
 
-def rounded(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
+def round_like(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
     """To fp16, or to bf16 where the operands are held in fp32."""
     if like.dtype == np.float16:
         return numbers.astype(np.float16)
@@ -243,7 +255,7 @@ def narrow_matmul(op, a, b, a_zp, b_zp):
     """Sums that round to the operands' type after each product."""
     total = np.zeros((*a.shape[:2], b.shape[2]), a.dtype)
     for i in range(a.shape[2]):
-        total = rounded(total + a[:, :, i, None] * b[:, None, i], a)
+        total = round_like(total + a[:, :, i, None] * b[:, None, i], a)
     return total
 
 
@@ -254,14 +266,14 @@ def narrow_conv(op, x, weight, bias, x_zp, weight_zp):
     total = np.zeros(op.outputs[0].shape, x.dtype)
     for ky, kx, c in np.ndindex(weight.shape[1:]):
         taken = x[:, ky : ky + height * sy : sy, kx : kx + width * sx : sx, c, None]
-        total = rounded(total + taken[:, :height, :width] * weight[:, ky, kx, c], x)
+        total = round_like(total + taken[:, :height, :width] * weight[:, ky, kx, c], x)
     return total + bias
 
 
 def narrow_sum(op, x):
     total = np.zeros(op.outputs[0].shape, x.dtype)
     for i in range(x.shape[op.axis]):
-        total = rounded(total + np.take(x, [i], op.axis), x)
+        total = round_like(total + np.take(x, [i], op.axis), x)
     return total
 
 
@@ -310,7 +322,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("row", WRONG)
-def test_wrong_kernels_are_not(row, right, monkeypatch):
+def test_wrong_kernels_are_not(row, reference_by_case, monkeypatch):
     cases = {
         label: case
         for label, case in CASES.items()
@@ -318,9 +330,11 @@ def test_wrong_kernels_are_not(row, right, monkeypatch):
     }
     assert cases
     assert all(
-        compliant(*case, evaluate(*case), right[label]) for label, case in cases.items()
+        is_compliant(*case, evaluate(*case), reference_by_case[label])
+        for label, case in cases.items()
     )
     monkeypatch.setitem(all_kernels(), getattr(ops, row.partition("(")[0]), WRONG[row])
     assert not all(
-        compliant(*case, evaluate(*case), right[label]) for label, case in cases.items()
+        is_compliant(*case, evaluate(*case), reference_by_case[label])
+        for label, case in cases.items()
     )

@@ -26,7 +26,7 @@ from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.spec.target import extensions
 
 from ..support import reference_tools
-from ..support.samples import apply
+from ..support.samples import make_operator
 
 FP32 = DType.FP32
 FP16 = DType.FP16
@@ -44,29 +44,32 @@ def constant(array: np.ndarray, dtype: DType = FP32) -> Value:
     return Value(Type(array.shape, dtype), Literal(array.astype(ARRAY_DTYPES[dtype])))
 
 
-def normal(*shape: int) -> np.ndarray:
+def random_normal(*shape: int) -> np.ndarray:
     return R.standard_normal(shape).astype(np.float32)
 
 
-def elements(dtype: DType, *shape: int) -> np.ndarray:
+def random_elements(dtype: DType, *shape: int) -> np.ndarray:
     """Random values of the type from -2 to 2 or its largest number, whichever is less."""
     return encoded(R.uniform(-2, 2, shape), dtype)
 
 
-def scales(*shape: int, spread: int = 4) -> np.ndarray:
+def random_scales(*shape: int, spread: int = 4) -> np.ndarray:
     return R.integers(127 - spread, 128 + spread, shape).astype(np.uint8)
 
 
-def scaled(dtype: DType, *shape: int) -> Value:
+def block_scaled_constant(dtype: DType, *shape: int) -> Value:
     """A block-scaled constant."""
     type = Type(shape, dtype)
     values, scale = stored_types(type)
     return Value(
-        type, Scaled(elements(values.dtype, *shape), scales(*scale.shape), type)
+        type,
+        Scaled(
+            random_elements(values.dtype, *shape), random_scales(*scale.shape), type
+        ),
     )
 
 
-def shape(*entries: int) -> Value:
+def shape_constant(*entries: int) -> Value:
     return literal(entries, DType.SHAPE, np.int64)
 
 
@@ -74,7 +77,7 @@ def zero(dtype: DType = FP32) -> Value:
     return literal([0], dtype, ARRAY_DTYPES[dtype])
 
 
-def graph(*operators: Operator) -> Graph:
+def graph_of_constants(*operators: Operator) -> Graph:
     """A graph of constants; what is block-scaled is returned in fp32, and scales as
     what they make of ones.
     """
@@ -88,12 +91,12 @@ def graph(*operators: Operator) -> Graph:
 
 def readable(value: Value) -> Operator:
     if value.dtype in BLOCK_SCALED:
-        return apply(ops.CAST, value, dtype=FP32)
+        return make_operator(ops.CAST, value, dtype=FP32)
     if value.dtype is DType.FP8UE8M0:
         ones = constant(
             np.full((*value.shape[:-1], value.shape[-1] * 32), 64), DType.MXINT8
         )
-        return apply(
+        return make_operator(
             ops.CAST_FROM_BLOCK_SCALED, ones, value, block_size=B32, dtype=FP32
         )
     if (
@@ -104,11 +107,13 @@ def readable(value: Value) -> Operator:
         one = constant(
             np.full((*value.shape[:-1], value.shape[-1] // 32), 127), DType.FP8UE8M0
         )
-        return apply(ops.CAST_FROM_BLOCK_SCALED, value, one, block_size=B32, dtype=FP32)
+        return make_operator(
+            ops.CAST_FROM_BLOCK_SCALED, value, one, block_size=B32, dtype=FP32
+        )
     return (
-        apply(ops.CAST, value, dtype=FP32)
+        make_operator(ops.CAST, value, dtype=FP32)
         if value.dtype is not FP32
-        else apply(ops.IDENTITY, value)
+        else make_operator(ops.IDENTITY, value)
     )
 
 
@@ -160,53 +165,69 @@ def hard_blocks() -> np.ndarray:
 for value in VALUES:
     numbers = hard_blocks()
     for given in (constant(numbers), constant(numbers.view(np.uint32) >> 16, BF16)):
-        apart = apply(ops.CAST_TO_BLOCK_SCALED, given, block_size=B32, dtype=value)
-        CASES[f"CAST_TO_BLOCK_SCALED {given.dtype} to {value}"] = graph(apart), 0
+        apart = make_operator(
+            ops.CAST_TO_BLOCK_SCALED, given, block_size=B32, dtype=value
+        )
+        CASES[f"CAST_TO_BLOCK_SCALED {given.dtype} to {value}"] = (
+            graph_of_constants(apart),
+            0,
+        )
         CASES[f"CAST {given.dtype} to blocks of {value}"] = (
-            graph(apply(ops.CAST, given, dtype=BY_VALUE[value])),
+            graph_of_constants(make_operator(ops.CAST, given, dtype=BY_VALUE[value])),
             0,
         )
     for dtype in (FP32, FP16, BF16, DType.FP8E4M3, DType.FP8E5M2):
-        cast = apply(ops.CAST, scaled(BY_VALUE[value], 4, 96), dtype=dtype)
-        CASES[f"CAST blocks of {value} to {dtype}"] = graph(cast), 0
+        cast = make_operator(
+            ops.CAST, block_scaled_constant(BY_VALUE[value], 4, 96), dtype=dtype
+        )
+        CASES[f"CAST blocks of {value} to {dtype}"] = graph_of_constants(cast), 0
     for dtype in (FP32, BF16):
         data, scale = (
-            constant(elements(value, 4, 96), value),
-            constant(scales(4, 3), DType.FP8UE8M0),
+            constant(random_elements(value, 4, 96), value),
+            constant(random_scales(4, 3), DType.FP8UE8M0),
         )
-        cast = apply(
+        cast = make_operator(
             ops.CAST_FROM_BLOCK_SCALED, data, scale, block_size=B32, dtype=dtype
         )
-        CASES[f"CAST_FROM_BLOCK_SCALED {value} to {dtype}"] = graph(cast), 0
+        CASES[f"CAST_FROM_BLOCK_SCALED {value} to {dtype}"] = (
+            graph_of_constants(cast),
+            0,
+        )
 
-    pair = [constant(elements(value, *s), value) for s in ((2, 3, 96), (1, 5, 96))]
-    sizes = [constant(scales(*s), DType.FP8UE8M0) for s in ((2, 3, 3), (1, 5, 3))]
-    product = apply(
+    pair = [
+        constant(random_elements(value, *s), value) for s in ((2, 3, 96), (1, 5, 96))
+    ]
+    sizes = [
+        constant(random_scales(*s), DType.FP8UE8M0) for s in ((2, 3, 3), (1, 5, 3))
+    ]
+    product = make_operator(
         ops.MATMUL_T_BLOCK_SCALED, pair[0], sizes[0], pair[1], sizes[1], block_size=B32
     )
-    CASES[f"MATMUL_T_BLOCK_SCALED {value}"] = graph(product), SUMS
-    right = scaled(BY_VALUE[value], 1, 5, 96)
-    half = constant(normal(2, 3, 96), FP16)
-    product = apply(
+    CASES[f"MATMUL_T_BLOCK_SCALED {value}"] = graph_of_constants(product), SUMS
+    right = block_scaled_constant(BY_VALUE[value], 1, 5, 96)
+    half = constant(random_normal(2, 3, 96), FP16)
+    product = make_operator(
         ops.MATMUL_T,
-        scaled(BY_VALUE[value], 2, 3, 96),
+        block_scaled_constant(BY_VALUE[value], 2, 3, 96),
         right,
         zero(),
         zero(),
         dtype=FP32,
     )
-    CASES[f"MATMUL_T blocks of {value}"] = graph(product), SUMS
-    product = apply(ops.MATMUL_T, half, right, zero(FP16), zero(), dtype=FP32)
-    CASES[f"MATMUL_T fp16 and blocks of {value}"] = graph(product), SUMS
+    CASES[f"MATMUL_T blocks of {value}"] = graph_of_constants(product), SUMS
+    product = make_operator(ops.MATMUL_T, half, right, zero(FP16), zero(), dtype=FP32)
+    CASES[f"MATMUL_T fp16 and blocks of {value}"] = graph_of_constants(product), SUMS
 
     windows = {"pad": (1, 0, 0, 1), "stride": (2, 1), "dilation": (1, 2)}
-    bias = constant(normal(5))
+    bias = constant(random_normal(5))
     if value is not DType.MXINT8:  # of which the table has no row
         pair = [
-            constant(elements(value, *s), value) for s in ((1, 6, 5, 64), (5, 3, 2, 64))
+            constant(random_elements(value, *s), value)
+            for s in ((1, 6, 5, 64), (5, 3, 2, 64))
         ]
         sizes = [
-            constant(scales(*s), DType.FP8UE8M0) for s in ((1, 6, 5, 2), (5, 3, 2, 2))
+            constant(random_scales(*s), DType.FP8UE8M0)
+            for s in ((1, 6, 5, 2), (5, 3, 2, 2))
         ]
         operands = (
             pair[0],
@@ -214,70 +235,77 @@ for value in VALUES:
             pair[1],
             sizes[1],
             bias,
-            *(shape(*w) for w in windows.values()),
+            *(shape_constant(*w) for w in windows.values()),
         )
         CASES[f"CONV2D_BLOCK_SCALED {value}"] = (
-            graph(apply(ops.CONV2D_BLOCK_SCALED, *operands, block_size=B32)),
+            graph_of_constants(
+                make_operator(ops.CONV2D_BLOCK_SCALED, *operands, block_size=B32)
+            ),
             SUMS,
         )
-    weight = scaled(BY_VALUE[value], 5, 3, 2, 64)
+    weight = block_scaled_constant(BY_VALUE[value], 5, 3, 2, 64)
     for name, image in (
-        ("blocks", scaled(BY_VALUE[value], 1, 6, 5, 64)),
-        ("fp32", constant(normal(1, 6, 5, 64))),
+        ("blocks", block_scaled_constant(BY_VALUE[value], 1, 6, 5, 64)),
+        ("fp32", constant(random_normal(1, 6, 5, 64))),
     ):
-        convolved = apply(
+        convolved = make_operator(
             ops.CONV2D, image, weight, bias, zero(), zero(), acc_type=FP32, **windows
         )
-        CASES[f"CONV2D {name} and blocks of {value}"] = graph(convolved), SUMS
+        CASES[f"CONV2D {name} and blocks of {value}"] = (
+            graph_of_constants(convolved),
+            SUMS,
+        )
 
     tensors = (
-        constant(elements(value, 2, 9, 64), value),
-        constant(scales(2, 9, 2), DType.FP8UE8M0),
+        constant(random_elements(value, 2, 9, 64), value),
+        constant(random_scales(2, 9, 2), DType.FP8UE8M0),
     )
     rows, count = (
         constant(np.array([[3, 1], [0, 7]]), I32),
         constant(np.array([2]), I32),
     )
-    gathered = apply(ops.ROW_GATHER_BLOCK_SCALED, *tensors, rows, count, block_size=B32)
-    reshaped = apply(
-        ops.RESHAPE_BLOCK_SCALED, *tensors, shape(18, 1, 64), block_size=B32
+    gathered = make_operator(
+        ops.ROW_GATHER_BLOCK_SCALED, *tensors, rows, count, block_size=B32
     )
-    CASES[f"ROW_GATHER_BLOCK_SCALED {value}"] = graph(gathered), 0
-    CASES[f"RESHAPE_BLOCK_SCALED {value}"] = graph(reshaped), 0
+    reshaped = make_operator(
+        ops.RESHAPE_BLOCK_SCALED, *tensors, shape_constant(18, 1, 64), block_size=B32
+    )
+    CASES[f"ROW_GATHER_BLOCK_SCALED {value}"] = graph_of_constants(gathered), 0
+    CASES[f"RESHAPE_BLOCK_SCALED {value}"] = graph_of_constants(reshaped), 0
 
 
 MOVES = {
-    "RESHAPE": lambda x: apply(ops.RESHAPE, x(2, 64), shape(4, 1, 32)),
-    "CONCAT last": lambda x: apply(ops.CONCAT, x(2, 64), x(2, 32), axis=1),
-    "CONCAT first": lambda x: apply(ops.CONCAT, x(1, 64), x(2, 64), axis=0),
-    "ROW_GATHER": lambda x: apply(
+    "RESHAPE": lambda x: make_operator(ops.RESHAPE, x(2, 64), shape_constant(4, 1, 32)),
+    "CONCAT last": lambda x: make_operator(ops.CONCAT, x(2, 64), x(2, 32), axis=1),
+    "CONCAT first": lambda x: make_operator(ops.CONCAT, x(1, 64), x(2, 64), axis=0),
+    "ROW_GATHER": lambda x: make_operator(
         ops.ROW_GATHER,
         x(2, 9, 32),
         constant(np.array([[3, 1], [0, 7]]), I32),
         constant(np.array([2]), I32),
     ),
-    "RESIZE": lambda x: apply(
+    "RESIZE": lambda x: make_operator(
         ops.RESIZE,
         x(1, 4, 4, 32),
-        shape(3, 2, 2, 1),
-        shape(-1, 0),
-        shape(0, 1),
+        shape_constant(3, 2, 2, 1),
+        shape_constant(-1, 0),
+        shape_constant(0, 1),
         mode=ResizeMode.NEAREST,
     ),
 }
 ONLY_OURS = {
-    "IDENTITY": lambda x: apply(ops.IDENTITY, x(2, 64)),
-    "REVERSE last": lambda x: apply(ops.REVERSE, x(2, 64), axis=1),
-    "REVERSE first": lambda x: apply(ops.REVERSE, x(2, 64), axis=0),
-    "SLICE": lambda x: apply(ops.SLICE, x(3, 96), shape(1, 32), shape(2, 64)),
-    "TILE": lambda x: apply(ops.TILE, x(2, 64), shape(2, 3)),
-    "TRANSPOSE": lambda x: apply(ops.TRANSPOSE, x(2, 3, 64), perms=(1, 0, 2)),
-    "CONV3D": lambda x: apply(
-        ops.CONV3D, x(1, 3, 4, 4, 32), x(5, 1, 2, 2, 32), constant(normal(5)), zero(), zero(),
+    "IDENTITY": lambda x: make_operator(ops.IDENTITY, x(2, 64)),
+    "REVERSE last": lambda x: make_operator(ops.REVERSE, x(2, 64), axis=1),
+    "REVERSE first": lambda x: make_operator(ops.REVERSE, x(2, 64), axis=0),
+    "SLICE": lambda x: make_operator(ops.SLICE, x(3, 96), shape_constant(1, 32), shape_constant(2, 64)),
+    "TILE": lambda x: make_operator(ops.TILE, x(2, 64), shape_constant(2, 3)),
+    "TRANSPOSE": lambda x: make_operator(ops.TRANSPOSE, x(2, 3, 64), perms=(1, 0, 2)),
+    "CONV3D": lambda x: make_operator(
+        ops.CONV3D, x(1, 3, 4, 4, 32), x(5, 1, 2, 2, 32), constant(random_normal(5)), zero(), zero(),
         pad=(0,) * 6, stride=(1, 1, 1), dilation=(1, 1, 1), acc_type=FP32,
     ),
-    "TRANSPOSE_CONV2D": lambda x: apply(
-        ops.TRANSPOSE_CONV2D, x(1, 4, 4, 32), x(5, 2, 2, 32), constant(normal(5)), zero(), zero(),
+    "TRANSPOSE_CONV2D": lambda x: make_operator(
+        ops.TRANSPOSE_CONV2D, x(1, 4, 4, 32), x(5, 2, 2, 32), constant(random_normal(5)), zero(), zero(),
         out_pad=(0, 1, 0, 0), stride=(1, 2), acc_type=FP32,
     ),
 }  # fmt: skip
@@ -287,19 +315,21 @@ ONLY_OURS = {
 
 for value in VALUES:
     for name, make in MOVES.items():
-        moved = make(lambda *s: scaled(BY_VALUE[value], *s))  # noqa: B023 (called here)
-        CASES[f"{name} blocks of {value}"] = graph(moved), 0
+        moved = make(lambda *s: block_scaled_constant(BY_VALUE[value], *s))  # noqa: B023 (called here)
+        CASES[f"{name} blocks of {value}"] = graph_of_constants(moved), 0
 
 
 @pytest.fixture(scope="module")
-def wanted() -> dict[str, list[np.ndarray]]:
+def reference_outputs() -> dict[str, list[np.ndarray]]:
     """Case -> outputs of the reference model."""
     jobs = [(TosaFile(given, SPEC).join(), []) for given, _ in CASES.values()]
-    return dict(zip(CASES, reference_tools.run_all(jobs), strict=True))
+    return dict(
+        zip(CASES, reference_tools.run_reference_model_on_all(jobs), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_reference_model(name, wanted):
+def test_equals_the_reference_model(name, reference_outputs):
     """Zeros have their signs, too. What values are worth whose scale is NaN is left
     open.
     """
@@ -308,7 +338,7 @@ def test_equals_the_reference_model(name, wanted):
     lost = np.zeros(ours[0].shape, bool)
     if len(ours) == 2:
         lost = np.isnan(ours[1])
-    for result, reference in zip(ours, wanted[name], strict=True):
+    for result, reference in zip(ours, reference_outputs[name], strict=True):
         assert result.dtype == reference.dtype == np.float32
         known = (
             ~lost & ~np.isnan(reference) if result is ours[0] else ~np.isnan(reference)
@@ -331,8 +361,12 @@ def test_scales_are_the_least_without_overflow(value):
     """From the definition: the largest quotient is in range, and with half of the scale
     it would not be.
     """
-    x = normal(200, 32) * np.exp2(R.integers(-40, 40, (200, 1))).astype(np.float32)
-    cast = apply(ops.CAST_TO_BLOCK_SCALED, constant(x), block_size=B32, dtype=value)
+    x = random_normal(200, 32) * np.exp2(R.integers(-40, 40, (200, 1))).astype(
+        np.float32
+    )
+    cast = make_operator(
+        ops.CAST_TO_BLOCK_SCALED, constant(x), block_size=B32, dtype=value
+    )
     bits, scale = evaluate(Graph([], cast.outputs, [cast]), [])
     factor = decoded(scale, DType.FP8UE8M0).astype(np.float64)
     np.testing.assert_array_equal(bits, encoded(x / factor, value))
@@ -347,7 +381,9 @@ def test_scales_are_multiplied_with_each_other_first():
     """
     data = constant(np.full((1, 1, 32), 0x7E), DType.FP8E4M3)
     up, down = (constant(np.full((1, 1, 1), bits), DType.FP8UE8M0) for bits in (254, 0))
-    product = apply(ops.MATMUL_T_BLOCK_SCALED, data, up, data, down, block_size=B32)
+    product = make_operator(
+        ops.MATMUL_T_BLOCK_SCALED, data, up, data, down, block_size=B32
+    )
     assert (
         evaluate(Graph([], product.outputs, [product]), [])[0].item() == 32 * 448.0**2
     )
@@ -360,7 +396,7 @@ def test_equals_the_operator_on_the_numbers(name, value):
     operands: list[Value] = []
 
     def block_scaled(*sizes: int) -> Value:
-        operands.append(scaled(BY_VALUE[value], *sizes))
+        operands.append(block_scaled_constant(BY_VALUE[value], *sizes))
         return operands[-1]
 
     operator = (MOVES | ONLY_OURS)[name](block_scaled)
@@ -368,8 +404,10 @@ def test_equals_the_operator_on_the_numbers(name, value):
         v: constant(numbers_of(v.constant.materialize(), v.dtype)) for v in operands
     }
     inputs = [number_of.get(v, v) for v in operator.inputs]
-    plain = apply(type(operator), *inputs, **operator.attribute_values())
-    ours, numbers = (evaluate(graph(op), [])[0] for op in (operator, plain))
+    plain = make_operator(type(operator), *inputs, **operator.attribute_values())
+    ours, numbers = (
+        evaluate(graph_of_constants(op), [])[0] for op in (operator, plain)
+    )
     np.testing.assert_array_equal(ours, numbers)
 
 
@@ -381,7 +419,7 @@ def test_moved_pairs_are_the_bits_that_they_were(value):
     type = Type((2, 96), BY_VALUE[value])
     bits = R.integers(0, 256, type.shape).astype(np.uint8).view(ARRAY_DTYPES[value])
     x = Value(type, Scaled(bits, R.integers(0, 256, (2, 3)).astype(np.uint8), type))
-    taken = apply(ops.SLICE, x, shape(0, 32), shape(2, 64))
+    taken = make_operator(ops.SLICE, x, shape_constant(0, 32), shape_constant(2, 64))
     (out,) = evaluate(Graph([], taken.outputs, [taken]), [])
     values, held = parted(out, taken.outputs[0].type)
     np.testing.assert_array_equal(values, bits[:, 32:])
@@ -391,14 +429,17 @@ def test_moved_pairs_are_the_bits_that_they_were(value):
 @pytest.mark.parametrize("value", VALUES)
 def test_lists_without_scales(value):
     """Blocks of one element have no scales; bits are moved as they are."""
-    bits = elements(value, 2, 9, 64)
+    bits = random_elements(value, 2, 9, 64)
     rows = constant(np.array([[3, 1], [0, 7]]), I32)
     count = constant(np.array([2]), I32)
-    gathered = apply(
+    gathered = make_operator(
         ops.ROW_GATHER_BLOCK_SCALED, constant(bits, value), rows, count, block_size=B1
     )
-    reshaped = apply(
-        ops.RESHAPE_BLOCK_SCALED, constant(bits, value), shape(18, 64), block_size=B1
+    reshaped = make_operator(
+        ops.RESHAPE_BLOCK_SCALED,
+        constant(bits, value),
+        shape_constant(18, 64),
+        block_size=B1,
     )
     (taken,), (turned,) = (
         evaluate(Graph([], op.outputs, [op]), []) for op in (gathered, reshaped)
@@ -412,9 +453,9 @@ def test_lists_without_scales(value):
 def test_inputs_and_outputs_are_pairs():
     type = Type((2, 64), BY_VALUE[DType.FP4E2M1])
     x = Value(type)
-    reverse = apply(ops.REVERSE, x, axis=1)
-    bits = elements(DType.FP4E2M1, 2, 64)
-    scale = scales(2, 2)
+    reverse = make_operator(ops.REVERSE, x, axis=1)
+    bits = random_elements(DType.FP4E2M1, 2, 64)
+    scale = random_scales(2, 2)
     (out,) = evaluate(
         Graph([x], reverse.outputs, [reverse]), [paired(bits, scale, type)]
     )
@@ -432,7 +473,9 @@ def test_control_flow_keeps_the_stored_type():
         x = Value(type)
         inner = Value(type)
         body = Graph([inner], [inner], [])
-        choice = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
+        choice = make_operator(
+            ops.COND_IF, condition, x, then_graph=body, else_graph=body
+        )
         given = np.zeros((1, 32), ARRAY_DTYPES[dtype])
         (out,) = evaluate(
             Graph([condition, x], choice.outputs, [choice]), [np.array([True]), given]

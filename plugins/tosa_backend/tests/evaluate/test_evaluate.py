@@ -13,7 +13,7 @@ from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 
 from ..support import reference_tools
-from ..support.accuracy import compliant, is_float, reference
+from ..support.accuracy import is_compliant, is_float, reference_results
 from ..support.kernel_cases import CASES
 from ..support.samples import samples
 
@@ -26,31 +26,37 @@ FLOATING = {
 
 
 @pytest.fixture(scope="module")
-def wanted():
+def reference_outputs():
     """Case -> outputs of the reference model."""
     jobs = [(TosaFile(graph, SPEC).join(), arrays) for graph, arrays in CASES.values()]
-    return dict(zip(CASES, reference_tools.run_all(jobs), strict=True))
+    return dict(
+        zip(CASES, reference_tools.run_reference_model_on_all(jobs), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
-def right():
+def reference_in_fp64():
     """Case with a float result -> its results in fp64 and their bounds."""
     graphs, arrays = zip(*FLOATING.values(), strict=True)
-    return dict(zip(FLOATING, reference(graphs, arrays, SPEC), strict=True))
+    return dict(zip(FLOATING, reference_results(graphs, arrays, SPEC), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_reference_model(name, wanted, right):
+def test_equals_the_reference_model(name, reference_outputs, reference_in_fp64):
     graph, arrays = CASES[name]
     for array in (*arrays, *(v.constant.array for v in graph.constants())):
         array.setflags(write=False)  # a kernel never writes to its operands
     results = evaluate(graph, arrays)
-    for value, result, theirs in zip(graph.outputs, results, wanted[name], strict=True):
+    for value, result, theirs in zip(
+        graph.outputs, results, reference_outputs[name], strict=True
+    ):
         assert result.shape == value.shape
         assert result.dtype == ARRAY_DTYPES[value.dtype]
         if not is_float(value.dtype):
             np.testing.assert_array_equal(result, theirs)
-    assert name not in FLOATING or compliant(graph, arrays, results, right[name])
+    assert name not in FLOATING or is_compliant(
+        graph, arrays, results, reference_in_fp64[name]
+    )
 
 
 def test_every_kernel_is_in_the_table():

@@ -29,13 +29,13 @@ FP32 = DType.FP32
 ZERO = literal([0.0], FP32, np.float32)
 
 
-def node(cls, *operands, **attributes):
+def make_operator(cls, *operands, **attributes):
     operator = cls(operands, **attributes)
     operator.outputs = tuple(Value(t, producer=operator) for t in operator.infer())
     return operator
 
 
-def folded(cls, *operands, **attributes):
+def folded_constant(cls, *operands, **attributes):
     operator = cls(operands, **attributes)
     return Value(operator.infer()[0], Folded(operator))
 
@@ -44,13 +44,13 @@ def fp32(elements):
     return literal(elements, FP32, np.float32)
 
 
-def shape(*sizes):
+def shape_constant(*sizes):
     return literal(sizes, DType.SHAPE, np.int64)
 
 
-def unary(cls, size):
+def graph_of_one(cls, size):
     x = Value(Type(size, FP32), name="x")
-    operator = node(cls, x)
+    operator = make_operator(cls, x)
     return Graph([x], operator.outputs, [operator])
 
 
@@ -60,9 +60,11 @@ def unary(cls, size):
 def test_batch_norm_expression():
     weight = np.random.default_rng(0).standard_normal((5, 3))
     variance = [0.5, 2.0, 4.0]
-    scale = folded(ops.RSQRT, fp32([variance]))
-    scaled = folded(ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8))
-    turned = folded(ops.TRANSPOSE, scaled, perms=(1, 0))
+    scale = folded_constant(ops.RSQRT, fp32([variance]))
+    scaled = folded_constant(
+        ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8)
+    )
+    turned = folded_constant(ops.TRANSPOSE, scaled, perms=(1, 0))
     np.testing.assert_allclose(
         materialize(turned), (weight / np.sqrt(variance)).T, rtol=1e-6
     )
@@ -79,7 +81,7 @@ def test_bfloat16_weights_are_scaled_in_pieces(factor, monkeypatch):
         literal(x.view(torch.uint16).numpy(), DType.BF16, np.uint16)
         for x in (left, right)
     ]
-    product = folded(ops.MUL, *values, literal([0], DType.INT8, np.int8))
+    product = folded_constant(ops.MUL, *values, literal([0], DType.INT8, np.int8))
     monkeypatch.setattr(kernels, "PIECE", 6)
     assert materialize(product).tolist() == (left * right).view(torch.uint16).tolist()
 
@@ -90,7 +92,9 @@ def test_scaling_bfloat16_weights_takes_little_more_memory_than_the_result():
         Deferred(lambda: np.ones((1 << 11, 1 << 11), np.uint16)),
     )
     factor = literal(np.ones((1, 1 << 11)), DType.BF16, np.uint16)
-    product = folded(ops.MUL, weight, factor, literal([0], DType.INT8, np.int8))
+    product = folded_constant(
+        ops.MUL, weight, factor, literal([0], DType.INT8, np.int8)
+    )
     tracemalloc.start()
     materialize(product)
     peak = tracemalloc.get_traced_memory()[1]
@@ -106,7 +110,7 @@ def test_weights_are_loaded_on_first_use():
         Type((2, 3), FP32),
         Deferred(lambda: loads.append(1) or np.ones((2, 3), np.float32)),
     )
-    turned = folded(ops.TRANSPOSE, weight, perms=(1, 0))
+    turned = folded_constant(ops.TRANSPOSE, weight, perms=(1, 0))
     assert not loads
     assert materialize(turned).shape == (3, 2)
     assert loads == [1]
@@ -115,7 +119,7 @@ def test_weights_are_loaded_on_first_use():
 def test_chain_longer_than_the_recursion_limit():
     value = fp32([1.0])
     for _ in range(20_000):
-        value = folded(ops.NEGATE, value, ZERO, ZERO)
+        value = folded_constant(ops.NEGATE, value, ZERO, ZERO)
     assert materialize(value).tolist() == [1.0]
 
 
@@ -125,7 +129,7 @@ def test_shared_expressions_are_computed_once():
         Type((1 << 16,), FP32), Deferred(lambda: np.ones(1 << 16, np.float32))
     )
     for _ in range(40):
-        value = folded(ops.ADD, value, value)
+        value = folded_constant(ops.ADD, value, value)
     assert materialize(value)[0] == 2.0**40
     assert value.constant.elements is None
     assert big.constant.load()[0] == 1.0
@@ -138,7 +142,7 @@ def test_temporaries_are_dropped_after_their_last_use():
         Deferred(lambda: np.ones(megabytes << 18, np.float32)),
     )
     for _ in range(12):
-        value = folded(ops.ABS, value)
+        value = folded_constant(ops.ABS, value)
     tracemalloc.start()
     try:
         materialize(value)
@@ -151,14 +155,14 @@ def test_small_results_are_kept_and_do_not_hold_the_weight():
     weight = Value(
         Type((1 << 18,), FP32), Deferred(lambda: np.ones(1 << 18, np.float32))
     )
-    part = folded(ops.SLICE, weight, shape(5), shape(2))
-    assert materialize(folded(ops.ABS, part)).tolist() == [1, 1]
+    part = folded_constant(ops.SLICE, weight, shape_constant(5), shape_constant(2))
+    assert materialize(folded_constant(ops.ABS, part)).tolist() == [1, 1]
     assert materialize(part) is materialize(part)
     assert part.constant.elements.base is None
 
 
 def test_scalar_constants_stay_arrays():
-    total = folded(ops.ADD, fp32(1.5), fp32(2.0))
+    total = folded_constant(ops.ADD, fp32(1.5), fp32(2.0))
     array = materialize(total)
     assert isinstance(array, np.ndarray)
     assert array.shape == ()
@@ -168,15 +172,17 @@ def test_scalar_constants_stay_arrays():
 
 def test_int64_indices_fold():
     ids = literal(np.arange(12).reshape(3, 4), DType.INT64, np.int64)
-    row = folded(ops.SLICE, ids, shape(1, 0), shape(1, 4))
-    narrow = folded(ops.CAST, folded(ops.ADD, row, row), dtype=DType.INT32)
+    row = folded_constant(ops.SLICE, ids, shape_constant(1, 0), shape_constant(1, 4))
+    narrow = folded_constant(
+        ops.CAST, folded_constant(ops.ADD, row, row), dtype=DType.INT32
+    )
     array = materialize(narrow)
     assert array.tolist() == [[8, 10, 12, 14]]
     assert array.dtype == np.int32
 
 
 def test_int64_saturates_as_int32_does():
-    edges = folded(
+    edges = folded_constant(
         ops.CAST,
         fp32([2.0**63, -(2.0**63), 1e30, -np.inf, np.nan, 3.5]),
         dtype=DType.INT64,
@@ -201,7 +207,7 @@ def test_bf16_rounds_to_even_as_torch_does():
         [random, random & 0xFFFF8000, [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F7FFFFF]]
     )
     x = bits.astype(np.uint32).view(np.float32)
-    result = materialize(folded(ops.CAST, fp32(x), dtype=DType.BF16))
+    result = materialize(folded_constant(ops.CAST, fp32(x), dtype=DType.BF16))
     expected = torch.from_numpy(x).to(torch.bfloat16)
     as_torch = torch.from_numpy(result.copy()).view(torch.bfloat16)
     torch.testing.assert_close(as_torch, expected, rtol=0, atol=0, equal_nan=True)
@@ -213,7 +219,7 @@ def test_bf16_is_computed_in_fp32():
     ).to(torch.bfloat16)
     bits = literal(values.view(torch.uint16).numpy(), DType.BF16, np.uint16)
     squares = materialize(
-        folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8))
+        folded_constant(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8))
     )
     as_torch = torch.from_numpy(squares.copy()).view(torch.bfloat16)
     torch.testing.assert_close(
@@ -235,7 +241,7 @@ def test_elements_must_fit_the_type():
 
 
 def test_inputs_are_checked():
-    graph = unary(ops.EXP, (2, 3))
+    graph = graph_of_one(ops.EXP, (2, 3))
     given = np.zeros((2, 3), np.float32)
     with pytest.raises(InputError, match=r"1 input is wanted, 2 were given"):
         evaluate(graph, [given, given])
@@ -252,7 +258,7 @@ def test_inputs_are_checked():
 
 def test_operators_without_kernel_are_refused_before_anything_runs():
     x = Value(Type((2,), FP32))
-    custom = node(
+    custom = make_operator(
         ops.CUSTOM,
         x,
         operator_name="f",
@@ -266,7 +272,7 @@ def test_operators_without_kernel_are_refused_before_anything_runs():
     body = Graph([x], custom.outputs, [custom])
     condition = Value(Type((1,), DType.BOOL))
     assert why_not(
-        node(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
+        make_operator(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
     ) == why_not(custom)
 
 
@@ -274,7 +280,7 @@ def test_operators_without_kernel_are_refused_before_anything_runs():
 def test_indices_outside_are_an_error(index):
     values = Value(Type((1, 4, 2), FP32))
     indices = Value(Type((1, 1), DType.INT32))
-    gather = node(ops.GATHER, values, indices)
+    gather = make_operator(ops.GATHER, values, indices)
     given = [np.zeros((1, 4, 2), np.float32), np.array([[index]], np.int32)]
     with pytest.raises(InputError, match=rf"GATHER: index {index} is outside 0 \.\. 3"):
         evaluate(Graph([values, indices], gather.outputs, [gather]), given)
@@ -282,8 +288,8 @@ def test_indices_outside_are_an_error(index):
 
 def test_operators_out_of_order():
     x = Value(Type((2,), FP32))
-    first = node(ops.EXP, x)
-    second = node(ops.LOG, first.outputs[0])
+    first = make_operator(ops.EXP, x)
+    second = make_operator(ops.LOG, first.outputs[0])
     with pytest.raises(InternalError, match="before it is computed"):
         Program(Graph([x], second.outputs, [second, first]))
 
@@ -291,7 +297,7 @@ def test_operators_out_of_order():
 def test_outputs_that_are_inputs_constants_and_shared():
     x = Value(Type((2,), FP32))
     one = fp32([1.0, 2.0])
-    total = node(ops.ADD, x, one).outputs[0]
+    total = make_operator(ops.ADD, x, one).outputs[0]
     given = np.array([3.0, 4.0], np.float32)
     results = evaluate(Graph([x], [total, x, one, total], [total.producer]), [given])
     assert [r.tolist() for r in results] == [[4, 6], [3, 4], [1, 2], [4, 6]]
@@ -301,7 +307,7 @@ def test_intermediate_values_are_freed():
     x = value = Value(Type((1 << 20,), FP32))
     operators = []
     for _ in range(20):
-        operators.append(node(ops.ABS, value))
+        operators.append(make_operator(ops.ABS, value))
         value = operators[-1].outputs[0]
     program = Program(Graph([x], [value], operators))
     given = np.zeros(1 << 20, np.float32)
@@ -320,7 +326,7 @@ def test_erf_against_the_standard_library():
     x = np.concatenate([np.linspace(-6, 6, 20001), np.geomspace(1e-30, 1, 500)]).astype(
         np.float32
     )
-    (result,) = evaluate(unary(ops.ERF, x.shape), [x])
+    (result,) = evaluate(graph_of_one(ops.ERF, x.shape), [x])
     exact = np.array([math.erf(v) for v in x.tolist()])
     np.testing.assert_allclose(result, exact, rtol=1.2e-7)
 
@@ -328,14 +334,14 @@ def test_erf_against_the_standard_library():
 def test_long_sums_keep_their_digits():
     x = np.random.default_rng(0).random((100_000, 2)).astype(np.float32)
     value = Value(Type(x.shape, FP32))
-    operator = node(ops.REDUCE_SUM, value, axis=0)
+    operator = make_operator(ops.REDUCE_SUM, value, axis=0)
     (result,) = evaluate(Graph([value], operator.outputs, [operator]), [x])
     np.testing.assert_allclose(result[0], x.astype(np.float64).sum(0), rtol=6e-8)
 
 
 def test_relu_keeps_nan_and_infinity():
     x = Value(Type((4,), FP32))
-    clamp = node(ops.CLAMP, x, min_val=0, max_val=math.inf)
+    clamp = make_operator(ops.CLAMP, x, min_val=0, max_val=math.inf)
     (result,) = evaluate(
         Graph([x], clamp.outputs, [clamp]),
         [np.array([-1, np.inf, -np.inf, np.nan], np.float32)],
@@ -345,7 +351,7 @@ def test_relu_keeps_nan_and_infinity():
 
 def test_max_pool_of_minus_infinity():
     x = Value(Type((1, 2, 2, 1), FP32))
-    pool = node(
+    pool = make_operator(
         ops.MAX_POOL2D,
         x,
         kernel=(2, 2),
@@ -384,7 +390,9 @@ def test_convolution_in_blocks(block, images, monkeypatch):
 def _conv(cls, x, weight, stride, pad, dilation):
     value = Value(Type(x.shape, FP32))
     attributes = dict(pad=pad, stride=stride, dilation=dilation, acc_type=FP32)
-    operator = node(cls, value, fp32(weight), fp32([0.0]), ZERO, ZERO, **attributes)
+    operator = make_operator(
+        cls, value, fp32(weight), fp32([0.0]), ZERO, ZERO, **attributes
+    )
     return evaluate(
         Graph([value], operator.outputs, [operator]), [x.astype(np.float32)]
     )[0]
@@ -444,7 +452,7 @@ def test_integer_products_beyond_fp64_stay_exact():
     left = Value(Type(a.shape, DType.INT16))
     right = Value(Type((1, 1 << 22, 1), DType.INT16))
     zero = literal([0], DType.INT16, np.int16)
-    operator = node(ops.MATMUL, left, right, zero, zero, dtype=DType.INT48)
+    operator = make_operator(ops.MATMUL, left, right, zero, zero, dtype=DType.INT48)
     b = a.reshape(1, -1, 1).copy()
     b[0, 0, 0] = 1
     (result,) = evaluate(Graph([left, right], operator.outputs, [operator]), [a, b])

@@ -13,22 +13,22 @@ from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 
 from ..support import reference_tools
-from ..support.samples import apply
+from ..support.samples import make_operator
 
 SPEC = TosaSpec.parse("TOSA-1.0+FP+variable")
 INITIAL = np.array([1, 2], np.float32)
 
 
-def counter() -> Graph:
+def counter_graph() -> Graph:
     """Adds the input to the variable; gives the value before and after."""
     x = Value(Type((2,), DType.FP32), name="x")
-    declared = apply(
+    declared = make_operator(
         ops.VARIABLE, literal(INITIAL, DType.FP32, np.float32), variable="sum"
     )
-    before = apply(ops.VARIABLE_READ, variable="sum", types=(x.type,))
-    added = apply(ops.ADD, before.outputs[0], x)
-    written = apply(ops.VARIABLE_WRITE, added.outputs[0], variable="sum")
-    after = apply(ops.VARIABLE_READ, variable="sum", types=(x.type,))
+    before = make_operator(ops.VARIABLE_READ, variable="sum", types=(x.type,))
+    added = make_operator(ops.ADD, before.outputs[0], x)
+    written = make_operator(ops.VARIABLE_WRITE, added.outputs[0], variable="sum")
+    after = make_operator(ops.VARIABLE_READ, variable="sum", types=(x.type,))
     return Graph(
         [x],
         [*before.outputs, *after.outputs],
@@ -37,16 +37,16 @@ def counter() -> Graph:
 
 
 def test_equals_the_reference_model():
-    graph = counter()
+    graph = counter_graph()
     x = np.array([10, 20], np.float32)
     file = TosaFile(graph, SPEC).join()
-    reference = reference_tools.run(file, [x])
+    reference = reference_tools.run_reference_model(file, [x])
     for outputs in (evaluate(graph, [x]), evaluate(read(file), [x])):
         np.testing.assert_array_equal(outputs, reference)
     np.testing.assert_array_equal(reference, [INITIAL, INITIAL + x])
 
 
 def test_every_run_starts_from_the_initial_values():
-    program = Program(counter())
+    program = Program(counter_graph())
     x = np.ones(2, np.float32)
     np.testing.assert_array_equal(program([x]), program([x]))

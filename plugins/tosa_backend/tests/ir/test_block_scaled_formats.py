@@ -41,13 +41,13 @@ ML_DTYPES = {
 }  # fmt: skip
 
 
-def patterns(dtype: DType) -> np.ndarray:
+def all_bit_patterns(dtype: DType) -> np.ndarray:
     return np.arange(
         256 if dtype is DType.FP8UE8M0 else 2 * FORMATS[dtype].sign, dtype=np.uint8
     )
 
 
-def same(left: np.ndarray, right: np.ndarray) -> None:
+def assert_same_bits(left: np.ndarray, right: np.ndarray) -> None:
     np.testing.assert_array_equal(left, right)
     known = ~np.isnan(left)
     np.testing.assert_array_equal(np.signbit(left)[known], np.signbit(right)[known])
@@ -56,7 +56,9 @@ def same(left: np.ndarray, right: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", TABLES)
 def test_numbers_are_those_of_the_specification(dtype):
     numbers = np.array(TABLES[dtype], np.float32)
-    same(decoded(patterns(dtype), dtype), np.concatenate([numbers, -numbers]))
+    assert_same_bits(
+        decoded(all_bit_patterns(dtype), dtype), np.concatenate([numbers, -numbers])
+    )
 
 
 def test_extremes_of_the_specification():
@@ -83,19 +85,20 @@ def test_extremes_of_the_specification():
 
 @pytest.mark.parametrize("dtype", TORCH)
 def test_numbers_are_those_of_torch(dtype):
-    same(
-        decoded(patterns(dtype), dtype),
-        torch.from_numpy(patterns(dtype)).view(TORCH[dtype]).float().numpy(),
+    assert_same_bits(
+        decoded(all_bit_patterns(dtype), dtype),
+        torch.from_numpy(all_bit_patterns(dtype)).view(TORCH[dtype]).float().numpy(),
     )
 
 
 @pytest.mark.parametrize("dtype", ML_DTYPES)
 def test_numbers_and_rounding_are_those_of_ml_dtypes(dtype):
     other = getattr(pytest.importorskip("ml_dtypes"), ML_DTYPES[dtype])
-    same(
-        decoded(patterns(dtype), dtype), patterns(dtype).view(other).astype(np.float32)
+    assert_same_bits(
+        decoded(all_bit_patterns(dtype), dtype),
+        all_bit_patterns(dtype).view(other).astype(np.float32),
     )
-    numbers = decoded(patterns(dtype), dtype)
+    numbers = decoded(all_bit_patterns(dtype), dtype)
     numbers = np.unique(np.abs(numbers[np.isfinite(numbers)]))
     # in fp32, since ml_dtypes rounds float64 twice
     middles = (numbers[1:] + numbers[:-1]) / 2
@@ -116,7 +119,7 @@ def test_every_pattern_comes_back(dtype):
     bits = (
         np.arange(-128, 128).astype(np.int8)
         if dtype is DType.MXINT8
-        else patterns(dtype)
+        else all_bit_patterns(dtype)
     )
     numbers = decoded(bits, dtype)
     known = ~np.isnan(numbers)

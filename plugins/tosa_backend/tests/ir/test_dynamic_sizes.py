@@ -28,7 +28,7 @@ n = symbol("n", 2, 64)
 m = symbol("m", 2, 64)
 
 
-def at(size, **sizes):
+def size_at(size, **sizes):
     """The number that a size is."""
     if not isinstance(size, Size):
         return size
@@ -42,10 +42,10 @@ def at(size, **sizes):
 
 def atom_at(one, sizes):
     if isinstance(one, Quotient):
-        return at(one.dividend, **sizes) // at(one.divisor, **sizes)
+        return size_at(one.dividend, **sizes) // size_at(one.divisor, **sizes)
     if isinstance(one, Extreme):
         return (max if one.larger else min)(
-            at(one.left, **sizes), at(one.right, **sizes)
+            size_at(one.left, **sizes), size_at(one.right, **sizes)
         )
     return sizes[one.name]
 
@@ -71,7 +71,7 @@ def test_expressions_equal_python_and_lie_in_their_range(seed):
             continue
         found = apply(left, right)
         wanted = OPERATORS[apply](x, y)
-        assert at(found, **sizes) == wanted
+        assert size_at(found, **sizes) == wanted
         low, high = range_of(found)
         assert low <= wanted <= high
         known.append((found, wanted))
@@ -143,22 +143,22 @@ def test_sizes_do_not_grow_without_end():
             size = size * size
 
 
-def value(*shape):
+def value_of_shape(*shape):
     return Value(Type(shape, DType.FP32))
 
 
 def test_symbols_are_read_off_the_plainest_size():
-    a = value(n * m, 4)
-    b = value(2 * n + 3)
-    c = value(m + n)
+    a = value_of_shape(n * m, 4)
+    b = value_of_shape(2 * n + 3)
+    c = value_of_shape(m + n)
     found = size_sources([a, b, c])
     assert {one.name: (w.input, w.axis, w.factor, w.rest) for one, w in found.items()} == {
         "n": (b, 0, 2, 3), "m": (c, 0, 1, n),
     }  # fmt: skip
-    assert size_sources([value(n // 2), value(n * m)]) == {}
+    assert size_sources([value_of_shape(n // 2), value_of_shape(n * m)]) == {}
 
 
 def test_sizes_broadcast_as_far_as_they_are_known():
-    assert broadcast(value(n, 1), value(1, m)) == (n, m)
-    assert broadcast(value(n), value(3)) == (3,)
-    assert broadcast(value(n), value(m)) in [(n,), (m,)]
+    assert broadcast(value_of_shape(n, 1), value_of_shape(1, m)) == (n, m)
+    assert broadcast(value_of_shape(n), value_of_shape(3)) == (3,)
+    assert broadcast(value_of_shape(n), value_of_shape(m)) in [(n,), (m,)]

@@ -42,7 +42,7 @@ CONSTANTS = {"CONST", "CONST_SHAPE"}
 ATTRIBUTES_OF_ANOTHER_FORM = {"VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
 
 
-def x(*shape: int, dtype: DType = F32) -> Value:
+def value_of_shape(*shape: int, dtype: DType = F32) -> Value:
     return Value(Type(shape, dtype))
 
 
@@ -50,7 +50,7 @@ def zero(dtype: DType = F32, value: float = 0) -> Value:
     return literal([value], dtype, {F32: "f4", I8: "i1", I16: "i2", I32: "i4"}[dtype])
 
 
-def sizes(*entries: int) -> Value:
+def shape_constant(*entries: int) -> Value:
     return literal(entries, DType.SHAPE, np.int64)
 
 
@@ -158,8 +158,8 @@ POOL = {"kernel": (3, 3), "stride": (2, 2), "pad": (0, 0, 0, 0)}
 RESCALE = {"scale32": True, "rounding_mode": RoundingMode.SINGLE_ROUND, "per_channel": False,
            "input_unsigned": False, "output_unsigned": False, "dtype": I8}  # fmt: skip
 SCALE = (literal([1 << 30], I32, "i4"), literal([30], I8, "i1"), zero(I32), zero(I8))
-BODY = Graph([body_in := x(2)], [body_in], [])
-COND = Graph([cond_in := x(2)], [x(1, dtype=DType.BOOL)], [])
+BODY = Graph([body_in := value_of_shape(2)], [body_in], [])
+COND = Graph([cond_in := value_of_shape(2)], [value_of_shape(1, dtype=DType.BOOL)], [])
 
 
 def conv(
@@ -169,19 +169,32 @@ def conv(
     zero_points=ZEROS,
     **changes,
 ):
-    return ops.CONV2D((x(*image), x(*weight), x(bias), *zero_points), **CONV | changes)
+    return ops.CONV2D(
+        (
+            value_of_shape(*image),
+            value_of_shape(*weight),
+            value_of_shape(bias),
+            *zero_points,
+        ),
+        **CONV | changes,
+    )
 
 
-def transposed(out_pad: tuple[int, ...], stride: tuple[int, ...]):
-    operands = (x(1, 4, 5, 3), x(8, 3, 2, 3), x(8), *ZEROS)
+def transpose_conv(out_pad: tuple[int, ...], stride: tuple[int, ...]):
+    operands = (
+        value_of_shape(1, 4, 5, 3),
+        value_of_shape(8, 3, 2, 3),
+        value_of_shape(8),
+        *ZEROS,
+    )
     return ops.TRANSPOSE_CONV2D(operands, out_pad=out_pad, stride=stride, acc_type=F32)
 
 
 def quantized_conv(dtype: DType, bias: DType, input_zp: Value):
     operands = (
-        x(1, 9, 9, 3, dtype=dtype),
-        x(8, 3, 3, 3, dtype=I8),
-        x(8, dtype=bias),
+        value_of_shape(1, 9, 9, 3, dtype=dtype),
+        value_of_shape(8, 3, 3, 3, dtype=I8),
+        value_of_shape(8, dtype=bias),
         input_zp,
         zero(I8),
     )
@@ -189,7 +202,12 @@ def quantized_conv(dtype: DType, bias: DType, input_zp: Value):
 
 
 def conv3d():
-    operands = (x(1, 4, 9, 9, 3), x(8, 1, 3, 3, 3), x(8), *ZEROS)
+    operands = (
+        value_of_shape(1, 4, 9, 9, 3),
+        value_of_shape(8, 1, 3, 3, 3),
+        value_of_shape(8),
+        *ZEROS,
+    )
     return ops.CONV3D(
         operands,
         pad=(0, 0, 1, 1, 1, 1),
@@ -201,10 +219,10 @@ def conv3d():
 
 def resize(scale: tuple[int, ...], offset: int = -1, dtype: DType = F32):
     operands = (
-        x(1, 4, 5, 3, dtype=dtype),
-        sizes(*scale),
-        sizes(offset, -1),
-        sizes(1, 1),
+        value_of_shape(1, 4, 5, 3, dtype=dtype),
+        shape_constant(*scale),
+        shape_constant(offset, -1),
+        shape_constant(1, 1),
     )
     return ops.RESIZE(operands, mode=ResizeMode.BILINEAR)
 
@@ -226,71 +244,143 @@ INFERRED = {
     ),
     "conv3d": (conv3d(), [Type((1, 2, 5, 5, 8), F32)]),
     "depthwise": (
-        ops.DEPTHWISE_CONV2D((x(1, 9, 9, 3), x(3, 3, 3, 2), x(6), *ZEROS), **CONV),
+        ops.DEPTHWISE_CONV2D(
+            (
+                value_of_shape(1, 9, 9, 3),
+                value_of_shape(3, 3, 3, 2),
+                value_of_shape(6),
+                *ZEROS,
+            ),
+            **CONV,
+        ),
         [Type((1, 5, 5, 6), F32)],
     ),
-    "transpose_conv2d": (transposed((-1, 0, 2, 1), (2, 3)), [Type((1, 8, 17, 8), F32)]),
-    "max_pool2d": (ops.MAX_POOL2D((x(2, 9, 7, 3),), **POOL), [Type((2, 4, 3, 3), F32)]),
-    "avg_pool2d": (
-        ops.AVG_POOL2D((x(2, 9, 7, 3), *ZEROS), **POOL, acc_type=F32),
+    "transpose_conv2d": (
+        transpose_conv((-1, 0, 2, 1), (2, 3)),
+        [Type((1, 8, 17, 8), F32)],
+    ),
+    "max_pool2d": (
+        ops.MAX_POOL2D((value_of_shape(2, 9, 7, 3),), **POOL),
         [Type((2, 4, 3, 3), F32)],
     ),
-    "broadcast": (ops.ADD((x(2, 1, 4), x(1, 3, 1))), [Type((2, 3, 4), F32)]),
-    "compare": (ops.GREATER((x(2, 1), x(2, 3))), [Type((2, 3), DType.BOOL)]),
+    "avg_pool2d": (
+        ops.AVG_POOL2D((value_of_shape(2, 9, 7, 3), *ZEROS), **POOL, acc_type=F32),
+        [Type((2, 4, 3, 3), F32)],
+    ),
+    "broadcast": (
+        ops.ADD((value_of_shape(2, 1, 4), value_of_shape(1, 3, 1))),
+        [Type((2, 3, 4), F32)],
+    ),
+    "compare": (
+        ops.GREATER((value_of_shape(2, 1), value_of_shape(2, 3))),
+        [Type((2, 3), DType.BOOL)],
+    ),
     "select": (
-        ops.SELECT((x(1, 1, dtype=DType.BOOL), x(2, 1), x(1, 3))),
+        ops.SELECT(
+            (
+                value_of_shape(1, 1, dtype=DType.BOOL),
+                value_of_shape(2, 1),
+                value_of_shape(1, 3),
+            )
+        ),
         [Type((2, 3), F32)],
     ),
     "mul int8": (
-        ops.MUL((x(2, dtype=I8), x(2, dtype=I8), zero(I8))),
+        ops.MUL((value_of_shape(2, dtype=I8), value_of_shape(2, dtype=I8), zero(I8))),
         [Type((2,), I32)],
     ),
     "mul int32, shifted": (
-        ops.MUL((x(2, dtype=I32), x(2, dtype=I32), zero(I8, 31))),
+        ops.MUL(
+            (value_of_shape(2, dtype=I32), value_of_shape(2, dtype=I32), zero(I8, 31))
+        ),
         [Type((2,), I32)],
     ),
-    "table int16": (ops.TABLE((x(2, dtype=I16), x(513, dtype=I16))), [Type((2,), I32)]),
-    "argmax": (ops.ARGMAX((x(2, 3, 4),), axis=1), [Type((2, 4), I32)]),
-    "reduce": (ops.REDUCE_SUM((x(2, 3, 4),), axis=2), [Type((2, 3, 1), F32)]),
+    "table int16": (
+        ops.TABLE((value_of_shape(2, dtype=I16), value_of_shape(513, dtype=I16))),
+        [Type((2,), I32)],
+    ),
+    "argmax": (ops.ARGMAX((value_of_shape(2, 3, 4),), axis=1), [Type((2, 4), I32)]),
+    "reduce": (
+        ops.REDUCE_SUM((value_of_shape(2, 3, 4),), axis=2),
+        [Type((2, 3, 1), F32)],
+    ),
     "matmul": (
-        ops.MATMUL((x(2, 3, 4), x(2, 4, 5), *ZEROS), dtype=F32),
+        ops.MATMUL(
+            (value_of_shape(2, 3, 4), value_of_shape(2, 4, 5), *ZEROS), dtype=F32
+        ),
         [Type((2, 3, 5), F32)],
     ),
-    "rfft2d": (ops.RFFT2D((x(1, 4, 8),)), [Type((1, 4, 5), F32)] * 2),
+    "rfft2d": (ops.RFFT2D((value_of_shape(1, 4, 8),)), [Type((1, 4, 5), F32)] * 2),
     "fft2d": (
-        ops.FFT2D((x(1, 4, 8), x(1, 4, 8)), inverse=True),
+        ops.FFT2D((value_of_shape(1, 4, 8), value_of_shape(1, 4, 8)), inverse=True),
         [Type((1, 4, 8), F32)] * 2,
     ),
-    "concat": (ops.CONCAT((x(2, 3), x(2, 4), x(2, 1)), axis=1), [Type((2, 8), F32)]),
-    "pad": (ops.PAD((x(2, 3), sizes(0, 1, 2, 0), zero())), [Type((3, 5), F32)]),
-    "reshape": (ops.RESHAPE((x(2, 3), sizes(3, 2, 1))), [Type((3, 2, 1), F32)]),
-    "reshape to rank 0": (ops.RESHAPE((x(1, 1), sizes())), [Type((), F32)]),
-    "slice": (ops.SLICE((x(4, 5), sizes(1, 0), sizes(3, 2))), [Type((3, 2), F32)]),
-    "tile": (ops.TILE((x(4, 5), sizes(1, 3))), [Type((4, 15), F32)]),
+    "concat": (
+        ops.CONCAT(
+            (value_of_shape(2, 3), value_of_shape(2, 4), value_of_shape(2, 1)), axis=1
+        ),
+        [Type((2, 8), F32)],
+    ),
+    "pad": (
+        ops.PAD((value_of_shape(2, 3), shape_constant(0, 1, 2, 0), zero())),
+        [Type((3, 5), F32)],
+    ),
+    "reshape": (
+        ops.RESHAPE((value_of_shape(2, 3), shape_constant(3, 2, 1))),
+        [Type((3, 2, 1), F32)],
+    ),
+    "reshape to rank 0": (
+        ops.RESHAPE((value_of_shape(1, 1), shape_constant())),
+        [Type((), F32)],
+    ),
+    "slice": (
+        ops.SLICE((value_of_shape(4, 5), shape_constant(1, 0), shape_constant(3, 2))),
+        [Type((3, 2), F32)],
+    ),
+    "tile": (
+        ops.TILE((value_of_shape(4, 5), shape_constant(1, 3))),
+        [Type((4, 15), F32)],
+    ),
     "transpose": (
-        ops.TRANSPOSE((x(2, 3, 4),), perms=(2, 0, 1)),
+        ops.TRANSPOSE((value_of_shape(2, 3, 4),), perms=(2, 0, 1)),
         [Type((4, 2, 3), F32)],
     ),
-    "gather": (ops.GATHER((x(2, 5, 3), x(2, 7, dtype=I32))), [Type((2, 7, 3), F32)]),
+    "gather": (
+        ops.GATHER((value_of_shape(2, 5, 3), value_of_shape(2, 7, dtype=I32))),
+        [Type((2, 7, 3), F32)],
+    ),
     "scatter": (
-        ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 4, 3))),
+        ops.SCATTER(
+            (
+                value_of_shape(2, 5, 3),
+                value_of_shape(2, 4, dtype=I32),
+                value_of_shape(2, 4, 3),
+            )
+        ),
         [Type((2, 5, 3), F32)],
     ),
     "resize": (resize((4, 2, 4, 2), -1), [Type((1, 8, 10, 3), F32)]),
     "resize int8": (resize((4, 2, 4, 2), -1, dtype=I8), [Type((1, 8, 10, 3), I32)]),
-    "cast": (ops.CAST((x(2),), dtype=I32), [Type((2,), I32)]),
-    "rescale": (ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE), [Type((2,), I8)]),
+    "cast": (ops.CAST((value_of_shape(2),), dtype=I32), [Type((2,), I32)]),
+    "rescale": (
+        ops.RESCALE((value_of_shape(2, dtype=I32), *SCALE), **RESCALE),
+        [Type((2,), I8)],
+    ),
     "cond_if": (
-        ops.COND_IF((x(1, dtype=DType.BOOL), x(2)), then_graph=BODY, else_graph=BODY),
+        ops.COND_IF(
+            (value_of_shape(1, dtype=DType.BOOL), value_of_shape(2)),
+            then_graph=BODY,
+            else_graph=BODY,
+        ),
         [Type((2,), F32)],
     ),
     "while_loop": (
-        ops.WHILE_LOOP((x(2),), cond_graph=COND, body_graph=BODY),
+        ops.WHILE_LOOP((value_of_shape(2),), cond_graph=COND, body_graph=BODY),
         [Type((2,), F32)],
     ),
     "custom": (
         ops.CUSTOM(
-            (x(2),),
+            (value_of_shape(2),),
             operator_name="a",
             domain_name="b",
             implementation_attrs=b"",
@@ -339,73 +429,149 @@ REFUSED = {
         "input_zp must be 0 for fp32",
     ),
     "zero point of two": (
-        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, (x(2), zero())),
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, (value_of_shape(2), zero())),
         "input_zp must have shape",
     ),
-    "out_pad": (transposed((-3, 0, 0, 0), (1, 1)), "whole kernel"),
+    "out_pad": (transpose_conv((-3, 0, 0, 0), (1, 1)), "whole kernel"),
     "pool pad": (
         ops.MAX_POOL2D(
-            (x(2, 9, 7, 3),), kernel=(3, 3), stride=(1, 1), pad=(3, 0, 0, 0)
+            (value_of_shape(2, 9, 7, 3),),
+            kernel=(3, 3),
+            stride=(1, 1),
+            pad=(3, 0, 0, 0),
         ),
         "smaller than the kernel",
     ),
-    "ranks differ": (ops.ADD((x(2, 3), x(3))), "ranks differ"),
-    "no broadcast": (ops.ADD((x(2, 3), x(2, 2))), "do not broadcast"),
-    "float shift": (ops.MUL((x(2), x(2), zero(I8, 1))), "shift must be 0 for fp32"),
-    "shift 64": (ops.MUL((x(2, dtype=I32), x(2, dtype=I32), zero(I8, 64))), "0 to 63"),
-    "table": (ops.TABLE((x(2, dtype=I8), x(513, dtype=I16))), r"\[256\]"),
-    "clamp order": (ops.CLAMP((x(2),), min_val=1, max_val=0), "not in order"),
-    "clamp nan": (ops.CLAMP((x(2),), min_val=math.nan, max_val=0), "not in order"),
-    "axis": (ops.REDUCE_MAX((x(2, 3),), axis=2), "axis 2 is outside rank 2"),
-    "negative axis": (ops.ARGMAX((x(2, 3),), axis=-1), "axis -1"),
+    "ranks differ": (
+        ops.ADD((value_of_shape(2, 3), value_of_shape(3))),
+        "ranks differ",
+    ),
+    "no broadcast": (
+        ops.ADD((value_of_shape(2, 3), value_of_shape(2, 2))),
+        "do not broadcast",
+    ),
+    "float shift": (
+        ops.MUL((value_of_shape(2), value_of_shape(2), zero(I8, 1))),
+        "shift must be 0 for fp32",
+    ),
+    "shift 64": (
+        ops.MUL(
+            (value_of_shape(2, dtype=I32), value_of_shape(2, dtype=I32), zero(I8, 64))
+        ),
+        "0 to 63",
+    ),
+    "table": (
+        ops.TABLE((value_of_shape(2, dtype=I8), value_of_shape(513, dtype=I16))),
+        r"\[256\]",
+    ),
+    "clamp order": (
+        ops.CLAMP((value_of_shape(2),), min_val=1, max_val=0),
+        "not in order",
+    ),
+    "clamp nan": (
+        ops.CLAMP((value_of_shape(2),), min_val=math.nan, max_val=0),
+        "not in order",
+    ),
+    "axis": (
+        ops.REDUCE_MAX((value_of_shape(2, 3),), axis=2),
+        "axis 2 is outside rank 2",
+    ),
+    "negative axis": (ops.ARGMAX((value_of_shape(2, 3),), axis=-1), "axis -1"),
     "matmul": (
-        ops.MATMUL((x(2, 3, 4), x(2, 5, 4), *ZEROS), dtype=F32),
+        ops.MATMUL(
+            (value_of_shape(2, 3, 4), value_of_shape(2, 5, 4), *ZEROS), dtype=F32
+        ),
         "do not multiply",
     ),
-    "fft": (ops.RFFT2D((x(1, 4, 6),)), "powers of two"),
-    "concat": (ops.CONCAT((x(2, 3), x(3, 3)), axis=1), "differ outside of axis 1"),
+    "fft": (ops.RFFT2D((value_of_shape(1, 4, 6),)), "powers of two"),
+    "concat": (
+        ops.CONCAT((value_of_shape(2, 3), value_of_shape(3, 3)), axis=1),
+        "differ outside of axis 1",
+    ),
     "concat of nothing": (ops.CONCAT((), axis=0), "at least one"),
-    "negative padding": (ops.PAD((x(2), sizes(-1, 0), zero())), "negative"),
-    "short padding": (ops.PAD((x(2, 2), sizes(1, 0), zero())), "padding must have 4"),
-    "reshape": (ops.RESHAPE((x(2, 3), sizes(4, 2))), "does not have the 8 elements"),
-    "reshape by -1": (ops.RESHAPE((x(2, 3), sizes(-1))), "below 1"),
+    "negative padding": (
+        ops.PAD((value_of_shape(2), shape_constant(-1, 0), zero())),
+        "negative",
+    ),
+    "short padding": (
+        ops.PAD((value_of_shape(2, 2), shape_constant(1, 0), zero())),
+        "padding must have 4",
+    ),
+    "reshape": (
+        ops.RESHAPE((value_of_shape(2, 3), shape_constant(4, 2))),
+        "does not have the 8 elements",
+    ),
+    "reshape by -1": (
+        ops.RESHAPE((value_of_shape(2, 3), shape_constant(-1))),
+        "below 1",
+    ),
     "runtime shape": (
-        ops.RESHAPE((x(2, 3), Value(Type((1,), DType.SHAPE)))),
+        ops.RESHAPE((value_of_shape(2, 3), Value(Type((1,), DType.SHAPE)))),
         "not a constant shape",
     ),
-    "slice": (ops.SLICE((x(4), sizes(2), sizes(3))), "not inside"),
-    "empty slice": (ops.SLICE((x(4), sizes(2), sizes(0))), "below 1"),
-    "perms": (ops.TRANSPOSE((x(2, 3),), perms=(0, 0)), "no permutation"),
-    "short perms": (ops.TRANSPOSE((x(2, 3),), perms=(0,)), "no permutation"),
-    "gather": (ops.GATHER((x(2, 5, 3), x(1, 7, dtype=I32))), "differ in the batch"),
+    "slice": (
+        ops.SLICE((value_of_shape(4), shape_constant(2), shape_constant(3))),
+        "not inside",
+    ),
+    "empty slice": (
+        ops.SLICE((value_of_shape(4), shape_constant(2), shape_constant(0))),
+        "below 1",
+    ),
+    "perms": (ops.TRANSPOSE((value_of_shape(2, 3),), perms=(0, 0)), "no permutation"),
+    "short perms": (
+        ops.TRANSPOSE((value_of_shape(2, 3),), perms=(0,)),
+        "no permutation",
+    ),
+    "gather": (
+        ops.GATHER((value_of_shape(2, 5, 3), value_of_shape(1, 7, dtype=I32))),
+        "differ in the batch",
+    ),
     "scatter": (
-        ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 3, 3))),
+        ops.SCATTER(
+            (
+                value_of_shape(2, 5, 3),
+                value_of_shape(2, 4, dtype=I32),
+                value_of_shape(2, 3, 3),
+            )
+        ),
         "input must be",
     ),
     "resize": (resize((4, 3, 4, 2), -1), "height 4 .* not a multiple of 3"),
     "resize offset": (resize((4, 2, 4, 2), -5), "offset -5"),
     "rescale multiplier": (
-        ops.RESCALE((x(2, dtype=I32), zero(I16), *SCALE[1:]), **RESCALE),
+        ops.RESCALE((value_of_shape(2, dtype=I32), zero(I16), *SCALE[1:]), **RESCALE),
         "multiplier must be int32",
     ),
     "rescale zero point": (
-        ops.RESCALE((x(2, dtype=I32), *SCALE[:2], zero(I32, 1), zero(I8)), **RESCALE),
+        ops.RESCALE(
+            (value_of_shape(2, dtype=I32), *SCALE[:2], zero(I32, 1), zero(I8)),
+            **RESCALE,
+        ),
         "input_zp must be 0 for int32",
     ),
     "rescale signs": (
-        ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE | {"output_unsigned": True}),
+        ops.RESCALE(
+            (value_of_shape(2, dtype=I32), *SCALE),
+            **RESCALE | {"output_unsigned": True},
+        ),
         "unsigned output",
     ),
     "rescale channels": (
-        ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE | {"per_channel": True}),
+        ops.RESCALE(
+            (value_of_shape(2, dtype=I32), *SCALE), **RESCALE | {"per_channel": True}
+        ),
         r"multiplier must have shape \[2\]",
     ),
     "cond_if": (
-        ops.COND_IF((x(1, dtype=DType.BOOL), x(3)), then_graph=BODY, else_graph=BODY),
+        ops.COND_IF(
+            (value_of_shape(1, dtype=DType.BOOL), value_of_shape(3)),
+            then_graph=BODY,
+            else_graph=BODY,
+        ),
         "inputs differ",
     ),
     "while_loop": (
-        ops.WHILE_LOOP((x(2),), cond_graph=BODY, body_graph=BODY),
+        ops.WHILE_LOOP((value_of_shape(2),), cond_graph=BODY, body_graph=BODY),
         "one BOOL",
     ),
 }

@@ -55,24 +55,24 @@ NUMBERS = torch.tensor([*_TINY, *_LARGE])
 """Ties, subnormal numbers, what is beyond the largest of a type, infinities and NaN."""
 
 
-def every(dtype):
+def all_elements_of(dtype):
     """All 256 elements of a type."""
     return torch.arange(256, dtype=torch.uint8).view(dtype)
 
 
-def lowered(function, *inputs, spec=SPEC):
+def lower(function, *inputs, spec=SPEC):
     program = torch.export.export(Function(function), inputs)
     return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
 
 
-def names(program):
+def operator_names(program):
     (delegate,) = program.delegates
     return [
         operator.name for operator in read(bytes(delegate.processed_bytes)).operators
     ]
 
 
-def expect_equal(found, wanted):
+def assert_equal_bits(found, wanted):
     """The same type and elements, also the sign of 0; any NaN equals any."""
     assert found.dtype is wanted.dtype
     assert found.shape == wanted.shape
@@ -84,18 +84,20 @@ def expect_equal(found, wanted):
     assert same.all(), (found[~same], wanted[~same])
 
 
-def expect_as_eager(function, *inputs):
+def assert_lowers_as_eager(function, *inputs):
     """One delegate, which computes what eager does; the operators."""
-    program = lowered(function, *inputs)
+    program = lower(function, *inputs)
     assert not [
         n
         for n in program.exported_program().graph.nodes
         if n.op == "call_function" and "aten" in str(n)
     ]
-    expect_equal(program(*inputs), function(*inputs))
+    assert_equal_bits(program(*inputs), function(*inputs))
     (delegate,) = program.delegates
-    reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
-    return names(program)
+    reference_tools.check_strictly_for_spec(
+        bytes(delegate.processed_bytes), TosaSpec.parse(SPEC)
+    )
+    return operator_names(program)
 
 
 @TYPES
@@ -103,22 +105,24 @@ def test_casts(dtype):
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         # of what is too large, CAST may make anything
         clamps = ["CLAMP"] * (dtype is E4)
-        assert expect_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [
+        assert assert_lowers_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [
             *clamps,
             "CAST",
         ]
-        assert expect_as_eager(lambda x, kind=kind: x.to(kind), every(dtype)) == [
-            "CAST"
-        ]
-    expect_as_eager(lambda x: x.to(E5 if dtype is E4 else E4), every(dtype))
-    expect_as_eager(lambda x: x.to(torch.bool), every(dtype))
-    expect_as_eager(
+        assert assert_lowers_as_eager(
+            lambda x, kind=kind: x.to(kind), all_elements_of(dtype)
+        ) == ["CAST"]
+    assert_lowers_as_eager(
+        lambda x: x.to(E5 if dtype is E4 else E4), all_elements_of(dtype)
+    )
+    assert_lowers_as_eager(lambda x: x.to(torch.bool), all_elements_of(dtype))
+    assert_lowers_as_eager(
         lambda x: x.to(dtype), torch.arange(-600, 600, 7, dtype=torch.int32)
     )
-    expect_as_eager(lambda x: x.to(dtype), torch.tensor([True, False]))
+    assert_lowers_as_eager(lambda x: x.to(dtype), torch.tensor([True, False]))
     finite = torch.linspace(-448, 448, 57).to(dtype)
-    expect_as_eager(lambda x: x.to(torch.int32), finite)
-    expect_as_eager(lambda x, y: x.type_as(y), torch.linspace(-9, 9, 7), finite)
+    assert_lowers_as_eager(lambda x: x.to(torch.int32), finite)
+    assert_lowers_as_eager(lambda x, y: x.type_as(y), torch.linspace(-9, 9, 7), finite)
 
 
 MOVES = {
@@ -151,8 +155,10 @@ MOVES = {
 @TYPES
 def test_moves_are_of_fp8(dtype, case):
     function, wanted = MOVES[case]
-    x = torch.cat([every(dtype), every(dtype)[:32]]).reshape(2, 4, 6, 6)
-    found = expect_as_eager(function, x)
+    x = torch.cat([all_elements_of(dtype), all_elements_of(dtype)[:32]]).reshape(
+        2, 4, 6, 6
+    )
+    found = assert_lowers_as_eager(function, x)
     assert not {"CAST", "CLAMP", "SELECT"} & set(found)
     assert wanted is None or found == wanted
 
@@ -164,17 +170,19 @@ COMPUTED = {
     "eq": lambda x: x == x.roll(1),
     "where": lambda x: torch.where(x.isnan(), x.roll(1), x),
     "mm": lambda x: torch.mm(x[:64].view(8, 8), x[64:128].view(8, 8)),
-    "constant": lambda x: torch.cat([x, every(x.dtype) * every(x.dtype)]),
+    "constant": lambda x: torch.cat(
+        [x, all_elements_of(x.dtype) * all_elements_of(x.dtype)]
+    ),
 }
 
 
 @pytest.mark.parametrize("case", COMPUTED)
 @TYPES
 def test_the_rest_is_computed_in_fp32_and_rounded_once(dtype, case):
-    x = every(dtype)
+    x = all_elements_of(dtype)
     if case == "mm":
         x = torch.linspace(-3, 3, 256).to(dtype)
-    expect_as_eager(COMPUTED[case], x)
+    assert_lowers_as_eager(COMPUTED[case], x)
 
 
 @TYPES
@@ -188,14 +196,14 @@ def test_the_reference_model_computes_the_same(dtype):
         return F.pad(both[torch.tensor([5, 0, 2])], (1, 0), value=0.3).float()
 
     inputs = NUMBERS, NUMBERS.roll(5)
-    (delegate,) = lowered(program, *inputs).delegates
+    (delegate,) = lower(program, *inputs).delegates
     blob = bytes(delegate.processed_bytes)
-    reference_tools.judge(blob, TosaSpec.parse(SPEC))
-    (found,) = reference_tools.run(blob, [x.numpy() for x in inputs])
-    expect_equal(torch.from_numpy(found), program(*inputs))
+    reference_tools.check_strictly_for_spec(blob, TosaSpec.parse(SPEC))
+    (found,) = reference_tools.run_reference_model(blob, [x.numpy() for x in inputs])
+    assert_equal_bits(torch.from_numpy(found), program(*inputs))
 
 
-def scaled(scale_a, scale_b, out, bias=None, fast=False):
+def scaled_product(scale_a, scale_b, out, bias=None, fast=False):
     def function(x, w):
         given = torch.tensor(scale_a), torch.tensor(scale_b)
         return torch._scaled_mm(
@@ -205,7 +213,7 @@ def scaled(scale_a, scale_b, out, bias=None, fast=False):
     return function
 
 
-def operands(left=E4, right=E4):
+def random_operands(left=E4, right=E4):
     torch.manual_seed(0)
     return torch.randn(16, 32).to(left), torch.randn(24, 32).to(right)
 
@@ -220,9 +228,9 @@ def operands(left=E4, right=E4):
 )
 def test_scaled_products_are_added_up_in_fp32(scales, out):
     bias = torch.linspace(-1, 1, 24)
-    for given in (operands(), operands(E5)):
-        function = scaled(*scales, out, bias)
-        program = lowered(function, *given)
+    for given in (random_operands(), random_operands(E5)):
+        function = scaled_product(*scales, out, bias)
+        program = lower(function, *given)
         found = program(*given)
         wanted = function(*given)
         assert found.dtype is wanted.dtype
@@ -231,28 +239,32 @@ def test_scaled_products_are_added_up_in_fp32(scales, out):
         assert torch.allclose(
             found.float(), wanted.float(), rtol=torch.finfo(wanted.dtype).eps, atol=1e-6
         )
-        assert names(program).count("MUL") == (0 if scales == (1.0, 1.0) else 2)
+        assert operator_names(program).count("MUL") == (
+            0 if scales == (1.0, 1.0) else 2
+        )
         (delegate,) = program.delegates
-        reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
+        reference_tools.check_strictly_for_spec(
+            bytes(delegate.processed_bytes), TosaSpec.parse(SPEC)
+        )
 
 
 def test_large_products_do_not_overflow():
     """As fp16 would, which is what TOSA's product of fp8 adds up in."""
     x = torch.full((2, 64), 448.0).to(E4)
     w = torch.full((3, 64), 448.0).to(E4)
-    function = scaled(2.0**-10, 2.0**-10, torch.float16)
-    found = lowered(function, x, w)(x, w)
+    function = scaled_product(2.0**-10, 2.0**-10, torch.float16)
+    found = lower(function, x, w)(x, w)
     assert torch.equal(found, function(x, w))
     assert found.isfinite().all()
 
 
 def test_products_that_may_be_less_exact_are_of_fp8():
-    x, w = operands()
-    function = scaled(1.0, 1.0, torch.float16, fast=True)
-    assert expect_as_eager(function, x, w).count("CAST") == 0
-    program = lowered(lambda x, w: function(x.to(E4), w.to(E4)), x.float(), w.float())
+    x, w = random_operands()
+    function = scaled_product(1.0, 1.0, torch.float16, fast=True)
+    assert assert_lowers_as_eager(function, x, w).count("CAST") == 0
+    program = lower(lambda x, w: function(x.to(E4), w.to(E4)), x.float(), w.float())
     (delegate,) = program.delegates
-    (found,) = reference_tools.run(
+    (found,) = reference_tools.run_reference_model(
         bytes(delegate.processed_bytes), [x.float().numpy(), w.float().numpy()]
     )
     assert np.abs(found - (x.float() @ w.float().t()).numpy()).max() < 32 * 2.0**-10
@@ -264,9 +276,9 @@ def test_products_that_may_be_less_exact_are_of_fp8():
         ),
         (torch.float16, E4, 1.0, torch.ones(24)),
     ):
-        given = operands(left)
-        assert "CAST" in names(
-            lowered(scaled(1.0, scale, out, bias, fast=True), *given)
+        given = random_operands(left)
+        assert "CAST" in operator_names(
+            lower(scaled_product(1.0, scale, out, bias, fast=True), *given)
         )
 
 
@@ -290,14 +302,14 @@ def test_weights_stay_of_8_bits():
     torch.manual_seed(0)
     layer = Layer()
     x = torch.randn(5, 256)
-    program = lowered(lambda x: layer(x).float(), x)
+    program = lower(lambda x: layer(x).float(), x)
     (delegate,) = program.delegates
     assert 64 * 256 < len(bytes(delegate.processed_bytes)) < 64 * 256 + 4096
     assert torch.allclose(program(x), layer(x).float(), rtol=2.0**-3, atol=2.0**-9)
 
 
 def test_scales_of_results_and_of_blocks_stay():
-    x, w = operands()
+    x, w = random_operands()
     one = torch.tensor(1.0)
 
     def function(x, w):
@@ -306,21 +318,21 @@ def test_scales_of_results_and_of_blocks_stay():
         )
 
     w = w.t()
-    program = lowered(function, x, w)
+    program = lower(function, x, w)
     assert not program.delegates
     assert "scales of results" in str(program.report)
-    expect_equal(program(x, w), function(x, w))
+    assert_equal_bits(program(x, w), function(x, w))
 
 
 def test_missing_float8_extensions_are_named():
-    program = lowered(lambda x: x.to(E4).float(), NUMBERS, spec="TOSA-1.0+FP")
+    program = lower(lambda x: x.to(E4).float(), NUMBERS, spec="TOSA-1.0+FP")
     assert "TOSA-1.0+FP+fp8e4m3" in str(program.report)
-    expect_equal(program(NUMBERS), NUMBERS.to(E4).float())
+    assert_equal_bits(program(NUMBERS), NUMBERS.to(E4).float())
 
 
 def test_delegates_refuse_inputs_of_other_types():
     x = torch.zeros(3).to(E4)
-    program = lowered(lambda x: x.float(), x)
+    program = lower(lambda x: x.float(), x)
     (delegate,) = program.delegates
     call = TOSARuntime.load(bytes(delegate.processed_bytes), (), {})
     assert torch.equal(call(x)[0], torch.zeros(3))
@@ -330,10 +342,10 @@ def test_delegates_refuse_inputs_of_other_types():
 
 
 def test_views_and_aliases():
-    x = every(E4).reshape(16, 16)
-    program = lowered(lambda x: (x.t(), x), x.t())
+    x = all_elements_of(E4).reshape(16, 16)
+    program = lower(lambda x: (x.t(), x), x.t())
     found = program(x.t())
     for result, wanted in zip(found, (x, x.t()), strict=True):
-        expect_equal(result, wanted)
+        assert_equal_bits(result, wanted)
     found[0].view(torch.uint8).zero_()
-    expect_equal(x, every(E4).reshape(16, 16))
+    assert_equal_bits(x, all_elements_of(E4).reshape(16, 16))

@@ -34,7 +34,7 @@ def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
     )
 
 
-def reasons(lowered):
+def refusal_reasons(lowered):
     return {r.operator: r.reason for r in lowered.report.refusals}
 
 
@@ -104,7 +104,7 @@ def test_int64_values_that_may_not_fit_are_refused():
 
     module, lowered = lower(forward, torch.tensor([LARGE, -LARGE]))
     assert not lowered.delegates
-    assert set(reasons(lowered).values()) == {
+    assert set(refusal_reasons(lowered).values()) == {
         "the input args_0: an int64 that is not known to fit into 32 bits"
     }
     for found, wanted in zip(
@@ -118,7 +118,7 @@ def test_a_result_that_may_not_fit_is_left_out():
         lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE
     )
     why = "TOSA MUL: its int64 result may be from 0 to 9663676416, which does not fit into 32 bits"
-    assert reasons(lowered) == {"aten.mul.Tensor": why}
+    assert refusal_reasons(lowered) == {"aten.mul.Tensor": why}
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
@@ -131,7 +131,7 @@ def test_without_pro_int_24_bits_are_the_limit(factor, left):
         (ids * factor).flip(1),
     )
     module, lowered = lower(forward, IDS, spec="TOSA-1.0+FP", table=TABLE)
-    assert list(reasons(lowered)) == left
+    assert list(refusal_reasons(lowered)) == left
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
@@ -141,7 +141,7 @@ def test_large_constants_fold_and_are_refused_otherwise():
         ids + m.large,
     )
     module, lowered = lower(both, IDS, table=TABLE, large=torch.tensor(LARGE))
-    assert "aten.add.Tensor" in reasons(lowered)
+    assert "aten.add.Tensor" in refusal_reasons(lowered)
     for found, wanted in zip(lowered(IDS), module(IDS), strict=True):
         torch.testing.assert_close(found, wanted)
 
@@ -166,7 +166,7 @@ def test_bounds_are_those_of_sums_with_rows_of_numbers():
     module, lowered = lower(forward, IDS[:, :1], table=TABLE)
     assert lowered.report.host_operators == 0
     module, lowered = lower(forward, IDS[:, :1], table=torch.cat([TABLE, TABLE]))
-    assert list(reasons(lowered)) == ["aten.mul.Tensor"]
+    assert list(refusal_reasons(lowered)) == ["aten.mul.Tensor"]
     torch.testing.assert_close(lowered(IDS[:, :1]), module(IDS[:, :1]))
 
 
@@ -180,7 +180,7 @@ def test_bounds_are_those_of_sums_with_products_of_truth_values(factor, proven):
         x * 2,
     )
     _, lowered = lower(forward, IDS, IDS.float(), table=TABLE)
-    assert ("aten.mul.Tensor" not in reasons(lowered)) == proven, lowered.report
+    assert ("aten.mul.Tensor" not in refusal_reasons(lowered)) == proven, lowered.report
 
 
 def test_wrapping_casts_prove_no_range():
@@ -189,7 +189,7 @@ def test_wrapping_casts_prove_no_range():
         lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE
     )
     large = IDS + 2**32
-    assert reasons(lowered)["aten.add.Tensor"].endswith(
+    assert refusal_reasons(lowered)["aten.add.Tensor"].endswith(
         "is not known to fit into 32 bits"
     )
     for found, wanted in zip(lowered(large), module(large), strict=True):
@@ -266,7 +266,7 @@ SEEN = {
 def test_casts_do_not_saturate_where_visible(name):
     x = torch.tensor([3e12, 200.0, 4.5])
     module, lowered = lower(SEEN[name], x, table=TABLE, last=torch.tensor(9))
-    assert "aten.to.dtype" in reasons(lowered)
+    assert "aten.to.dtype" in refusal_reasons(lowered)
     torch.testing.assert_close(lowered(x), module(x))
 
 
@@ -286,7 +286,7 @@ def test_casts_on_the_host_do_not_saturate():
     )
     x = torch.tensor([3e12, 2.0])
     lowered = delegraph.lower(module.eval(), (x,), backends=[partitioner])
-    assert set(reasons(lowered)) == {"aten.to.dtype", "aten.minimum.default"}
+    assert set(refusal_reasons(lowered)) == {"aten.to.dtype", "aten.minimum.default"}
     torch.testing.assert_close(lowered(x), module(x))
 
 
@@ -338,7 +338,7 @@ def test_some_parts_prove_nothing(parts):
         x + 1,
     )
     module, lowered = lower(forward, large % 10, table=TABLE)
-    assert "aten.add.Tensor" in reasons(lowered)
+    assert "aten.add.Tensor" in refusal_reasons(lowered)
     torch.testing.assert_close(lowered(large), module(large))
 
 
@@ -352,7 +352,7 @@ def test_empty_indices_prove_no_range():
 
 def test_float_numbers_as_int64_stay_on_the_host():
     module, lowered = lower(lambda m, x: (x * 2).long(), torch.tensor([1e15, -2.5]))
-    assert list(reasons(lowered)) == ["aten.to.dtype"]
+    assert list(refusal_reasons(lowered)) == ["aten.to.dtype"]
     torch.testing.assert_close(
         lowered(torch.tensor([1e15, -2.5])), module(torch.tensor([1e15, -2.5]))
     )

@@ -82,7 +82,7 @@ CASES = {
 }
 
 
-def lowered(function, *inputs, target=TARGET):
+def lower(function, *inputs, target=TARGET):
     module = Function(function).eval()
     return delegraph.lower(
         module, inputs, backends=["tosa"], options={"tosa": {"spec": target}}
@@ -92,11 +92,11 @@ def lowered(function, *inputs, target=TARGET):
 @pytest.fixture(scope="module")
 def programs():
     return {
-        name: lowered(function, *inputs) for name, (function, inputs) in CASES.items()
+        name: lower(function, *inputs) for name, (function, inputs) in CASES.items()
     }
 
 
-def in_order(delegate, inputs):
+def inputs_in_file_order(delegate, inputs):
     """The inputs as the file takes them: in the order of their first use."""
     return [
         inputs[int(argument.name.rpartition("_")[2])] for argument in delegate.inputs
@@ -108,11 +108,13 @@ def judged(programs):
     jobs = [
         (
             p.delegates[0].processed_bytes,
-            [x.numpy() for x in in_order(p.delegates[0], CASES[name][1])],
+            [x.numpy() for x in inputs_in_file_order(p.delegates[0], CASES[name][1])],
         )
         for name, p in programs.items()
     ]
-    return dict(zip(programs, reference_tools.run_all(jobs), strict=True))
+    return dict(
+        zip(programs, reference_tools.run_reference_model_on_all(jobs), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +124,7 @@ def test_equals_eager_in_int64(name, programs, judged):
     assert program.report.refusals == []
     assert program.report.host_operators == 0
     assert [str(a.dtype) for a in delegate.inputs] == [
-        str(x.dtype) for x in in_order(delegate, inputs)
+        str(x.dtype) for x in inputs_in_file_order(delegate, inputs)
     ]
     wanted = tree_leaves(function(*inputs))
     for mine, theirs, eager in zip(
@@ -151,14 +153,14 @@ def test_nothing_is_narrowed(programs):
 
 
 def test_operators_without_int64_support_need_small_values():
-    left = lowered(lambda i: i.float(), large)
+    left = lower(lambda i: i.float(), large)
     (refusal,) = left.report.refusals
     assert "which does not fit into 32 bits" in refusal.reason
-    table = lowered(lambda i: F.embedding(i, TABLE)[..., 0] * i.float(), ids)
+    table = lower(lambda i: F.embedding(i, TABLE)[..., 0] * i.float(), ids)
     assert table.report.refusals == []
     torch.testing.assert_close(table(ids), TABLE[ids][..., 0] * ids)
 
 
 def test_without_the_extension_the_same_version_narrows():
-    program = lowered(lambda i: F.embedding(i, TABLE), ids, target="TOSA-1.1+FP+INT")
+    program = lower(lambda i: F.embedding(i, TABLE), ids, target="TOSA-1.1+FP+INT")
     assert [str(a.dtype) for a in program.delegates[0].inputs] == ["torch.int32"]

@@ -36,7 +36,7 @@ def lower(module, *inputs, spec=MI):
     )
 
 
-def graph(lowered):
+def graph_of(lowered):
     (delegate,) = lowered.delegates
     return read(bytes(delegate.processed_bytes))
 
@@ -67,7 +67,7 @@ def test_rotary_positions_are_constants():
     """
     angles = torch.arange(8.0)
     lowered = lower(Call(lambda x: x * torch.sin(angles)), torch.ones(8))
-    assert [op.name for op in graph(lowered).operators] == ["MUL"]
+    assert [op.name for op in graph_of(lowered).operators] == ["MUL"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -77,7 +77,9 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
     layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3))
     lowered = lower(layers.to(dtype), x)
     assert lowered.host_operators == 0
-    convolution = next(op for op in graph(lowered).operators if isinstance(op, CONV2D))
+    convolution = next(
+        op for op in graph_of(lowered).operators if isinstance(op, CONV2D)
+    )
     assert str(convolution.weight.dtype) == (
         "bf16" if dtype is torch.bfloat16 else "fp16"
     )
@@ -110,7 +112,7 @@ def test_branches_need_no_extension():
     x = torch.ones(3)
     lowered = lower(Call(chosen), p, x)
     assert lowered.host_operators == 0, lowered.report
-    assert any(isinstance(op, COND_IF) for op in graph(lowered).operators)
+    assert any(isinstance(op, COND_IF) for op in graph_of(lowered).operators)
     assert torch.equal(lowered(torch.tensor(False), x), x * 2)
 
 
@@ -152,7 +154,7 @@ def test_a_mean_over_an_image_has_a_stride_of_1():
         )
         pools = [
             op
-            for op in graph(lowered).operators
+            for op in graph_of(lowered).operators
             if isinstance(op, DEPTHWISE_CONV2D | AVG_POOL2D)
         ]
         strides[spec] = [op.stride for op in pools], lowered(x)
@@ -170,6 +172,7 @@ def test_uint8_inputs_are_declared_by_rescale():
     lowered = lower(Pixels(), image)
     assert lowered.host_operators == 0, lowered.report
     assert any(
-        isinstance(op, RESCALE) and op.input_unsigned for op in graph(lowered).operators
+        isinstance(op, RESCALE) and op.input_unsigned
+        for op in graph_of(lowered).operators
     )
     assert torch.equal(lowered(image), Pixels()(image))

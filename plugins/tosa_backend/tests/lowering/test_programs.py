@@ -29,7 +29,7 @@ class Program(nn.Module):
         return self.function(self, *args)
 
 
-def live(channels):
+def batch_norm_with_statistics(channels):
     """A batch norm whose statistics are not the ones that make it the identity."""
     norm = nn.BatchNorm2d(channels)
     torch.manual_seed(channels)
@@ -89,12 +89,12 @@ PROGRAMS = {
             bottleneck,
             first=conv(4, 4, 3, padding=1),
             second=conv(4, 4, 1),
-            norm=live(4),
+            norm=batch_norm_with_statistics(4),
         ),
         [IMAGE],
     ),
     "a shared convolution is not folded away": (
-        Program(twice, first=conv(4, 4, 3), norm=live(4)),
+        Program(twice, first=conv(4, 4, 3), norm=batch_norm_with_statistics(4)),
         [IMAGE],
     ),
     "in-place activations": (
@@ -184,10 +184,10 @@ def test_constants_fold_into_few_operators():
     """
     module = nn.Sequential(
         conv(4, 6, 3),
-        live(6),
+        batch_norm_with_statistics(6),
         nn.ReLU(),
         conv(6, 6, 3, groups=6),
-        live(6),
+        batch_norm_with_statistics(6),
         nn.ReLU6(inplace=True),
     )
     lowered = delegraph.lower(module.eval(), (IMAGE,), backends=["tosa"])

@@ -34,7 +34,7 @@ class Drawn(nn.Module):
         return tuple(values[-3:])
 
 
-def drawn(seed: int) -> Drawn:
+def draw_program(seed: int) -> Drawn:
     """A program on x [n,m,4] and y [n,4]: each step is one that eager takes at two
     sizes, with equal patterns.
     """
@@ -118,11 +118,11 @@ STEPS = [
 ]
 
 
-def check(seed: int) -> bool:
+def assert_delegates_equal_eager(seed: int) -> bool:
     """Whether the program could be exported; of an export, all that is delegated agrees
     with eager.
     """
-    module = drawn(seed)
+    module = draw_program(seed)
     n = Dim("n", min=3, max=32)
     m = Dim("m", min=3, max=32)
     try:
@@ -154,9 +154,9 @@ def check(seed: int) -> bool:
 
 
 def test_random_programs():
-    assert sum(map(check, range(12))) >= 6
+    assert sum(map(assert_delegates_equal_eager, range(12))) >= 6
 
 
 @pytest.mark.slow
 def test_many_random_programs():
-    assert sum(map(check, range(1000, 1300))) >= 150
+    assert sum(map(assert_delegates_equal_eager, range(1000, 1300))) >= 150

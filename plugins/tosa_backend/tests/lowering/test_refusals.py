@@ -34,7 +34,7 @@ def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **options):
     )
 
 
-def message(function, *inputs, **options):
+def refusal_message(function, *inputs, **options):
     with pytest.raises(Unsupported) as caught:
         lower(function, *inputs, **options)
     assert caught.value.code == "unsupported"
@@ -152,19 +152,19 @@ REFUSALS = [
     ("function", "inputs", "text"), REFUSALS, ids=[text[:60] for *_, text in REFUSALS]
 )
 def test_refusals(function, inputs, text):
-    assert message(function, *inputs) == text
+    assert refusal_message(function, *inputs) == text
 
 
 def test_the_target_decides():
     ints = torch.ones(2, 3, dtype=torch.int32)
-    said = message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
+    said = refusal_message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
     assert (
         said
         == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; the target is"
         " TOSA-1.0+FP"
     )
     assert lower(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP+INT").operators
-    said = message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
+    said = refusal_message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
     assert (
         said
         == "the input args_0: a tensor of fp32 needs PRO-FP; the target is TOSA-1.0+INT"
@@ -173,18 +173,20 @@ def test_the_target_decides():
 
 def test_dynamic_shapes():
     rows = torch.export.Dim("rows")
-    said = message(lambda x: x + 1, torch.ones(3, 4), dynamic_shapes=(({0: rows},),))
+    said = refusal_message(
+        lambda x: x + 1, torch.ones(3, 4), dynamic_shapes=(({0: rows},),)
+    )
     assert said.startswith("the input args_0 has the dynamic shape [")
     assert said.endswith("TOSA 1.0 needs every size at compile time")
 
 
 def test_python_values_as_inputs_and_outputs():
     assert (
-        message(lambda x, n: x + n, torch.ones(3), 2)
+        refusal_message(lambda x, n: x + n, torch.ones(3), 2)
         == "the input args_1 is 2, not a tensor"
     )
     assert (
-        message(lambda x: (x + 1, 5), torch.ones(3))
+        refusal_message(lambda x: (x + 1, 5), torch.ones(3))
         == "output 1 is the Python value 5, not a tensor"
     )
 

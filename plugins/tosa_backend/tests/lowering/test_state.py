@@ -48,7 +48,7 @@ class Decoder(nn.Module):
         return y * before, self.scale, self.steps * 1
 
 
-def step(k):
+def step_inputs(k):
     return torch.tensor([[k + 3]]), torch.tensor([k])
 
 
@@ -60,16 +60,16 @@ def model():
 
 @pytest.fixture(scope="module")
 def exported(model):
-    return torch.export.export(model, step(0))
+    return torch.export.export(model, step_inputs(0))
 
 
-def lowered(program, target=TARGET):
+def lower(program, target=TARGET):
     return delegraph.lower(
         program, backends=["tosa"], options={"tosa": {"spec": target}}
     )
 
 
-def same(found, wanted):
+def assert_all_close(found, wanted):
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
@@ -78,7 +78,7 @@ def same(found, wanted):
     "target, kept", [(TARGET, ("keys", "values", "scale")), ("TOSA-1.0+FP+INT", ())]
 )
 def test_ten_steps_of_a_decoder(model, exported, target, kept):
-    program = lowered(exported, target)
+    program = lower(exported, target)
     eager = deepcopy(model)
     (delegate,) = program.delegates
     assert set(delegate.module.state) == set(kept)
@@ -88,25 +88,28 @@ def test_ten_steps_of_a_decoder(model, exported, target, kept):
     second = program.instance()
     other = deepcopy(model)
     for k in range(10):
-        same(program(*step(k)), eager(*step(k)))
+        assert_all_close(program(*step_inputs(k)), eager(*step_inputs(k)))
         if k % 3 == 0:  # another stream, which is not as far
-            same(second(*step(k // 3)), other(*step(k // 3)))
-    assert program.verify(*step(0)).relative_error < 1e-5
-    same(program(*step(10)), eager(*step(10)))
+            assert_all_close(second(*step_inputs(k // 3)), other(*step_inputs(k // 3)))
+    assert program.verify(*step_inputs(0)).relative_error < 1e-5
+    assert_all_close(program(*step_inputs(10)), eager(*step_inputs(10)))
 
 
 def test_the_reference_tools_take_the_file(model, exported):
-    file = lowered(exported).delegates[0].processed_bytes
+    file = lower(exported).delegates[0].processed_bytes
     reference_tools.check_strictly(file, "pro_fp,pro_int", "variable")
-    arrays = [given.to(torch.int32).numpy() for given in step(0)]
-    attended, scale, _ = deepcopy(model)(*step(0))
-    found = {array.shape: array for array in reference_tools.run(file, arrays)}
+    arrays = [given.to(torch.int32).numpy() for given in step_inputs(0)]
+    attended, scale, _ = deepcopy(model)(*step_inputs(0))
+    found = {
+        array.shape: array
+        for array in reference_tools.run_reference_model(file, arrays)
+    }
     np.testing.assert_allclose(found[1, 1, 8], attended.detach().numpy(), atol=1e-6)
     np.testing.assert_allclose(found[1,], scale.numpy())
 
 
 def test_initial_values_are_stored_and_the_model_unchanged(model, exported):
-    program = lowered(exported)
+    program = lower(exported)
     graph = read(program.delegates[0].processed_bytes)
     initial = {
         op.variable: op.initial_value.constant.materialize()
@@ -118,7 +121,7 @@ def test_initial_values_are_stored_and_the_model_unchanged(model, exported):
         "values": 0,
         "scale": 3,
     }
-    program(*step(0))
+    program(*step_inputs(0))
     assert model.scale.item() == 3.0
 
 
@@ -136,7 +139,7 @@ class Register(nn.Module):
 
 
 def test_a_variable_shares_no_memory_with_the_caller():
-    program = lowered(torch.export.export(Register().eval(), (torch.ones(3),)))
+    program = lower(torch.export.export(Register().eval(), (torch.ones(3),)))
     x = torch.ones(3)
     _, held = program(x)
     x.fill_(9)
@@ -146,7 +149,7 @@ def test_a_variable_shares_no_memory_with_the_caller():
 
 
 def test_states_of_unsupported_types_are_passed_as_inputs():
-    program = lowered(
+    program = lower(
         torch.export.export(
             Register(torch.int32).eval(), (torch.ones(3, dtype=torch.int32),)
         )
@@ -171,11 +174,11 @@ def test_a_buffer_that_the_host_reads_stays_there():
             self.held.add_(x)
             return before, self.held * 2
 
-    program = lowered(torch.export.export(Shared().eval(), (torch.ones(3),)))
+    program = lower(torch.export.export(Shared().eval(), (torch.ones(3),)))
     eager = Shared().eval()
     assert all(not delegate.module.state for delegate in program.delegates)
     for _ in range(3):
-        same(program(torch.ones(3)), eager(torch.ones(3)))
+        assert_all_close(program(torch.ones(3)), eager(torch.ones(3)))
 
 
 def test_state_that_methods_share_stays_with_the_host():

@@ -46,7 +46,7 @@ def test_equals_eager(name, target):
     assert kinds >= wanted[name]
     assert not kinds & unwanted[name]
     reference_tools.check_strictly(file, "pro_fp", version=TARGETS[target])
-    theirs = reference_tools.run(file, [x.numpy() for x in inputs])
+    theirs = reference_tools.run_reference_model(file, [x.numpy() for x in inputs])
     results = tree_leaves(function(*inputs))
     for mine, other, eager in zip(
         tree_leaves(program(*inputs)), theirs, results, strict=True

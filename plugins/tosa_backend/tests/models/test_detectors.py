@@ -51,7 +51,7 @@ class Yolo(nn.Module):
         )
 
 
-def plant(monkeypatch, wanted, where, by):
+def plant_error(monkeypatch, wanted, where, by):
     """Delegates whose result of the shape of ``wanted`` is wrong at one place."""
     load = TOSARuntime.load
 
@@ -98,7 +98,7 @@ def test_a_yolo_with_top_k(quantizes, images, monkeypatch):
     assert "compared with another run of eager at" in str(found), found
     for output, where, by in ((2, (0, 5, 1), 0.05), (1, (0, 19), 1), (0, (0, 0), 0.05)):
         with monkeypatch.context() as patched:
-            plant(patched, lowered(images)[output], where, by)
+            plant_error(patched, lowered(images)[output], where, by)
             wrong = verify_ties(lower(), images)
             assert not wrong.agrees(), wrong
             assert not wrong.outputs[output].agrees(), wrong
@@ -154,7 +154,7 @@ def test_d_fine(images, monkeypatch):
     assert found.agrees(), found
     assert found.relative_error < 1e-3, found
     assert "compared with another run of eager at" in str(found), found
-    plant(monkeypatch, lowered(images)[0], (0, 5, 1), 0.1)
+    plant_error(monkeypatch, lowered(images)[0], (0, 5, 1), 0.1)
     wrong = verify_ties(delegraph.lower(model, (images,), backends=["tosa"]), images)
     assert not wrong.agrees(), wrong
 

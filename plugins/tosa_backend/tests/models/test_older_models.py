@@ -29,7 +29,7 @@ def rows(*names):
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_networks_of_floats(name):
     model, inputs = (vision if name in vision.MODELS else sequences).built(name)
-    compare(
+    assert_targets_agree(
         torch.export.export(model, inputs), [inputs], "TOSA-0.80+MI", "TOSA-1.0+FP+INT"
     )
 
@@ -39,7 +39,7 @@ def test_networks_of_floats(name):
 def test_networks_of_tokens(name):
     torch.manual_seed(0)
     model, inputs = tokens.MODELS[name]
-    compare(
+    assert_targets_agree(
         torch.export.export(model().eval(), inputs),
         [inputs],
         "TOSA-0.80+MI",
@@ -57,10 +57,10 @@ def test_networks_of_integers(name, activations):
         module, batches, quantizer=TOSAQuantizer(Precision(activations))
     )
     target = "TOSA-1.0+INT" if activations is torch.int8 else "TOSA-1.0+INT+int16"
-    compare(program, batches, "TOSA-0.80+BI", target)
+    assert_targets_agree(program, batches, "TOSA-0.80+BI", target)
 
 
-def compare(program, batches, older, newer):
+def assert_targets_agree(program, batches, older, newer):
     """Both targets take the same operators, and compute the same; but for SIN and COS,
     which 0.80 lacks.
     """

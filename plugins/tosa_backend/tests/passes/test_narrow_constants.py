@@ -11,12 +11,12 @@ from delegraph_tosa.ir.types import DType, RoundingMode, Type
 from delegraph_tosa.passes import run_passes
 from delegraph_tosa.spec import TosaSpec
 
-from ..support.drafts import Draft, assert_well_formed, names, sizes
+from ..support.drafts import Draft, assert_well_formed, count_operators, sizes
 
 INT = TosaSpec.parse("TOSA-1.0+INT")
 
 
-def scaled(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
+def scale_by_steps(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
     """``x`` minus -3, times 2 to 8 for each step; folded if it is a constant, as
     lowering does.
     """
@@ -41,13 +41,13 @@ def scaled(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
 def gain(d: Draft, width: int) -> Value:
     """A constant int8 [width], scaled to int32 and seen as [1,1,width]"""
     elements = d.random.integers(-128, 128, width)
-    wide = scaled(d, literal(elements, DType.INT8, np.int8))
+    wide = scale_by_steps(d, literal(elements, DType.INT8, np.int8))
     reshape = tosa.RESHAPE((wide, sizes((1, 1, width))))
     reshape.outputs = (Value(Type((1, 1, width), DType.INT32), Folded(reshape)),)
     return reshape.outputs[0]
 
 
-def optimized(d: Draft, *outputs: Value) -> Graph:
+def optimize_and_compare(d: Draft, *outputs: Value) -> Graph:
     """The graph after the passes, which computes the same integers."""
     given = d.graph(*outputs)
     result = run_passes(given, INT)
@@ -63,10 +63,10 @@ def optimized(d: Draft, *outputs: Value) -> Graph:
 )
 def test_constants_are_narrowed_like_the_other_operand(cls):
     d = Draft()
-    x = scaled(d, d.input(1, 64, 96, dtype=DType.INT8))
+    x = scale_by_steps(d, d.input(1, 64, 96, dtype=DType.INT8))
     shift = [d.no_shift] if cls is tosa.MUL else []
-    result = optimized(d, d.op(cls, gain(d, 96), x, *shift))
-    assert names(result) == {"RESCALE": 2, cls.__name__: 1}
+    result = optimize_and_compare(d, d.op(cls, gain(d, 96), x, *shift))
+    assert count_operators(result) == {"RESCALE": 2, cls.__name__: 1}
     constants = {
         v.dtype
         for op in result.operators
@@ -78,14 +78,17 @@ def test_constants_are_narrowed_like_the_other_operand(cls):
 
 def test_constants_in_small_products_are_scaled_in_advance():
     d = Draft()
-    x = scaled(d, d.input(1, 4, 96, dtype=DType.INT8))
-    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {"RESCALE": 1, "MUL": 1}
+    x = scale_by_steps(d, d.input(1, 4, 96, dtype=DType.INT8))
+    assert count_operators(optimize_and_compare(d, d.mul(x, gain(d, 96)))) == {
+        "RESCALE": 1,
+        "MUL": 1,
+    }
 
 
 def test_constants_with_int32_operands_are_scaled_in_advance():
     d = Draft()
-    x = d.op(tosa.ABS, scaled(d, d.input(1, 64, 96, dtype=DType.INT8)))
-    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {
+    x = d.op(tosa.ABS, scale_by_steps(d, d.input(1, 64, 96, dtype=DType.INT8)))
+    assert count_operators(optimize_and_compare(d, d.mul(x, gain(d, 96)))) == {
         "RESCALE": 1,
         "ABS": 1,
         "MUL": 1,

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from ..support import reference_tools
-from ..support.quantized_cases import check
+from ..support.quantized_cases import assert_within_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 INT = {"tosa": {"spec": "TOSA-1.0+INT+controlflow"}}
@@ -78,14 +78,14 @@ def test_bodies_become_integers(kind):
             steps = torch.ops.quantized_decomposed.quantize_per_tensor.default(
                 real, *node.args[1:6]
             )
-            check(ours.numpy(), steps)
+            assert_within_steps(ours.numpy(), steps)
         judged.append(((bytes(delegate.processed_bytes), [integers.numpy()]), found))
         floats = module(x)
         for real, exact in zip(
             wanted, floats if isinstance(floats, tuple) else (floats,), strict=True
         ):
             assert (real - exact).abs().max() < 0.1
-    officials = reference_tools.run_all([job for job, _ in judged])
+    officials = reference_tools.run_reference_model_on_all([job for job, _ in judged])
     for official, (_, found) in zip(officials, judged, strict=True):
         assert all(
             np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True)

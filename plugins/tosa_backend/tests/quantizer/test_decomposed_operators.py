@@ -14,7 +14,7 @@ from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
 from ..support import reference_tools
-from ..support.quantized_cases import check
+from ..support.quantized_cases import assert_within_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def program(module, batches):
     return delegraph.quantize(module, batches)
 
 
-def calls(program, name):
+def calls_of(program, name):
     return [
         n
         for n in program.graph.nodes
@@ -106,10 +106,10 @@ def test_parts_leave_no_float(program, batches):
     for ours, real, node in zip(
         found, wanted, program.graph.output_node().args[0], strict=True
     ):
-        check(ours.numpy(), in_steps(real, node))
+        assert_within_steps(ours.numpy(), in_steps(real, node))
     file = bytes(delegate.processed_bytes)
-    reference_tools.judge(file, TosaSpec.parse("TOSA-1.0+INT"))
-    official = reference_tools.run(file, [x.numpy() for x in integers])
+    reference_tools.check_strictly_for_spec(file, TosaSpec.parse("TOSA-1.0+INT"))
+    official = reference_tools.run_reference_model(file, [x.numpy() for x in integers])
     assert all(
         np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True)
     )
@@ -142,7 +142,7 @@ def test_a_layer_is_the_operator_in_the_table_of_errors(module, program, batches
 
 
 def test_parts_belong_to_the_module_and_line_of_the_operator(program):
-    (gate,) = calls(program, "aten.sigmoid")
+    (gate,) = calls_of(program, "aten.sigmoid")
     assert any(
         name.endswith("gate") for name, _ in gate.meta["nn_module_stack"].values()
     )
@@ -158,7 +158,7 @@ def test_parts_belong_to_the_module_and_line_of_the_operator(program):
     ids=["operator", "module"],
 )
 def test_operators_left_in_floats_are_not_decomposed(module, batches, change):
-    assert calls(
+    assert calls_of(
         delegraph.quantize(module, batches[:1], quantizer=change(quantizer())),
         "aten.glu",
     )
@@ -175,7 +175,10 @@ def test_a_setting_of_the_operator_is_one_of_its_parts(batches):
         [x for x, _ in batches],
         quantizer=fine,
     )
-    (sigmoid,), (tanh,) = calls(program, "aten.sigmoid"), calls(program, "aten.tanh")
+    (sigmoid,), (tanh,) = (
+        calls_of(program, "aten.sigmoid"),
+        calls_of(program, "aten.tanh"),
+    )
     assert [next(iter(n.users)).args[-1] for n in (sigmoid, tanh)] == [
         torch.int16,
         torch.int8,
@@ -189,7 +192,7 @@ class Loss(nn.Module):
 
 def test_partly_float_operators_are_not_decomposed():
     given = [(torch.randn(3, 4), torch.randn(3, 4))]
-    assert calls(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
+    assert calls_of(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
 
 
 class Divided(nn.Module):
@@ -224,4 +227,4 @@ def test_quotients_that_are_rounded_are_written_out(batches):
     for ours, real, node in zip(
         found, wanted, program.graph.output_node().args[0], strict=True
     ):
-        check(ours.numpy(), in_steps(real, node))
+        assert_within_steps(ours.numpy(), in_steps(real, node))

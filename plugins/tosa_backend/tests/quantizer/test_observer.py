@@ -17,14 +17,14 @@ SETTINGS = {
 }
 
 
-def observed(*batches):
+def observe(*batches):
     observer = SquaredErrorObserver(**SETTINGS)
     for batch in batches:
         assert observer(batch) is batch
     return observer
 
 
-def error(x, low, high):
+def mean_squared_error(x, low, high):
     """The mean squared error of ``x`` in 256 steps from ``low`` to ``high``."""
     scale = (high - low) / 255
     steps = torch.fake_quantize_per_tensor_affine(
@@ -33,7 +33,7 @@ def error(x, low, high):
     return (steps - x).square().mean().item()
 
 
-def found(observer):
+def chosen_limits(observer):
     """The limits that it chose."""
     scale, zero_point = (v.item() for v in observer.calculate_qparams())
     return (-128 - zero_point) * scale, (127 - zero_point) * scale
@@ -61,17 +61,19 @@ def test_chosen_limits_are_close_to_the_best(kind):
     high = max(x.max().item(), 0.0)
     parts = [k / 24 for k in range(3, 25)]
     best = min(
-        error(x, low * a, high * b)
+        mean_squared_error(x, low * a, high * b)
         for a in (parts if low else [0])
         for b in (parts if high else [0])
     )
-    chosen = error(x, *found(observed(*x.split(7_000))))
+    chosen = mean_squared_error(x, *chosen_limits(observe(*x.split(7_000))))
     assert chosen <= 1.06 * best
-    assert chosen <= 1.02 * error(x, low, high), "what minmax takes"
+    assert chosen <= 1.02 * mean_squared_error(x, low, high), "what minmax takes"
 
 
 def test_rare_large_values_are_clipped():
-    low, high = found(observed(torch.cat([torch.randn(200_000), torch.tensor([9.0])])))
+    low, high = chosen_limits(
+        observe(torch.cat([torch.randn(200_000), torch.tensor([9.0])]))
+    )
     assert -5 < low < -3
     assert 3 < high < 8
 
@@ -81,14 +83,16 @@ def test_batches_that_grow():
     batches at once, to a bin.
     """
     batches = [torch.rand(5_000) * 2.0**k for k in (-9, 3, 0, -2, 4)]
-    one = observed(torch.cat(batches))
-    many = observed(*batches)
-    assert found(many) == pytest.approx(found(one), rel=1e-2)
+    one = observe(torch.cat(batches))
+    many = observe(*batches)
+    assert chosen_limits(many) == pytest.approx(chosen_limits(one), rel=1e-2)
     assert many.counts.sum() == pytest.approx(25_000, abs=1)
 
 
 def test_growth_beyond_all_bins():
-    low, high = found(observed(torch.full((10,), 1e-20), torch.tensor([1.0, -1.0])))
+    low, high = chosen_limits(
+        observe(torch.full((10,), 1e-20), torch.tensor([1.0, -1.0]))
+    )
     assert low == pytest.approx(-1, rel=0.02)
     assert high == pytest.approx(1, rel=0.02)
 
@@ -117,23 +121,25 @@ def test_values_without_histogram_use_minimum_and_maximum(x):
     plain = MinMaxObserver(**SETTINGS)
     plain(x)
     for chosen, all_of_it in zip(
-        observed(x).calculate_qparams(), plain.calculate_qparams(), strict=True
+        observe(x).calculate_qparams(), plain.calculate_qparams(), strict=True
     ):
         assert torch.equal(chosen, all_of_it)
 
 
 def test_empty_tensors_change_no_limits():
     x = torch.randn(100)
-    assert found(observed(torch.empty(0), x, torch.empty(0, 3))) == found(observed(x))
+    assert chosen_limits(
+        observe(torch.empty(0), x, torch.empty(0, 3))
+    ) == chosen_limits(observe(x))
 
 
 def test_state_dictionaries_restore_the_histogram():
     first = torch.randn(5_000)
     second = torch.randn(5_000) * 50
-    whole = observed(first, second)
-    saved = observed(first)
+    whole = observe(first, second)
+    saved = observe(first)
     loaded = SquaredErrorObserver(**SETTINGS)
     loaded.load_state_dict(saved.state_dict())
-    assert found(loaded) == found(saved)
+    assert chosen_limits(loaded) == chosen_limits(saved)
     loaded(second)
-    assert found(loaded) == found(whole)
+    assert chosen_limits(loaded) == chosen_limits(whole)

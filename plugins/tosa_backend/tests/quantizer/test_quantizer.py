@@ -52,7 +52,7 @@ class Net(nn.Module):
         return self.line(torch.cat([F.silu(first) * 2, second], 1)).softmax(-1)
 
 
-def net():
+def make_net():
     torch.manual_seed(0)
     return Net().eval()
 
@@ -64,10 +64,10 @@ def batches(count=3):
 
 @pytest.fixture(scope="module")
 def program():
-    return delegraph.quantize(net(), batches())
+    return delegraph.quantize(make_net(), batches())
 
 
-def calls(program, name):
+def calls_of(program, name):
     return [
         n
         for n in program.graph.nodes
@@ -75,32 +75,32 @@ def calls(program, name):
     ]
 
 
-def integers_of(node):
+def scale_and_zero_point_of(node):
     """(scale, zero point) that a result is quantized to, or None."""
     (user,) = node.users
     return user.args[1:3] if "quantize_per_tensor" in str(user.target) else None
 
 
 def test_activations_and_batch_norms_fuse_with_the_preceding_layer(program):
-    assert not calls(program, "batch_norm")
-    (relu,), (hardtanh,) = calls(program, "relu"), calls(program, "hardtanh")
+    assert not calls_of(program, "batch_norm")
+    (relu,), (hardtanh,) = calls_of(program, "relu"), calls_of(program, "hardtanh")
     assert "conv2d" in str(relu.args[0].target)
     assert "add" in str(hardtanh.args[0].target)
 
 
 def test_operators_that_move_values_keep_their_quantization(program):
-    for pool in calls(program, "max_pool2d"):
-        assert integers_of(pool) == pool.args[0].args[1:3]
+    for pool in calls_of(program, "max_pool2d"):
+        assert scale_and_zero_point_of(pool) == pool.args[0].args[1:3]
 
 
 def test_functions_of_one_value_are_one_table(program):
-    (silu,) = calls(program, "silu")
+    (silu,) = calls_of(program, "silu")
     assert "mul" in str(next(iter(silu.users)).target)
 
 
 def test_known_limits_are_not_measured(program):
-    (softmax,) = calls(program, "softmax")
-    assert integers_of(softmax) == (1 / 256, -128)
+    (softmax,) = calls_of(program, "softmax")
+    assert scale_and_zero_point_of(softmax) == (1 / 256, -128)
 
 
 class Tables(nn.Module):
@@ -137,12 +137,12 @@ def test_averages_keep_the_quantization_if_fine_enough():
 
     program = delegraph.quantize(Averages(), batches())
     (gate,), (lopsided, positive) = (
-        calls(program, "adaptive_avg_pool2d"),
-        calls(program, "mean.dim"),
+        calls_of(program, "adaptive_avg_pool2d"),
+        calls_of(program, "mean.dim"),
     )
-    assert integers_of(gate) == gate.args[0].args[1:3]
-    assert integers_of(positive) == positive.args[0].args[1:3]
-    assert integers_of(lopsided) != lopsided.args[0].args[1:3]
+    assert scale_and_zero_point_of(gate) == gate.args[0].args[1:3]
+    assert scale_and_zero_point_of(positive) == positive.args[0].args[1:3]
+    assert scale_and_zero_point_of(lopsided) != lopsided.args[0].args[1:3]
     made = read(
         bytes(delegraph.lower(program, options=INT).delegates[0].processed_bytes)
     ).operators
@@ -169,7 +169,7 @@ def test_integers_leave_no_float_in_the_file(program):
 
 
 def test_a_bias_is_in_steps_of_the_product(program):
-    bias = calls(program, "linear")[0].args[2]
+    bias = calls_of(program, "linear")[0].args[2]
     assert bias.args[6] is torch.int32
 
 
@@ -182,7 +182,7 @@ def test_weights(settings, low, high, per_channel):
     found = delegraph.quantize(
         module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings))
     )
-    weight = calls(found, "linear")[0].args[1]
+    weight = calls_of(found, "linear")[0].args[1]
     assert ("per_channel" in str(weight.target)) is per_channel
     assert (
         low,
@@ -203,7 +203,7 @@ def test_int16_activations_have_no_zero_point():
     with torch.no_grad():
         # weights have 8 bits
         torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.02)
-    assert {n.args[2] for n in calls(found, ".quantize_per_tensor")} == {0}
+    assert {n.args[2] for n in calls_of(found, ".quantize_per_tensor")} == {0}
 
 
 class Computed(nn.Module):
@@ -234,11 +234,11 @@ def test_weights_that_are_computed_have_one_scale(activations):
     )
     assert not any(
         "quantize_per_channel" in str(n.args[0].target)
-        for n in calls(found, "dequantize_per_channel")
+        for n in calls_of(found, "dequantize_per_channel")
     )
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
-    scales = [n.args[1] for n in calls(found, "dequantize")[-2:]]
+    scales = [n.args[1] for n in calls_of(found, "dequantize")[-2:]]
     for mine, theirs, scale in zip(
         lowered(*inputs), found.module(check_guards=False)(*inputs), scales, strict=True
     ):
@@ -254,8 +254,8 @@ def test_accumulating_index_put_gets_its_own_scale():
     program = delegraph.quantize(
         Added().eval(), [(torch.linspace(0, 1, 8), torch.linspace(0.9, 1, 200))]
     )
-    (put,) = calls(program, "index_put")
-    scale, _ = integers_of(put)
+    (put,) = calls_of(program, "index_put")
+    scale, _ = scale_and_zero_point_of(put)
     assert scale > 100 * put.args[2].args[1]
 
 
@@ -269,7 +269,7 @@ def test_sums_are_quantized_before_a_function_of_them():
             return F.gelu(self.line(x) * 2), torch.tanh(x * 2 + 1)
 
     found = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
-    (gelu,), (tanh,) = calls(found, "gelu"), calls(found, "tanh")
+    (gelu,), (tanh,) = calls_of(found, "gelu"), calls_of(found, "tanh")
     assert "dequantize" in str(gelu.args[0].target), "a table, as before"
     assert "add" in str(tanh.args[0].target), "a table, as before"
 
@@ -320,7 +320,7 @@ def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     found = delegraph.quantize(
         module.eval(), [inputs], quantizer=quantizer(precision(activations=activations))
     )
-    scales = [n.args[1] for n in calls(found, "quantize_per_tensor")]
+    scales = [n.args[1] for n in calls_of(found, "quantize_per_tensor")]
     assert 0 < max(scales) < 0.1
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
@@ -329,7 +329,7 @@ def test_masks_have_no_scale_and_attention_no_floats(module, activations):
         lowered(*inputs),
         wanted,
         rtol=0,
-        atol=1.01 * calls(found, "dequantize")[-1].args[1],
+        atol=1.01 * calls_of(found, "dequantize")[-1].args[1],
     )
 
 
@@ -344,10 +344,10 @@ def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     ids=["name", "type", "operator", "all but one"],
 )
 def test_settings_keep_chosen_operators_in_floats(change, floats):
-    found = delegraph.quantize(net(), batches(1), quantizer=change(quantizer()))
-    for call in calls(found, floats)[-1:]:
+    found = delegraph.quantize(make_net(), batches(1), quantizer=change(quantizer()))
+    for call in calls_of(found, floats)[-1:]:
         assert "dequantize" not in str(call.args[1].target), "its weight is in floats"
-    assert calls(found, "dequantize_per_channel")
+    assert calls_of(found, "dequantize_per_channel")
 
 
 def test_the_most_specific_setting_holds():
@@ -356,8 +356,8 @@ def test_the_most_specific_setting_holds():
         .set_module_type(nn.Conv2d, None)
         .set_module_name("other", precision(weight_bits=4))
     )
-    found = delegraph.quantize(net(), batches(1), quantizer=chosen)
-    first, second = calls(found, "conv2d")
+    found = delegraph.quantize(make_net(), batches(1), quantizer=chosen)
+    first, second = calls_of(found, "conv2d")
     assert "dequantize" not in str(first.args[1].target)
     assert second.args[1].args[-2] == 7
 
@@ -369,7 +369,9 @@ def test_inputs_and_outputs_may_stay_floats():
         [torch.randn(2, 6)],
         quantizer=quantizer().set_io(inputs=False, outputs=False),
     )
-    assert ["dequantize" in str(n.args[1].target) for n in calls(found, "linear")] == [
+    assert [
+        "dequantize" in str(n.args[1].target) for n in calls_of(found, "linear")
+    ] == [
         False,
         True,
         False,
@@ -384,7 +386,7 @@ def test_training_with_quantization_takes_a_step_and_is_lowered():
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-    module, (x,) = net().train(), batches(1)[0]
+    module, (x,) = make_net().train(), batches(1)[0]
     prepared = prepare_qat_pt2e(
         torch.export.export(module, (x,)).module(check_guards=False),
         quantizer(qat=True),
@@ -399,7 +401,7 @@ def test_training_with_quantization_takes_a_step_and_is_lowered():
     )
     move_exported_model_to_eval(prepared)
     trained = torch.export.export(convert_pt2e(prepared), (x,))
-    (relu,) = calls(trained, "relu")
+    (relu,) = calls_of(trained, "relu")
     assert "conv2d" in str(relu.args[0].target), (
         "the batch norm became part of the convolution"
     )
@@ -418,7 +420,7 @@ def test_a_module_that_is_not_there():
         ),
     ):
         delegraph.quantize(
-            net(), batches(1), quantizer=quantizer().set_module_name("lime", None)
+            make_net(), batches(1), quantizer=quantizer().set_module_name("lime", None)
         )
 
 
@@ -467,7 +469,7 @@ def test_operators_with_fixed_limits_are_quantized_once(function):
     program = delegraph.quantize(Function(), [(torch.randn(6, 4),)])
     borders = [
         n
-        for n in calls(program, ".quantize_per_tensor")
+        for n in calls_of(program, ".quantize_per_tensor")
         if "dequantize" in str(n.args[0].target)
     ]
     assert all(n.args[1:3] == n.args[0].args[1:3] for n in borders)
@@ -479,8 +481,8 @@ def test_values_joined_with_fixed_limits_share_the_union():
             return torch.cat((torch.sigmoid(x), x))
 
     program = delegraph.quantize(Joined(), [(4 * torch.randn(6, 4),)])
-    (joined,) = calls(program, "cat")
-    assert integers_of(joined)[0] > 1 / 128
+    (joined,) = calls_of(program, "cat")
+    assert scale_and_zero_point_of(joined)[0] > 1 / 128
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])

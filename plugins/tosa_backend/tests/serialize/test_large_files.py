@@ -21,7 +21,7 @@ from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.spec import TosaSpec
 
 from ..support import reference_tools
-from ..support.samples import apply
+from ..support.samples import make_operator
 
 MEGABYTE = 1 << 20
 LENGTH = 32 * MEGABYTE
@@ -42,7 +42,7 @@ def sums(count: int) -> Graph:
     value = x = Value(Type((LENGTH,), DType.FP32), name="x")
     made = []
     for number in range(1, count + 1):
-        made.append(apply(ops.ADD, value, weight(number)))
+        made.append(make_operator(ops.ADD, value, weight(number)))
         (value,) = made[-1].outputs
     return Graph([x], [value], made)
 
@@ -63,7 +63,7 @@ class Sparse:
                 self.file.seek(len(piece), 1)
 
 
-def stored(count: int, path: Path) -> Path:
+def write_large_file(count: int, path: Path) -> Path:
     file = TosaFile(sums(count), TosaSpec())
     with path.open("wb") as target:
         file.write_to(Sparse(target))
@@ -76,7 +76,7 @@ def large(tmp_path):
     """A bit more than 4 GB, removed behind the test, since pytest keeps the folders of
     its last runs.
     """
-    path = stored(33, tmp_path / "large.tosa")
+    path = write_large_file(33, tmp_path / "large.tosa")
     yield path
     path.unlink()
 
@@ -100,7 +100,7 @@ def test_files_beyond_4_gigabytes_are_read_a_constant_at_a_time(large):
 @pytest.mark.slow  # about three minutes, nearly all of which is theirs
 def test_official_tools_read_files_beyond_2_gigabytes(tmp_path):
     reference_tools.tools()
-    path = stored(17, tmp_path / "large.tosa")
+    path = write_large_file(17, tmp_path / "large.tosa")
     try:
         assert path.stat().st_size > 1 << 31
         assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [

@@ -49,7 +49,7 @@ def shared(model):
     )
 
 
-def named(program):
+def named_constants_of(program):
     """What the delegates named; the program itself names its sizes."""
     data = program.named_data
     contents = {
@@ -62,10 +62,10 @@ def named(program):
 
 
 def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
-    (key,) = named(shared.program)
+    (key,) = named_constants_of(shared.program)
     weight = model[0].weight
     assert (
-        len(named(shared.program)[key])
+        len(named_constants_of(shared.program)[key])
         == weight.nbytes
         >= LEAST
         > model[2].weight.nbytes
@@ -75,9 +75,9 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
         blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
         for blob, d in zip(blobs, plain.delegates, strict=True)
     )
-    assert [join_constants(blob, named(shared.program)) for blob in blobs] == [
-        d.processed_bytes for d in plain.delegates
-    ]
+    assert [
+        join_constants(blob, named_constants_of(shared.program)) for blob in blobs
+    ] == [d.processed_bytes for d in plain.delegates]
     x = torch.randn(5, 48)
     assert shared.verify(x).agrees(1e-5)
 
@@ -125,7 +125,7 @@ def test_of_equal_constants_two_are_left_out():
         Several().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS
     )
     (delegate,) = lowered.delegates
-    assert len(named(lowered)) == 1
+    assert len(named_constants_of(lowered)) == 1
     assert 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
     assert lowered.verify(torch.randn(3, 64)).agrees(1e-5)
 
@@ -151,7 +151,7 @@ def test_tied_weights_are_stored_once():
     tokens = torch.tensor([[3, 7, 63]])
     lowered = delegraph.lower(Tied().eval(), tokens, backends=["tosa"], options=OPTIONS)
     (delegate,) = lowered.delegates
-    assert len(named(lowered)) == 1
+    assert len(named_constants_of(lowered)) == 1
     assert len(delegate.processed_bytes) < 64 * 64 * 4
     assert lowered.verify(tokens).agrees(1e-5)
 
@@ -171,29 +171,29 @@ def _ascending(blob, count):
     return b"".join([blob[MAGIC + 4 : ROWS], *made, blob[ROWS + ROW :]])
 
 
-def number(value, size=4):
+def as_bytes(value, size=4):
     return value.to_bytes(size, "little")
 
 
 def test_damaged_blobs(shared):
     blob = shared.program.delegates[0].processed_bytes
-    data = named(shared.program)
+    data = named_constants_of(shared.program)
     (key,) = data
     for broken, there in (
         (blob, {}),
         (blob, {key: data[key][:-1]}),
         (blob[:9], data),
-        (blob[:MAGIC] + number(2**32 - 1) + blob[MAGIC + 4 :], data),
-        (blob[:ROWS] + number(2**60, 8) + blob[ROWS + 8 :], data),
+        (blob[:MAGIC] + as_bytes(2**32 - 1) + blob[MAGIC + 4 :], data),
+        (blob[:ROWS] + as_bytes(2**60, 8) + blob[ROWS + 8 :], data),
         (blob[:100], data),
         (
             blob[:MAGIC]
-            + number(2)
+            + as_bytes(2)
             + blob[MAGIC + 4 : ROWS]
             + 2 * blob[ROWS : ROWS + ROW],
             data,
         ),
-        (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
+        (blob[:MAGIC] + as_bytes(3) + _ascending(blob, 3), data),
     ):
         with pytest.raises(FormatError, match="with named constants is damaged"):
             join_constants(broken, there)
@@ -204,7 +204,7 @@ def test_damaged_graphs(shared):
     something behind, or no zlib.
     """
     blob = shared.program.delegates[0].processed_bytes
-    data = named(shared.program)
+    data = named_constants_of(shared.program)
     end = ROWS + ROW
     (size,) = struct.unpack_from("<Q", blob, end)
     packed = blob[end + 8 :]
@@ -223,13 +223,13 @@ def test_damaged_graphs(shared):
         (size, packed[:30] + b"\xff" * 30 + packed[60:]),
     ):
         with pytest.raises(FormatError, match="with named constants is damaged"):
-            join_constants(blob[:end] + number(stated, 8) + rest, data)
+            join_constants(blob[:end] + as_bytes(stated, 8) + rest, data)
 
 
 def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
     blob = shared.program.delegates[0].processed_bytes
     whole = plain.delegates[0].processed_bytes
-    assert join_constants(blob, named(shared.program)) == whole
+    assert join_constants(blob, named_constants_of(shared.program)) == whole
     for length in (400, 4096):
         begun = beginning(blob[:length])
         assert whole.startswith(begun[:100])
@@ -272,7 +272,7 @@ def test_repeated_elements_are_stored_once():
     )
     (delegate,) = lowered.delegates
     blob = delegate.processed_bytes
-    data = named(lowered)
+    data = named_constants_of(lowered)
     count, repeated = struct.unpack_from("<II", blob, MAGIC)
     begin = ROWS + count * ROW
     place, size, unit = struct.unpack_from("<QQ4s", blob, begin)
@@ -293,7 +293,7 @@ def test_repeated_elements_are_stored_once():
             join_constants(blob[:begin] + row + blob[begin + 20 :], data)
     large = (
         blob[: ROWS + 8]
-        + number(2**62, 8)
+        + as_bytes(2**62, 8)
         + blob[ROWS + 16 : begin]
         + struct.pack("<QQ4s", place, 2**61, unit)
     )

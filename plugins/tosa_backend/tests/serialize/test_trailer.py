@@ -47,7 +47,7 @@ class Mixed(torch.nn.Module):
 GIVEN = torch.randn(2, 16), torch.ones(2, dtype=torch.bool), torch.randn(2, 16)
 
 
-def lowered(**options):
+def lower_mixed(**options):
     chosen = {"tosa": {"spec": "TOSA-1.0+INT", **options}}
     return delegraph.lower(
         Mixed().eval(), GIVEN, options=chosen, transforms=[integer_borders]
@@ -56,7 +56,7 @@ def lowered(**options):
 
 @pytest.fixture(scope="module")
 def program():
-    return lowered()
+    return lower_mixed()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_loaded_files_have_their_scales(program, path):
 
 
 def test_inputs_in_another_order_keep_their_scales(tmp_path):
-    lowered(input_order="2,1,0").save(tmp_path / "m.tosa")
+    lower_mixed(input_order="2,1,0").save(tmp_path / "m.tosa")
     inputs = delegraph.load(tmp_path / "m.tosa").quantization.inputs
     assert [p and p.zero_point for p in inputs.values()] == [0, None, 3]
 
@@ -127,16 +127,16 @@ def test_inspecting_shows_them(path, capsys):
 
 
 def test_the_trailer_follows_an_unchanged_flatbuffer(path, tmp_path):
-    lowered(metadata=False).save(tmp_path / "bare.tosa")
+    lower_mixed(metadata=False).save(tmp_path / "bare.tosa")
     bare = (tmp_path / "bare.tosa").read_bytes()
     whole = path.read_bytes()
     assert whole.startswith(bare)
-    assert whole.endswith(producer_record(lowered().delegates[0].producer))
+    assert whole.endswith(producer_record(lower_mixed().delegates[0].producer))
     assert MAGIC not in bare
     assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {
         None
     }
-    lowered().save(tmp_path / "again.tosa")
+    lower_mixed().save(tmp_path / "again.tosa")
     assert (tmp_path / "again.tosa").read_bytes() == whole
 
 
@@ -166,7 +166,7 @@ def test_trailers_of_float_files_name_the_producer(
     ]
 
 
-def behind(path, text, length=None):
+def replace_trailer(path, text, length=None):
     """Put another text behind the flatbuffer, in the last record of all."""
     data = path.read_bytes()
     data = data.removesuffix(producer_record(producer_of(data)))
@@ -179,7 +179,7 @@ def behind(path, text, length=None):
     )
 
 
-def described(**changes):
+def changed_description(**changes):
     row = {"dtype": "int8", "scale": 0.5, "zero_point": 1}
     held = {
         "schema": SCHEMA,
@@ -203,23 +203,29 @@ def described(**changes):
             "it does not describe the program's 3 inputs",
         ),
         (
-            described(dtype="int16"),
+            changed_description(dtype="int16"),
             "x has type int8, which cannot be quantized as 'int16'",
         ),
-        (described(scale=0.0), "the scale of x must be positive and finite"),
-        (described(scale=float("nan")), "the scale of x must be positive and finite"),
-        (described(scale="1"), "the scale of x must be positive and finite"),
-        (described(zero_point=128), "the zero point of x does not fit int8"),
-        (described(zero_point=True), "the zero point of x does not fit int8"),
+        (changed_description(scale=0.0), "the scale of x must be positive and finite"),
         (
-            described(dtype="uint8", zero_point=-1),
+            changed_description(scale=float("nan")),
+            "the scale of x must be positive and finite",
+        ),
+        (changed_description(scale="1"), "the scale of x must be positive and finite"),
+        (changed_description(zero_point=128), "the zero point of x does not fit int8"),
+        (changed_description(zero_point=True), "the zero point of x does not fit int8"),
+        (
+            changed_description(dtype="uint8", zero_point=-1),
             "the zero point of x does not fit uint8",
         ),
-        (described(dtype=["int8"]), "x has type int8, which cannot be quantized as"),
+        (
+            changed_description(dtype=["int8"]),
+            "x has type int8, which cannot be quantized as",
+        ),
     ],
 )
 def test_damaged_trailers_fail_only_where_read(path, text, message, capsys):
-    behind(path, text)
+    replace_trailer(path, text)
     loaded = delegraph.load(path)
     integers = torch.zeros(2, 16, dtype=INT8)
     assert loaded(integers, GIVEN[1], integers)[0].dtype is INT8
@@ -243,7 +249,9 @@ def test_damaged_trailers_fail_only_where_read(path, text, message, capsys):
     ],
 )
 def test_wrong_ranges_fail_when_the_file_runs(path, rows):
-    behind(path, b'{"schema": "%s", "inputs": %s}' % (RANGES.encode(), rows.encode()))
+    replace_trailer(
+        path, b'{"schema": "%s", "inputs": %s}' % (RANGES.encode(), rows.encode())
+    )
     integers = torch.zeros(2, 16, dtype=INT8)
     with pytest.raises(FormatError, match="damaged TOSA file"):
         delegraph.load(path)(integers, GIVEN[1], integers)
@@ -252,7 +260,7 @@ def test_wrong_ranges_fail_when_the_file_runs(path, rows):
 
 
 def test_wrong_trailer_lengths_are_refused(path):
-    behind(path, b"{}", 0xFFFFFFFF)
+    replace_trailer(path, b"{}", 0xFFFFFFFF)
     tracemalloc.start()
     with pytest.raises(FormatError, match="its length is 4294967295 bytes"):
         TosaFormat.quantization(path)
@@ -261,5 +269,5 @@ def test_wrong_trailer_lengths_are_refused(path):
 
 
 def test_trailers_of_later_versions_are_ignored(path):
-    behind(path, b'{"schema": "delegraph-tosa.metadata/2", "inputs": 5}')
+    replace_trailer(path, b'{"schema": "delegraph-tosa.metadata/2", "inputs": 5}')
     assert set(TosaFormat.quantization(path).inputs.values()) == {None}

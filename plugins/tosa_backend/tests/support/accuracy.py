@@ -183,7 +183,7 @@ def biased(operator: Operator) -> bool:
     )
 
 
-def reference(
+def reference_results(
     graphs: Sequence[Graph], inputs: Sequence[Sequence[np.ndarray]], spec: TosaSpec
 ) -> list[reference_tools.Precise]:
     """What is right for each graph: the reference model computes all as one file, which
@@ -239,7 +239,7 @@ def _verify() -> Any:
     return function
 
 
-def accurate(
+def is_accurate(
     dtype: DType,
     asked: dict[str, Any],
     result: np.ndarray,
@@ -262,7 +262,7 @@ def accurate(
     return bool(_verify()(*tensors, config))
 
 
-def compliant(
+def is_compliant(
     graph: Graph,
     inputs: Sequence[np.ndarray],
     results: Sequence[np.ndarray],
@@ -274,7 +274,7 @@ def compliant(
     asked = rule(graph.operators[-1], inputs)
     return all(
         (
-            accurate(v.dtype, asked, ours, theirs, bound)
+            is_accurate(v.dtype, asked, ours, theirs, bound)
             if is_float(v.dtype)
             else np.array_equal(ours, theirs)
         )

@@ -164,7 +164,7 @@ def sizes(entries: tuple[int, ...]) -> Value:
     return literal(entries, DType.SHAPE, np.int64)
 
 
-def names(graph: Graph) -> Counter:
+def count_operators(graph: Graph) -> Counter:
     return Counter(operator.name for operator in graph.operators)
 
 
@@ -181,7 +181,7 @@ def snapshot(graph: Graph) -> list:
     return seen
 
 
-def check(
+def optimize_and_compare(
     draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False
 ) -> Graph:
     """The optimized graph, after it was seen to compute the same, to be well formed and

@@ -119,7 +119,7 @@ def verdicts(question: Question) -> tuple[str, str] | None:
     except DelegraphError:
         return None
     try:
-        reference_tools.judge(file, question.spec)
+        reference_tools.check_strictly_for_spec(file, question.spec)
     except reference_tools.Refused as refusal:
         errors = [line for line in str(refusal).splitlines() if "error:" in line]
         return ours, (errors or [str(refusal)])[0].rpartition("error: ")[2][:300]

@@ -17,7 +17,7 @@ ALWAYS = 1 << 13
 """Besides, for an error's text and the like: what a file of a few bytes takes."""
 
 
-def mutated(file: bytes, generator: random.Random) -> bytes:
+def mutate_file(file: bytes, generator: random.Random) -> bytes:
     """The file with some words, bytes or a part of it changed."""
     data = bytearray(file)
     for _ in range(generator.randint(1, 3)):
@@ -51,7 +51,7 @@ def mutated(file: bytes, generator: random.Random) -> bytes:
     return bytes(data)
 
 
-def is_graph(data: bytes) -> bool:
+def reads_or_refuses(data: bytes) -> bool:
     """Whether it is read, or refused with a FormatError; within the memory that a file
     of its length may take.
     """

@@ -124,7 +124,7 @@ def fit(y: Tensor, dtype: torch.dtype, spread: float = 1.0) -> Parameters:
     return scale, max(-128, min(127, round(-128 - low / scale)))
 
 
-def row(
+def quantized_row(
     function: Callable[..., Tensor],
     shapes: Sequence[Sequence[int]],
     dtype: torch.dtype,
@@ -160,7 +160,7 @@ def row(
     )
 
 
-def check(
+def assert_within_steps(
     found: np.ndarray, wanted: Tensor, equal: float = 0.99, steps: int = 1
 ) -> None:
     """Within ``steps`` quantization steps everywhere, and the same for a share of
@@ -201,7 +201,7 @@ class IntegerFamily:
             assert full not in self.rows, full
             self._functions[full] = function, shapes
             self.rows[full] = (
-                *row(function, shapes, dtype, len(self.rows), magnitudes),
+                *quantized_row(function, shapes, dtype, len(self.rows), magnitudes),
                 dtype,
                 bound,
             )
@@ -234,7 +234,7 @@ class IntegerFamily:
             graph, (found,), valid = judged[name]
             assert valid
             np.testing.assert_array_equal(evaluate(graph, _arrays(inputs))[0], found)
-            check(found, module(*inputs), **bound)
+            assert_within_steps(found, module(*inputs), **bound)
 
         return judged, test
 
@@ -253,7 +253,7 @@ class IntegerFamily:
         @given(seed=st.integers(0, 2**32), magnitude=st.floats(least, most))
         def test(name, seed, magnitude):
             dtype, (function, shapes) = self.rows[name][2], self._functions[name]
-            module, inputs = row(
+            module, inputs = quantized_row(
                 function, shapes, dtype, seed, (magnitude - 0.7, magnitude)
             )
             graph = compile_program(
@@ -263,7 +263,7 @@ class IntegerFamily:
             # of the share of 99 % in so many elements
             deviation = math.sqrt(0.99 * 0.01 / found.size)
             wanted = module(*inputs)
-            check(
+            assert_within_steps(
                 found, wanted, equal=0.0 if _is_flat(wanted) else 0.99 - 4 * deviation
             )
 

@@ -48,17 +48,17 @@ def tools() -> Path:
     return folder
 
 
-def run(
+def run_reference_model(
     tosa: bytes,
     inputs: Sequence[np.ndarray] = (),
     level: str = "EIGHTK",
     timeout: float = 300,
 ) -> list[np.ndarray]:
     """What the reference model computes. Refused unless it says TOSA_VALID."""
-    return run_all([(tosa, inputs)], level, timeout)[0]
+    return run_reference_model_on_all([(tosa, inputs)], level, timeout)[0]
 
 
-def run_all(
+def run_reference_model_on_all(
     jobs: Sequence[tuple[bytes, Sequence[np.ndarray]]],
     level: str = "EIGHTK",
     timeout: float = 300,
@@ -93,7 +93,7 @@ def run_all(
     return [outputs for outputs, _ in results]
 
 
-def resolved(tosa: bytes, shapes: Mapping[str, Sequence[int]]) -> bytes:
+def with_resolved_shapes(tosa: bytes, shapes: Mapping[str, Sequence[int]]) -> bytes:
     """The file for inputs of these shapes, as the official tool infers all others: the
     reference model wants them.
     """
@@ -148,7 +148,7 @@ open(file, "wb").write(pickle.dumps(results))
 """
 
 
-def run_each(
+def run_or_refusal_of_each(
     jobs: Sequence[tuple[bytes, Sequence[np.ndarray]]],
     level: str = "EIGHTK",
     timeout: float = 300,
@@ -276,7 +276,7 @@ def check_strictly(
         return done.stdout
 
 
-def judge(tosa: bytes, spec: Any) -> str:
+def check_strictly_for_spec(tosa: bytes, spec: Any) -> str:
     """``check_strictly`` for the profiles and extensions of a ``TosaSpec``."""
     profiles = ",".join(sorted(f"pro_{p.lower()}" for p in spec.profiles))
     extensions = ",".join(sorted(e.replace("-", "_") for e in spec.extensions))
@@ -284,7 +284,7 @@ def judge(tosa: bytes, spec: Any) -> str:
     return check_strictly(tosa, profiles, extensions, spec.level.lower(), version)
 
 
-def dump(tosa: bytes, schema: Path | None = None) -> dict[str, Any]:
+def dump_by_flatc(tosa: bytes, schema: Path | None = None) -> dict[str, Any]:
     """The file as flatc prints it, by the official schema or another one; flatc
     verifies it before.
     """
@@ -307,7 +307,7 @@ def dump(tosa: bytes, schema: Path | None = None) -> dict[str, Any]:
         return json.loads(re.sub(r":\s*(-?inf|nan)\b", r': "\1"', text))
 
 
-def assemble(dumped: dict[str, Any], schema: Path | None = None) -> bytes:
+def assemble_by_flatc(dumped: dict[str, Any], schema: Path | None = None) -> bytes:
     """The file of a (changed) ``dump``, as flatc writes it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "m.json").write_text(json.dumps(dumped))

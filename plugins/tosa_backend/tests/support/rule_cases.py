@@ -46,21 +46,21 @@ def randn(*shape, dtype=torch.float32, seed=0):
     ).to(dtype)
 
 
-def positive(*shape):
+def random_positive(*shape):
     return randn(*shape).abs() + 0.1
 
 
-def whole(*shape, dtype=torch.int32):
+def random_integers(*shape, dtype=torch.int32):
     return torch.randint(
         -9, 9, shape, generator=torch.Generator().manual_seed(1), dtype=dtype
     )
 
 
-def truth(*shape):
+def random_bools(*shape):
     return randn(*shape) > 0
 
 
-def half(*shape):
+def random_halves(*shape):
     return randn(*shape, dtype=torch.float16)
 
 

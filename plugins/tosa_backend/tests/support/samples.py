@@ -221,7 +221,7 @@ def merged(graphs: Iterable[Graph]) -> Graph:
     return Graph(inputs, outputs, [op for g in listed for op in g.operators])
 
 
-def apply(kind: type[Operator], *inputs: Value, **attributes: Any) -> Operator:
+def make_operator(kind: type[Operator], *inputs: Value, **attributes: Any) -> Operator:
     """An operator with its results."""
     operator = kind(inputs, **attributes)
     operator.outputs = tuple(
@@ -230,7 +230,7 @@ def apply(kind: type[Operator], *inputs: Value, **attributes: Any) -> Operator:
     return operator
 
 
-def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+def random_inputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
     """Inputs for a graph: small positive numbers, in the domain of every operator and
     valid as indices.
     """
@@ -272,7 +272,7 @@ def graph_of(row: Row, mode: Mode) -> Graph:
         attributes = attributes | {"block_size": BlockSize.BLOCK_SIZE_1}
     types = [_dtype(row, mode, i, len(operands)) for i in range(len(operands))]
     inputs = [_operand(row, i, operand, types[i]) for i, operand in enumerate(operands)]
-    operator = apply(
+    operator = make_operator(
         OPERATORS[row.name], *inputs, **attributes | _attributes(row, mode)
     )
     outputs = [v for v in operator.outputs if v.dtype is not DType.SHAPE]

@@ -14,7 +14,7 @@ from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
 from delegraph_tosa.spec import required
 
-from .samples import Sample, apply, merged
+from .samples import Sample, make_operator, merged
 
 BOOL = DType.BOOL
 I32 = DType.INT32
@@ -103,7 +103,7 @@ def each(
 ) -> Graph:
     """A graph that does the same to each of its ``count`` inputs."""
     inputs = [vector(dtype) for _ in range(count)]
-    made = [apply(kind, v, **attributes) for v in inputs]
+    made = [make_operator(kind, v, **attributes) for v in inputs]
     return Graph(inputs, [op.outputs[0] for op in made], made, name)
 
 
@@ -120,7 +120,7 @@ def moved(dtype: DType) -> Graph:
 
 
 def constant(number: int) -> Graph:
-    made = apply(ops.IDENTITY, literal([number, number], F32, np.float32))
+    made = make_operator(ops.IDENTITY, literal([number, number], F32, np.float32))
     return Graph([], made.outputs, [made], f"constant_{number}")
 
 
@@ -135,7 +135,9 @@ def branch(
         literal([True], BOOL, np.bool_) if inside else value(*[1] * rank, dtype=flag)
     )
     operands = [Value(v.type) for v in then.inputs]
-    chosen = apply(ops.COND_IF, condition, *operands, then_graph=then, else_graph=other)
+    chosen = make_operator(
+        ops.COND_IF, condition, *operands, then_graph=then, else_graph=other
+    )
     return Graph(
         [*operands] if inside else [condition, *operands],
         chosen.outputs,
@@ -147,11 +149,13 @@ def branch(
 def branches(depth: int) -> Graph:
     """``depth`` choices inside each other."""
     inner = value(1, dtype=BOOL)
-    made = apply(ops.LOGICAL_NOT, inner)
+    made = make_operator(ops.LOGICAL_NOT, inner)
     graph = Graph([inner], made.outputs, [made], "innermost")
     for level in range(depth):
         flag = value(1, dtype=BOOL)
-        chosen = apply(ops.COND_IF, flag, flag, then_graph=graph, else_graph=graph)
+        chosen = make_operator(
+            ops.COND_IF, flag, flag, then_graph=graph, else_graph=graph
+        )
         graph = Graph(
             [flag],
             chosen.outputs,
@@ -164,7 +168,7 @@ def branches(depth: int) -> Graph:
 def below(limit: int, *others: DType) -> Graph:
     """Whether the first of the inputs is below ``limit``."""
     inputs = [value(1, dtype=I32), *map(vector, others)]
-    made = apply(ops.GREATER, literal([limit], I32, np.int32), inputs[0])
+    made = make_operator(ops.GREATER, literal([limit], I32, np.int32), inputs[0])
     return Graph(inputs, made.outputs, [made], f"below_{limit}")
 
 
@@ -173,7 +177,7 @@ def counting(*others: DType, step: Graph | None = None) -> Graph:
     does.
     """
     count = value(1, dtype=I32)
-    added = apply(ops.ADD, count, literal([1], I32, np.int32))
+    added = make_operator(ops.ADD, count, literal([1], I32, np.int32))
     if step is None:
         step = merged(moved(dtype) for dtype in others)
     return Graph(
@@ -188,7 +192,7 @@ def loop(dtype: DType, step: Graph | None = None) -> Graph:
     """A program that counts to 4 and reverses a tensor on its way."""
     operands = [value(1, dtype=I32), vector(dtype)]
     bodies = {"cond_graph": below(4, dtype), "body_graph": counting(dtype, step=step)}
-    made = apply(ops.WHILE_LOOP, *operands, **bodies)
+    made = make_operator(ops.WHILE_LOOP, *operands, **bodies)
     return Graph(operands, made.outputs, [made])
 
 
@@ -199,10 +203,10 @@ def loops(depth: int) -> Graph:
     body = counting()
     for level in range(depth):
         count = value(1, dtype=I32)
-        made = apply(
+        made = make_operator(
             ops.WHILE_LOOP, count, cond_graph=below(4 + level), body_graph=body
         )
-        added = apply(ops.ADD, made.outputs[0], literal([1], I32, np.int32))
+        added = make_operator(ops.ADD, made.outputs[0], literal([1], I32, np.int32))
         body = Graph(
             [count],
             added.outputs,
@@ -213,13 +217,13 @@ def loops(depth: int) -> Graph:
 
 
 def _declared(dtype: DType, name: str = "state") -> Operator:
-    return apply(
+    return make_operator(
         ops.VARIABLE, literal([1, 0], dtype, ARRAY_DTYPES[dtype]), variable=name
     )
 
 
 def _read(dtype: DType, name: str = "state") -> Operator:
-    return apply(ops.VARIABLE_READ, variable=name, types=(Type((2,), dtype),))
+    return make_operator(ops.VARIABLE_READ, variable=name, types=(Type((2,), dtype),))
 
 
 def two_variables(dtype: DType) -> Graph:
@@ -241,7 +245,7 @@ def written(dtype: DType) -> Graph:
     x = value(2, dtype=dtype)
     before = _read(dtype)
     after = _read(dtype)
-    write = apply(ops.VARIABLE_WRITE, x, variable="state")
+    write = make_operator(ops.VARIABLE_WRITE, x, variable="state")
     return Graph(
         [x], [*before.outputs, *after.outputs], [_declared(dtype), before, write, after]
     )
@@ -252,10 +256,10 @@ def summed() -> Graph:
     count = value(1, dtype=I32)
     x = value(2)
     state = _read(F32)
-    counted = apply(ops.ADD, count, literal([1], I32, np.int32))
-    total = apply(ops.ADD, state.outputs[0], x)
-    write = apply(ops.VARIABLE_WRITE, *total.outputs, variable="state")
-    copy = apply(ops.IDENTITY, x)
+    counted = make_operator(ops.ADD, count, literal([1], I32, np.int32))
+    total = make_operator(ops.ADD, state.outputs[0], x)
+    write = make_operator(ops.VARIABLE_WRITE, *total.outputs, variable="state")
+    copy = make_operator(ops.IDENTITY, x)
     body = Graph(
         [count, x],
         [*counted.outputs, *copy.outputs],
@@ -263,7 +267,9 @@ def summed() -> Graph:
         "summing",
     )
     operands = [value(1, dtype=I32), value(2)]
-    made = apply(ops.WHILE_LOOP, *operands, cond_graph=below(4, F32), body_graph=body)
+    made = make_operator(
+        ops.WHILE_LOOP, *operands, cond_graph=below(4, F32), body_graph=body
+    )
     after = _read(F32)
     return Graph(
         operands, [*made.outputs, *after.outputs], [_declared(F32), made, after]
@@ -278,12 +284,12 @@ def read_inside() -> Graph:
     for kind in (ops.ADD, ops.SUB):
         x = value(2)
         state = _read(F32)
-        made = apply(kind, x, *state.outputs)
+        made = make_operator(kind, x, *state.outputs)
         bodies.append(Graph([x], made.outputs, [state, made], kind.__name__.lower()))
     condition = value(1, dtype=BOOL)
     x = value(2)
     state = _read(F32)
-    chosen = apply(
+    chosen = make_operator(
         ops.COND_IF, condition, x, then_graph=bodies[0], else_graph=bodies[1]
     )
     return Graph(
@@ -304,5 +310,5 @@ def custom(dtype: DType = F32, count: int = 2, rank: int = 2) -> Graph:
         "domain_name": "acme",
         "implementation_attrs": bytes(range(256)),
     }
-    made = apply(ops.CUSTOM, *operands, types=types, **attributes)
+    made = make_operator(ops.CUSTOM, *operands, types=types, **attributes)
     return Graph(operands, made.outputs, [made])

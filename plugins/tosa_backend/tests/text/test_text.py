@@ -16,7 +16,7 @@ from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import DEFAULT
 from delegraph_tosa.text import parse, render
 
-from ..support.samples import apply, samples
+from ..support.samples import make_operator, samples
 
 F32 = DType.FP32
 
@@ -25,7 +25,7 @@ def value(*shape: int, dtype: DType = F32, name: str = "") -> Value:
     return Value(Type(shape, dtype), name=name)
 
 
-def network() -> Graph:
+def network_graph() -> Graph:
     x = value(1, 4, 4, 2, name="x")
     zero = literal([0], F32, np.float32)
     weight = Value(
@@ -38,13 +38,15 @@ def network() -> Graph:
         "dilation": (1, 1),
         "acc_type": F32,
     }
-    conv = apply(ops.CONV2D, x, weight, zero, zero, zero, **attributes)
+    conv = make_operator(ops.CONV2D, x, weight, zero, zero, zero, **attributes)
     conv.source = Source("model.py", 7, "forward", "x = self.conv(x)")
-    clamp = apply(ops.CLAMP, conv.outputs[0], min_val=0, max_val=math.inf)
-    mul = apply(
+    clamp = make_operator(ops.CLAMP, conv.outputs[0], min_val=0, max_val=math.inf)
+    mul = make_operator(
         ops.MUL, clamp.outputs[0], clamp.outputs[0], literal([0], DType.INT8, np.int8)
     )
-    reshape = apply(ops.RESHAPE, mul.outputs[0], literal([3, 4], DType.SHAPE, np.int64))
+    reshape = make_operator(
+        ops.RESHAPE, mul.outputs[0], literal([3, 4], DType.SHAPE, np.int64)
+    )
     clamp.outputs[0].name = "clamped"
     reshape.outputs[0].name = "an output"
     return Graph(
@@ -53,13 +55,13 @@ def network() -> Graph:
 
 
 def test_golden(golden):
-    text = render(network())
+    text = render(network_graph())
     golden("network", text)
     assert render(parse(text)) == text
 
 
 def test_parsing_text_restores_the_graph():
-    graph = parse(render(network()))
+    graph = parse(render(network_graph()))
     conv, clamp, mul, reshape = graph.operators
     assert [v.name for v in graph.inputs + graph.outputs] == [
         "x",
@@ -75,7 +77,7 @@ def test_parsing_text_restores_the_graph():
     assert clamp.max_val == math.inf
     assert mul.inputs[0] is mul.inputs[1]
     assert str(conv.source) == "model.py:7, in forward: x = self.conv(x)"
-    assert TosaFile(graph, DEFAULT).join() == TosaFile(network(), DEFAULT).join()
+    assert TosaFile(graph, DEFAULT).join() == TosaFile(network_graph(), DEFAULT).join()
 
 
 def test_elided_constants_are_not_computed():
@@ -83,7 +85,7 @@ def test_elided_constants_are_not_computed():
         raise AssertionError("a large constant was loaded")
 
     x = value(5, 5)
-    add = apply(ops.ADD, x, Value(Type((5, 5), F32), Deferred(load)))
+    add = make_operator(ops.ADD, x, Value(Type((5, 5), F32), Deferred(load)))
     text = render(Graph([x], add.outputs, [add]), elide=16)
     assert "%1: [5x5]fp32 = const ...\n" in text
     with pytest.raises(
@@ -94,8 +96,8 @@ def test_elided_constants_are_not_computed():
 
 def test_folded_constants_are_shown_as_constants():
     row = literal([[1.0, 2.0]], F32, np.float32)
-    column = apply(ops.TRANSPOSE, row, perms=(1, 0))
-    add = apply(
+    column = make_operator(ops.TRANSPOSE, row, perms=(1, 0))
+    add = make_operator(
         ops.ADD, x := value(2, 1), Value(column.outputs[0].type, Folded(column))
     )
     assert "%1: [2x1]fp32 = const [1.0, 2.0]\n" in render(
@@ -113,7 +115,7 @@ def test_every_operator_round_trips(sample):
 
 
 def constant_text(array: np.ndarray, dtype: DType) -> str:
-    kept = apply(ops.IDENTITY, Value(Type(array.shape, dtype), Literal(array)))
+    kept = make_operator(ops.IDENTITY, Value(Type(array.shape, dtype), Literal(array)))
     text = render(Graph([], kept.outputs, [kept]))
     back = parse(text).operators[0].input1.constant.array
     assert back.dtype == array.dtype
@@ -181,16 +183,16 @@ def test_control_flow_and_custom_operators(golden):
     inner = value(2)
     x = value(2, name="x")
     condition = value(1, dtype=DType.BOOL, name="c")
-    absolute = apply(ops.ABS, inner)
+    absolute = make_operator(ops.ABS, inner)
     body = Graph([inner], absolute.outputs, [absolute], name="negative case")
     kept = Graph([other := value(2)], [other], [])
-    chosen = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=kept)
+    chosen = make_operator(ops.COND_IF, condition, x, then_graph=body, else_graph=kept)
     attributes = {
         "operator_name": 'a "b"\n',
         "domain_name": "",
         "implementation_attrs": b"\0\xff",
     }
-    custom = apply(
+    custom = make_operator(
         ops.CUSTOM,
         *chosen.outputs,
         **attributes,
@@ -209,7 +211,7 @@ def test_a_graph_is_printed_before_those_it_refers_to():
     def graph(*bodies: Graph, name: str) -> Graph:
         x = value(1, dtype=DType.BOOL)
         chosen = [
-            apply(ops.COND_IF, x, x, then_graph=body, else_graph=body)
+            make_operator(ops.COND_IF, x, x, then_graph=body, else_graph=body)
             for body in bodies
         ]
         return Graph([x], [c.outputs[0] for c in chosen[:1]] or [x], chosen, name=name)
@@ -227,7 +229,7 @@ def test_a_graph_is_printed_before_those_it_refers_to():
 
 
 def test_result_types_are_shown_without_attributes():
-    cast = apply(ops.CAST, x := value(2, name="x"), dtype=DType.INT8)
+    cast = make_operator(ops.CAST, x := value(2, name="x"), dtype=DType.INT8)
     text = render(Graph([x], cast.outputs, [cast]))
     assert "%0: [2]int8 = CAST(%x)\n" in text
     assert parse(text).operators[0].dtype is DType.INT8
@@ -243,8 +245,8 @@ def test_names_that_are_numbers_or_there_twice():
     a = value(2, name="0")
     b = value(2, name="same")
     c = value(2, name="same")
-    add = apply(ops.ADD, a, b)
-    sub = apply(ops.SUB, add.outputs[0], c)
+    add = make_operator(ops.ADD, a, b)
+    sub = make_operator(ops.SUB, add.outputs[0], c)
     text = render(Graph([a, b, c], sub.outputs, [add, sub]))
     assert text.startswith('graph @main(%"0": [2]fp32, %0: [2]fp32, %1: [2]fp32) {')
     assert [v.name for v in parse(text).inputs] == ["0", "", ""]

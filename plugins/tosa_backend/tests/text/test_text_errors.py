@@ -18,12 +18,12 @@ from ..support.samples import samples
 from ..support.structured import structured
 
 
-def constant(text: str) -> Graph:
+def parse_constant(text: str) -> Graph:
     return parse(f"graph @main() {{\n  %c: {text}\n  return %c\n}}\n")
 
 
-def elements(text: str) -> np.ndarray:
-    return constant(text).outputs[0].constant.materialize()
+def parse_elements(text: str) -> np.ndarray:
+    return parse_constant(text).outputs[0].constant.materialize()
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def elements(text: str) -> np.ndarray:
 )
 def test_elements_that_a_constant_cannot_have(text, words):
     with pytest.raises(FormatError, match=words):
-        constant(text)
+        parse_constant(text)
 
 
 def test_floats_are_the_nearest_and_ties_go_to_even():
-    assert elements("[3]bf16 = const [1.00390625, 1.01171875, 0.1]").tolist() == [
+    assert parse_elements("[3]bf16 = const [1.00390625, 1.01171875, 0.1]").tolist() == [
         0x3F80,
         0x3F82,
         0x3DCD,
     ]
-    assert elements("[2]bf16 = const [inf, nan]").tolist() == [0x7F80, 0x7FC0]
-    assert elements("[3]fp16 = const [65519, -inf, 0.1]").tolist() == [
+    assert parse_elements("[2]bf16 = const [inf, nan]").tolist() == [0x7F80, 0x7FC0]
+    assert parse_elements("[3]fp16 = const [65519, -inf, 0.1]").tolist() == [
         65504,
         -np.inf,
         np.float16(0.1),
@@ -62,13 +62,16 @@ def test_floats_are_the_nearest_and_ties_go_to_even():
 
 
 def test_a_short_text_does_not_take_much_memory():
-    assert elements("[1000000x1000000]fp32 = const splat 2.0").shape == (10**6, 10**6)
-    assert elements("[]fp32 = const splat 2.0") == 2
+    assert parse_elements("[1000000x1000000]fp32 = const splat 2.0").shape == (
+        10**6,
+        10**6,
+    )
+    assert parse_elements("[]fp32 = const splat 2.0") == 2
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int48", "fp4e2m1", "fp32", "bool"])
 def test_nothing_in_base64(dtype):
-    assert elements(f'[0]{dtype} = const base64 ""').shape == (0,)
+    assert parse_elements(f'[0]{dtype} = const base64 ""').shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ GRAPHS = [
 ]
 
 
-def changed(text: str, rng: random.Random) -> str:
+def change_text(text: str, rng: random.Random) -> str:
     """One character, one token or one line is lost, doubled or replaced by another one
     of the text.
     """
@@ -150,7 +153,7 @@ def test_changed_texts_are_graphs_or_refused(number):
     text = render(GRAPHS[number])
     for _ in range(20):
         try:
-            graph = parse(changed(text, rng))
+            graph = parse(change_text(text, rng))
         except FormatError as problem:
             assert "TOSA text, line" in str(problem)
         else:

@@ -36,7 +36,7 @@ class Sink(io.TextIOBase):
         return len(text)
 
 
-def show(folder, form):
+def peak_and_length(folder, form):
     """(bytes of memory at the peak, characters of the result) of one command."""
     options = {
         "text": [],
@@ -65,7 +65,7 @@ def tables_loaded(tmp_path_factory):
             patch.setattr(hostile, "SIZE", 1 << 8)
             (folder / "a.tosa").write_bytes(hostile.file(kind))
         for form in MOST_TIMES:
-            show(folder, form)
+            peak_and_length(folder, form)
 
 
 @pytest.mark.parametrize("form", MOST_TIMES)
@@ -80,7 +80,7 @@ def test_memory_and_output_are_in_proportion_to_the_file(
     monkeypatch.setattr(hostile, "SIZE", size)
     data = hostile.file(kind)
     (tmp_path / "a.tosa").write_bytes(data)
-    peak, characters = show(tmp_path, form)
+    peak, characters = peak_and_length(tmp_path, form)
     assert peak < ALWAYS + MOST_TIMES[form] * len(data), f"{peak / len(data):.1f}"
     assert characters < ALWAYS + LONGEST[form] * len(data), (
         f"{characters / len(data):.1f}"

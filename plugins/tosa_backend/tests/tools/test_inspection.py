@@ -24,7 +24,7 @@ from delegraph_tosa.tools.graph_figures import multiply_accumulates
 from delegraph_tosa.tools.html import page
 
 from ..support import reference_tools
-from ..support.samples import apply, samples
+from ..support.samples import make_operator, samples
 from ..support.structured import custom, structured
 
 EVIL = "<script>alert('x')</script>\"&\x00\n"
@@ -34,20 +34,20 @@ def value(*shape: int, name: str = "") -> Value:
     return Value(Type(shape, DType.FP32), name=name)
 
 
-def chain() -> Graph:
+def chain_graph() -> Graph:
     """exp, then its sum with the input: 32 bytes each; input, exp and sum are alive at
     once.
     """
     x = value(8, name="x")
-    exp = apply(ops.EXP, x)
-    add = apply(ops.ADD, *exp.outputs, x)
-    last = apply(ops.ABS, *add.outputs)
+    exp = make_operator(ops.EXP, x)
+    add = make_operator(ops.ADD, *exp.outputs, x)
+    last = make_operator(ops.ABS, *add.outputs)
     last.outputs[0].name = "y"
     return Graph([x], last.outputs, [exp, add, last])
 
 
 def test_figures_of_a_chain():
-    found = figures(chain())
+    found = figures(chain_graph())
     assert found.computed_bytes == {"fp32": 4 * 32}
     assert found.constant_bytes == {}
     assert found.parameters == 0
@@ -59,10 +59,10 @@ def test_peak_memory_includes_bodies_at_their_call():
     x = value(8)
     condition = Value(Type((1,), DType.BOOL))
     branches = [
-        Graph([v := value(8)], (op := apply(ops.EXP, v)).outputs, [op], name)
+        Graph([v := value(8)], (op := make_operator(ops.EXP, v)).outputs, [op], name)
         for name in ("a", "b")
     ]
-    called = apply(
+    called = make_operator(
         ops.COND_IF, condition, x, then_graph=branches[0], else_graph=branches[1]
     )
     assert (
@@ -104,11 +104,11 @@ def test_a_graph_of_nothing_has_nothing(tmp_path):
 
 
 def test_the_summary(tmp_path):
-    graph = chain()
+    graph = chain_graph()
     weights = [literal(np.ones((8,)) * k, DType.FP32, np.float32) for k in range(7)]
     for k, weight in enumerate(weights):
         weight.name = f"w{k}"
-        graph.operators.append(apply(ops.ADD, graph.outputs[0], weight))
+        graph.operators.append(make_operator(ops.ADD, graph.outputs[0], weight))
         graph.outputs = list(graph.operators[-1].outputs)
     graph.outputs[0].name = "\x1b[2J" + "y" * 100
     file = tmp_path / "chain.tosa"
@@ -141,7 +141,7 @@ def test_tools_get_no_large_constants_of_large_files(tmp_path, monkeypatch):
         literal(np.zeros(shape), DType.FP32, np.float32) for shape in ((1, 512, 512), 1)
     )
     x = value(1, 4, 512, name="x")
-    product = apply(ops.MATMUL, x, weight, zero, zero, dtype=DType.FP32)
+    product = make_operator(ops.MATMUL, x, weight, zero, zero, dtype=DType.FP32)
     file = tmp_path / "product.tosa"
     file.write_bytes(
         TosaFile(Graph([x], product.outputs, [product]), TosaSpec()).join()
@@ -190,8 +190,8 @@ def test_multiply_accumulates(name):
 
 def test_parameters_are_no_shapes():
     x = value(2, 3)
-    reshape = apply(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
-    add = apply(
+    reshape = make_operator(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
+    add = make_operator(
         ops.ADD, *reshape.outputs, literal(np.ones((3, 2)), DType.FP32, np.float32)
     )
     found = figures(Graph([x], add.outputs, [reshape, add]))
@@ -218,7 +218,7 @@ class _Reader(HTMLParser):
 
 
 def test_names_are_never_markup_in_pages():
-    graph = chain()
+    graph = chain_graph()
     graph.inputs[0].name = EVIL
     graph.name = EVIL
     graph.operators[0].source = EVIL
@@ -238,7 +238,7 @@ def test_names_are_never_markup_in_pages():
 
 
 def test_each_edge_leads_downwards():
-    paths = re.findall(r'class="wire" d="([^"]+)"', page(chain(), "t", []))
+    paths = re.findall(r'class="wire" d="([^"]+)"', page(chain_graph(), "t", []))
     assert len(paths) == 4  # values; one of them is used twice
     assert sum(path.count("l3 6l3 -6") for path in paths) == 5  # arrowheads
     legs = re.findall(r"M\d+ (\d+)(?:V\d+)?C\d+ \d+ \d+ \d+ \d+ (\d+)", "".join(paths))
@@ -249,7 +249,7 @@ def test_each_edge_leads_downwards():
 @pytest.fixture
 def path(tmp_path):
     file = tmp_path / "a ,b}.tosa"
-    file.write_bytes(TosaFile(chain(), TosaSpec()).join())
+    file.write_bytes(TosaFile(chain_graph(), TosaSpec()).join())
     return file
 
 
@@ -279,7 +279,7 @@ def test_command(path, tmp_path, capsys):
 
 def test_a_refusal_is_shown_and_is_exit_code_1(tmp_path, capsys):
     reference_tools.tools()
-    deep = apply(ops.ABS, value(*[1] * 7))
+    deep = make_operator(ops.ABS, value(*[1] * 7))
     file = tmp_path / "deep.tosa"
     file.write_bytes(
         TosaFile(Graph(deep.inputs, deep.outputs, [deep]), TosaSpec()).join()

@@ -13,7 +13,7 @@ from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.tools import sample
 
 from ..support import reference_tools
-from ..support.samples import apply, samples
+from ..support.samples import make_operator, samples
 from ..support.structured import structured
 
 RUN = [
@@ -36,22 +36,22 @@ def indices(*shape: int) -> Value:
 
 def test_indices_that_are_moved_before_they_choose():
     table = literal(np.ones((1, 3, 2)), DType.FP32, np.float32)
-    reshape = apply(
+    reshape = make_operator(
         ops.RESHAPE, x := indices(40), literal([1, 40], DType.SHAPE, np.int64)
     )
-    gather = apply(ops.GATHER, table, *reshape.outputs)
+    gather = make_operator(ops.GATHER, table, *reshape.outputs)
     graph = Graph([x], gather.outputs, [reshape, gather])
     (given,) = sample(graph, 1)
     assert sorted(set(given)) == [0, 1, 2]
-    reference_tools.run(TosaFile(graph, TosaSpec()).join(), [given])
+    reference_tools.run_reference_model(TosaFile(graph, TosaSpec()).join(), [given])
 
 
 def test_scattered_rows_are_named_once():
     values = Value(Type((2, 9, 1), DType.FP32))
     rows = indices(2, 9)
     x = Value(Type((2, 9, 1), DType.FP32))
-    scatter = apply(ops.SCATTER, values, rows, x)
+    scatter = make_operator(ops.SCATTER, values, rows, x)
     graph = Graph([values, rows, x], scatter.outputs, [scatter])
     given = sample(graph, 1)
     assert [sorted(row) for row in given[1]] == [list(range(9))] * 2
-    reference_tools.run(TosaFile(graph, TosaSpec()).join(), given)
+    reference_tools.run_reference_model(TosaFile(graph, TosaSpec()).join(), given)

@@ -13,11 +13,11 @@ from ...support.rule_cases import (
     SPEC,
     Family,
     Function,
-    half,
     inf,
     nan,
     randn,
-    whole,
+    random_halves,
+    random_integers,
 )
 
 FAMILY = Family()
@@ -35,7 +35,12 @@ for name in (
     "gelu",
 ):
     FAMILY.cases(
-        name, getattr(F, name), randn(2, 3, 4), half(2, 5), randn(3) * 1e-4, spec=FP
+        name,
+        getattr(F, name),
+        randn(2, 3, 4),
+        random_halves(2, 5),
+        randn(3) * 1e-4,
+        spec=FP,
     )
 for name in ("relu", "relu6", "hardtanh", "hardsigmoid", "leaky_relu", "elu"):
     FAMILY.cases(f"{name}-edges", getattr(F, name), EDGES, spec=FP)
@@ -52,7 +57,7 @@ FAMILY.cases(
     "mish",
     F.mish,
     randn(2, 3),
-    half(2, 5) * 5,
+    random_halves(2, 5) * 5,
     EDGES,
     torch.tensor(-30.0),
     torch.tensor(7.9),
@@ -84,7 +89,7 @@ FAMILY.cases(
     "clamp",
     lambda x: x.clamp(-0.5, 0.25) + x.clamp(min=0.1) * x.clamp(max=0.2),
     randn(2, 3),
-    half(5),
+    random_halves(5),
 )
 FAMILY.cases(
     "clamp-min-max",
@@ -93,14 +98,14 @@ FAMILY.cases(
 )
 FAMILY.cases("clip", lambda x: torch.clip(x, -0.5, 0.25), randn(2, 3))
 FAMILY.cases("clamp-crossed", lambda x: x.clamp(2, 1), randn(2, 3))
-FAMILY.cases("clamp-ints", lambda x: x.clamp(-2, 3), whole(2, 3))
+FAMILY.cases("clamp-ints", lambda x: x.clamp(-2, 3), random_integers(2, 3))
 FAMILY.cases("clamp-tensors", torch.clamp, (randn(2, 3), randn(3), randn(2, 3, seed=7)))
 for name in ("sigmoid", "tanh"):
     FAMILY.cases(
         name,
         getattr(torch, name),
         randn(2, 3, 4),
-        half(5),
+        random_halves(5),
         torch.tensor(0.7),
         EDGES,
         spec=FP,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import FP, Family, half, inf, randn
+from ...support.rule_cases import FP, Family, inf, randn, random_halves
 
 FAMILY = Family()
 attend = F.scaled_dot_product_attention
@@ -21,7 +21,7 @@ FAMILY.cases(
     attend,
     (q, k, v),
     (q[0, 0], k[0, 0], v[0, 0]),
-    (half(2, 5, 8), half(2, 7, 8), half(2, 7, 8)),
+    (random_halves(2, 5, 8), random_halves(2, 7, 8), random_halves(2, 7, 8)),
     spec=FP,
 )
 FAMILY.case("scaled", lambda q, k, v: attend(q, k, v, scale=0.3), q, k, v)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import Family, half, inf, nan, randn
+from ...support.rule_cases import Family, inf, nan, randn, random_halves
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ for mode in ("sum", "mean", "max"):
         (randn(5, 3), ids, starts),
         (broken, ids, starts),
         (randn(5, 3), ids, starts[:1]),
-        (half(5, 2), ids.int(), starts.int()),
+        (random_halves(5, 2), ids.int(), starts.int()),
     )
     FAMILY.case(
         f"bags-{mode}-of-rank-2",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import FP, Family, truth, whole
+from ...support.rule_cases import FP, Family, random_bools, random_integers
 
 aten = torch.ops.aten
 FAMILY = Family()
-ints = whole(2, 3), whole(3)
-small = whole(2, 3, dtype=torch.int8), whole(3, dtype=torch.int8)
+ints = random_integers(2, 3), random_integers(3)
+small = random_integers(2, 3, dtype=torch.int8), random_integers(3, dtype=torch.int8)
 SHIFTS = torch.tensor(
     [[-(2**31), -32, -1, 0, 1, 3, 30, 31, 32, 99, 2**31 - 1]], dtype=torch.int32
 )
@@ -17,12 +17,17 @@ NUMBERS = torch.tensor(
     [[7], [-9], [2**31 - 1], [-(2**31)], [0], [-1]], dtype=torch.int32
 )
 
-FAMILY.cases("bitwise_not", torch.bitwise_not, truth(2, 3), ints[0], small[0])
+FAMILY.cases("bitwise_not", torch.bitwise_not, random_bools(2, 3), ints[0], small[0])
 for name in ("and", "or", "xor"):
     function = getattr(torch, f"bitwise_{name}")
     operator = getattr(aten, f"__{name}__")
     FAMILY.cases(
-        name, function, (truth(2, 3), truth(3)), ints, small, (truth(2, 3), ints[1])
+        name,
+        function,
+        (random_bools(2, 3), random_bools(3)),
+        ints,
+        small,
+        (random_bools(2, 3), ints[1]),
     )
     FAMILY.cases(
         f"{name}-number", lambda x, f=function: f(f(x, 5), True), ints[0], small[0]
@@ -38,7 +43,7 @@ for name in ("left", "right"):
         name,
         function,
         (NUMBERS, SHIFTS),
-        (whole(2, 3, dtype=torch.int16), ints[1].abs().short()),
+        (random_integers(2, 3, dtype=torch.int16), ints[1].abs().short()),
     )
     FAMILY.case(
         f"{name}-operator-without-comparisons",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, Family, randn, truth, whole
+from ...support.rule_cases import EDGES, Family, randn, random_bools, random_integers
 
 aten = torch.ops.aten
 
@@ -21,12 +21,20 @@ FAMILY.cases(
     EDGES * 1e38,
 )
 FAMILY.cases("to-small-edges", lambda x: x.to(torch.int8), EDGES * 100, EDGES)
-FAMILY.cases("to-float", lambda x: x.float(), floats.half(), whole(3), truth(4))
-FAMILY.cases("to-half", lambda x: x.half(), floats, whole(3), truth(4))
-FAMILY.cases("to-bool", lambda x: x.bool(), floats, whole(30))
-FAMILY.cases("to-small", lambda x: x.to(torch.int8).to(torch.int16), whole(3), floats)
-FAMILY.cases("to-other", lambda x, y: x.to(y) + x.type_as(y), (whole(3), floats[:3]))
-FAMILY.cases("to-other-inner", lambda x, y: aten.to.other(x, y), (floats, whole(1)))
+FAMILY.cases(
+    "to-float", lambda x: x.float(), floats.half(), random_integers(3), random_bools(4)
+)
+FAMILY.cases("to-half", lambda x: x.half(), floats, random_integers(3), random_bools(4))
+FAMILY.cases("to-bool", lambda x: x.bool(), floats, random_integers(30))
+FAMILY.cases(
+    "to-small", lambda x: x.to(torch.int8).to(torch.int16), random_integers(3), floats
+)
+FAMILY.cases(
+    "to-other", lambda x, y: x.to(y) + x.type_as(y), (random_integers(3), floats[:3])
+)
+FAMILY.cases(
+    "to-other-inner", lambda x, y: aten.to.other(x, y), (floats, random_integers(1))
+)
 FAMILY.cases("to-copy", lambda x: aten._to_copy(x, dtype=torch.float16), floats)
 FAMILY.cases("to-device", lambda x: x.to("cpu", torch.float16), floats)
 FAMILY.cases("to-same", lambda x: x.to(torch.float32) + 1, floats)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, Family, inf, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    Family,
+    inf,
+    randn,
+    random_bools,
+    random_integers,
+)
 
 FAMILY = Family()
 
-ints = whole(2, 3), whole(3)
+ints = random_integers(2, 3), random_integers(3)
 for name in ("eq", "ne", "gt", "ge", "lt", "le"):
     compare = getattr(torch, name)
     FAMILY.cases(
@@ -22,33 +29,40 @@ for name in ("eq", "ne", "gt", "ge", "lt", "le"):
     FAMILY.cases(
         f"{name}-number", lambda x, f=compare: f(x, 1), randn(2, 3).round(), ints[0]
     )
-FAMILY.cases("eq-bools", torch.eq, (truth(2, 3), truth(3)))
+FAMILY.cases("eq-bools", torch.eq, (random_bools(2, 3), random_bools(3)))
 for name in ("logical_and", "logical_or", "logical_xor"):
     FAMILY.cases(
         name,
         getattr(torch, name),
-        (truth(2, 3), truth(3)),
+        (random_bools(2, 3), random_bools(3)),
         (randn(2, 3).round(), ints[1]),
     )
-FAMILY.cases("logical_not", torch.logical_not, truth(2, 3), ints[0])
+FAMILY.cases("logical_not", torch.logical_not, random_bools(2, 3), ints[0])
 FAMILY.cases(
     "where",
     torch.where,
-    (truth(2, 3), randn(2, 3), randn(3)),
-    (truth(3), whole(2, 3), whole(1)),
+    (random_bools(2, 3), randn(2, 3), randn(3)),
+    (random_bools(3), random_integers(2, 3), random_integers(1)),
 )
-FAMILY.cases("where-promoted", torch.where, (truth(2, 3), randn(2, 3), whole(3)))
+FAMILY.cases(
+    "where-promoted", torch.where, (random_bools(2, 3), randn(2, 3), random_integers(3))
+)
 FAMILY.cases(
     "where-number",
     lambda c, x: torch.where(c, x, 0.5),
-    (truth(2, 3), randn(3)),
-    (truth(3), whole(2, 3)),
+    (random_bools(2, 3), randn(3)),
+    (random_bools(3), random_integers(2, 3)),
 )
 FAMILY.case(
-    "where-number-first", lambda c, x: torch.where(c, 0.5, x), truth(2, 3), randn(3)
+    "where-number-first",
+    lambda c, x: torch.where(c, 0.5, x),
+    random_bools(2, 3),
+    randn(3),
 )
-FAMILY.case("where-numbers", lambda c: torch.where(c, 1, 2.5), truth(2, 3))
-FAMILY.case("where-whole-numbers", lambda c: torch.where(c, 1, 2).int(), truth(2, 3))
+FAMILY.case("where-numbers", lambda c: torch.where(c, 1, 2.5), random_bools(2, 3))
+FAMILY.case(
+    "where-whole-numbers", lambda c: torch.where(c, 1, 2).int(), random_bools(2, 3)
+)
 FAMILY.cases(
     "masked-fill",
     lambda x, m: x.masked_fill(m, -inf).softmax(-1),
@@ -57,12 +71,16 @@ FAMILY.cases(
 FAMILY.cases(
     "masked-fill-tensor",
     lambda x, m, v: x.masked_fill(m, v),
-    (randn(2, 3), truth(3), torch.tensor(2.0)),
+    (randn(2, 3), random_bools(3), torch.tensor(2.0)),
 )
 for name in ("tril", "triu"):
     function = getattr(torch, name)
     FAMILY.cases(
-        name, lambda x, f=function: f(x, 1), randn(2, 3, 5), whole(4, 2), truth(3, 3)
+        name,
+        lambda x, f=function: f(x, 1),
+        randn(2, 3, 5),
+        random_integers(4, 2),
+        random_bools(3, 3),
     )
     FAMILY.cases(
         f"{name}-below",

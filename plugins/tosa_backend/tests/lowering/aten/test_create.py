@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...support.rule_cases import Family, randn, whole
+from ...support.rule_cases import Family, randn, random_integers
 
 aten = torch.ops.aten
 inf = math.inf
@@ -55,7 +55,7 @@ FAMILY.case(
             for e in (torch.empty(3), x.new_empty(2), torch.empty_like(x))
         ),
     ],
-    whole(2, 3),
+    random_integers(2, 3),
 )
 FAMILY.case(
     "eye",
@@ -75,7 +75,7 @@ FAMILY.case(
         + torch.ones_like(x, dtype=torch.int64),
         torch.arange(3) * 2 + torch.full((1,), -5),
     ),
-    whole(3),
+    random_integers(3),
 )
 FAMILY.cases("large", lambda x: x + torch.ones(200, 300), randn(200, 1))
 

@@ -9,13 +9,13 @@ from ...support.rule_cases import (
     FP,
     Family,
     WithConstant,
-    half,
     inf,
     nan,
-    positive,
     randn,
-    truth,
-    whole,
+    random_bools,
+    random_halves,
+    random_integers,
+    random_positive,
 )
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ for name in ("abs", "neg", "exp", "floor", "ceil", "erf", "square"):
         name,
         getattr(torch, name),
         randn(2, 3, 4),
-        half(5),
+        random_halves(5),
         torch.tensor(0.7),
         EDGES,
         spec=FP,
@@ -36,26 +36,30 @@ for name in ("log", "sqrt", "rsqrt", "reciprocal"):
     FAMILY.cases(
         name,
         getattr(torch, name),
-        positive(2, 3),
+        random_positive(2, 3),
         torch.tensor([0.0, 1e-3, inf, nan]),
         spec=FP,
     )
 for name in ("sin", "cos"):
-    FAMILY.cases(name, getattr(torch, name), randn(2, 3), half(7))
-FAMILY.cases("exp-of-int", torch.exp, whole(2, 3), truth(2, 3))
-FAMILY.cases("floor-of-int", torch.floor, whole(2, 3))
-FAMILY.cases("abs-of-int", torch.abs, whole(2, 3))
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3), random_halves(7))
+FAMILY.cases("exp-of-int", torch.exp, random_integers(2, 3), random_bools(2, 3))
+FAMILY.cases("floor-of-int", torch.floor, random_integers(2, 3))
+FAMILY.cases("abs-of-int", torch.abs, random_integers(2, 3))
 pairs = [
     (randn(2, 3, 4), randn(2, 3, 4, seed=5)),
     (randn(2, 3, 4), randn(3, 1)),
     (randn(4), randn(2, 1, 4)),
     (torch.tensor(2.5), randn(2, 3)),
-    (half(2, 3), half(3)),
+    (random_halves(2, 3), random_halves(3)),
 ]
 for name in ("add", "sub", "mul", "div", "maximum", "minimum", "rsub"):
     FAMILY.cases(name, getattr(torch, name), *pairs)
 for name in ("add", "sub", "mul", "rsub"):
-    FAMILY.cases(f"{name}-ints", getattr(torch, name), (whole(2, 3), whole(3)))
+    FAMILY.cases(
+        f"{name}-ints",
+        getattr(torch, name),
+        (random_integers(2, 3), random_integers(3)),
+    )
 for dtype in (torch.int8, torch.int16):
     ends = torch.tensor(
         [torch.iinfo(dtype).max, torch.iinfo(dtype).min, 100, -5, 0]
@@ -74,38 +78,40 @@ for dtype in (torch.int8, torch.int16):
 FAMILY.cases(
     "alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs
 )
-large_ints = whole(3) + 2**31 - 20
+large_ints = random_integers(3) + 2**31 - 20
 FAMILY.cases(
     "alpha-of-large-ints",
     lambda x, y: x.add(y, alpha=2) + x.sub(y, alpha=3),
     (randn(3), large_ints),
 )
 FAMILY.cases("rsub-alpha", lambda x, y: torch.rsub(x, y, alpha=3), *pairs)
-scalars = [randn(2, 3), whole(2, 3), half(3), torch.tensor(1.5)]
+scalars = [randn(2, 3), random_integers(2, 3), random_halves(3), torch.tensor(1.5)]
 FAMILY.cases("number", lambda x: 1.5 - (x + 2) * 0.25 / 3 + 2 / (x.abs() + 1), *scalars)
 FAMILY.cases("whole-number", lambda x: (x * 3 - 7).add(2, alpha=2), *scalars)
 FAMILY.cases(
     "promoted",
     lambda x, y: x * y + y / x.abs().add(1),
-    (whole(2, 3), randn(3)),
-    (half(3), whole(2, 3)),
+    (random_integers(2, 3), randn(3)),
+    (random_halves(3), random_integers(2, 3)),
 )
 FAMILY.cases(
     "promoted-bool",
     lambda x, y: (x + y) * y - 1,
-    (randn(2, 3), truth(3)),
-    (whole(3), truth(2, 3)),
+    (randn(2, 3), random_bools(3)),
+    (random_integers(3), random_bools(2, 3)),
 )
 FAMILY.cases(
-    "rank-0-does-not-promote", lambda x, y: x * y, (half(2, 3), torch.tensor(0.3))
+    "rank-0-does-not-promote",
+    lambda x, y: x * y,
+    (random_halves(2, 3), torch.tensor(0.3)),
 )
 FAMILY.cases(
     "or-without-alpha",
     lambda x, y: torch.add(x, y, alpha=False),
-    (truth(3), truth(2, 3)),
+    (random_bools(3), random_bools(2, 3)),
 )
-FAMILY.cases("and", lambda x, y: x * y, (truth(2, 3), truth(3)))
-FAMILY.cases("half-of-ints", lambda x: x / 2, whole(2, 3))
+FAMILY.cases("and", lambda x, y: x * y, (random_bools(2, 3), random_bools(3)))
+FAMILY.cases("half-of-ints", lambda x: x / 2, random_integers(2, 3))
 tiny = torch.tensor([1e-40, -1e-39, 3e-45, 1e-38, 5e-41, 0.0])
 large = torch.tensor([1e38, -3e38, 2.5e38, 7e37, inf, 1e20])
 FAMILY.cases(
@@ -125,12 +131,14 @@ FAMILY.cases(
 FAMILY.cases(
     "half-quotients",
     torch.div,
-    (half(9) * 1e-4, half(9).abs() * 1e-5),
-    (half(9) * 1e4, half(1) * 3e4),
+    (random_halves(9) * 1e-4, random_halves(9).abs() * 1e-5),
+    (random_halves(9) * 1e4, random_halves(1) * 3e4),
 )
 FAMILY.cases("divided-by-zero", lambda x: x / 0.0 + x / -0.0, EDGES)
 FAMILY.cases(
-    "divided-by-a-parameter", WithConstant(lambda w, x: x / w, positive(3)), randn(2, 3)
+    "divided-by-a-parameter",
+    WithConstant(lambda w, x: x / w, random_positive(3)),
+    randn(2, 3),
 )
 FAMILY.cases("divided-by-infinity", lambda x: x / inf, randn(3))
 FAMILY.cases(
@@ -151,7 +159,7 @@ FAMILY.cases(
 FAMILY.cases(
     "division-names",
     lambda x, y: torch.true_divide(x, y) + torch.divide(y, x),
-    (positive(2, 3), positive(3)),
+    (random_positive(2, 3), random_positive(3)),
 )
 FAMILY.cases(
     "max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3))

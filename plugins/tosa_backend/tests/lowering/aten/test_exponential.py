@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, FP, Family, half, positive, randn, whole
+from ...support.rule_cases import (
+    EDGES,
+    FP,
+    Family,
+    randn,
+    random_halves,
+    random_integers,
+    random_positive,
+)
 
 FAMILY = Family()
 SMALL = torch.tensor([-1e-3, -1e-6, -1e-12, -0.0, 0.0, 1e-12, 1e-6, 1e-3])
@@ -14,20 +22,20 @@ for name in ("exp2", "expm1"):
         name,
         getattr(torch, name),
         randn(2, 3, 4),
-        half(5),
+        random_halves(5),
         EDGES,
         SMALL,
-        whole(4),
+        random_integers(4),
         spec=FP,
     )
 for name in ("log2", "log10", "log1p"):
     FAMILY.cases(
         name,
         getattr(torch, name),
-        positive(2, 3),
-        half(5).abs() + 1,
+        random_positive(2, 3),
+        random_halves(5).abs() + 1,
         EDGES,
-        whole(4).abs() + 1,
+        random_integers(4).abs() + 1,
     )
 FAMILY.cases("log1p-small", torch.log1p, SMALL, torch.tensor([3e38, -0.999, -0.5]))
 FAMILY.cases(
@@ -51,12 +59,14 @@ FAMILY.cases(
 FAMILY.cases(
     "xlogy",
     torch.xlogy,
-    (randn(2, 3), positive(3)),
+    (randn(2, 3), random_positive(3)),
     (torch.zeros(5), EDGES[7:]),
     (EDGES, EDGES.flip(0)),
 )
 FAMILY.cases(
-    "xlogy-number", lambda x: torch.xlogy(2.0, x) + torch.xlogy(x, 3.0), positive(2, 3)
+    "xlogy-number",
+    lambda x: torch.xlogy(2.0, x) + torch.xlogy(x, 3.0),
+    random_positive(2, 3),
 )
 for name in ("exp2", "expm1", "log1p", "logit"):
     FAMILY.cases(

@@ -26,7 +26,7 @@ def real(x):
     return torch.view_as_real(x)[..., 0]
 
 
-def half(x, dims=(-1,), normalization=0, onesided=True):
+def half_spectrum(x, dims=(-1,), normalization=0, onesided=True):
     """torch's own kernel takes no axes that count from the end."""
     return aten._fft_r2c(x, [d % x.dim() for d in dims], normalization, onesided)
 
@@ -34,19 +34,23 @@ def half(x, dims=(-1,), normalization=0, onesided=True):
 for normalization in (0, 1, 2):
     FAMILY.cases(
         f"real-{normalization}",
-        lambda x, n=normalization: torch.view_as_real(half(x, (-1,), n)),
+        lambda x, n=normalization: torch.view_as_real(half_spectrum(x, (-1,), n)),
         signal,
         image,
     )
 FAMILY.cases(
     "real-whole",
-    lambda x: torch.view_as_real(half(x, onesided=False)),
+    lambda x: torch.view_as_real(half_spectrum(x, onesided=False)),
     signal,
     signal[:, :1],
     image,
 )
-FAMILY.case("real-other-axis", lambda x: torch.view_as_real(half(x, (0,))), signal)
-FAMILY.case("real-two-axes", lambda x: torch.view_as_real(half(x, (1, 2))), image)
+FAMILY.case(
+    "real-other-axis", lambda x: torch.view_as_real(half_spectrum(x, (0,))), signal
+)
+FAMILY.case(
+    "real-two-axes", lambda x: torch.view_as_real(half_spectrum(x, (1, 2))), image
+)
 for name, function, over_two in (
     ("fft", fft.fft, fft.fft2),
     ("ifft", fft.ifft, fft.ifft2),
@@ -58,42 +62,55 @@ for name, function, over_two in (
             signal,
         )
     FAMILY.case(f"{name}2", lambda x, f=over_two: torch.view_as_real(f(x)), image)
-    FAMILY.case(f"{name}2-of-complex", lambda x, f=over_two: real(f(half(x))), image)
+    FAMILY.case(
+        f"{name}2-of-complex", lambda x, f=over_two: real(f(half_spectrum(x))), image
+    )
 for norm in (None, "ortho", "forward"):
     FAMILY.case(
         f"rfft-{norm}", lambda x, n=norm: fft.rfft(x, dim=1, norm=n).abs(), image
     )
 for n in (None, 12, 13):
     FAMILY.case(
-        f"back-{n}", lambda x, n=n: fft.irfft(half(x), n=n, norm="ortho"), signal
+        f"back-{n}",
+        lambda x, n=n: fft.irfft(half_spectrum(x), n=n, norm="ortho"),
+        signal,
     )
-FAMILY.case("back-inner", lambda x: aten._fft_c2r(half(x, (1, 2)), [1, 2], 2, 6), image)
-FAMILY.case("inner", lambda x: real(aten._fft_c2c(half(x), [0, 1], 1, False)), image)
-FAMILY.cases("abs", lambda x: half(x).abs(), signal, image, torch.zeros(1, 4))
-FAMILY.case("angle", lambda x: half(x).angle(), signal)
 FAMILY.case(
-    "moved", lambda x: half(x).permute(2, 0, 1).transpose(0, -1)[:, 1:].abs(), image
+    "back-inner", lambda x: aten._fft_c2r(half_spectrum(x, (1, 2)), [1, 2], 2, 6), image
+)
+FAMILY.case(
+    "inner", lambda x: real(aten._fft_c2c(half_spectrum(x), [0, 1], 1, False)), image
+)
+FAMILY.cases("abs", lambda x: half_spectrum(x).abs(), signal, image, torch.zeros(1, 4))
+FAMILY.case("angle", lambda x: half_spectrum(x).angle(), signal)
+FAMILY.case(
+    "moved",
+    lambda x: half_spectrum(x).permute(2, 0, 1).transpose(0, -1)[:, 1:].abs(),
+    image,
 )
 FAMILY.case(
     "times",
-    lambda x: real(half(x) * half(x) * 2 * x[..., :1]) - real(x[..., :1] * half(x)),
+    lambda x: (
+        real(half_spectrum(x) * half_spectrum(x) * 2 * x[..., :1])
+        - real(x[..., :1] * half_spectrum(x))
+    ),
     image,
 )
 FAMILY.case("from-parts", lambda x: torch.view_as_complex(x).abs(), randn(3, 4, 2))
 
 REFUSED = {
     "a complex result": (
-        lambda x: half(x),
+        lambda x: half_spectrum(x),
         "aten._fft_r2c.default",
         "result leaves the delegate: TOSA has no torch.complex64",
     ),
     "no rule": (
-        lambda x: half(x).exp().abs(),
+        lambda x: half_spectrum(x).exp().abs(),
         "aten.exp.default",
         "its operand: TOSA has no torch.complex64",
     ),
     "too large": (
-        lambda x: half(x.repeat(1, 200)).abs(),
+        lambda x: half_spectrum(x.repeat(1, 200)).abs(),
         "aten._fft_r2c.default",
         "2400 numbers is too large for a matrix",
     ),

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import FP, Family, WithConstant, half, randn, truth, whole
+from ...support.rule_cases import (
+    FP,
+    Family,
+    WithConstant,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 aten = torch.ops.aten
 
@@ -29,15 +37,15 @@ FAMILY.case(
     WithConstant(lambda w, i: F.embedding(i, w, 2), randn(5, 4)),
     ids,
 )
-FAMILY.case("embedding-half", F.embedding, ids, half(5, 4))
+FAMILY.case("embedding-half", F.embedding, ids, random_halves(5, 4))
 FAMILY.case("embedding-computed", lambda w, i: F.embedding(i, w * 2), randn(5, 4), ids)
 
 FAMILY.cases(
     "index-select",
     lambda x, i: x.index_select(1, i),
     (x, rows),
-    (truth(2, 3), rows),
-    (whole(2, 3), rows.int()),
+    (random_bools(2, 3), rows),
+    (random_integers(2, 3), rows.int()),
 )
 FAMILY.cases(
     "index-select-first",
@@ -78,7 +86,7 @@ FAMILY.case(
 FAMILY.case("index-all", lambda x, i: x[i, i, i], x, rows)
 FAMILY.case("index-of-rank-2", lambda x, i: x[:, i], x, ids)
 FAMILY.case("index-of-rank-0", lambda x, i: aten.index(x, [None, i]), x, ids[0, 0])
-FAMILY.case("index-bool", lambda x, i: x[i], truth(3, 2), rows)
+FAMILY.case("index-bool", lambda x, i: x[i], random_bools(3, 2), rows)
 
 FAMILY.cases(
     "gather",
@@ -96,8 +104,10 @@ FAMILY.case(
     torch.tensor(3.0),
     torch.tensor([0, 0]),
 )
-FAMILY.case("gather-bool-in-fp", lambda x, i: x.gather(1, i), truth(2, 5), ids, spec=FP)
-FAMILY.case("gather-bool", lambda x, i: x.gather(1, i), truth(2, 5), ids)
+FAMILY.case(
+    "gather-bool-in-fp", lambda x, i: x.gather(1, i), random_bools(2, 5), ids, spec=FP
+)
+FAMILY.case("gather-bool", lambda x, i: x.gather(1, i), random_bools(2, 5), ids)
 
 FAMILY.case(
     "take-along-dim", lambda x, i: x.take_along_dim(i, 1), x, ends[None, :, None]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...support.rule_cases import FP, Family, half, randn
+from ...support.rule_cases import FP, Family, randn, random_halves
 
 aten = torch.ops.aten
 
@@ -50,7 +50,9 @@ for mode in ("bilinear", "bicubic"):
     for size in ((3, 2), (12, 3), (6, 5)):
         smooth = lambda x, m=mode, s=size: F.interpolate(x, s, mode=m, antialias=True)
         FAMILY.case(f"smooth-{mode}-{size}", smooth, image)
-FAMILY.cases("half", lambda x: F.interpolate(x, 9, mode="linear"), half(1, 2, 5))
+FAMILY.cases(
+    "half", lambda x: F.interpolate(x, 9, mode="linear"), random_halves(1, 2, 5)
+)
 inner = {
     "upsample_nearest1d": (signal, ([9],)),
     "_upsample_nearest_exact1d": (signal, ([9],)),

@@ -7,18 +7,26 @@ import torch.nn.functional as F
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
-from ...support.rule_cases import FP, Family, WithConstant, half, nan, positive, randn
+from ...support.rule_cases import (
+    FP,
+    Family,
+    WithConstant,
+    nan,
+    randn,
+    random_halves,
+    random_positive,
+)
 
 FAMILY = Family()
 
 FAMILY.cases("linear", nn.Linear(5, 7), randn(2, 3, 5), randn(4, 5), randn(5), spec=FP)
 FAMILY.cases("linear-no-bias", nn.Linear(5, 7, bias=False), randn(3, 5), spec=FP)
-FAMILY.cases("linear-half", nn.Linear(5, 7).half(), half(3, 5))
+FAMILY.cases("linear-half", nn.Linear(5, 7).half(), random_halves(3, 5))
 FAMILY.cases(
     "linear-run-time",
     F.linear,
     (randn(2, 3, 5), randn(7, 5), randn(7)),
-    (half(3, 5), half(7, 5)),
+    (random_halves(3, 5), random_halves(7, 5)),
 )
 FAMILY.cases("linear-vector", F.linear, (randn(2, 3, 5), randn(5)))
 FAMILY.cases(
@@ -51,7 +59,10 @@ FAMILY.cases(
     randn(3, 4),
 )
 FAMILY.cases(
-    "bmm", torch.bmm, (randn(2, 3, 4), randn(2, 4, 5)), (half(2, 3, 4), half(2, 4, 5))
+    "bmm",
+    torch.bmm,
+    (randn(2, 3, 4), randn(2, 4, 5)),
+    (random_halves(2, 3, 4), random_halves(2, 4, 5)),
 )
 FAMILY.cases(
     "addmm",
@@ -107,7 +118,13 @@ FAMILY.cases(
     "scaled_mm",
     scaled_product,
     (randn(16, 32), randn(32, 16), torch.tensor(0.3), torch.tensor([1.5])),
-    (randn(16, 32), randn(32, 16), positive(16, 1), positive(1, 16), randn(16)),
+    (
+        randn(16, 32),
+        randn(32, 16),
+        random_positive(16, 1),
+        random_positive(1, 16),
+        randn(16),
+    ),
     spec=FP8,
 )
 

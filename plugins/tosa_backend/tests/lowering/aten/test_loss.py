@@ -6,14 +6,14 @@ import delegraph
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import Family, Function, positive, randn
+from ...support.rule_cases import Family, Function, randn, random_positive
 
 FAMILY = Family()
 FEW = torch.tensor([2, 0, -100, 4])
 MANY = torch.tensor([[[1, 0], [3, -100], [4, 4]], [[2, 2], [0, 1], [-100, 0]]])
 scores = randn(4, 5)
 images = randn(2, 5, 3, 2)
-weights = positive(5)
+weights = random_positive(5)
 
 for reduction in ("mean", "sum", "none"):
     loss = lambda x, y, r=reduction: F.nll_loss(x, y, reduction=r)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...support.rule_cases import FP, Family, half, positive, randn
+from ...support.rule_cases import FP, Family, randn, random_halves, random_positive
 
 aten = torch.ops.aten
 
@@ -34,14 +34,14 @@ FAMILY.cases("batch-norm-1d", norm(nn.BatchNorm1d(3)), randn(2, 3, 4), randn(5, 
 FAMILY.cases(
     "batch-norm-plain",
     lambda x, m, v: F.batch_norm(x, m, v),
-    (randn(2, 3, 4), randn(3), positive(3)),
+    (randn(2, 3, 4), randn(3), random_positive(3)),
 )
 FAMILY.cases(
     "batch-norm-inner",
     lambda x, w, b, m, v: aten._native_batch_norm_legit_no_training(
         x, w, b, m, v, 0.1, 1e-3
     )[0],
-    (randn(2, 3, 4), randn(3), randn(3, seed=2), randn(3, seed=4), positive(3)),
+    (randn(2, 3, 4), randn(3), randn(3, seed=2), randn(3, seed=4), random_positive(3)),
 )
 
 x = randn(2, 6, 4, 5) * 3 + 1
@@ -51,7 +51,10 @@ FAMILY.cases(
     (x, randn(5), randn(5, seed=1)),
 )
 FAMILY.cases(
-    "layer-norm-two-axes", lambda x: F.layer_norm(x, (4, 5), eps=1e-3), x, half(3, 4, 5)
+    "layer-norm-two-axes",
+    lambda x: F.layer_norm(x, (4, 5), eps=1e-3),
+    x,
+    random_halves(3, 4, 5),
 )
 FAMILY.cases(
     "layer-norm-inner",
@@ -61,12 +64,12 @@ FAMILY.cases(
 FAMILY.cases(
     "statistics-half",
     lambda x: aten.native_layer_norm(x, [5], None, None, 1e-5),
-    half(3, 4, 5),
+    random_halves(3, 4, 5),
 )
 FAMILY.cases(
     "group-statistics-half",
     lambda x: aten.native_group_norm(x, None, None, 3, 4, 5, 2, 1e-5),
-    half(3, 4, 5),
+    random_halves(3, 4, 5),
 )
 FAMILY.cases(
     "layer-norm-overflows",
@@ -92,7 +95,7 @@ FAMILY.cases("instance-norm", nn.InstanceNorm2d(6, affine=True), x)
 FAMILY.cases(
     "instance-norm-running",
     lambda x, m, v: F.instance_norm(x, m, v, use_input_stats=False),
-    (x, randn(6), positive(6)),
+    (x, randn(6), random_positive(6)),
 )
 
 

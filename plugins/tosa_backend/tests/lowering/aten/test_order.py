@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, Family, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    Family,
+    inf,
+    nan,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 FAMILY = Family()
 
 x = randn(2, 7, 4)
 ties = torch.tensor([[1.0, 3, 3, 2, 3], [-0.0, 0.0, -inf, -0.0, 0.0]])
 broken = torch.tensor([[1.0, nan, inf, nan, -inf], [-0.0, 0.0, -inf, inf, 1.0]])
-small = whole(3, 5)
+small = random_integers(3, 5)
 long = torch.tensor([4, 0, 9, 9, 2])
 
 for name in ("argmax", "argmin"):
@@ -22,7 +31,7 @@ for name in ("argmax", "argmin"):
         name,
         lambda x, f=function: f(x, 1),
         x,
-        half(2, 9),
+        random_halves(2, 9),
         ties,
         broken,
         small,
@@ -40,11 +49,11 @@ for name in ("max", "min"):
         f"{name}-dim",
         lambda x, f=function: f(x, 1),
         x,
-        half(2, 9),
+        random_halves(2, 9),
         ties,
         broken,
         small,
-        truth(3, 4),
+        random_bools(3, 4),
     )
     FAMILY.cases(
         f"{name}-dim-kept",
@@ -67,7 +76,7 @@ for name in ("cummax", "cummin"):
         name,
         lambda x, f=function: f(x, 1),
         x,
-        half(2, 9),
+        random_halves(2, 9),
         ties,
         broken,
         small,
@@ -86,8 +95,8 @@ for descending in (False, True):
         f"sort-{descending}",
         lambda x, d=descending: torch.sort(x, 1, d),
         x,
-        half(2, 9),
-        whole(1, 4).unique()[None],
+        random_halves(2, 9),
+        random_integers(1, 4).unique()[None],
     )
     FAMILY.cases(
         f"sort-stable-{descending}",
@@ -97,7 +106,7 @@ for descending in (False, True):
         broken.T.contiguous(),
         EDGES,
         small,
-        truth(5),
+        random_bools(5),
         torch.tensor(1.0),
     )
     FAMILY.cases(
@@ -107,7 +116,7 @@ for descending in (False, True):
         f"topk-{descending}",
         lambda x, d=descending: x.topk(3, 1, d),
         x,
-        half(2, 9),
+        random_halves(2, 9),
         broken[:, 2:],
     )
     few = torch.cat([randn(1, 2100), broken[:1], EDGES[None], broken[1:]], 1)
@@ -120,7 +129,7 @@ for descending in (False, True):
     FAMILY.case(
         f"topk-few-ints-{descending}",
         lambda x, d=descending: x.topk(5, 1, d),
-        whole(1, 1).repeat(1, 2100) + torch.arange(2100).int(),
+        random_integers(1, 1).repeat(1, 2100) + torch.arange(2100).int(),
     )
 FAMILY.case("topk-values-of-ties", lambda x: x.topk(3)[0], ties)
 FAMILY.case("topk-of-int64", lambda x, i: (x[i], i.topk(2)[0]), randn(10), long)
@@ -146,7 +155,7 @@ for right in (False, True):
         lambda x, b, r=right: torch.bucketize(x, b, right=r),
         (EDGES, row),
         (randn(2, 3), row.half()),
-        (whole(4), row.int()),
+        (random_integers(4), row.int()),
         (torch.tensor(0.5), row),
     )
     FAMILY.cases(

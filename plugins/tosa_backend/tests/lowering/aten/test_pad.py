@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import EDGES, Family, half, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    Family,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 aten = torch.ops.aten
 
@@ -19,7 +26,14 @@ pads = {
     "constant-pad": lambda x: aten.constant_pad_nd(x, [1, 1, 2, 0, 0, 1]),
 }
 for name, pad in pads.items():
-    FAMILY.cases(name, pad, x, half(2, 3, 4, 5), whole(2, 3, 4, 5), truth(2, 3, 4, 5))
+    FAMILY.cases(
+        name,
+        pad,
+        x,
+        random_halves(2, 3, 4, 5),
+        random_integers(2, 3, 4, 5),
+        random_bools(2, 3, 4, 5),
+    )
 signal = randn(2, 3, 7)
 volume = randn(2, 3, 4, 5, 6)
 for mode in ("reflect", "replicate", "circular"):
@@ -28,7 +42,7 @@ for mode in ("reflect", "replicate", "circular"):
         lambda x, m=mode: F.pad(x, (2, 3), mode=m),
         signal,
         EDGES[None],
-        half(2, 5),
+        random_halves(2, 5),
     )
     FAMILY.cases(
         f"{mode}-2d", lambda x, m=mode: F.pad(x, (2, 0, 1, 3), mode=m), x, x[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...support.rule_cases import EDGES, FP, Family, half, randn
+from ...support.rule_cases import EDGES, FP, Family, randn, random_halves
 
 aten = torch.ops.aten
 
@@ -46,14 +46,14 @@ for kernel, *rest in settings:
         image,
         spec=FP,
     )
-FAMILY.cases("max-pool-unbatched", nn.MaxPool2d(2), image[0], half(1, 2, 4, 4))
+FAMILY.cases("max-pool-unbatched", nn.MaxPool2d(2), image[0], random_halves(1, 2, 4, 4))
 for size in (1, (2, 3), (5, 4), (11, 9), (4, 1), (13, 10)):
     FAMILY.cases(
         f"adaptive{size}",
         nn.AdaptiveAvgPool2d(size),
         image,
         randn(1, 2, 10, 12),
-        half(3, 10, 9),
+        random_halves(3, 10, 9),
     )
 volume = randn(2, 3, 5, 7, 6)
 for kernel, *rest in settings[:2] + settings[3:]:

@@ -10,7 +10,7 @@ from delegraph_tosa.lowering import Tosa, lower_program
 from delegraph_tosa.spec import TosaSpec
 from torch.export import Dim, export
 
-from ...support.rule_cases import FP, Family, half, inf, nan, randn
+from ...support.rule_cases import FP, Family, inf, nan, randn, random_halves
 
 aten = torch.ops.aten
 
@@ -61,7 +61,10 @@ for axes, x in enumerate((signal, image, volume), start=1):
         places,
     )
 FAMILY.cases(
-    "ties", lambda x: F.max_pool1d(x, 3, 2, return_indices=True), TIES, half(1, 2, 9)
+    "ties",
+    lambda x: F.max_pool1d(x, 3, 2, return_indices=True),
+    TIES,
+    random_halves(1, 2, 9),
 )
 FAMILY.cases(
     "values-only", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image, spec=FP

@@ -9,12 +9,12 @@ from ...support.rule_cases import (
     EDGES,
     Family,
     Function,
-    half,
     inf,
     nan,
-    positive,
     randn,
-    whole,
+    random_halves,
+    random_integers,
+    random_positive,
 )
 
 FAMILY = Family()
@@ -44,21 +44,21 @@ for exponent in (
     FAMILY.cases(
         f"pow{exponent}",
         lambda x, e=exponent: torch.pow(x, e),
-        positive(2, 3),
-        half(5).abs(),
+        random_positive(2, 3),
+        random_halves(5).abs(),
         EDGES,
         BASES,
     )
 FAMILY.cases("pow-of-negative", lambda x: x**2 + x**3, randn(2, 3))
-FAMILY.cases("pow-of-int", lambda x: x**2, whole(2, 3))
-FAMILY.cases("pow-pairs", torch.pow, (positive(2, 3), randn(3)))
+FAMILY.cases("pow-of-int", lambda x: x**2, random_integers(2, 3))
+FAMILY.cases("pow-pairs", torch.pow, (random_positive(2, 3), randn(3)))
 FAMILY.cases("pow-base", lambda x: torch.pow(2.5, x), randn(2, 3))
 FAMILY.cases(
     "pow-edges",
     torch.pow,
     (BASES, EXPONENTS[:, None]),
-    (randn(2, 9), whole(9).float()),
-    (half(5), half(5)),
+    (randn(2, 9), random_integers(9).float()),
+    (random_halves(5), random_halves(5)),
 )
 FAMILY.cases(
     "pow-of-base",
@@ -67,7 +67,10 @@ FAMILY.cases(
 )
 FAMILY.cases("pow-infinite", lambda x: torch.cat([x**inf, x**-inf, x**nan]), BASES)
 FAMILY.cases(
-    "pow-promoted", torch.pow, (whole(2, 3), randn(3)), (randn(2, 3), whole(3))
+    "pow-promoted",
+    torch.pow,
+    (random_integers(2, 3), randn(3)),
+    (randn(2, 3), random_integers(3)),
 )
 
 

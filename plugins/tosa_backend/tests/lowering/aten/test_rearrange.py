@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from delegraph.errors import Unsupported
 from delegraph_tosa.lowering import Tosa, lower_program
 
-from ...support.rule_cases import SPEC, Family, Function, half, randn, truth, whole
+from ...support.rule_cases import (
+    SPEC,
+    Family,
+    Function,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 aten = torch.ops.aten
 
@@ -59,11 +67,13 @@ for name, move in moves.items():
         name,
         move,
         x,
-        half(2, 3, 4, 5) if not comparing else x,
-        truth(2, 3, 4, 5) if not comparing else x,
+        random_halves(2, 3, 4, 5) if not comparing else x,
+        random_bools(2, 3, 4, 5) if not comparing else x,
     )
 FAMILY.cases(
-    "ints", lambda x: x.flip(0).roll(1, 1).diagonal().unfold(0, 2, 1), whole(3, 4)
+    "ints",
+    lambda x: x.flip(0).roll(1, 1).diagonal().unfold(0, 2, 1),
+    random_integers(3, 4),
 )
 for k in (0, 1, 2, 3, -1):
     FAMILY.cases(f"rot90-{k}", lambda x, k=k: torch.rot90(x, k, (1, 3)), x)

@@ -8,7 +8,7 @@ import delegraph
 import torch
 import torch.nn.functional as F
 
-from ...support.rule_cases import FP, Family, half, randn
+from ...support.rule_cases import FP, Family, randn, random_halves
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ for size in ((12, 10), (3, 5), (6, 5), (9, 7), (1, 20), (13, 15)):
         f"nearest{size}",
         lambda x, s=size: F.interpolate(x, s),
         image,
-        half(1, 2, 3, 1),
+        random_halves(1, 2, 3, 1),
         spec=FP,
     )
     for corners in (False, True):
@@ -30,7 +30,7 @@ for size in ((12, 10), (3, 5), (6, 5), (9, 7), (1, 20), (13, 15)):
                 x, s, mode="bilinear", align_corners=c
             ),
             image,
-            half(1, 2, 3, 1),
+            random_halves(1, 2, 3, 1),
             spec=FP,
         )
 for factor in (2, 3, 0.5, 1.5, (2, 3.5)):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, FP, SPEC, Family, half, positive, randn, whole
+from ...support.rule_cases import (
+    EDGES,
+    FP,
+    SPEC,
+    Family,
+    randn,
+    random_halves,
+    random_integers,
+    random_positive,
+)
 
 aten = torch.ops.aten
 FAMILY = Family()
@@ -14,9 +23,9 @@ TIES = torch.tensor(
 MULTIPLES = torch.arange(-40, 41).float()
 
 for name in ("trunc", "round", "frac"):
-    FAMILY.cases(name, getattr(torch, name), randn(2, 3) * 3, TIES, half(5))
+    FAMILY.cases(name, getattr(torch, name), randn(2, 3) * 3, TIES, random_halves(5))
 for name in ("trunc", "round"):
-    FAMILY.cases(f"{name}-edges", getattr(torch, name), EDGES, whole(4))
+    FAMILY.cases(f"{name}-edges", getattr(torch, name), EDGES, random_integers(4))
 FAMILY.cases(
     "round-decimals",
     lambda x: torch.round(x, decimals=2) + torch.round(x, decimals=-1),
@@ -27,9 +36,9 @@ for name in ("fmod", "remainder"):
     FAMILY.cases(
         name,
         function,
-        (randn(2, 9) * 9, positive(9)),
+        (randn(2, 9) * 9, random_positive(9)),
         (randn(2, 9) * 9, randn(9)),
-        (half(5) * 9, half(5)),
+        (random_halves(5) * 9, random_halves(5)),
     )
     FAMILY.cases(
         f"{name}-number",
@@ -43,7 +52,7 @@ for name in ("fmod", "remainder"):
         torch.tensor([-4.0, 4.0, -0.0, 0.0, -3.0]),
     )
 # quotients up to 2^24
-angles = randn(99) * 2.0 ** torch.arange(99).remainder(23), positive(99) + 0.5
+angles = randn(99) * 2.0 ** torch.arange(99).remainder(23), random_positive(99) + 0.5
 for name, function in (("fmod", torch.fmod), ("remainder", torch.remainder)):
     FAMILY.case(
         f"{name}-large-quotients", lambda x, y, f=function: f(x, y) / y, *angles
@@ -76,13 +85,21 @@ for mode in ("floor", "trunc", None):
         torch.tensor([-2.0, 0.0, 3.0]),
     )
 FAMILY.cases("floor-divide", lambda x, y: x // y + x // 3, (MULTIPLES, MULTIPLES[:1]))
-whole_pairs = (whole(2, 9), whole(9).abs() + 1), (whole(2, 9), -whole(9).abs() - 1)
-small_pairs = (whole(9, dtype=torch.int8), whole(1, dtype=torch.int8) | 1)
+whole_pairs = (
+    (random_integers(2, 9), random_integers(9).abs() + 1),
+    (random_integers(2, 9), -random_integers(9).abs() - 1),
+)
+small_pairs = (
+    random_integers(9, dtype=torch.int8),
+    random_integers(1, dtype=torch.int8) | 1,
+)
 for name in ("fmod", "remainder", "floor_divide"):
     FAMILY.cases(f"{name}-ints", getattr(torch, name), *whole_pairs, small_pairs)
     function = getattr(torch, name)
     FAMILY.cases(
-        f"{name}-int-number", lambda x, f=function: f(x, -4) + f(x, 3), whole(2, 9)
+        f"{name}-int-number",
+        lambda x, f=function: f(x, -4) + f(x, 3),
+        random_integers(2, 9),
     )
 for mode in ("floor", "trunc"):
     FAMILY.cases(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import Family, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import (
+    Family,
+    inf,
+    nan,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 FAMILY = Family()
 x = randn(2, 7, 4)
@@ -12,7 +20,7 @@ broken = torch.tensor([1.0, 2.0, inf, 3.0, -inf, 1.0, nan, 0.0])
 
 for name in ("cumsum", "cumprod", "logcumsumexp"):
     function = getattr(torch, name)
-    FAMILY.cases(name, lambda x, f=function: f(x, 1), x, half(2, 9))
+    FAMILY.cases(name, lambda x, f=function: f(x, 1), x, random_halves(2, 9))
     FAMILY.cases(
         f"{name}-last",
         lambda x, f=function: f(x, -1),
@@ -24,23 +32,28 @@ for name in ("cumsum", "cumprod", "logcumsumexp"):
 for name in ("cumsum", "cumprod"):
     function = getattr(torch, name)
     FAMILY.cases(
-        f"{name}-of-ints", lambda x, f=function: f(x, 0, dtype=torch.int32), whole(9)
+        f"{name}-of-ints",
+        lambda x, f=function: f(x, 0, dtype=torch.int32),
+        random_integers(9),
     )
     FAMILY.cases(
         f"{name}-as-float",
         lambda x, f=function: f(x, 0, dtype=torch.float32),
-        whole(9),
-        half(5),
+        random_integers(9),
+        random_halves(5),
     )
 FAMILY.cases(
-    "cumsum-int64", lambda x: torch.cumsum(x, -1), truth(2, 9), whole(9).to(torch.int8)
+    "cumsum-int64",
+    lambda x: torch.cumsum(x, -1),
+    random_bools(2, 9),
+    random_integers(9).to(torch.int8),
 )
 FAMILY.cases(
     "masked-scatter",
     lambda x, m, s: x.masked_scatter(m, s),
-    (randn(3, 4), truth(3, 4), randn(4, 4)),
-    (whole(3, 4), truth(4), whole(20)),
-    (truth(3, 4), truth(3, 1), truth(12)),
+    (randn(3, 4), random_bools(3, 4), randn(4, 4)),
+    (random_integers(3, 4), random_bools(4), random_integers(20)),
+    (random_bools(3, 4), random_bools(3, 1), random_bools(12)),
 )
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...support.rule_cases import FP, Family, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import (
+    FP,
+    Family,
+    inf,
+    nan,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 aten = torch.ops.aten
 pytestmark = [
@@ -40,17 +49,17 @@ FAMILY.cases(
 FAMILY.case(
     "scatter-bool-in-fp",
     lambda x, i, y: x.scatter(1, i, y),
-    truth(2, 5),
+    random_bools(2, 5),
     apart[:2, :, 0],
-    truth(2, 2),
+    random_bools(2, 2),
     spec=FP,
 )
 FAMILY.case(
     "scatter-last",
     lambda x, i, y: x.scatter(-1, i, y),
-    whole(2, 5),
+    random_integers(2, 5),
     apart[0].T[:2].contiguous(),
-    whole(2, 3),
+    random_integers(2, 3),
 )
 FAMILY.case(
     "scatter-of-rank-0",
@@ -64,7 +73,7 @@ FAMILY.cases(
     lambda x, i: x.scatter(1, i, 7),
     (x, several),
     (x, apart[:2]),
-    (whole(3, 5), several[:, :, 0]),
+    (random_integers(3, 5), several[:, :, 0]),
 )
 FAMILY.case(
     "scatter-value-first", lambda x, i: x.scatter(0, i, -inf), x[0], several[0, :, :2]
@@ -87,14 +96,18 @@ for name in ("sum", "amax", "amin"):
     FAMILY.cases(
         f"scatter-reduce-{name}-ints",
         lambda x, i, y, r=name: x.scatter_reduce(1, i, y, r),
-        (whole(3, 5), several[:, :, 0], whole(3, 5)),
-        (whole(3, 5).short(), several[:, :, 0], whole(3, 5).short()),
+        (random_integers(3, 5), several[:, :, 0], random_integers(3, 5)),
+        (
+            random_integers(3, 5).short(),
+            several[:, :, 0],
+            random_integers(3, 5).short(),
+        ),
     )
 FAMILY.cases(
     "scatter-add",
     lambda x, i, y: x.scatter_add(1, i, y),
     (x, several, x * 2),
-    (half(2, 5), several[:2, :, 0], half(2, 5)),
+    (random_halves(2, 5), several[:2, :, 0], random_halves(2, 5)),
 )
 for name in ("add", "multiply"):
     FAMILY.case(
@@ -116,7 +129,7 @@ FAMILY.cases(
     lambda x, i, y: x.index_add(1, i, y),
     (x, often, x + 1),
     (x, often[:2], y),
-    (whole(3, 5), often, whole(3, 5)),
+    (random_integers(3, 5), often, random_integers(3, 5)),
 )
 FAMILY.case(
     "index-add-alpha", lambda x, i, y: x.index_add(1, i, y, alpha=-2), x, often, x + 1
@@ -161,7 +174,7 @@ FAMILY.cases(
     lambda x, i: x.index_fill(1, i, 7),
     (x, often),
     (x, ends),
-    (whole(3, 5), ends),
+    (random_integers(3, 5), ends),
 )
 FAMILY.case(
     "index-fill-tensor",
@@ -209,27 +222,27 @@ FAMILY.cases(
     "index-put-accumulated",
     lambda x, i, y: aten.index_put(x, [None, i], y, True),
     (x, often, randn(3, 5, 4, seed=3)),
-    (whole(3, 5), often, whole(3, 5)),
+    (random_integers(3, 5), often, random_integers(3, 5)),
     (x, ends, randn(4)),
 )
 FAMILY.cases(
     "index-put-mask",
     lambda x, m, v: aten.index_put(x, [m], v),
     (x, x > 0, torch.tensor(2.0)),
-    (x, truth(3), randn(4)),
+    (x, random_bools(3), randn(4)),
 )
 FAMILY.case(
     "index-put-mask-row",
     lambda x, m, v: aten.index_put(x, [m], v),
     x,
-    truth(3, 5),
+    random_bools(3, 5),
     randn(1, 4),
 )
 FAMILY.case(
     "index-put-mask-later",
     lambda x, m, v: aten.index_put(x, [None, m], v),
     x,
-    truth(5),
+    random_bools(5),
     torch.tensor([2.0]),
 )
 FAMILY.case(

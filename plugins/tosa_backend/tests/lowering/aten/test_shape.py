@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import Family, half, randn, truth, whole
+from ...support.rule_cases import (
+    Family,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 aten = torch.ops.aten
 
@@ -72,21 +78,21 @@ for name, move in moves.items():
         name,
         move,
         x,
-        half(2, 3, 4, 5),
-        whole(2, 3, 4, 5),
-        truth(2, 3, 4, 5) if name not in UNEQUAL else x,
+        random_halves(2, 3, 4, 5),
+        random_integers(2, 3, 4, 5),
+        random_bools(2, 3, 4, 5) if name not in UNEQUAL else x,
     )
 FAMILY.cases(
     "cat",
     lambda x, y: torch.cat([x, y, x], 1),
     (x, x[:, :1]),
-    (whole(2, 3), whole(2, 1)),
+    (random_integers(2, 3), random_integers(2, 1)),
 )
 FAMILY.cases(
     "cat-promoted",
     lambda x, y: torch.cat([x, y]),
-    (randn(2, 3), whole(1, 3)),
-    (half(1, 3), randn(1, 3)),
+    (randn(2, 3), random_integers(1, 3)),
+    (random_halves(1, 3), randn(1, 3)),
 )
 FAMILY.cases(
     "cat-of-70", lambda x: torch.cat([x + k for k in range(70)], -1), randn(1, 2)

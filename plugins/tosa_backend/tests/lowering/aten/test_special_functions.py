@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, Family, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    Family,
+    inf,
+    nan,
+    randn,
+    random_bools,
+    random_halves,
+    random_integers,
+)
 
 FAMILY = Family()
 UNIT = torch.linspace(-1, 1, 201)
@@ -18,7 +27,9 @@ FAMILY.cases(
     EDGES,
     1 - 10.0 ** torch.arange(-7, 0),
 )
-FAMILY.cases("erfc", torch.erfc, randn(2, 3) * 3, half(5), EDGES, whole(4))
+FAMILY.cases(
+    "erfc", torch.erfc, randn(2, 3) * 3, random_halves(5), EDGES, random_integers(4)
+)
 FAMILY.cases(
     "hypot",
     torch.hypot,
@@ -26,7 +37,7 @@ FAMILY.cases(
     (EDGES, EDGES.flip(0)),
     (EDGES * 1e37, EDGES.roll(5) * 1e37),
 )
-FAMILY.cases("hypot-half", torch.hypot, (half(5), half(1)))
+FAMILY.cases("hypot-half", torch.hypot, (random_halves(5), random_halves(1)))
 FAMILY.cases(
     "logaddexp2",
     torch.logaddexp2,
@@ -50,7 +61,7 @@ FAMILY.cases(
     lambda x: torch.special.erfinv(x) + torch.special.erfc(x),
     UNIT * 0.9,
 )
-FAMILY.cases("angle", torch.angle, EDGES, whole(5), truth(3))
+FAMILY.cases("angle", torch.angle, EDGES, random_integers(5), random_bools(3))
 for name in ("i0", "i0e"):
     function = getattr(torch.special, name)
     FAMILY.cases(
@@ -58,7 +69,7 @@ for name in ("i0", "i0e"):
         function,
         randn(2, 30) * 4,
         EDGES,
-        whole(4),
+        random_integers(4),
         torch.linspace(3, 4.5, 20),
         torch.tensor([50.0, 90.0]),
     )

@@ -12,37 +12,54 @@ from ...support.rule_cases import (
     SPEC,
     Family,
     Function,
-    half,
     inf,
     nan,
     randn,
-    truth,
-    whole,
+    random_bools,
+    random_halves,
+    random_integers,
 )
 
 FAMILY = Family()
 
 for name in ("sign", "sgn"):
-    FAMILY.cases(name, getattr(torch, name), EDGES, whole(2, 3), truth(3), half(5))
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        EDGES,
+        random_integers(2, 3),
+        random_bools(3),
+        random_halves(5),
+    )
 for name in ("signbit", "isnan", "isinf", "isfinite", "isposinf", "isneginf"):
-    FAMILY.cases(name, getattr(torch, name), EDGES, whole(2, 3), truth(3), EDGES.half())
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        EDGES,
+        random_integers(2, 3),
+        random_bools(3),
+        EDGES.half(),
+    )
 FAMILY.cases(
     "copysign",
     torch.copysign,
     (randn(2, 12), EDGES[:-1].repeat(2)[:12]),
-    (whole(3), randn(3)),
+    (random_integers(3), randn(3)),
 )
 FAMILY.cases("copysign-of-nan", torch.copysign, (EDGES, -EDGES.nan_to_num()))
 FAMILY.cases(
     "copysign-number",
     lambda x: torch.copysign(x, -0.0) + torch.copysign(x, 2) / 3,
     randn(9),
-    whole(4),
+    random_integers(4),
 )
 FAMILY.cases(
-    "heaviside", torch.heaviside, (EDGES, torch.tensor(0.5)), (whole(2, 3), whole(3))
+    "heaviside",
+    torch.heaviside,
+    (EDGES, torch.tensor(0.5)),
+    (random_integers(2, 3), random_integers(3)),
 )
-FAMILY.cases("nan-to-num", torch.nan_to_num, EDGES, EDGES.half(), whole(3))
+FAMILY.cases("nan-to-num", torch.nan_to_num, EDGES, EDGES.half(), random_integers(3))
 FAMILY.cases("nan-to-num-given", lambda x: torch.nan_to_num(x, 7.0, 8.0, -9.0), EDGES)
 FAMILY.cases(
     "nan-to-num-infinite", lambda x: torch.nan_to_num(x, inf, posinf=-inf), EDGES
@@ -56,8 +73,8 @@ for name in ("fmax", "fmin"):
         name,
         getattr(torch, name),
         pairs,
-        (whole(2, 3), whole(3)),
-        (randn(2, 3), whole(3)),
+        (random_integers(2, 3), random_integers(3)),
+        (randn(2, 3), random_integers(3)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...support.rule_cases import Family, half, inf, randn
+from ...support.rule_cases import Family, inf, randn, random_halves
 
 aten = torch.ops.aten
 FAMILY = Family()
@@ -21,7 +21,7 @@ def _pair(result):
 
 for name in ("var", "std", "var_mean", "std_mean"):
     function = getattr(torch, name)
-    FAMILY.cases(name, lambda x, f=function: f(x, (1, -1)), x, half(2, 3, 4))
+    FAMILY.cases(name, lambda x, f=function: f(x, (1, -1)), x, random_halves(2, 3, 4))
     FAMILY.cases(
         f"{name}-kept", lambda x, f=function: f(x, 1, correction=0, keepdim=True), x
     )
@@ -59,7 +59,7 @@ for order in (1, 2, inf):
         f"norm-{order}",
         lambda x, p=order: torch.linalg.vector_norm(x, p, (1, -1)),
         x,
-        half(2, 3, 4),
+        random_halves(2, 3, 4),
     )
     FAMILY.cases(
         f"norm-{order}-whole",

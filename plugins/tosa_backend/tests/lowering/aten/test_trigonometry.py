@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, FP, Family, half, inf, randn, whole
+from ...support.rule_cases import (
+    EDGES,
+    FP,
+    Family,
+    inf,
+    randn,
+    random_halves,
+    random_integers,
+)
 
 FAMILY = Family()
 UNIT = torch.linspace(-1, 1, 41)
@@ -14,7 +22,13 @@ WIDE = torch.tensor(
 
 for name in ("tan", "sinh", "cosh"):
     FAMILY.cases(
-        name, getattr(torch, name), randn(2, 3, 4), half(5), UNIT, whole(4), spec=FP
+        name,
+        getattr(torch, name),
+        randn(2, 3, 4),
+        random_halves(5),
+        UNIT,
+        random_integers(4),
+        spec=FP,
     )
 for name in ("sinh", "cosh", "asinh", "atan"):
     FAMILY.cases(f"{name}-edges", getattr(torch, name), EDGES)
@@ -23,10 +37,10 @@ for name in ("asinh", "atan"):
         name,
         getattr(torch, name),
         randn(2, 3, 4),
-        half(5),
+        random_halves(5),
         UNIT,
         WIDE,
-        whole(4),
+        random_integers(4),
         spec=FP,
     )
 for name in ("asin", "acos", "atanh"):
@@ -48,8 +62,8 @@ FAMILY.cases(
     "atan2",
     torch.atan2,
     (randn(2, 3), randn(3)),
-    (half(4), half(1)),
-    (whole(5), whole(1)),
+    (random_halves(4), random_halves(1)),
+    (random_integers(5), random_integers(1)),
 )
 FAMILY.case(
     "atan2-edges",

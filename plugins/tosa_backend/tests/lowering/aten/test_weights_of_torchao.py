@@ -111,7 +111,7 @@ class Tokens(nn.Module):
         return self.head(torch.relu(self.layer(self.embedding(tokens))))
 
 
-def configured():
+def configurations():
     """Name -> what ``quantize_`` is called with, beside the model."""
     from torchao import quantization as q
 
@@ -151,7 +151,7 @@ def configured():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", configured())
+@pytest.mark.parametrize("name", configurations())
 def test_models_quantized_by_torchao_are_one_delegate(name, monkeypatch):
     from torchao.kernel import intmm
     from torchao.quantization import quantize_
@@ -161,7 +161,7 @@ def test_models_quantized_by_torchao_are_one_delegate(name, monkeypatch):
 
     torch.manual_seed(0)
     model = Tokens().eval()
-    for given in configured()[name]:
+    for given in configurations()[name]:
         quantize_(model, *given)
     tokens = torch.tensor([[3, 7, 1, 63]])
     lowered = delegraph.lower(model, (tokens,), backends=["tosa"], require_full=True)

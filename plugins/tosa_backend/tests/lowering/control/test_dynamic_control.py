@@ -163,7 +163,7 @@ def wrapped(module, dynamic):
 case = cache(lower)
 
 
-def expect_equal(found, wanted, size):
+def assert_equal_at_size(found, wanted, size):
     for mine, theirs in zip(found, tree_leaves(wanted), strict=True):
         assert mine.shape == theirs.shape, size
         assert mine.dtype == theirs.dtype, size
@@ -184,7 +184,7 @@ def test_one_delegate_for_all_sizes(name):
     for size in SIZES:
         for sign in (1, -1):
             args = [sign * a.abs() for a in CASES[name][1](*size)]
-            expect_equal(tree_leaves(result(*args)), module(*args), size)
+            assert_equal_at_size(tree_leaves(result(*args)), module(*args), size)
 
 
 JUDGED = {"nested", "told by none"}
@@ -200,17 +200,18 @@ def test_the_reference_tools_agree(name):
     """
     module, result = case(name)
     blob = result.delegates[0].processed_bytes
-    reference_tools.judge(blob, TosaSpec.parse(SPEC))
+    reference_tools.check_strictly_for_spec(blob, TosaSpec.parse(SPEC))
     graph = read(blob)
     text = render(graph)
     assert render(parse(text)) == text
     args = CASES[name][1](2, 3)
     shapes = {v.name: list(a.shape) for v, a in zip(graph.inputs, args, strict=True)}
-    found = reference_tools.run(
-        reference_tools.resolved(blob, shapes), [np.ascontiguousarray(a) for a in args]
+    found = reference_tools.run_reference_model(
+        reference_tools.with_resolved_shapes(blob, shapes),
+        [np.ascontiguousarray(a) for a in args],
     )
     wanted = tree_leaves(module(*args))
-    expect_equal(
+    assert_equal_at_size(
         [torch.from_numpy(a).to(w.dtype) for a, w in zip(found, wanted, strict=True)],
         wanted,
         (2, 3),
@@ -227,10 +228,10 @@ def test_floats_alone_do(name):
     assert len(result.delegates) == 1, result.report
     assert result.report.host_operators == 0, result.report
     args = CASES[name][1](5, 2)
-    expect_equal(tree_leaves(result(*args)), module(*args), (5, 2))
+    assert_equal_at_size(tree_leaves(result(*args)), module(*args), (5, 2))
 
 
-def causes(function, *inputs, dynamic, spec=SPEC):
+def causes_of(function, *inputs, dynamic, spec=SPEC):
     program = torch.export.export(
         Function(function), inputs, dynamic_shapes=(tuple(dynamic),), strict=False
     )
@@ -243,10 +244,10 @@ def test_refused_dynamic_loops_have_reason_and_hint():
     carried = lambda x: while_loop(
         lambda i, a: i > 1, lambda i, a: (i - 1, a * 2), (x.shape[0], x)
     )
-    (cause,) = causes(carried, randn(3, 4), dynamic=[{0: N}])
+    (cause,) = causes_of(carried, randn(3, 4), dynamic=[{0: N}])
     assert cause.reason.startswith("the loop carries the size ")
     assert "torch.full((), number)" in cause.hint
-    (cause,) = causes(
+    (cause,) = causes_of(
         lambda x: torch_map(torch.sin, x),
         randn(3, 4),
         dynamic=[{0: N}],
@@ -257,7 +258,7 @@ def test_refused_dynamic_loops_have_reason_and_hint():
     either = lambda x: torch.cond(
         x.sum() > 0, lambda x: x.flatten().sin(), lambda x: x.reshape(-1) * 2, (x,)
     )
-    first = causes(
+    first = causes_of(
         either, randn(3, 4), dynamic=[BOTH], spec="TOSA-1.1+FP+INT+controlflow"
     )[0]
     assert first.reason.startswith("true_graph_0: aten.flatten")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from delegraph.errors import Unsupported
 from delegraph_tosa.backend import compile_program
 
-from ...support.quantized_cases import SPECS, IntegerFamily, row
+from ...support.quantized_cases import SPECS, IntegerFamily, quantized_row
 from ...support.rule_cases import WithConstant, randn
 
 FAMILY = IntegerFamily()
@@ -95,7 +95,9 @@ test_equals_eager_for_any_scales = FAMILY.sweep(least=-7, most=-0.8)
 
 @pytest.mark.parametrize("order", [0, 3, -torch.inf])
 def test_norms_of_other_orders_are_refused(order):
-    module, inputs = row(lambda x: x.norm(order, dim=1), [(3, 20, 7)], torch.int8, 0)
+    module, inputs = quantized_row(
+        lambda x: x.norm(order, dim=1), [(3, 20, 7)], torch.int8, 0
+    )
     with pytest.raises(
         Unsupported, match=f"a norm of order {order} has no rule of its own"
     ):

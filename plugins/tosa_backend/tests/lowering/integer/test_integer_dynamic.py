@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.export import Dim
 
-from ...support.quantized_cases import quantized_decomposed, row
+from ...support.quantized_cases import quantized_decomposed, quantized_row
 
 REFUSED = "is known at run time only"
 CASES = {
@@ -41,7 +41,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_any_number(name):
     function, reason = CASES[name]
-    module, inputs = row(function, [(9, 5)], torch.int8, 0)
+    module, inputs = quantized_row(function, [(9, 5)], torch.int8, 0)
     program = torch.export.export(
         module, tuple(inputs), dynamic_shapes=(({0: Dim("n", min=3, max=40)},),)
     )
@@ -94,7 +94,7 @@ def test_a_size_of_floats_is_that_of_their_integers(spec):
 
 
 def test_sums_of_too_many_elements_are_refused():
-    module, inputs = row(lambda x: x.mean(0), [(9, 5)], torch.int8, 0)
+    module, inputs = quantized_row(lambda x: x.mean(0), [(9, 5)], torch.int8, 0)
     program = torch.export.export(
         module, tuple(inputs), dynamic_shapes=(({0: Dim.DYNAMIC},),)
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from delegraph.errors import Unsupported
 from delegraph_tosa.backend import compile_program
 
-from ...support.quantized_cases import SPECS, IntegerFamily, row
+from ...support.quantized_cases import SPECS, IntegerFamily, quantized_row
 
 FAMILY = IntegerFamily()
 TWO = (3, 20, 7), (3, 20, 7)
@@ -47,7 +47,7 @@ test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)
     "function", [torch.floor, lambda v: torch.sqrt(v.abs())], ids=["jumps", "bends"]
 )
 def test_functions_that_tables_approximate_badly_are_refused(function):
-    module, inputs = row(lambda x, y: function(x + y), TWO, torch.int16, 0)
+    module, inputs = quantized_row(lambda x, y: function(x + y), TWO, torch.int16, 0)
     with pytest.raises(
         Unsupported,
         match=(

@@ -13,46 +13,46 @@ from ...support.rule_cases import WithConstant, randn
 FAMILY = IntegerFamily()
 
 
-def weighted(function, *shape, bias=True):
+def with_weight(function, *shape, bias=True):
     return WithWeight(function, randn(*shape), randn(shape[0]) if bias else None)
 
 
-FAMILY.case("linear", weighted(F.linear, 20, 32), (4, 32))
-FAMILY.case("linear-no-bias", weighted(F.linear, 20, 32, bias=False), (2, 3, 32))
+FAMILY.case("linear", with_weight(F.linear, 20, 32), (4, 32))
+FAMILY.case("linear-no-bias", with_weight(F.linear, 20, 32, bias=False), (2, 3, 32))
 FAMILY.case(
-    "conv1d", weighted(lambda x, w, b: F.conv1d(x, w, b, 1, 2), 16, 8, 3), (2, 8, 9)
+    "conv1d", with_weight(lambda x, w, b: F.conv1d(x, w, b, 1, 2), 16, 8, 3), (2, 8, 9)
 )
 FAMILY.case(
     "conv2d",
-    weighted(lambda x, w, b: F.conv2d(x, w, b, 2, 1), 16, 8, 3, 3),
+    with_weight(lambda x, w, b: F.conv2d(x, w, b, 2, 1), 16, 8, 3, 3),
     (2, 8, 9, 9),
 )
 FAMILY.case(
     "conv2d-relu",
-    weighted(lambda x, w, b: F.conv2d(x, w, b, 2, 1).relu(), 16, 8, 3, 3),
+    with_weight(lambda x, w, b: F.conv2d(x, w, b, 2, 1).relu(), 16, 8, 3, 3),
     (2, 8, 9, 9),
 )
 FAMILY.case(
     "conv2d-groups",
-    weighted(lambda x, w, b: F.conv2d(x, w, b, 1, 1, 1, 4), 16, 2, 3, 3),
+    with_weight(lambda x, w, b: F.conv2d(x, w, b, 1, 1, 1, 4), 16, 2, 3, 3),
     (2, 8, 9, 9),
 )
 FAMILY.case(
     "conv2d-same",
-    weighted(lambda x, w, b: F.conv2d(x, w, b, padding="same"), 6, 4, 3, 3),
+    with_weight(lambda x, w, b: F.conv2d(x, w, b, padding="same"), 6, 4, 3, 3),
     (2, 4, 5, 6),
 )
 FAMILY.case(
-    "conv3d", weighted(F.conv3d, 6, 4, 2, 3, 3), (1, 4, 4, 5, 5), dtypes=[torch.int8]
+    "conv3d", with_weight(F.conv3d, 6, 4, 2, 3, 3), (1, 4, 4, 5, 5), dtypes=[torch.int8]
 )
 FAMILY.case(
     "depthwise",
-    weighted(lambda x, w, b: F.relu6(F.conv2d(x, w, b, 1, 1, 1, 8)), 16, 1, 3, 3),
+    with_weight(lambda x, w, b: F.relu6(F.conv2d(x, w, b, 1, 1, 1, 8)), 16, 1, 3, 3),
     (2, 8, 9, 9),
 )
 FAMILY.case(
     "conv2d-flatten",
-    weighted(lambda x, w, b: F.conv2d(x, w, b).relu().flatten(1), 9, 8, 3, 3),
+    with_weight(lambda x, w, b: F.conv2d(x, w, b).relu().flatten(1), 9, 8, 3, 3),
     (2, 8, 9, 9),
 )
 spreading = WithWeight(

@@ -23,18 +23,18 @@ from torch.utils._pytree import tree_leaves
 from ...support.quantized_cases import (
     SPECS,
     WithWeight,
-    check,
+    assert_within_steps,
     dequantize,
     quantize,
     quantized_decomposed,
 )
-from ...support.reference_tools import judge as strictly
+from ...support.reference_tools import check_strictly_for_spec as strictly
 from ...support.rule_cases import SPEC, Function, judge, randn
 
 INT8 = SPECS[torch.int8]
 
 
-def whole(*shape, seed=0):
+def random_bytes(*shape, seed=0):
     return torch.randint(
         -128,
         128,
@@ -44,7 +44,7 @@ def whole(*shape, seed=0):
     )
 
 
-def names(function, *inputs, spec=INT8):
+def count_operators(function, *inputs, spec=INT8):
     module = function if isinstance(function, nn.Module) else Function(function)
     return Counter(
         op.name
@@ -56,17 +56,17 @@ def test_limits_that_the_type_has_anyhow_cost_nothing():
     weighted = WithWeight(
         lambda x, w, b: F.conv2d(x, w, b).relu(), randn(4, 3, 3, 3), randn(4)
     )
-    found = names(
+    found = count_operators(
         lambda x: quantize(weighted(dequantize(x, 0.1, 3)), 0.05, -128, torch.int8),
-        whole(1, 3, 6, 6),
+        random_bytes(1, 3, 6, 6),
     )
     assert found == {"TRANSPOSE": 2, "CONV2D": 1, "RESCALE": 1}
 
 
 def test_quantizing_again_in_the_same_way_is_nothing():
-    found = names(
+    found = count_operators(
         lambda x: quantize(dequantize(x, 0.1, 3).reshape(-1), 0.1, 3, torch.int8),
-        whole(2, 3),
+        random_bytes(2, 3),
     )
     assert found == {"RESHAPE": 1}
 
@@ -76,7 +76,7 @@ def test_a_chain_of_functions_is_one_table():
         y = dequantize(x, 0.1, 3)
         return quantize(torch.tanh(F.silu(y) * 2 + 1), 0.01, 0, torch.int8)
 
-    assert names(chain, whole(2, 3)) == {"TABLE": 1}
+    assert count_operators(chain, random_bytes(2, 3)) == {"TABLE": 1}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_curves_of_int16_are_tables_also_where_the_result_saturates(function):
     def program(x):
         return quantize(function(dequantize(x, 0.0004, 0)), 0.0002, 0, torch.int16)
 
-    assert "GATHER" not in names(
+    assert "GATHER" not in count_operators(
         program, torch.arange(-9, 9, dtype=torch.int16), spec=SPECS[torch.int16]
     )
 
@@ -99,7 +99,11 @@ def test_each_use_gets_its_own_rescale():
         b = dequantize(y, 0.2, 0)
         return quantize(a + b, 0.2, 0, torch.int8), quantize(a - b, 0.2, 0, torch.int8)
 
-    assert names(twice, whole(2, 3), whole(2, 3)) == {"RESCALE": 6, "ADD": 1, "SUB": 1}
+    assert count_operators(twice, random_bytes(2, 3), random_bytes(2, 3)) == {
+        "RESCALE": 6,
+        "ADD": 1,
+        "SUB": 1,
+    }
 
 
 def test_operators_without_integer_rules_need_a_float_profile():
@@ -110,8 +114,8 @@ def test_operators_without_integer_rules_need_a_float_profile():
         Unsupported,
         match=r"in integers: no integer rule; in floats: TOSA CAST from int8 to fp32",
     ):
-        names(ordered, whole(2, 3))
-    assert names(ordered, whole(2, 3), spec=SPEC)["CAST"]
+        count_operators(ordered, random_bytes(2, 3))
+    assert count_operators(ordered, random_bytes(2, 3), spec=SPEC)["CAST"]
 
 
 def test_floats_at_the_border_stay_outside_of_integers():
@@ -139,7 +143,7 @@ def test_reports_have_the_scales_of_inputs_and_outputs():
         return quantize(torch.tanh(dequantize(x, 0.1, 3)), 1 / 128, -7, torch.int8)
 
     lowered = delegraph.lower(
-        Function(program).eval(), (whole(2, 3),), backends=["tosa"]
+        Function(program).eval(), (random_bytes(2, 3),), backends=["tosa"]
     )
     facts = lowered.report.delegates[0].facts
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
@@ -177,13 +181,13 @@ def test_weights_of_int4_take_half_a_byte(function):
             )
 
     module = FourBits().eval()
-    x = whole(1, 3, 6, 6)
+    x = random_bytes(1, 3, 6, 6)
     spec = TosaSpec.parse("TOSA-1.0+INT+int4")
     graph = compile_program(torch.export.export(module, (x,)), spec)
     assert DType.INT4 in [v.dtype for op in graph.operators for v in op.inputs]
     blob = TosaFile(graph, spec).join()
     again = read(blob)
-    check(evaluate(again, [x.numpy()])[0], module(x))
+    assert_within_steps(evaluate(again, [x.numpy()])[0], module(x))
 
 
 def bordered(x, y):
@@ -254,12 +258,17 @@ def test_int8_and_int16_meet(function):
         )
 
     module = Function(program)
-    inputs = whole(9, 9), torch.arange(-7600, 8600, 200).reshape(9, 9).to(torch.int16)
+    inputs = (
+        random_bytes(9, 9),
+        torch.arange(-7600, 8600, 200).reshape(9, 9).to(torch.int16),
+    )
     graph = compile_program(torch.export.export(module, inputs), SPECS[torch.int16])
     assert all(
         value.dtype is not DType.FP32 for op in graph.operators for value in op.outputs
     )
-    check(evaluate(graph, [x.numpy() for x in inputs])[0], module(*inputs))
+    assert_within_steps(
+        evaluate(graph, [x.numpy() for x in inputs])[0], module(*inputs)
+    )
 
 
 def test_embedding_rows_have_separate_scales():
@@ -269,7 +278,7 @@ def test_embedding_rows_have_separate_scales():
     module = Function(lambda i: quantize(table(i), 0.5, 3, torch.int8))
     indices = torch.arange(0, 50, 3, dtype=torch.int32)
     graph = compile_program(torch.export.export(module, (indices,)), INT8)
-    check(evaluate(graph, [indices.numpy()])[0], module(indices))
+    assert_within_steps(evaluate(graph, [indices.numpy()])[0], module(indices))
 
 
 def to_bytes(x, scale, zero_point):
@@ -360,7 +369,7 @@ def test_uint8_values_are_computed_as_floats_where_allowed():
 
 def test_uint8_is_no_number_to_compute_with():
     with pytest.raises(Unsupported, match=r"its operand: TOSA has no torch\.uint8"):
-        names(lambda u: u + 1, torch.zeros(2, dtype=torch.uint8))
+        count_operators(lambda u: u + 1, torch.zeros(2, dtype=torch.uint8))
 
 
 class Dynamic(nn.Module):

@@ -39,18 +39,18 @@ class Block(nn.Module):
         return x + mixed.split(2, 1)[0].repeat(1, 2, 1, 1)
 
 
-def program(module, *inputs):
+def export(module, *inputs):
     torch.manual_seed(0)
     return torch.export.export(module.eval(), inputs)
 
 
-def data(exported):
+def compile_to_bytes(exported):
     return TosaFile(compile_program(exported, SPEC), SPEC).join()
 
 
 @pytest.fixture
 def blocks():
-    return program(nn.Sequential(*[Block() for _ in range(3)]), torch.randn(1, 4, 5, 5))
+    return export(nn.Sequential(*[Block() for _ in range(3)]), torch.randn(1, 4, 5, 5))
 
 
 class Constants(nn.Module):
@@ -77,14 +77,14 @@ class Constants(nn.Module):
 def test_a_file_is_the_same_as_without_copies(blocks, monkeypatch):
     programs = (
         blocks,
-        program(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8)),
+        export(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8)),
     )
-    copied = [data(exported) for exported in programs]
+    copied = [compile_to_bytes(exported) for exported in programs]
     monkeypatch.setattr(templates.Template, "copy", None)
     monkeypatch.setattr(
         templates.Templates, "apply", lambda self, *call: registry.apply(*call)
     )
-    assert [data(exported) for exported in programs] == copied
+    assert [compile_to_bytes(exported) for exported in programs] == copied
 
 
 def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
 
     monkeypatch.setattr(templates, "apply", count)
     templates.templates_for.cache_clear()
-    data(blocks)
+    compile_to_bytes(blocks)
     calls = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
     for target, count in (
         (torch.ops.aten.linear.default, 9),
@@ -104,7 +104,7 @@ def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
     ):
         assert calls.count(target) == count
         assert seen.count(target) == 1
-    data(program(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
+    compile_to_bytes(export(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
     assert (
         len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
     )
@@ -114,7 +114,7 @@ def test_templates_keep_no_weights():
     templates.templates_for.cache_clear()
     module = Block()
     weight = weakref.ref(module.linears[0].weight)
-    data(program(module, torch.randn(1, 4, 5, 5)))
+    compile_to_bytes(export(module, torch.randn(1, 4, 5, 5)))
     assert templates.templates_for.cache_info().currsize == 1
     del module
     gc.collect()
@@ -164,7 +164,7 @@ class Same(nn.Module):
     ids=["weights behind constants", "zeros", "one value twice"],
 )
 def test_similar_layers_compute_their_own_results(module, inputs):
-    exported = program(module, *inputs)
+    exported = export(module, *inputs)
     (got,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
     torch.testing.assert_close(torch.from_numpy(got), module(*inputs).detach())
 
@@ -190,8 +190,8 @@ class Scaled(nn.Module):
 def test_proofs_about_shared_numbers_hold_for_one_program():
     """128 million times 19 is more than int32 holds, 128 million times 9 is not."""
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
-    compile_program(program(Rows(), torch.zeros(4)), spec)
+    compile_program(export(Rows(), torch.zeros(4)), spec)
     with pytest.raises(
         Unsupported, match="its int64 result may be from -2432000000 to 2413000000"
     ):
-        compile_program(program(Scaled(), torch.ones(20, dtype=torch.int8)), spec)
+        compile_program(export(Scaled(), torch.ones(20, dtype=torch.int8)), spec)

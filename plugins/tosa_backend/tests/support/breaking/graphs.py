@@ -10,7 +10,7 @@ from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 
 from .. import structured as s
-from ..samples import apply
+from ..samples import make_operator
 from .changing import (
     BOOL,
     F32,
@@ -37,19 +37,19 @@ class SOFTMAX(Operator):
 
 def _of_graphs() -> Iterator[tuple[str, str, Graph]]:
     x = s.value(2)
-    added = apply(ops.ADD, x, x)
+    added = make_operator(ops.ADD, x, x)
     yield "input-once", "", Graph([x, x], added.outputs, [added])
     known = literal([1.0, 2.0], F32, np.float32)
     yield (
         "input-from-outside",
         "",
-        Graph([known], (made := apply(ops.ABS, known)).outputs, [made]),
+        Graph([known], (made := make_operator(ops.ABS, known)).outputs, [made]),
     )
     shape = literal([2, 1], SHAPE, np.int64)
-    made = apply(ops.RESHAPE, x, shape)
+    made = make_operator(ops.RESHAPE, x, shape)
     yield "shape-inside", "", Graph([x], [*made.outputs, shape], [made])
-    first = apply(ops.ABS, x)
-    second = apply(ops.EXP, *first.outputs)
+    first = make_operator(ops.ABS, x)
+    second = make_operator(ops.EXP, *first.outputs)
     yield "operand-defined", "EXP", Graph([x], second.outputs, [second, first])
     yield "operand-defined", "", Graph([x], [*first.outputs, s.value(3)], [first])
     yield "result-once", "ABS", Graph([x], first.outputs, [first, first])
@@ -61,7 +61,7 @@ def _of_graphs() -> Iterator[tuple[str, str, Graph]]:
     yield (
         "distinct-names",
         "",
-        Graph([a, b], (made := apply(ops.ADD, a, b)).outputs, [made]),
+        Graph([a, b], (made := make_operator(ops.ADD, a, b)).outputs, [made]),
     )
 
 
@@ -95,7 +95,7 @@ def _of_control_flow() -> Iterator[tuple[str, str, Graph]]:
         branch(flag, x, other=_taking(two, Type((3,), F32))),
     )
     yield "body-outputs", "COND_IF", branch(flag, x, other=_taking(two, two, two))
-    outside = apply(ops.ABS, x)
+    outside = make_operator(ops.ABS, x)
     reaching = Graph([s.value(2)], outside.outputs, [outside], "reaching")
     yield "operand-defined", "ABS", branch(flag, x, other=reaching)
     yield "operand-count", "COND_IF", branch()
@@ -107,7 +107,7 @@ def _of_control_flow() -> Iterator[tuple[str, str, Graph]]:
         _declared_as(ops.COND_IF((flag, x), then_graph=kept), two),
     )
     many = s.kept(F32, 65)
-    made = apply(
+    made = make_operator(
         ops.COND_IF,
         flag,
         *[s.value(2) for _ in range(65)],
@@ -167,14 +167,14 @@ def _of_control_flow() -> Iterator[tuple[str, str, Graph]]:
     yield "result-type", "WHILE_LOOP", _declared_as(made, Type((2,), I32))
     deep = Value(Type((1,) * 7, F32))
     never = Graph([Value(deep.type)], [literal([False], BOOL, np.bool_)], [], "never")
-    same = apply(ops.IDENTITY, Value(deep.type))
+    same = make_operator(ops.IDENTITY, Value(deep.type))
     yield (
         "level-rank",
         "WHILE_LOOP",
         loop(deep, cond=never, body=Graph(same.inputs, same.outputs, [same], "same")),
     )
     attributes = {"operator_name": "f", "domain_name": "d", "implementation_attrs": b""}
-    made = apply(
+    made = make_operator(
         ops.CUSTOM, *[s.value(2) for _ in range(65)], types=(two,), **attributes
     )
     yield "level-list-length", "CUSTOM", around(made)
@@ -183,7 +183,9 @@ def _of_control_flow() -> Iterator[tuple[str, str, Graph]]:
 def _taking(given: Type, *results: Type) -> Graph:
     """A graph of one input that returns constants."""
     made = [
-        apply(ops.IDENTITY, literal(np.zeros(t.shape), t.dtype, ARRAY_DTYPES[t.dtype]))
+        make_operator(
+            ops.IDENTITY, literal(np.zeros(t.shape), t.dtype, ARRAY_DTYPES[t.dtype])
+        )
         for t in results
     ]
     return Graph(
@@ -196,10 +198,10 @@ def _taking(given: Type, *results: Type) -> Graph:
 
 def _of_variables() -> Iterator[tuple[str, str, Graph]]:
     def read(type: Type, name: str = "state") -> Operator:
-        return apply(ops.VARIABLE_READ, variable=name, types=(type,))
+        return make_operator(ops.VARIABLE_READ, variable=name, types=(type,))
 
     def declared(dtype: DType = F32) -> Operator:
-        return apply(
+        return make_operator(
             ops.VARIABLE, literal([1, 0], dtype, ARRAY_DTYPES[dtype]), variable="state"
         )
 
@@ -226,7 +228,7 @@ def _of_variables() -> Iterator[tuple[str, str, Graph]]:
             Graph([], reading.outputs, [declared(), reading]),
         )
         x = Value(type)
-        write = apply(ops.VARIABLE_WRITE, x, variable="state")
+        write = make_operator(ops.VARIABLE_WRITE, x, variable="state")
         after = read(two)
         yield (
             "variable-type",
@@ -234,8 +236,8 @@ def _of_variables() -> Iterator[tuple[str, str, Graph]]:
             Graph([x], after.outputs, [declared(), write, after]),
         )
     x = s.value(2)
-    write = apply(ops.VARIABLE_WRITE, x, variable="other")
-    copy = apply(ops.IDENTITY, x)
+    write = make_operator(ops.VARIABLE_WRITE, x, variable="other")
+    copy = make_operator(ops.IDENTITY, x)
     yield (
         "variable-declared",
         "VARIABLE_WRITE",
@@ -270,7 +272,7 @@ def _malformed_variables(
 ) -> Iterator[tuple[str, str, Graph]]:
     x = s.value(2)
     two = Type((2,), F32)
-    copy = apply(ops.IDENTITY, x)
+    copy = make_operator(ops.IDENTITY, x)
     yield (
         "operand-count",
         "VARIABLE",
@@ -301,10 +303,10 @@ def _malformed_variables(
 def _deep_variables() -> Iterator[tuple[str, str, Graph]]:
     """A variable of rank 7."""
     initial = literal(np.ones((1,) * 7), F32, np.float32)
-    declared = apply(ops.VARIABLE, initial, variable="state")
+    declared = make_operator(ops.VARIABLE, initial, variable="state")
     x = Value(initial.type)
-    reading = apply(ops.VARIABLE_READ, variable="state", types=(initial.type,))
-    write = apply(ops.VARIABLE_WRITE, x, variable="state")
+    reading = make_operator(ops.VARIABLE_READ, variable="state", types=(initial.type,))
+    write = make_operator(ops.VARIABLE_WRITE, x, variable="state")
     for name in ("VARIABLE", "VARIABLE_READ"):
         yield "level-rank", name, Graph([], reading.outputs, [declared, reading])
     yield (

@@ -15,7 +15,7 @@ from delegraph_tosa.ir.types import DType
 from delegraph_tosa.serialize import TosaFile
 
 from .. import reference_tools
-from ..samples import arrays
+from ..samples import random_inputs
 from . import Broken
 
 NOT_RUN = {"level-tensor-size", "level-kernel", "level-stride", "size-known"}
@@ -37,8 +37,8 @@ def opinions(cases: Sequence[Broken]) -> list[Opinion]:
     with ThreadPool(2) as pool:
         legality = pool.starmap(_refused, zip(cases, files, strict=True))
     run = [i for i, case in enumerate(cases) if _runs(case)]
-    outputs = reference_tools.run_each(
-        [(files[i], arrays(cases[i].graph)) for i in run], timeout=900
+    outputs = reference_tools.run_or_refusal_of_each(
+        [(files[i], random_inputs(cases[i].graph)) for i in run], timeout=900
     )
     model = {i: isinstance(found, str) for i, found in zip(run, outputs, strict=True)}
     return [Opinion(refused, model.get(i, False)) for i, refused in enumerate(legality)]
@@ -62,7 +62,7 @@ def _runs(case: Broken) -> bool:
 
 def _refused(case: Broken, file: bytes) -> bool:
     try:
-        reference_tools.judge(file, case.spec)
+        reference_tools.check_strictly_for_spec(file, case.spec)
     except reference_tools.Refused:
         return True
     return False
