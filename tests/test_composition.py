@@ -120,7 +120,7 @@ def test_a_wrapped_partitioner_gives_a_transformer_the_same_partitions(bert):
     assert [list(s) for _, s, _ in blobs_of(wrapped)] == [
         [*s, SPEED] for _, s, _ in blobs_of(alone)
     ]
-    assert {d.backend_id for d in wrapped.delegates} == {"OwnBackend"}
+    assert {delegate.backend_id for delegate in wrapped.delegates} == {"OwnBackend"}
 
 
 def test_a_wrapper_may_be_wrapped(bert):
@@ -148,7 +148,9 @@ class KeepsLinear(Partitioner):
 
     def partition(self, exported_program):
         taken = [
-            n for n in exported_program.graph.nodes if n.target is aten.linear.default
+            node
+            for node in exported_program.graph.nodes
+            if node.target is aten.linear.default
         ]
         tags = {
             f"linear_{k}": DelegationSpec("TOSABackend", self.spec["specs"])
@@ -167,7 +169,7 @@ def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
     specs = delegraph.get_partitioner("tosa").delegation_spec.compile_specs
     with register_own_backend(KeepsLinear({"specs": specs})):
         lowered = delegraph.lower(bert, backends=["own"])
-    assert [d.operators for d in lowered.report.delegates] == [
+    assert [delegate.operators for delegate in lowered.report.delegates] == [
         {"aten.linear.default": 1}
     ] * 13
     assert (

@@ -81,7 +81,7 @@ def test_a_loop_runs_its_body_on_the_delegate():
     model = Refine().eval()
     x = torch.randn(2, 6)
     lowered = delegraph.lower(model, (x,), backends=["tosa"])
-    assert [d.name for d in lowered.delegates] == [
+    assert [delegate.name for delegate in lowered.delegates] == [
         "while_loop_body_graph_0.lowered_module_0"
     ]
     assert lowered.verify(x).relative_error < 1e-5
@@ -103,7 +103,9 @@ def test_two_backends_in_one_body():
     x = torch.randn(4, 4)
     lowered = delegraph.lower(model, (x,), backends=["compiler-demo", "tosa"])
     inside = [
-        d.backend_id for d in lowered.delegates if d.name.startswith("true_graph_0.")
+        delegate.backend_id
+        for delegate in lowered.delegates
+        if delegate.name.startswith("true_graph_0.")
     ]
     assert inside == ["BackendWithCompilerDemo", "TOSABackend"]
     calls = [

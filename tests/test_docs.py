@@ -281,14 +281,14 @@ def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
     )
     script = f"cd {checkout}\n{install}cd {folder}\n{commands}"
     shell = ["bash", "-e", "-c", script]
-    shown = subprocess.run(
+    completed = subprocess.run(
         shell,
         cwd=folder,
         env=bare_environment(tmp_path),
         capture_output=True,
         text=True,
     )
-    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == [
         "my_npu-0.1.0-py3-none-any.whl"
     ]
@@ -377,10 +377,12 @@ class Guide:
 
     def _diff(self, block, _):
         apply = ["git", "apply", "-p0", "-"]
-        shown = subprocess.run(
+        completed = subprocess.run(
             apply, input=block.text, cwd=self.folder, capture_output=True, text=True
         )
-        assert shown.returncode == 0, f"{self.page}:{block.line}: {shown.stderr}"
+        assert completed.returncode == 0, (
+            f"{self.page}:{block.line}: {completed.stderr}"
+        )
 
     def _elsewhere(self, block, _):
         self.printed = None
@@ -409,19 +411,19 @@ class Guide:
         if line.strip() == "delegraph doctor":
             line = f"DELEGRAPH_PLUGINS={EXAMINED[self.page]} {line}"
         script = f"{line}\nended=$?\npwd >{self.environment['FOLDER']}\nexit $ended"
-        shown = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
         )
-        assert shown.returncode == code, (
-            f"{self.page}: {line}\n{shown.stdout}{shown.stderr}"
+        assert completed.returncode == code, (
+            f"{self.page}: {line}\n{completed.stdout}{completed.stderr}"
         )
         self.folder = Path(Path(self.environment["FOLDER"]).read_text().strip())
         self.printed = (
-            (self.printed or "") + shown.stdout + (shown.stderr if code else "")
+            (self.printed or "") + completed.stdout + (completed.stderr if code else "")
         )
 
     def _text(self, block, _):

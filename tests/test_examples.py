@@ -54,15 +54,15 @@ def test_examples_are_deterministic_and_keep_the_random_state():
 
 def run_script(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.slow

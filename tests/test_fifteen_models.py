@@ -111,17 +111,17 @@ def run_matrix(store, models, *options):
         str(store),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900
     )
-    assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
+    assert completed.stdout, completed.stderr
+    found = json.loads(completed.stdout)
     jsonschema.validate(found, SCHEMA)
     reports = [
         json.loads((store / row["measured"]["report"]).read_text())
         for row in found["rows"]
     ]
-    return done.returncode, {
+    return completed.returncode, {
         row["model"]: row | {"report": r}
         for row, r in zip(found["rows"], reports, strict=True)
     }

@@ -42,10 +42,10 @@ def lint(*sources):
         "PYTHONPATH": os.pathsep.join(map(str, sources)),
         "COLUMNS": "200",
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environ, capture_output=True, text=True, cwd=ROOT
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_floors_circles_and_contract():
@@ -202,10 +202,10 @@ delegraph.lower(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[])
 heavy = ("delegraph_analysis.", "delegraph_quantize.", "torchao")
 print([m for m in sys.modules if m.startswith(heavy) and not m.endswith(".plugin")])
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert completed.stdout == "[]\n"
 
 
 def test_no_test_module_imports_another():

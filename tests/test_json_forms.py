@@ -129,10 +129,10 @@ def test_sizes_of_one_model_in_a_file(files):
     JSON.
     """
     sizes = [(torch.ones(2, n),) for n in (3, 5)]
-    made = lower_buckets(
+    lowered = lower_buckets(
         torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"]
     )
-    made.save(files / "sizes.pte")
+    lowered.save(files / "sizes.pte")
     found = printed_json("inspect", files / "sizes.pte")
     validate(found, "inspect .pte")
     assert found["buckets"]["padding"] == "-inf"

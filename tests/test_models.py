@@ -95,9 +95,9 @@ def test_the_reference_model_agrees_with_eager(name):
     arrays = [x.numpy() for x in inputs]
     outputs = reference_tools.run(program.delegates[0].processed_bytes, arrays)
     with torch.no_grad():
-        wanted = module(*inputs).numpy()
-    assert np.abs(wanted).max() > 0.05, "an output of nothing would pass"
-    assert relative_error(outputs[0], wanted) < 1e-5
+        expected = module(*inputs).numpy()
+    assert np.abs(expected).max() > 0.05, "an output of nothing would pass"
+    assert relative_error(outputs[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("after", range(len(PASSES) + 1))
@@ -201,12 +201,12 @@ def test_relu_keeps_inf_and_nan():
     x = torch.tensor([-1.0, 0.0, -0.0, 2.0, float("inf"), float("-inf"), float("nan")])
     module = nn.ReLU().eval()
     program = delegraph.lower(module, (x,), backends=["tosa"], require_full=True)
-    wanted = module(x).numpy()
-    for got in (
+    expected = module(x).numpy()
+    for actual in (
         program(x).numpy(),
         reference_tools.run(program.delegates[0].processed_bytes, [x.numpy()])[0],
     ):
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_weights_that_change_before_saving_are_noticed(tmp_path):

@@ -282,11 +282,11 @@ def test_install_commands_name_the_version_of_torch():
 
 
 def test_both_plugins_are_listed_from_the_wheels(installed):
-    shown = run_delegraph(installed, "backends", "--json")
-    assert shown.returncode == 0, shown.stderr
-    found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
+    completed = run_delegraph(installed, "backends", "--json")
+    assert completed.returncode == 0, completed.stderr
+    found = {b["name"]: b for b in json.loads(completed.stdout)["backends"]}
     usable = dict.fromkeys(["compiler-demo", "demo", "tosa"], "ok")
-    wanted = {
+    expected = {
         "xnnpack": ["executorch"],
         "vulkan": ["executorch"],
         "coreml": ["executorch", "coremltools"],
@@ -299,7 +299,7 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
     }
     bridged = {
         name: "ok" if all(map(find_spec, needs)) else "unavailable"
-        for name, needs in wanted.items()
+        for name, needs in expected.items()
     }
     assert {n: b["status"] for n, b in found.items()} == usable | bridged
     for name, row in ((name, found[name]) for name in usable):
@@ -311,9 +311,9 @@ def test_everything_that_the_wheels_declare_can_be_imported(installed):
     """As ``doctor`` does, but in one process for all of them: each would import torch
     anew.
     """
-    shown = run_python(installed, "-c", IMPORTING)
-    assert shown.returncode == 0, shown.stderr
-    rows = json.loads(shown.stdout.splitlines()[-1])
+    completed = run_python(installed, "-c", IMPORTING)
+    assert completed.returncode == 0, completed.stderr
+    rows = json.loads(completed.stdout.splitlines()[-1])
     assert len(rows) > 10
     assert all(place.startswith(str(installed)) for place, _ in rows)
     assert [fault for _, faults in rows for fault in faults] == []
@@ -328,16 +328,16 @@ def test_the_package_knows_its_version(installed):
 
 
 def test_the_wheel_can_write_a_new_backend(installed, tmp_path):
-    shown = run_delegraph(
+    completed = run_delegraph(
         installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json"
     )
-    assert shown.returncode == 0, shown.stderr
+    assert completed.returncode == 0, completed.stderr
     written = {
         str(p.relative_to(tmp_path / "my-npu"))
         for p in (tmp_path / "my-npu").rglob("*")
         if p.is_file()
     }
-    assert written == set(json.loads(shown.stdout)["files"])
+    assert written == set(json.loads(completed.stdout)["files"])
     assert {
         ".gitignore",
         "pyproject.toml",

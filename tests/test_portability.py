@@ -60,14 +60,14 @@ def run_without_posix(code, folder):
     # imported before: the standard library has looked for them by then, as that of
     # Windows knows not to
     begin = "import subprocess, tempfile, multiprocessing, torch, socket\n"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", begin + HIDING + code],
         cwd=folder,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed.stdout
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ PROJECTS = [
 
 
 def run_release_tool(*arguments):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, RELEASE, *map(str, arguments)], capture_output=True, text=True
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_all_distributions_have_one_version_and_can_get_another(tmp_path):

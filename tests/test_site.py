@@ -299,8 +299,8 @@ def test_it_builds_without_a_warning(tmp_path):
         "-d",
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING -" not in done.stderr, done.stderr
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    assert "WARNING -" not in completed.stderr, completed.stderr
     # what search reads where there is no server
     assert (tmp_path / "search/search_index.js").exists()

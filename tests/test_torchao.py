@@ -177,8 +177,8 @@ def test_lowering_keeps_the_users_quantized_parameters():
     assert list(program.state_dict) == names
     assert type(net.first.weight).__name__ == "Int8Tensor"
     assert not any(
-        "access_subclass" in str(n.target)
-        for n in lowered.exported_program("forward").graph.nodes
+        "access_subclass" in str(node.target)
+        for node in lowered.exported_program("forward").graph.nodes
     )
 
 

@@ -37,7 +37,9 @@ def test_two_partitions_around_a_host_operator(monkeypatch):
     module = Sorted().eval()
     x = torch.randn(2, 3, 8, 8)
     program = delegraph.lower(module, (x,), backends=["tosa"])
-    assert [d.backend_id for d in program.delegates] == ["TOSABackend"] * 2
+    assert [delegate.backend_id for delegate in program.delegates] == [
+        "TOSABackend"
+    ] * 2
     assert program.report.host == {"forward": {"aten.sort.default": 1}}
     assert program.verify(x).relative_error < 1e-5
     text = str(program.report)
@@ -70,12 +72,12 @@ def test_two_methods_that_share_weights():
         {"forward": (x,), "other": (x,)},
         backends=["tosa"],
     )
-    assert [d.method for d in program.delegates] == ["forward", "other"]
+    assert [delegate.method for delegate in program.delegates] == ["forward", "other"]
     for method in program.methods:
         assert program.verify(x, method=method).relative_error < 1e-5
     held = [
-        d.module.original_module.state_dict["shared.weight"].data_ptr()
-        for d in program.delegates
+        delegate.module.original_module.state_dict["shared.weight"].data_ptr()
+        for delegate in program.delegates
     ]
     assert held == [module.shared.weight.data_ptr()] * 2
 
@@ -89,7 +91,7 @@ def test_each_method_writes_its_own_debug_file(tmp_path):
         {"forward": (x,), "other": (x,)},
         options=options,
     )
-    names = sorted(p.name for p in tmp_path.iterdir())
+    names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [
         "output_TOSABackend_0_TOSA-1.0+FP+INT.tosa",
         "output_other_TOSABackend_0_TOSA-1.0+FP+INT.tosa",

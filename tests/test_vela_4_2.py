@@ -47,6 +47,6 @@ def test_integer_files_are_compiled_whole(name, accelerator, tmp_path, monkeypat
         "--output-dir",
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-1000:]
-    assert "CPU operators = 0 (0.0%)" in done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-1000:]
+    assert "CPU operators = 0 (0.0%)" in completed.stdout

@@ -45,18 +45,18 @@ def no_folding(monkeypatch):
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
-    made.register(EchoBackend, runtime=EchoRuntime)
-    yield made
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    yield registry
     COMPILED.clear()
 
 
 @pytest.fixture(scope="module")
 def echo_registry():
     """For property tests, which share one fixture over all their examples."""
-    made = Registry(discover=False)
-    made.register(EchoBackend, runtime=EchoRuntime)
-    return made
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    return registry
 
 
 class Site:

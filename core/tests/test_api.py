@@ -85,7 +85,7 @@ def test_inputs_keep_names_that_python_has_too(registry):
     lowered = api.lower(
         module, inputs, backends=[echo_partitioner(is_sort)], registry=registry
     )
-    assert [p.name for p in lowered.exported_program().graph.nodes][:3] == [
+    assert [node.name for node in lowered.exported_program().graph.nodes][:3] == [
         "input",
         "input_1",
         "abs",
@@ -102,7 +102,7 @@ def test_two_partitions_around_a_host_operator(registry):
     lowered = api.lower(
         module, (x,), backends=[echo_partitioner(is_sort)], registry=registry
     )
-    assert [d.name for d in lowered.delegates] == [
+    assert [delegate.name for delegate in lowered.delegates] == [
         "lowered_module_0",
         "lowered_module_1",
     ]
@@ -112,9 +112,9 @@ def test_two_partitions_around_a_host_operator(registry):
     program = lowered.exported_program()
     assert program.state_dict == {}, "weights went with their delegates"
     calls = [
-        n
-        for n in program.graph.nodes
-        if n.target is torch.ops.higher_order.executorch_call_delegate
+        node
+        for node in program.graph.nodes
+        if node.target is torch.ops.higher_order.executorch_call_delegate
     ]
     assert len(calls) == 2
     assert all("debug_handle" in n.meta for n in calls)
@@ -203,7 +203,7 @@ def test_the_only_backend_is_the_default_and_noted():
         api.lower(*given, registry=registry)
     optioned = api.lower(*given, options={"second": {}}, registry=registry)
     assert optioned.report.notes == ["no backend was named; the options are for second"]
-    assert {d.backend_id for d in optioned.delegates} == {"OtherEcho"}
+    assert {delegate.backend_id for delegate in optioned.delegates} == {"OtherEcho"}
 
 
 def test_inputs_may_differ_from_the_examples_in_strides(registry):
@@ -233,8 +233,8 @@ def test_two_methods_share_weights(registry):
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.verify(x, method="again").relative_error == 0
     pointers = [
-        {k: v.data_ptr() for k, v in d.module.original_module.state_dict.items()}
-        for d in lowered.delegates
+        {k: v.data_ptr() for k, v in delegate.module.original_module.state_dict.items()}
+        for delegate in lowered.delegates
     ]
     assert pointers[0] == pointers[1]
     with pytest.raises(errors.InputError, match="no method 'nothing'"):
@@ -292,13 +292,13 @@ def test_boundary_types_are_cast_outside(registry):
     module = Tokens().eval()
     ids = torch.tensor([1, 2, 3])
     lowered = api.lower(module, (ids,), backends=[Casting()], registry=registry)
-    assert [str(a) for a in lowered.delegates[0].inputs] == ["ids: int32[3]"]
+    assert [str(value) for value in lowered.delegates[0].inputs] == ["ids: int32[3]"]
     torch.testing.assert_close(lowered(ids), module(ids))
     assert lowered.report.host_operators == 0
     calls = [
-        n
-        for n in lowered.delegates[0].module.original_module.graph.nodes
-        if n.op == "call_function"
+        node
+        for node in lowered.delegates[0].module.original_module.graph.nodes
+        if node.op == "call_function"
     ]
     assert all("debug_handle" in n.meta for n in calls), (
         "also the cast, for backends that map every call"
@@ -327,12 +327,14 @@ def tag_nodes(program, wanted):
 
 def rewrite(program):
     next(
-        n for n in program.graph.nodes if n.target is aten.relu.default
+        node for node in program.graph.nodes if node.target is aten.relu.default
     ).target = aten.sin.default
 
 
 def change_literal(program):
-    node = next(n for n in program.graph.nodes if n.target is aten.sort.default)
+    node = next(
+        node for node in program.graph.nodes if node.target is aten.sort.default
+    )
     node.args = (node.args[0], 0)
 
 
@@ -354,7 +356,7 @@ CONTRACT = {
     "returned int": lambda p: 3,
     "'u' of relu is not in partition_tags": (
         lambda p: next(
-            n for n in p.graph.nodes if n.target is aten.relu.default
+            node for node in p.graph.nodes if node.target is aten.relu.default
         ).meta.update(delegation_tag="u")
     ),
 }
@@ -376,7 +378,7 @@ def test_untagged_constants_arrive_at_run_time(registry):
     x = torch.randn(3, 4)
     only_linear = Bad(lambda p: tag_nodes(p, lambda n: n.name == "linear"))
     lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
-    assert [a.name for a in lowered.delegates[0].inputs] == [
+    assert [value.name for value in lowered.delegates[0].inputs] == [
         "x",
         "p_a_weight",
         "p_a_bias",
@@ -406,18 +408,18 @@ def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
     )
     torch.testing.assert_close(lowered(x), module(x))
     first, *others = lowered.delegates
-    assert {str(n.target) for n in first.nodes} >= {
+    assert {str(node.target) for node in first.nodes} >= {
         "aten.exp.default",
         "aten.mul.Tensor",
     }
-    assert [a.name for a in first.outputs] == ["add", "add_1"]
+    assert [output.name for output in first.outputs] == ["add", "add_1"]
     assert not others[1:]
     assert lowered.report.host["forward"] == {
         "aten.exp.default": 1,
         "aten.mul.Tensor": 1,
         "aten.sort.default": 2,
     }
-    why = {r.operator: r.reason for r in lowered.report.refusals}
+    why = {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
     assert (
         why["aten.exp.default"]
         == "the host needs this constant too and computes it itself"
@@ -575,13 +577,15 @@ class TwoInputs(nn.Module):
 
 def drops(program):
     """As a pass does that removes what it takes for unused."""
-    node = next(n for n in program.graph.nodes if n.name == "y")
-    node.replace_all_uses_with(next(n for n in program.graph.nodes if n.name == "x"))
+    node = next(node for node in program.graph.nodes if node.name == "y")
+    node.replace_all_uses_with(
+        next(node for node in program.graph.nodes if node.name == "x")
+    )
     program.graph.erase_node(node)
 
 
 def swaps(program):
-    x, y = [n for n in program.graph.nodes if n.op == "placeholder"]
+    x, y = [node for node in program.graph.nodes if node.op == "placeholder"]
     y.append(x)
 
 
@@ -820,7 +824,7 @@ def test_bad_programs(case, registry, caplog):
         api.lower(program, inputs, backends=[echo_partitioner()], registry=registry)
     assert e.value.code == code
     # the error says it all
-    assert not [r for r in caplog.records if r.levelname != "DEBUG"]
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
 
 
 @pytest.mark.parametrize(
@@ -953,7 +957,7 @@ def test_transforms_run_on_the_normalized_program(registry):
 def test_transforms_that_return_invalid_programs_are_named(registry):
     def call_python(program):
         next(
-            n for n in program.graph.nodes if n.target is aten.relu.default
+            node for node in program.graph.nodes if node.target is aten.relu.default
         ).target = abs
         return program
 
@@ -1055,9 +1059,9 @@ def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
     x = torch.arange(3.0)
     lowered = api.lower(Draws().eval(), (x,), backends=[partitioner], registry=registry)
     torch.manual_seed(7)
-    wanted = Draws()(x)
+    expected = Draws()(x)
     torch.manual_seed(7)
-    assert torch.equal(lowered(x)[0], wanted[0]) is kept
+    assert torch.equal(lowered(x)[0], expected[0]) is kept
     said = (
         "forward draws random numbers in another order than eager: a seed does not give"
         " those of eager"

@@ -190,4 +190,8 @@ def test_partitions_name_their_method_and_tag(registry):
         ("encode", "Asking_0"),
         ("encode", "Asking_1"),
     ]
-    assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
+    assert [delegate.method for delegate in lowered.delegates] == [
+        "encode",
+        "encode",
+        "decode",
+    ]

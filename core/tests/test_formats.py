@@ -72,17 +72,17 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     numpy.save(tmp_path / "x.npy", x.numpy())
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
     path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", FRESH, *files],
         env=path,
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     results = numpy.load(tmp_path / "y.npz")
-    for name, wanted in model(x, flip=torch.ones(1)).items():
-        torch.testing.assert_close(torch.from_numpy(results[name]), wanted.detach())
+    for name, expected in model(x, flip=torch.ones(1)).items():
+        torch.testing.assert_close(torch.from_numpy(results[name]), expected.detach())
 
 
 def test_a_format_defines_its_own_options(zipped, tmp_path):
@@ -424,7 +424,7 @@ def test_faulty_formats_are_named_and_old_files_kept(
     (tmp_path / "net.hostile").write_bytes(b"old")
     with pytest.raises(error, match=text):
         hostile(content=content).save(tmp_path / "net.hostile")
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "net.hostile": b"old"
     }
 
@@ -532,8 +532,13 @@ class KeepingFormat(ProgramFormat):
             list(program.methods),
             dict(program.constant_methods),
             [
-                (d.method, d.name, d.backend_id, [str(i) for i in d.inputs])
-                for d in program.delegates
+                (
+                    delegate.method,
+                    delegate.name,
+                    delegate.backend_id,
+                    [str(value) for value in delegate.inputs],
+                )
+                for delegate in program.delegates
             ],
             program.host_operators,
             dict(options),

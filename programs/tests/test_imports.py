@@ -19,10 +19,10 @@ def test_importing_it_imports_no_torch(module):
     if find_spec(module.partition(".")[0]) is None:
         pytest.skip("delegraph is not installed")
     code = f"import sys, {module}; print('torch' in sys.modules)"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "False\n"
+    assert completed.stdout == "False\n"
 
 
 def test_at_most_forty_documented_names_are_public():

@@ -187,14 +187,16 @@ VARIED = torch.stack(NOISE).numpy()
 
 def test_the_command_notes_constant_inputs(tmp_path: Path, capsys: Any) -> None:
     assert run_quantize(tmp_path, np.zeros((3, 2, 4), np.float32)) == 0
-    shown = capsys.readouterr()
-    assert "input input is 0 in all 3 calibration batches" in shown.out + shown.err
+    captured = capsys.readouterr()
+    assert (
+        "input input is 0 in all 3 calibration batches" in captured.out + captured.err
+    )
 
 
 def test_the_command_notes_nothing_about_good_data(tmp_path: Path, capsys: Any) -> None:
     assert run_quantize(tmp_path, VARIED) == 0
-    shown = capsys.readouterr()
-    assert "warning" not in shown.out + shown.err
+    captured = capsys.readouterr()
+    assert "warning" not in captured.out + captured.err
 
 
 MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
@@ -250,8 +252,8 @@ def test_mistakes_get_one_clear_error(
     monkeypatch.chdir(tmp_path)
     data, more, expected = MISTAKES[name]
     assert run_quantize(tmp_path, data, *more) != 0
-    shown = capfd.readouterr().err
-    assert expected in shown
-    assert shown.count("error [") == 1
-    assert "Traceback" not in shown
+    stderr = capfd.readouterr().err
+    assert expected in stderr
+    assert stderr.count("error [") == 1
+    assert "Traceback" not in stderr
     assert not (tmp_path / "model.pt2").exists()

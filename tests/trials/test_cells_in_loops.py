@@ -102,8 +102,8 @@ def test_cells_in_bodies_are_quantized(kind: type[Loop], name: str) -> None:
     [inside] = [targets for targets in names if "aten.linear.default" in targets]
     assert sum("quantize_per_tensor" in target for target in inside) > 4
     inputs = batches[0]
-    wanted = program.module()(*inputs)
-    assert signal_to_noise(wanted, model(*inputs)) > 25
+    expected = program.module()(*inputs)
+    assert signal_to_noise(expected, model(*inputs)) > 25
     lowered = delegraph.lower(program, inputs, backends=["tosa"], options=SPEC)
-    assert signal_to_noise(lowered(*inputs), wanted) > 35
+    assert signal_to_noise(lowered(*inputs), expected) > 35
     assert lowered.delegates

@@ -155,19 +155,19 @@ def test_a_model_that_closes_a_stream_gets_an_error(
 ):
     write_model(working_directory, place, f"import sys; {line}")
     assert main(["lower", "model.py", "--host-only", "--verify"]) == 1
-    shown = capsys.readouterr().err
-    assert "the model closes sys." in shown
-    assert line in shown
+    stderr = capsys.readouterr().err
+    assert "the model closes sys." in stderr
+    assert line in stderr
 
 
 def test_models_that_close_stdout_are_refused(working_directory):
     write_model(working_directory, "at_import", "import sys; sys.stdout.close()")
-    done = run_delegraph(
+    completed = run_delegraph(
         "lower", "model.py", "--host-only", "--json", folder=working_directory
     )
-    assert done.returncode == 1
-    assert "the model closes sys.stdout" in done.stderr
-    assert '"code": "input-invalid"' in done.stdout
+    assert completed.returncode == 1
+    assert "the model closes sys.stdout" in completed.stderr
+    assert '"code": "input-invalid"' in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,11 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, working_direct
         "at_import",
         f"import sys; {line}; raise ValueError('this is why')",
     )
-    done = run_delegraph("lower", "model.py", "--host-only", folder=working_directory)
-    assert done.returncode == 1
-    assert "this is why" in done.stderr
+    completed = run_delegraph(
+        "lower", "model.py", "--host-only", folder=working_directory
+    )
+    assert completed.returncode == 1
+    assert "this is why" in completed.stderr
 
 
 @pytest.mark.slow
@@ -190,9 +192,11 @@ def test_errors_are_shown_after_a_model_changes_the_streams(line, working_direct
 )
 def test_results_are_shown_after_a_model_changes_the_streams(line, working_directory):
     write_model(working_directory, "at_import", f"import sys; {line}")
-    done = run_delegraph("lower", "model.py", "--host-only", folder=working_directory)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 1 operator delegated" in done.stdout, done.stderr
+    completed = run_delegraph(
+        "lower", "model.py", "--host-only", folder=working_directory
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "0 of 1 operator delegated" in completed.stdout, completed.stderr
 
 
 # --- settings
@@ -304,7 +308,7 @@ def test_fixed_inputs_must_equal_the_exported_values(
     exported, given, fits, form, tmp_path
 ):
     program = delegraph.lower(Scaled(), (X, exported), backends=[])
-    wanted = Scaled()(X, exported)
+    expected = Scaled()(X, exported)
     if form != "memory":
         if form == "executorch":
             pytest.importorskip("executorch")
@@ -313,7 +317,7 @@ def test_fixed_inputs_must_equal_the_exported_values(
             tmp_path / "net.pte", runtime=None if form == "file" else form
         )
     if fits:
-        assert torch.equal(program(X, given), wanted)
+        assert torch.equal(program(X, given), expected)
     else:
         with pytest.raises(InputError, match="was exported as"):
             program(X, given)

@@ -181,8 +181,8 @@ def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
 def test_pte_files_of_the_host(name: str, runtime: str | None, tmp_path: Any) -> None:
     model, program = export_model(name)
     delegraph.lower(program, backends=[]).save(tmp_path / "a.pte")
-    got = delegraph.load(tmp_path / "a.pte", runtime=runtime)(X)
-    torch.testing.assert_close(got, model(X), equal_nan=True)
+    actual = delegraph.load(tmp_path / "a.pte", runtime=runtime)(X)
+    torch.testing.assert_close(actual, model(X), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", INSIDE)

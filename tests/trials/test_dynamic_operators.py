@@ -105,7 +105,7 @@ def difference(backend, module, tensors, size):
             for t, varies in zip(tensors, varying, strict=True)
         ]
         try:
-            wanted = module(*inputs)
+            expected = module(*inputs)
         except Exception:  # eager refuses this size
             continue
         try:
@@ -113,7 +113,7 @@ def difference(backend, module, tensors, size):
         except DelegraphError as error:
             return f"n = {count}: {type(error).__name__}: {str(error)[:200]}"
         for ours, eager in zip(
-            pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True
+            pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True
         ):
             try:
                 torch.testing.assert_close(

@@ -213,12 +213,12 @@ def test_threads_call_one_module_with_different_sizes(driver, tmp_path):
     callables = [lowered, delegraph.load(tmp_path / "m.pte")]
     inputs = [torch.randn(count, *shape) for count in (1, 2, 4, 7)]
     with torch.no_grad():
-        wanted = [program(x) for x in inputs]
+        expected = [program(x) for x in inputs]
 
     def call(number):
         place = number % len(inputs)
         torch.testing.assert_close(
-            callables[number % 3 % 2](inputs[place]), wanted[place]
+            callables[number % 3 % 2](inputs[place]), expected[place]
         )
 
     with ThreadPoolExecutor(2) as threads:

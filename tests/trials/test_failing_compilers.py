@@ -23,7 +23,7 @@ COMPILED = {}
 
 
 def names_of(program):
-    calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
+    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
     return [getattr(target, "overloadpacket", target).__name__ for target in calls]
 
 
@@ -299,7 +299,11 @@ def test_one_of_several_that_compile_jointly_fails():
     program = delegraph.lower(
         modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry
     )
-    assert sorted(d.method for d in program.delegates) == ["one", "one", "two"]
+    assert sorted(delegate.method for delegate in program.delegates) == [
+        "one",
+        "one",
+        "two",
+    ]
     for method, module in modules.items():
         torch.testing.assert_close(program.method(method)(x), module(x))
 
@@ -335,7 +339,9 @@ def test_the_traceback_is_logged(caplog):
     backend = failing_backend("FailingBackend", error_for("sin"))
     with caplog.at_level(logging.INFO, "delegraph.failures"):
         program = lower_for(Program(lambda x: x.sin()), (torch.randn(4),), backend)
-    [record] = [r for r in caplog.records if r.name == "delegraph.failures"]
+    [record] = [
+        record for record in caplog.records if record.name == "delegraph.failures"
+    ]
     text = logging.Formatter().format(record)
     assert "in preprocess" in text
     assert "ValueError: no luck with" in text
@@ -485,7 +491,7 @@ def test_the_command_line_shows_the_traceback_with_debug(flags, tmp_path, capfd)
     code = main(
         ["lower", f"{tmp_path / 'net.py'}:model", "--backend", "xnnpack", *flags]
     )
-    shown = capfd.readouterr()
+    captured = capfd.readouterr()
     assert code == 0
-    assert "amax.default only supports keep_dim == True" in shown.out
-    assert ("Traceback" in shown.err) is bool(flags)
+    assert "amax.default only supports keep_dim == True" in captured.out
+    assert ("Traceback" in captured.err) is bool(flags)

@@ -308,8 +308,8 @@ def test_dynamic_file_has_the_signature_of_forward(size: int, tmp_path: Any) -> 
     lowered.save(tmp_path / "model.tosa")
     args = (torch.randn(size, 3), torch.randn(size), torch.randn(size, 3))
     results = delegraph.load(tmp_path / "model.tosa")(*args)
-    for result, wanted in zip(results, Dynamic()(*args), strict=True):
-        torch.testing.assert_close(result, wanted)
+    for result, expected in zip(results, Dynamic()(*args), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 class Counts(Model):

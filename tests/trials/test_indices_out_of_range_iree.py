@@ -107,9 +107,9 @@ def test_the_command_line_refuses_the_input(lower_cached, tmp_path):
         "--input",
         "i.npy",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "an index is out of range" in done.stderr
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert completed.returncode == 1
+    assert "an index is out of range" in completed.stderr
 
 
 def test_iree_run_module_refuses_indices_out_of_range(lower_cached, tmp_path):
@@ -122,9 +122,9 @@ def test_iree_run_module_refuses_indices_out_of_range(lower_cached, tmp_path):
         "--device=local-sync",
     ]
     command += ["--input=5x4xf32=1", "--input=2xi32=1,1000000"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "an index is out of range" in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 1
+    assert "an index is out of range" in completed.stderr
 
 
 @pytest.mark.parametrize("place", [-1, 4, 11, 12, -(2**31)])

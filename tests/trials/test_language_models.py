@@ -68,10 +68,10 @@ def test_generation_refuses_files_with_separate_caches(programs, texts, warm_up)
 def test_files_with_shared_caches_generate_the_same_tokens(programs, prompt, warm_up):
     from delegraph_transformers import generate
 
-    wanted = generate(programs["taken"], prompt, 5).tokens
+    expected = generate(programs["taken"], prompt, 5).tokens
     program = delegraph.load(programs["folder"] / "shared.pte")
     for _ in range(2):
-        assert generate(program, prompt, 5, warm_up=warm_up).tokens == wanted
+        assert generate(program, prompt, 5, warm_up=warm_up).tokens == expected
 
 
 def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
@@ -84,9 +84,9 @@ def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
         *map(str, PROMPT),
     ]
     assert main([*command, "--max-new-tokens", "3"]) == 1
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert "share_mutable_buffers=True" in shown.err
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "share_mutable_buffers=True" in captured.err
 
 
 WRONG = {
@@ -171,8 +171,8 @@ def test_wrong_arguments_are_input_errors(programs, form, arguments, message):
 def test_prompts_are_series_of_any_kind(programs, prompt):
     from delegraph_transformers import generate
 
-    wanted = generate(programs["taken"], [int(token) for token in prompt], 3).tokens
-    assert generate(programs["taken"], prompt, 3, stop={29}).tokens[:3] == wanted
+    expected = generate(programs["taken"], [int(token) for token in prompt], 3).tokens
+    assert generate(programs["taken"], prompt, 3, stop={29}).tokens[:3] == expected
 
 
 @pytest.mark.parametrize("program", [None, torch.nn.Linear(1, 1), [1, 2], "model.pte"])
@@ -245,11 +245,11 @@ def test_senseless_flags_give_one_error(programs, flags, capfd):
         code = main(command)
     except SystemExit as end:  # argparse
         code = end.code
-    shown = capfd.readouterr()
+    captured = capfd.readouterr()
     assert code in (1, 2)
-    assert shown.out == ""
-    assert shown.err.count("error") == 1
-    assert "Traceback" not in shown.err
+    assert captured.out == ""
+    assert captured.err.count("error") == 1
+    assert "Traceback" not in captured.err
 
 
 def test_an_empty_prompt_of_text_is_an_error(programs, tmp_path, capfd):

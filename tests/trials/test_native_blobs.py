@@ -85,18 +85,18 @@ def test_a_file_without_delegates_runs_in_each_runtime(tmp_path):
 
 def test_the_command_names_native_code(tmp_path):
     save_for("iree", tmp_path / "m.vmfb")
-    done = run_python(tmp_path, "m.vmfb")
-    assert done.returncode == 0
-    assert "native code: a delegate of IREEBackend is machine code" in done.stdout
+    completed = run_python(tmp_path, "m.vmfb")
+    assert completed.returncode == 0
+    assert "native code: a delegate of IREEBackend is machine code" in completed.stdout
     told = json.loads(run_python(tmp_path, "m.vmfb", "--json").stdout)
     assert told["native"] == {"IREEBackend": "machine code"}
 
 
 def test_the_command_refuses_native_code_on_request(tmp_path):
     save_for("iree", tmp_path / "m.vmfb")
-    done = run_python(tmp_path, "m.vmfb", "--no-native")
-    assert done.returncode == 1
-    assert "m.vmfb has native code, which is not allowed" in done.stderr
+    completed = run_python(tmp_path, "m.vmfb", "--no-native")
+    assert completed.returncode == 1
+    assert "m.vmfb has native code, which is not allowed" in completed.stderr
     save_for("tosa", tmp_path / "m.tosa")
     assert run_python(tmp_path, "m.tosa", "--no-native").returncode == 0
 

@@ -68,8 +68,8 @@ def test_a_value_and_its_copy_may_both_be_returned(name: str) -> None:
     x = torch.randn(2, 3)
     lowered = lower(RETURNED[name], x)
     assert lowered.report.host_operators == 0
-    for got, wanted in zip(lowered(x), RETURNED[name](None, x), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for actual, expected in zip(lowered(x), RETURNED[name](None, x), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 BFLOAT16 = {
@@ -370,9 +370,9 @@ def test_integer_and_float_quotients_equal_eager(
         ]
 
     lowered = lower(divide, integers, divisors, floats)
-    got = lowered(integers, divisors, floats)
+    actual = lowered(integers, divisors, floats)
     torch.testing.assert_close(
-        got, divide(None, integers, divisors, floats), rtol=1e-6, atol=0
+        actual, divide(None, integers, divisors, floats), rtol=1e-6, atol=0
     )
 
 

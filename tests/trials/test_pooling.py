@@ -116,10 +116,10 @@ def test_vela_compiles_a_padded_average(tmp_path):
         "--accelerator-config",
         "ethos-u85-256",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize("name", ["ceil-and-padding", "adaptive", "largest"])
@@ -130,12 +130,12 @@ def test_float_pools_load_everywhere(name, tmp_path):
     file = tmp_path / "pool.tosa"
     lowered.save(file)
     check_strictly_for_spec(file.read_bytes(), TosaSpec.parse("TOSA-1.0+FP"))
-    for got in (
+    for actual in (
         lowered(x),
         load_and_run(file, x),
         torch.from_numpy(run_reference_model(file.read_bytes(), [x.numpy()])[0]),
     ):
-        torch.testing.assert_close(got, pool(x), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual, pool(x), atol=1e-5, rtol=1e-5)
 
 
 SETTINGS = [

@@ -46,11 +46,11 @@ def test_backends_run_the_programs_that_they_quantize(backend: str) -> None:
     program = delegraph.quantize(model, batches, backend=backend)
     lowered = delegraph.lower(program, backends=[backend])
     assert lowered.report.delegates
-    wanted = program.module()(*batches[0])
+    expected = program.module()(*batches[0])
     # an element in the middle between two steps may be rounded to the other one
-    assert (lowered(*batches[0]) - wanted).abs().max() <= 0.02 * wanted.abs().max()
+    assert (lowered(*batches[0]) - expected).abs().max() <= 0.02 * expected.abs().max()
     exact = model(*batches[0])
-    assert (wanted - exact).abs().max() < 0.1 * exact.abs().max()
+    assert (expected - exact).abs().max() < 0.1 * exact.abs().max()
     integers = [v.dtype for v in program.state_dict.values()] + [
         v.dtype for v in program.constants.values()
     ]
@@ -67,9 +67,11 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "delegraph", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        completed = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     data = ("--backend", backend)
     run("quantize", "m.py:make", *data, "--calibration", "data.npz", "-o", "q.pt2")
@@ -78,9 +80,9 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
         "lower", "m.py:make", *data, "--quantize", "data.npz", "-o", "m.pte"
     )
     program = torch.export.load(tmp_path / "q.pt2")
-    got = delegraph.load(tmp_path / "m.pte")(images[0])
-    wanted = program.module()(images[0])
-    assert (got - wanted).abs().max() <= 0.02 * wanted.abs().max()
+    actual = delegraph.load(tmp_path / "m.pte")(images[0])
+    expected = program.module()(images[0])
+    assert (actual - expected).abs().max() <= 0.02 * expected.abs().max()
 
 
 @pytest.mark.parametrize("backend", ["openvino", "iree"])

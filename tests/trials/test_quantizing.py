@@ -63,14 +63,14 @@ def test_convolutions_with_batch_norms(kind):
     x = torch.randn(2, 4, *[6] * kind[0])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     program = quantize(model, [(x,)], backend="tosa")
-    wanted = model(x)
-    assert signal_to_noise(program.module()(x), wanted) > 25
+    expected = model(x)
+    assert signal_to_noise(program.module()(x), expected) > 25
     assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
     )
     lowered = delegraph.lower(program, (x,), backends=["tosa"], require_full=True)
-    assert signal_to_noise(lowered(x), wanted) > 25
+    assert signal_to_noise(lowered(x), expected) > 25
 
 
 class Decoder(nn.Module):
@@ -307,10 +307,10 @@ def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):
     assert lowered.report.host_operators <= len(batches[0]) + 2
     for batch in batches:
         quantized = as_list(program.module()(*batch))
-        for result, wanted in zip(quantized, as_list(model(*batch)), strict=True):
-            assert signal_to_noise(result, wanted) > 22
-        for result, wanted in zip(as_list(lowered(*batch)), quantized, strict=True):
-            assert signal_to_noise(result, wanted) > 40
+        for result, expected in zip(quantized, as_list(model(*batch)), strict=True):
+            assert signal_to_noise(result, expected) > 22
+        for result, expected in zip(as_list(lowered(*batch)), quantized, strict=True):
+            assert signal_to_noise(result, expected) > 40
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -331,9 +331,9 @@ def test_quantized_cells_on_other_backends(kind, backend):
     model, batches = cell_and_inputs(kind, OneCell)
     program = quantize(model, batches, backend="tosa")
     lowered = delegraph.lower(program, batches[0], backends=[backend])
-    for result, wanted in zip(
+    for result, expected in zip(
         as_list(lowered(*batches[0])),
         as_list(program.module()(*batches[0])),
         strict=True,
     ):
-        assert signal_to_noise(result, wanted) > 30
+        assert signal_to_noise(result, expected) > 30

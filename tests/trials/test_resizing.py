@@ -143,10 +143,10 @@ def assert_resizing_equals_eager(
     lowered = delegraph.lower(model.eval(), (x,), backends=way.backends, **options)
     with torch.no_grad():
         expected = model(x)
-    for got, wanted in zip(way.run(lowered, x, folder), expected, strict=True):
-        assert got.shape == wanted.shape
+    for actual, wanted in zip(way.run(lowered, x, folder), expected, strict=True):
+        assert actual.shape == wanted.shape
         torch.testing.assert_close(
-            got.double(), wanted.double(), atol=tolerance, rtol=tolerance
+            actual.double(), wanted.double(), atol=tolerance, rtol=tolerance
         )
     return lowered
 
@@ -297,8 +297,8 @@ def test_quantized_images_resize_as_in_eager(kind, tmp_path):
     quantized = quantize(model, [(x,)], backend="tosa")
     target = {"tosa": {"spec": "TOSA-1.0+INT+FP"}}
     lowered = delegraph.lower(quantized, backends=["tosa"], options=target)
-    for got, wanted in zip(lowered(x), model(x), strict=True):
-        torch.testing.assert_close(got, wanted, atol=1.0, rtol=0)
+    for actual, expected in zip(lowered(x), model(x), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1.0, rtol=0)
 
 
 DYNAMIC = (
@@ -332,8 +332,8 @@ def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp
             assert way.run is not in_process
             assert "sizes" in str(error)
             return
-        for got, wanted in zip(results, model(x), strict=True):
-            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        for actual, expected in zip(results, model(x), strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

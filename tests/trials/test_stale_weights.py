@@ -221,8 +221,8 @@ def test_changed_weights_are_the_ones_that_are_computed_with(way):
     for _ in range(2):  # the second change meets the memory that the first one freed
         way(model)
         with torch.no_grad():
-            wanted = model(x)
-            torch.testing.assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-5)
+            expected = model(x)
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
         if way in (
             pruned,
             pruned_for_good,
@@ -232,7 +232,7 @@ def test_changed_weights_are_the_ones_that_are_computed_with(way):
             quantized_in_place,
         ):
             break  # once is enough, or all that torch allows
-    assert way is transposed_data or not torch.equal(before, wanted)
+    assert way is transposed_data or not torch.equal(before, expected)
 
 
 def test_weights_that_come_and_go_never_meet_an_old_program():

@@ -158,5 +158,5 @@ def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
             "--output-dir",
             str(tmp_path),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run(command, capture_output=True, text=True)
+        assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -236,9 +236,9 @@ def test_a_failed_verification_names_the_command_that_explains_it(
         delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args)
     )
     assert main(["lower", str(path), "--host-only", "--verify"]) == 1
-    shown = capsys.readouterr().err
-    assert f"delegraph accuracy '{path}'" in shown
-    assert "--ties" in shown
+    stderr = capsys.readouterr().err
+    assert f"delegraph accuracy '{path}'" in stderr
+    assert "--ties" in stderr
     assert (
         main(
             [

@@ -97,9 +97,9 @@ def export_wrapped(inner, *inputs):
 
 def call_targets(program):
     return [
-        n.target
-        for n in program.graph.nodes
-        if n.op == "call_function" and n.target.__name__ != "getitem"
+        node.target
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.target.__name__ != "getitem"
     ]
 
 
@@ -109,7 +109,7 @@ def lowered_modules(program):
 
 
 def attribute_targets(program):
-    return [n.target for n in program.graph.nodes if n.op == "get_attr"]
+    return [node.target for node in program.graph.nodes if node.op == "get_attr"]
 
 
 def run_on_host(program, *inputs):

@@ -31,7 +31,9 @@ class OneNode(BackendDetails):
 
 
 def calls(program):
-    return [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
+    return [
+        node for node in program.graph.nodes if node.op not in ("placeholder", "output")
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +59,9 @@ def test_add_mul_partitioner():
         {0: (1,), 1: (2,)},
         {0: (4,), 1: (5,)},
     ]
-    handles = [n.meta["debug_handle"] for n in program.graph.nodes if n.target is CALL]
+    handles = [
+        node.meta["debug_handle"] for node in program.graph.nodes if node.target is CALL
+    ]
     assert handles == [6, 7]
 
 
@@ -71,15 +75,15 @@ def test_lowered_the_whole_model(model):
     lowered = to_backend(
         "OneNode", to_edge(torch.export.export(made, inputs)).exported_program(), []
     )
-    wanted = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
-    assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(wanted))}
-    assert wanted
+    expected = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
+    assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(expected))}
+    assert expected
     again = to_edge(export_wrapped(lowered, *inputs)).exported_program()
     [(call, inner)] = delegate_calls(again)
     assert inner.meta["debug_handle_map"] == lowered.meta["debug_handle_map"]
-    assert {n.meta["debug_handle"] for n in calls(inner.original_module)} == wanted
+    assert {n.meta["debug_handle"] for n in calls(inner.original_module)} == expected
     assert delegate_map(again)[call.meta["debug_handle"]].debug_handle_map == {
-        1: tuple(sorted(wanted))
+        1: tuple(sorted(expected))
     }
 
 
@@ -102,7 +106,9 @@ def test_handles_follow_a_decomposition_and_a_second_step():
     kept = {n.name: n.meta["debug_handle"] for n in calls(lowered) if n.name in before}
     assert kept == {k: v for k, v in before.items() if k in kept}
     assert len(kept) > 1
-    [handle] = [n.meta["debug_handle"] for n in lowered.graph.nodes if n.target is CALL]
+    [handle] = [
+        node.meta["debug_handle"] for node in lowered.graph.nodes if node.target is CALL
+    ]
     assert handle == max(before.values()) + 1
 
 

@@ -68,7 +68,7 @@ def test_delegate_partial_program():
     """
     x = torch.randn(25, 4)
     edge = simple_net()
-    wanted = edge.exported_program().module(check_guards=False)(x)
+    expected = edge.exported_program().module(check_guards=False)(x)
     program = edge.to_backend(
         partitioner_for(
             aten.addmm.default,
@@ -82,7 +82,7 @@ def test_delegate_partial_program():
         aten.sigmoid.default,
         CALL,
     ]
-    assert_close(run_on_host(program, x), wanted)
+    assert_close(run_on_host(program, x), expected)
 
 
 def test_nested_delegate():

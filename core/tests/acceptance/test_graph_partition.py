@@ -111,7 +111,9 @@ def test_all_node_partitioner(registry):
     """
     program = export_convolutions()
     result = AllNodePartitioner("EchoBackend")(program)
-    tagged = {n.name: n.meta.get("delegation_tag") for n in program.graph.nodes}
+    tagged = {
+        node.name: node.meta.get("delegation_tag") for node in program.graph.nodes
+    }
     assert list(result.partition_tags) == ["EchoBackend"]
     assert [name for name, tag in tagged.items() if tag != "EchoBackend"] == [
         "x",
@@ -121,10 +123,10 @@ def test_all_node_partitioner(registry):
     lowered = delegraph.lower(
         Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
     )
-    assert [d.name for d in lowered.delegates] == ["lowered_module_0"]
+    assert [delegate.name for delegate in lowered.delegates] == ["lowered_module_0"]
     assert lowered.report.host_operators == 0
     assert lowered.verify(*INPUTS).relative_error < 1e-6
-    assert {n.target for n in lowered.delegates[0].nodes} == {
+    assert {node.target for node in lowered.delegates[0].nodes} == {
         aten.conv2d.default,
         aten.relu.default,
     }
@@ -168,7 +170,7 @@ def test_grouped_lists():
 
     def ends(program):
         convolutions = [
-            n for n in program.graph.nodes if n.target is aten.conv2d.default
+            node for node in program.graph.nodes if node.target is aten.conv2d.default
         ]
         return [[convolutions[0], convolutions[-1]], convolutions[1:3]]
 
@@ -205,9 +207,9 @@ def test_configuration_based_partitioner():
 
     def groups(program):
         return [
-            configurations[n.target][1](n)
-            for n in program.graph.nodes
-            if n.target in configurations
+            configurations[node.target][1](node)
+            for node in program.graph.nodes
+            if node.target in configurations
         ]
 
     partitioner = GroupedPartitioner(why_not, "Backend", groups=groups)
@@ -231,11 +233,11 @@ def test_defect_lists_leave_no_metadata_behind():
     a listed node is not placed.
     """
     program = export_convolutions()
-    before = {n.name: set(n.meta) for n in program.graph.nodes}
+    before = {node.name: set(node.meta) for node in program.graph.nodes}
     names_in_partitions(
         program,
         PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"),
     )
     assert {
-        n.name: set(n.meta) - {"delegation_tag"} for n in program.graph.nodes
+        node.name: set(node.meta) - {"delegation_tag"} for node in program.graph.nodes
     } == before

@@ -91,7 +91,10 @@ def our_partitions(program, taken=TAKEN, named=(), **options):
         return None if node.target in taken else "not among what the backend takes"
 
     def groups(given):
-        return [[n for n in given.graph.nodes if n.name in group] for group in named]
+        return [
+            [node for node in given.graph.nodes if node.name in group]
+            for group in named
+        ]
 
     limits = torch_limits(**options)
     result = GroupedPartitioner(why_not, "Backend", groups=groups, limits=limits)(
@@ -118,7 +121,7 @@ def torch_partitions(
     proposed = CapabilityBasedPartitioner(
         program.graph_module, Support(), single, **options
     ).propose_partitions()
-    return [{n.name for n in partition.nodes} for partition in proposed]
+    return [{node.name for node in partition.nodes} for partition in proposed]
 
 
 def is_acyclic(program, parts):
@@ -253,7 +256,9 @@ def test_interleaved_groups_no_false_merge(registry):
         """A linear layer goes with what quantizes its input, so layers that share an
         input go together.
         """
-        layers = [n for n in program.graph.nodes if n.target is aten.linear.default]
+        layers = [
+            node for node in program.graph.nodes if node.target is aten.linear.default
+        ]
         return [[n.args[0], n] for n in layers]
 
     def why_not(node):
@@ -265,7 +270,7 @@ def test_interleaved_groups_no_false_merge(registry):
     grouped = GroupedPartitioner(why_not, "EchoBackend", groups=groups)
     lowered = delegraph.lower(model, inputs, backends=[grouped], registry=registry)
     assert lowered.verify(*inputs).relative_error < 1e-6
-    homes = [{n.name for n in d.nodes} for d in lowered.delegates]
+    homes = [{node.name for node in delegate.nodes} for delegate in lowered.delegates]
     assert one_part_has(homes, "linear_1", "linear_2", "linear_4", "linear_5"), (
         "keys and values of both layers share memory"
     )
@@ -287,7 +292,7 @@ def test_constants_in_groups(registry):
             return torch.tanh(x + scale) - scale
 
     def groups(program):
-        calls = {n.name: n for n in program.graph.nodes}
+        calls = {node.name: node for node in program.graph.nodes}
         return [[calls["mul"], calls["add"]], [calls["mul"], calls["sub"]]]
 
     def why_not(node):
@@ -298,7 +303,9 @@ def test_constants_in_groups(registry):
         Scaled().eval(), (torch.randn(3),), backends=[partitioner], registry=registry
     )
     assert lowered.verify(torch.randn(3)).relative_error < 1e-6
-    assert [[n.name for n in d.nodes] for d in lowered.delegates] == [
+    assert [
+        [node.name for node in delegate.nodes] for delegate in lowered.delegates
+    ] == [
         ["mul", "add"],
         ["mul", "sub"],
     ]
@@ -426,7 +433,9 @@ def test_a_partition_that_computes_nothing():
         limits=torch_limits(non_compute_ops=[aten.reshape.default]),
     )
     [reason] = [
-        r.reason for r in partitioner(program).refusals if r.node.name == "reshape"
+        refusal.reason
+        for refusal in partitioner(program).refusals
+        if refusal.node.name == "reshape"
     ]
     assert reason == "nothing in its partition computes"
 
@@ -574,17 +583,17 @@ def test_defect_group_with_a_refused_member():
         return "no waves" if node.target is aten.sin.default else None
 
     def groups(given):
-        return [[n for n in given.graph.nodes if n.name in ("linear", "sin")]]
+        return [[node for node in given.graph.nodes if node.name in ("linear", "sin")]]
 
     result = GroupedPartitioner(why_not, "Backend", groups=groups)(program)
-    reasons = {r.node.name: r.reason for r in result.refusals}
+    reasons = {refusal.node.name: refusal.reason for refusal in result.refusals}
     assert reasons == {
         "linear": "it goes with sin, which is refused: no waves",
         "sin": "no waves",
     }
-    assert [n.name for n in program.graph.nodes if "delegation_tag" in n.meta] == [
-        "relu"
-    ]
+    assert [
+        node.name for node in program.graph.nodes if "delegation_tag" in node.meta
+    ] == ["relu"]
 
 
 def test_defect_group_around_a_host_call():
@@ -598,10 +607,10 @@ def test_defect_group_around_a_host_call():
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
         groups=lambda given: [
-            [n for n in given.graph.nodes if n.name in ("linear", "relu")]
+            [node for node in given.graph.nodes if node.name in ("linear", "relu")]
         ],
     )(program)
-    reasons = {r.node.name: r.reason for r in result.refusals}
+    reasons = {refusal.node.name: refusal.reason for refusal in result.refusals}
     text = (
         "its group (linear, relu) cannot be one partition: it would need its own result"
         " through sin"

@@ -447,11 +447,11 @@ def test_calling_convention_is_recorded():
     [inner] = lowered_modules(
         to_backend(source, partitioner_for_all("ExecutorBackend"))
     )
-    assert [str(a) for a in inner.inputs] == [
+    assert [str(value) for value in inner.inputs] == [
         "inputs_0: float32[2, 3]",
         "inputs_1: float32[3, 2]",
     ]
-    assert [str(a) for a in inner.outputs] == [
+    assert [str(output) for output in inner.outputs] == [
         "add: float32[2, 2]",
         "mul: float32[3, 2]",
     ]
@@ -461,7 +461,10 @@ def backend_that_edits_inputs(change):
     """A backend that changes its graph's placeholders before it compiles."""
 
     def preprocess(program, specs):
-        change(program.graph, [n for n in program.graph.nodes if n.op == "placeholder"])
+        change(
+            program.graph,
+            [node for node in program.graph.nodes if node.op == "placeholder"],
+        )
         return PreprocessResult(b"blob")
 
     return recording_backend(preprocess)[0]
@@ -547,8 +550,8 @@ def test_pytree_results():
     """
     source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
     lowered = to_backend("CompilerBackend", source, [])
-    got = lowered(X)
-    wanted = source.module(check_guards=False)(X)
-    assert pytree.tree_structure(got) == pytree.tree_structure(wanted)
-    assert_close(got, wanted)
-    assert_close(run_on_host(export_wrapped(lowered, X), X), wanted)
+    actual = lowered(X)
+    expected = source.module(check_guards=False)(X)
+    assert pytree.tree_structure(actual) == pytree.tree_structure(expected)
+    assert_close(actual, expected)
+    assert_close(run_on_host(export_wrapped(lowered, X), X), expected)

@@ -131,9 +131,9 @@ def test_backend_with_compiler_delegate_and_operator():
     )
     edge = to_edge(program).exported_program()
     assert call_targets(edge) == [CALL, CALL, aten.add.Tensor]
-    assert {n.args[0].target for n in edge.graph.nodes if n.target is CALL} == {
-        "lowered_module_0"
-    }
+    assert {
+        node.args[0].target for node in edge.graph.nodes if node.target is CALL
+    } == {"lowered_module_0"}
     assert len(lowered_modules(edge)) == 1
     assert_close(run_on_host(program, x), 2 * torch.sin(x))
     assert torch.equal(x, torch.ones(1))
@@ -233,9 +233,9 @@ def test_partition_delegate_graph(pattern, left):
     assert host & {aten.sub.Tensor, aten.convolution.default, aten.mul.Tensor} == {
         *left
     }
-    wanted = source.module(check_guards=False)(*inputs)
-    assert_close(program.module(check_guards=False)(*inputs), wanted)
-    assert_close(run_on_host(program, *inputs), wanted)
+    expected = source.module(check_guards=False)(*inputs)
+    assert_close(program.module(check_guards=False)(*inputs), expected)
+    assert_close(run_on_host(program, *inputs), expected)
 
 
 def test_add_mul_partitioner():
@@ -277,7 +277,13 @@ def test_partitioner_with_attributes():
     for inner in modules:
         assert len(inner.original_module.state_dict) == 1
         assert (
-            len([n for n in inner.original_module.graph.nodes if n.op == "placeholder"])
+            len(
+                [
+                    node
+                    for node in inner.original_module.graph.nodes
+                    if node.op == "placeholder"
+                ]
+            )
             == 2
         )
     assert not program.state_dict
@@ -352,7 +358,9 @@ def delegated_operators(module):
 def subgraphs_of(module):
     """The bodies of its higher-order calls, in order."""
     found = (
-        getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"
+        getattr(module, node.target)
+        for node in module.graph.nodes
+        if node.op == "get_attr"
     )
     return [body for body in found if isinstance(body, torch.fx.GraphModule)]
 

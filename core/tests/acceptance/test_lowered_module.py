@@ -67,15 +67,17 @@ def test_emit_lowered_backend_module(model):
     inner = lower_program(source)
     program = to_edge(export_wrapped(inner, *inputs)).exported_program()
     [call] = [
-        n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.target is CALL
     ]
     taken = list(source.graph_signature.user_inputs)
-    assert [a.name for a in inner.inputs] == taken
+    assert [value.name for value in inner.inputs] == taken
     assert len(call.args) == 1 + len(taken)
     assert len(inner.outputs) == len(source.graph_signature.user_outputs)
-    wanted = made(*inputs)
-    assert_close(inner(*inputs), wanted)
-    assert_close(run_on_host(program, *inputs), wanted)
+    expected = made(*inputs)
+    assert_close(inner(*inputs), expected)
+    assert_close(run_on_host(program, *inputs), expected)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
@@ -119,7 +121,7 @@ def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
     ]
     assert specs[0].target == "buf"
     assert inner.state == ("buf",)
-    assert [a.name for a in inner.outputs] == [s.arg.name for s in specs[1:]]
+    assert [output.name for output in inner.outputs] == [s.arg.name for s in specs[1:]]
     assert_close(inner(x), (x + x, x - 1))
 
 
@@ -134,7 +136,7 @@ def test_outputs_of_a_parent_that_keeps_its_state():
         .to_backend(backends.partitioner_for_all("ExecutorBackend"))
         .exported_program()
     )
-    kinds = [s.kind for s in program.graph_signature.output_specs]
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
     assert kinds == [
         OutputKind.BUFFER_MUTATION,
         OutputKind.USER_OUTPUT,
@@ -144,8 +146,8 @@ def test_outputs_of_a_parent_that_keeps_its_state():
     assert sorted(v.args[1] for v in values) == [0, 1, 2]
     assert values[0].meta["val"].shape == (2,)
     graph_results = program.graph_module(torch.ones(2), x)
-    for got, wanted in zip(graph_results, (x, x + x, x - 1), strict=True):
-        assert_close(got, wanted)
+    for actual, expected in zip(graph_results, (x, x + x, x - 1), strict=True):
+        assert_close(actual, expected)
 
 
 def test_a_copy_shares_weights_and_blob():
@@ -271,7 +273,7 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
         )
     )
     # a device half counts those of the program
-    assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
+    assert [value.name for value in inner.inputs] == ["inputs_0", "inputs_1"]
     assert_close(
         inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)}
     )
@@ -349,8 +351,8 @@ def test_inputs_are_in_the_programs_order():
     x = torch.ones(2)
     y = torch.full((2,), 3.0)
     inner = lower_program(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
-    kinds = [s.kind for s in inner.original_module.graph_signature.input_specs]
+    kinds = [spec.kind for spec in inner.original_module.graph_signature.input_specs]
     assert kinds == [InputKind.BUFFER, InputKind.USER_INPUT, InputKind.USER_INPUT]
-    assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
+    assert [value.name for value in inner.inputs] == ["inputs_0", "inputs_1"]
     assert_close(run_on_host(export_wrapped(inner, x, y), x, y), y - 1 - x)
     assert aten.sub.Tensor in call_targets(inner.original_module)

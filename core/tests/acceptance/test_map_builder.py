@@ -19,7 +19,9 @@ def nodes():
     program = to_edge(
         export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))
     ).exported_program()
-    return list(reversed([n for n in program.graph.nodes if n.op == "call_function"]))
+    return list(
+        reversed([node for node in program.graph.nodes if node.op == "call_function"])
+    )
 
 
 def build_mapping(*entries, generated=False):

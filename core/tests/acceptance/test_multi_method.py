@@ -59,7 +59,9 @@ class Joint(BackendDetails, abstract=True):
 
 
 def operator_names(program):
-    return [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    return [
+        str(node.target) for node in program.graph.nodes if node.op == "call_function"
+    ]
 
 
 class FirstBackend(Joint):
@@ -112,29 +114,33 @@ def blobs_of(program):
 
 def test_single_method():
     """multi_method.single_method"""
-    made = lower_methods({"forward": sine}, {"forward": partitioner_for_all(*FIRST)})
-    assert blobs_of(made["forward"]) == ["FirstBackend#1#aten.sin.default#max_value:1"]
+    lowered = lower_methods({"forward": sine}, {"forward": partitioner_for_all(*FIRST)})
+    assert blobs_of(lowered["forward"]) == [
+        "FirstBackend#1#aten.sin.default#max_value:1"
+    ]
 
 
 def test_two_methods():
     """multi_method.two_methods"""
-    made = lower_methods(
+    lowered = lower_methods(
         {"a": sine, "b": cosine},
         {"a": partitioner_for_all(*FIRST), "b": partitioner_for_all(*FIRST)},
     )
-    assert blobs_of(made["a"]) == ["FirstBackend#2#aten.sin.default#max_value:1"]
-    assert blobs_of(made["b"]) == ["FirstBackend#2#aten.cos.default#max_value:1"]
+    assert blobs_of(lowered["a"]) == ["FirstBackend#2#aten.sin.default#max_value:1"]
+    assert blobs_of(lowered["b"]) == ["FirstBackend#2#aten.cos.default#max_value:1"]
     assert FirstBackend.seen == [{"a": 1, "b": 1}]
 
 
 def test_two_methods_multiple_partitions():
     """multi_method.two_methods_multiple_partitions: order kept, total 4."""
     places = Placed({aten.sin.default: FIRST, aten.cos.default: FIRST})
-    made = lower_methods(
+    lowered = lower_methods(
         {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
     )
-    wanted = [f"FirstBackend#4#aten.{op}.default#max_value:1" for op in ("sin", "cos")]
-    assert blobs_of(made["a"]) == wanted == blobs_of(made["b"])
+    expected = [
+        f"FirstBackend#4#aten.{op}.default#max_value:1" for op in ("sin", "cos")
+    ]
+    assert blobs_of(lowered["a"]) == expected == blobs_of(lowered["b"])
     assert FirstBackend.seen == [{"a": 2, "b": 2}]
 
 
@@ -146,15 +152,15 @@ def test_two_methods_different_partitions():
         op: ("FirstBackend", [CompileSpec("max_value", v)])
         for op, v in zip(BOTH, (b"sin", b"cos"), strict=True)
     }
-    made = lower_methods(
+    lowered = lower_methods(
         {"a": sine_then_cosine, "b": cosine_then_sine},
         {"a": Placed(specs), "b": Placed(specs)},
     )
     sin, cos = (
         f"FirstBackend#4#aten.{op}.default#max_value:{op}" for op in ("sin", "cos")
     )
-    assert blobs_of(made["a"]) == [sin, cos]
-    assert blobs_of(made["b"]) == [cos, sin]
+    assert blobs_of(lowered["a"]) == [sin, cos]
+    assert blobs_of(lowered["b"]) == [cos, sin]
 
 
 BOTH = (aten.sin.default, aten.cos.default)
@@ -165,13 +171,13 @@ def test_two_methods_different_backends():
     the graph's order.
     """
     places = Placed({aten.sin.default: FIRST, aten.cos.default: SECOND})
-    made = lower_methods(
+    lowered = lower_methods(
         {"a": sine_then_cosine, "b": cosine_then_sine}, {"a": places, "b": places}
     )
     sin = "FirstBackend#2#aten.sin.default#max_value:1"
     cos = "SecondBackend#2#aten.cos.default#max_value:2"
-    assert blobs_of(made["a"]) == [sin, cos]
-    assert blobs_of(made["b"]) == [cos, sin]
+    assert blobs_of(lowered["a"]) == [sin, cos]
+    assert blobs_of(lowered["b"]) == [cos, sin]
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
@@ -232,7 +238,7 @@ def test_sequential_delegates():
             },
         )
     )["forward"]
-    first, second = [n for n in made.graph.nodes if n.target is CALL]
+    first, second = [node for node in made.graph.nodes if node.target is CALL]
     producers = {
         i.args[0] if i.op == "call_function" and i.args[0] is first else i
         for i in second.args[1:]
@@ -267,17 +273,17 @@ def test_end_to_end():
     """multi_method.end_to_end: both methods run. The file's half: one entry for two
     equal blobs.
     """
-    made = lower_methods(
+    lowered = lower_methods(
         {"a": sine, "b": sine},
         {
             m: partitioner_for_all(specs=[CompileSpec("max_value", bytes([3]))])
             for m in "ab"
         },
     )
-    [a], [b] = (lowered_modules(made[m]) for m in "ab")
+    [a], [b] = (lowered_modules(lowered[m]) for m in "ab")
     assert a is not b
     assert a.processed_bytes == b.processed_bytes
-    host = delegraph.lower(made, backends=[])
+    host = delegraph.lower(lowered, backends=[])
     for method in "ab":
         assert_close(host.method(method)(X), torch.sin(X))
 
@@ -306,10 +312,10 @@ def test_weights_shared_between_methods():
         "a": export(lambda s, x: s.layer(x), X, layer=layer),
         "b": export(lambda s, x: s.layer(-x), X, layer=layer),
     }
-    made = delegraph.lower(programs, backends=[partitioner_for_all("FirstBackend")])
+    lowered = delegraph.lower(programs, backends=[partitioner_for_all("FirstBackend")])
     tensors = [
-        d.module.original_module.state_dict["layer.weight"].data_ptr()
-        for d in made.delegates
+        delegate.module.original_module.state_dict["layer.weight"].data_ptr()
+        for delegate in lowered.delegates
     ]
     assert tensors == [layer.weight.data_ptr()] * 2
 
@@ -361,13 +367,13 @@ def test_defect_results_that_do_not_match(change, given):
             aten.cos.default: ("BrokenBackend", []),
         }
     )
-    wanted = (
+    expected = (
         rf"BrokenBackend.preprocess_multimethod returned {given} results for"
         r" each method; .* {'a': 2, 'b': 2} programs"
     )
     with (
         backends.installed(backend_with_results(change)),
-        pytest.raises(ContractViolation, match=wanted),
+        pytest.raises(ContractViolation, match=expected),
     ):
         lower_methods(
             {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}

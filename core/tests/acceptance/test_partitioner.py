@@ -106,7 +106,9 @@ def only_delegate(program):
 
 def find_placeholder(program, name):
     return next(
-        n for n in program.graph.nodes if n.op == "placeholder" and n.name == name
+        node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name == name
     )
 
 
@@ -579,8 +581,10 @@ def test_operator_support(check, kept):
     result = CapabilityPartitioner(
         lambda node: None, BACKEND, additional_checks=[check]
     )(program)
-    assert {r.node.name for r in result.refusals} == kept
-    assert all(r.reason.endswith("is to stay on the host") for r in result.refusals)
+    assert {refusal.node.name for refusal in result.refusals} == kept
+    assert all(
+        refusal.reason.endswith("is to stay on the host") for refusal in result.refusals
+    )
 
 
 def test_additional_checks_of_an_installed_backend():
@@ -591,7 +595,9 @@ def test_additional_checks_of_an_installed_backend():
     partitioner = delegraph.get_partitioner("compiler-demo")
     partitioner.additional_checks = (DontPartitionName("linear_1"),)
     lowered = delegraph.lower(Model().eval(), (x,), backends=[partitioner])
-    [row] = [r for r in lowered.report.refusals if "linear_1" in r.reason]
+    [row] = [
+        refusal for refusal in lowered.report.refusals if "linear_1" in refusal.reason
+    ]
     assert row.reason == "name linear_1 is to stay on the host"
     assert lowered.verify(x).relative_error < 1e-6
 
@@ -617,9 +623,9 @@ def test_why_no_partition(caplog):
     assert row.source.file.endswith("test_partitioner.py")
     assert "it has no multiplier" in str(lowered.report)
     assert not [
-        r
-        for r in caplog.records
-        if r.name.startswith("delegraph") and r.name != "delegraph.progress"
+        record
+        for record in caplog.records
+        if record.name.startswith("delegraph") and record.name != "delegraph.progress"
     ]
 
 
@@ -628,7 +634,7 @@ def test_why_no_partition(caplog):
 
 def rewriting(change):
     def tag_data(program):
-        change(next(n for n in program.graph.nodes if n.op == "call_function"))
+        change(next(node for node in program.graph.nodes if node.op == "call_function"))
 
     return tag_data
 
@@ -668,7 +674,9 @@ def test_defect_rejected_nodes_are_shared():
         CapabilityPartitioner(lambda n: None, BACKEND, additional_checks=[c])(program)
         for c in checks
     ]
-    assert [[r.node.name for r in result.refusals] for result in results] == [
+    assert [
+        [refusal.node.name for refusal in result.refusals] for result in results
+    ] == [
         ["relu"],
         ["mul"],
     ]
@@ -713,7 +721,9 @@ def test_defect_copies_of_a_constant_for_each_user():
         lowered.state_dict["w"].data_ptr()
         == inner.original_module.state_dict["w"].data_ptr()
     )
-    assert sum(n.op == "placeholder" for n in inner.original_module.graph.nodes) == 2
+    assert (
+        sum(node.op == "placeholder" for node in inner.original_module.graph.nodes) == 2
+    )
     assert_close(run_on_host(lowered, x), make_module(uses, w=w)(x))
 
 
@@ -896,7 +906,8 @@ def test_defect_symbolic_sizes_are_called_tensors():
     lowered = to_backend(program, Tagged(tag_additions))
     _, inner = only_delegate(lowered)
     kinds = [
-        type(s.arg).__name__ for s in inner.original_module.graph_signature.input_specs
+        type(spec.arg).__name__
+        for spec in inner.original_module.graph_signature.input_specs
     ]
     assert sorted(kinds) == ["SymIntArgument", "TensorArgument"]
     assert_close(run_on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)

@@ -73,7 +73,7 @@ def test_duplicate_constant_node_with_kwargs_users():
     x = torch.randn(3)
     const = torch.tensor([1.0, 2.0, 3.0])
     given = export(lambda s, x: (x + s.const, x * s.const), x, const=const)
-    _, user = next(n for n in given.graph.nodes if n.name == "b_const").users
+    _, user = next(node for node in given.graph.nodes if node.name == "b_const").users
     user.args, user.kwargs = user.args[:1], {"other": user.args[1]}
     lowered = to_backend(given, Each(aten.add.Tensor, aten.mul.Tensor))
     modules = get_lowered_backend_modules(lowered.graph_module)
@@ -92,14 +92,15 @@ def test_duplicate_dequant_node_pass():
         x,
         weight=weight,
     )
-    shared = [n for n in given.graph.nodes if n.op == "call_function"]
+    shared = [node for node in given.graph.nodes if node.op == "call_function"]
     shared[-1].replace_input_with(shared[-2], shared[0])
     lowered = to_backend(given, partitioner_for(aten.mul.Tensor, aten.add.Tensor))
     programs = [
         m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
     ]
     computed = [
-        [n.name for n in p.graph.nodes if n.op == "call_function"] for p in programs
+        [node.name for node in p.graph.nodes if node.op == "call_function"]
+        for p in programs
     ]
     assert computed == [["mul", "mul_1"], ["mul", "add"]]
     assert_close(run_on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)

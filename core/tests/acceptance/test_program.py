@@ -257,7 +257,7 @@ def test_to_edge_with_preserved_ops(make, kept, found):
 def test_no_getattr():
     """program.test_no_getattr: a number in an operation is no constant of the program."""
     program = to_edge(export(lambda s, x: x * 3.14, torch.ones(1))).exported_program()
-    assert [n.op for n in program.graph.nodes] == [
+    assert [node.op for node in program.graph.nodes] == [
         "placeholder",
         "call_function",
         "output",
@@ -416,9 +416,9 @@ def test_edge_manager_dialect():
     program = edge_with_two_methods().exported_program()
     assert program.dialect == "ATEN"
     assert all(
-        "debug_handle" in n.meta and "val" in n.meta
-        for n in program.graph.nodes
-        if n.op == "call_function"
+        "debug_handle" in node.meta and "val" in node.meta
+        for node in program.graph.nodes
+        if node.op == "call_function"
     )
 
 
@@ -465,7 +465,9 @@ def test__transform_override_verifiers():
     class Writes(PassBase):
         def call(self, graph_module):
             node = next(
-                n for n in graph_module.graph.nodes if n.target is aten.add.Tensor
+                node
+                for node in graph_module.graph.nodes
+                if node.target is aten.add.Tensor
             )
             node.target = aten.add_.Tensor
             return PassResult(graph_module, True)
@@ -552,7 +554,7 @@ def test_defect_nothing_verified_after_delegation():
     """verifier: nodes behind a delegate's call are checked as those before it are."""
 
     def untype(program):
-        last = [n for n in program.graph.nodes if n.op == "call_function"][-1]
+        last = [node for node in program.graph.nodes if node.op == "call_function"][-1]
         del last.meta["val"]
         return program
 
@@ -611,7 +613,7 @@ def test_defect_write_errors_are_swallowed(tmp_path):
         delegate.save(tmp_path / "missing" / "blob.bin")
     assert isinstance(caught.value, errors.WriteError)
     delegate.save(tmp_path / "blob.bin")
-    assert [f.name for f in tmp_path.iterdir()] == ["blob.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["blob.bin"]
 
 
 def test_defect_leftovers_in_the_parent():
@@ -620,12 +622,12 @@ def test_defect_leftovers_in_the_parent():
     program = to_edge_transform_and_lower(
         export_linear_and_attention(), partitioner=[partitioner]
     ).exported_program()
-    assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
+    assert all("delegation_tag" not in node.meta for node in program.graph.nodes)
     assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
     assert not program.state_dict
     shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
     edge = (
         to_edge(shared).to_backend(partitioner_for(aten.mul.Tensor)).exported_program()
     )
-    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes)
+    assert all("delegation_tag" not in node.meta for node in edge.graph.nodes)
     assert list(edge.state_dict) == ["c"]

@@ -315,7 +315,9 @@ def test_is_shape_dynamic():
         Model(), (torch.ones(3, 4), torch.ones(2)), dynamic_shapes=shapes
     )
     dynamic = {
-        n.name for n in program.graph.nodes if n.op != "output" and is_shape_dynamic(n)
+        node.name
+        for node in program.graph.nodes
+        if node.op != "output" and is_shape_dynamic(node)
     }
     assert dynamic == {"x", "split", "getitem", "getitem_1", "sym_size_int_1"}
 
@@ -327,7 +329,7 @@ def test_defect_delegates_are_known_by_their_names():
     given = export(lambda s, x: torch.sin(x + 1), torch.ones(2))
     program = to_backend(given, partitioner_for(aten.add.Tensor))
     graph = program.graph_module
-    node = next(n for n in graph.graph.nodes if n.op == "get_attr")
+    node = next(node for node in graph.graph.nodes if node.op == "get_attr")
     graph.renamed = graph.get_submodule(node.target)
     node.target = "renamed"
     node.name = "renamed"
@@ -340,4 +342,4 @@ def test_defect_delegates_are_known_by_their_names():
         == list(get_delegated_payload(graph))
     )
     assert "backend_id" in format_delegated_graph(graph)
-    assert [n.target for n in graph.graph.nodes if n.target is CALL] == [CALL]
+    assert [node.target for node in graph.graph.nodes if node.target is CALL] == [CALL]

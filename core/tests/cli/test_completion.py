@@ -74,8 +74,10 @@ def completions_of(site, tmp_path):
             "_ARGCOMPLETE_IFS": "\n",
             "DELEGRAPH_PLUGINS": "acme-npu",
         }
-        shown = run_python("-c", program, path=site.folder, cwd=tmp_path, **variables)
-        assert shown.stdout == shown.stderr == ""
+        completed = run_python(
+            "-c", program, path=site.folder, cwd=tmp_path, **variables
+        )
+        assert completed.stdout == completed.stderr == ""
         return sorted(
             word.rstrip()
             for word in (answer.read_text() if answer.exists() else "").split("\n")
@@ -137,9 +139,9 @@ main()
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_script_for_each_shell(shell):
-    shown = run_python("-m", "delegraph", "completion", shell)
-    assert shown.returncode == 0
-    assert "_ARGCOMPLETE" in shown.stdout
+    completed = run_python("-m", "delegraph", "completion", shell)
+    assert completed.returncode == 0
+    assert "_ARGCOMPLETE" in completed.stdout
 
 
 def run_bash(script, tmp_path):

@@ -94,8 +94,8 @@ def test_the_report_and_the_figures_are_there_whatever_fails(
         (["--tolerance=-1"], "verification-failed"),
     ):
         report.unlink(missing_ok=True)
-        got, found = run_for_json(capsys, *given, *gate)
-        assert got == 1
+        actual, found = run_for_json(capsys, *given, *gate)
+        assert actual == 1
         assert found["code"] == code
         assert found["report"]["host_operators"] == 1
         assert found["verification"]["relative_error"] == 0
@@ -243,7 +243,7 @@ def test_without_a_named_backend(model, tmp_path, capsys):
     """As in Python: the one that options or the output are for, or the only one; the
     report says which.
     """
-    usable = [b for b in delegraph.backends() if b.usable]
+    usable = [backend for backend in delegraph.backends() if backend.usable]
     clear = len(usable) == 1 or sum(b.spec.default for b in usable) == 1
     assert run_command(capsys, "lower", model)[0] == (0 if clear else 2)
     assert (

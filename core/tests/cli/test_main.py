@@ -56,7 +56,7 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     assert "largest error 0" in out
     assert f"wrote {output} (9 bytes)" in out
     assert json.loads(report.read_text())["schema"] == "delegraph.report/1"
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "net.echo",
         "net.py",
         "report.json",
@@ -263,7 +263,7 @@ def test_work_that_fails(model, tmp_path, capsys):
     )
     assert "not in a subdirectory" in wrong
     assert "warnings above" not in wrong
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "net.pt2",
         "net.py",
     ]
@@ -343,11 +343,13 @@ def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
 def test_backends(site):
     site.backend("chip-vendor", "npu", summary="a chip", formats=(".npu",))
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = run_python("-m", "delegraph", "backends", path=site.folder)
-    assert shown.returncode == 0
-    assert re.search(r"^npu +ok +chip-vendor 1\.0 +a chip$", shown.stdout, re.MULTILINE)
-    assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in shown.stdout
-    assert shown.stderr == ""
+    completed = run_python("-m", "delegraph", "backends", path=site.folder)
+    assert completed.returncode == 0
+    assert re.search(
+        r"^npu +ok +chip-vendor 1\.0 +a chip$", completed.stdout, re.MULTILINE
+    )
+    assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in completed.stdout
+    assert completed.stderr == ""
     found = json.loads(
         run_python("-m", "delegraph", "backends", "--json", path=site.folder).stdout
     )
@@ -413,13 +415,14 @@ def test_backends_verbose_shows_everything_that_is_declared(site):
 
 def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model):
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = run_python(
+    completed = run_python(
         "-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder
     )
     assert (
-        "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck" in shown.stderr
+        "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck"
+        in completed.stderr
     )
-    assert "error [backend-not-found]" in shown.stderr
+    assert "error [backend-not-found]" in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -432,8 +435,8 @@ def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command)
         " code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} &"
         " set(sys.modules)"
     )
-    shown = run_python("-c", program)
-    assert shown.returncode == 0, shown.stderr
+    completed = run_python("-c", program)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_nor_numpy(
@@ -456,12 +459,12 @@ def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_n
         "import sys; from delegraph.cli import main; main(['backends']);"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
-    shown = run_python("-c", program, path=site.folder)
-    assert shown.returncode == 0, shown.stderr
+    completed = run_python("-c", program, path=site.folder)
+    assert completed.returncode == 0, completed.stderr
     assert (
         len(
             re.findall(
-                r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", shown.stdout, re.MULTILINE
+                r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", completed.stdout, re.MULTILINE
             )
         )
         == 150
@@ -472,22 +475,22 @@ def test_python_minus_m_is_the_command(tmp_path):
     """Same results, same exit codes, and usage that names the command as it is
     installed.
     """
-    shown = run_python("-m", "delegraph", "--version")
-    assert shown.returncode == 0
-    assert shown.stdout == f"delegraph {delegraph.__version__}\n"
-    shown = run_python("-m", "delegraph", "backends", "--json")
-    assert json.loads(shown.stdout)["schema"] == "delegraph.backends/1"
-    shown = run_python("-m", "delegraph", "lower")
-    assert shown.returncode == 2
-    assert shown.stdout == ""
-    assert "usage: delegraph lower" in shown.stderr
+    completed = run_python("-m", "delegraph", "--version")
+    assert completed.returncode == 0
+    assert completed.stdout == f"delegraph {delegraph.__version__}\n"
+    completed = run_python("-m", "delegraph", "backends", "--json")
+    assert json.loads(completed.stdout)["schema"] == "delegraph.backends/1"
+    completed = run_python("-m", "delegraph", "lower")
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert "usage: delegraph lower" in completed.stderr
 
 
 def test_an_unknown_flag_shows_the_usage_of_its_command(tmp_path, capsys):
     assert main(["backends", "--nonsense", "1"]) == 2
-    shown = capsys.readouterr().err
-    assert "unrecognized arguments: --nonsense 1\nusage: delegraph backends [" in shown
-    assert "delegraph backends --help" in shown
+    stderr = capsys.readouterr().err
+    assert "unrecognized arguments: --nonsense 1\nusage: delegraph backends [" in stderr
+    assert "delegraph backends --help" in stderr
 
 
 @pytest.mark.parametrize("module", ["torch", "pluggy", "argparse"])
@@ -504,20 +507,20 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
         if module == "torch"
         else ["backends"]
     )
-    shown = run_python("-m", "delegraph", *command, cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "it ran" not in shown.stdout + shown.stderr, shown.stderr
+    completed = run_python("-m", "delegraph", *command, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert "it ran" not in completed.stdout + completed.stderr, completed.stderr
 
 
 def test_a_plugin_that_ends_the_process_is_a_row(site):
     site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
     site.backend("chip-vendor", "npu")
-    shown = run_python("-m", "delegraph", "backends", path=site.folder)
+    completed = run_python("-m", "delegraph", "backends", path=site.folder)
     assert (
         f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)"
-        in shown.stdout
+        in completed.stdout
     )
-    assert re.search(r"^npu +ok ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^npu +ok ", completed.stdout, re.MULTILINE)
 
 
 def test_version_and_help(capsys):
@@ -540,13 +543,13 @@ def test_json_has_no_infinities():
 
 
 def test_a_closed_pipe_is_quiet():
-    shown = subprocess.run(
+    completed = subprocess.run(
         f"{sys.executable} -m delegraph backends -v | true",
         shell=True,
         capture_output=True,
         text=True,
     )
-    assert shown.stderr == ""
+    assert completed.stderr == ""
 
 
 @pytest.mark.parametrize("command", ["lower", "backends --json"])
@@ -555,11 +558,11 @@ def test_a_requirement_that_was_uninstalled(command):
         "import sys; sys.modules['pluggy'] = None; from delegraph.cli import main;"
         f" exit(main({command.split()}))"
     )
-    shown = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    said = shown.stdout + shown.stderr
-    assert shown.returncode == 1
+    said = completed.stdout + completed.stderr
+    assert completed.returncode == 1
     assert "Traceback" not in said
     assert "requirement-missing" in said
     assert re.search(

@@ -103,27 +103,27 @@ def test_json_survives_native_prints(run_delegraph):
         "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from"
         " Python'); os.system('echo a child')"
     )
-    done = run_delegraph(act, *LOWER, "--json")
-    assert json.loads(done.stdout)["schema"] == "delegraph.lower/1"
-    assert done.returncode == 0
+    completed = run_delegraph(act, *LOWER, "--json")
+    assert json.loads(completed.stdout)["schema"] == "delegraph.lower/1"
+    assert completed.returncode == 0
     for text in ("from a buffer", "at once", "from Python", "a child"):
-        assert text in done.stderr
+        assert text in completed.stderr
 
 
 def test_a_command_that_exits_has_failed(run_delegraph):
-    done = run_delegraph("raise SystemExit(0)", "rough", "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1
+    completed = run_delegraph("raise SystemExit(0)", "rough", "--json")
+    found = json.loads(completed.stdout)
+    assert completed.returncode == 1
     assert found["code"] == "plugin-failed"
     assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
 def test_a_plugin_that_exits_has_failed_in_one_paragraph(run_delegraph):
-    done = run_delegraph("raise SystemExit(0)", *LOWER)
-    assert done.returncode == 1
-    assert "plugin-crashed" not in done.stderr
-    assert f"error [plugin-failed]: {PLACE}, raised SystemExit: 0" in done.stderr
-    assert "net.py:6, in forward: return torch.relu(x)" in done.stderr
+    completed = run_delegraph("raise SystemExit(0)", *LOWER)
+    assert completed.returncode == 1
+    assert "plugin-crashed" not in completed.stderr
+    assert f"error [plugin-failed]: {PLACE}, raised SystemExit: 0" in completed.stderr
+    assert "net.py:6, in forward: return torch.relu(x)" in completed.stderr
 
 
 def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):

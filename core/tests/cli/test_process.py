@@ -96,27 +96,29 @@ def run_delegraph(start_delegraph):
 
 @pytest.mark.parametrize("when", ["command", "light import"])
 def test_a_crash_of_native_code_shows_the_file_of_the_plugin(run_delegraph, when):
-    done = run_delegraph(when, "ctypes.string_at(0)", "rough")
-    assert done.returncode == -signal.SIGSEGV
-    assert done.stdout == ""
-    assert "Fatal Python error: Segmentation fault" in done.stderr
-    assert re.search(r'File ".+acme_rough_light\.py", line \d+ in act', done.stderr)
+    completed = run_delegraph(when, "ctypes.string_at(0)", "rough")
+    assert completed.returncode == -signal.SIGSEGV
+    assert completed.stdout == ""
+    assert "Fatal Python error: Segmentation fault" in completed.stderr
+    assert re.search(
+        r'File ".+acme_rough_light\.py", line \d+ in act', completed.stderr
+    )
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
 def test_an_exit_of_a_plugin_at_work_is_its_failure(run_delegraph, act):
-    done = run_delegraph("command", act, "rough", "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1
+    completed = run_delegraph("command", act, "rough", "--json")
+    found = json.loads(completed.stdout)
+    assert completed.returncode == 1
     assert found["code"] == "plugin-failed"
     assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)", "1 / 0"])
 def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(run_delegraph, act):
-    done = run_delegraph("light import", act, "backends", "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 0
+    completed = run_delegraph("light import", act, "backends", "--json")
+    found = json.loads(completed.stdout)
+    assert completed.returncode == 0
     assert [b["name"] for b in found["backends"]] == ["good"]
     [row] = [p for p in found["plugins_without_backends"] if p["name"] == "acme-rough"]
     assert row["status"] == "broken"
@@ -127,21 +129,21 @@ def test_prints_of_a_light_module_do_not_reach_stdout(run_delegraph):
         "print('from Python'); os.write(1, b'at once\\n'); C.printf(b'from a"
         " buffer\\n')"
     )
-    done = run_delegraph("light import", act, "backends", "--json")
-    assert json.loads(done.stdout)["schema"] == "delegraph.backends/1"
+    completed = run_delegraph("light import", act, "backends", "--json")
+    assert json.loads(completed.stdout)["schema"] == "delegraph.backends/1"
     for text in ("from Python", "at once", "from a buffer"):
-        assert text in done.stderr
+        assert text in completed.stderr
 
 
 def test_a_light_module_that_hangs_shows_its_stack(run_delegraph, site):
     patch = "import delegraph.discovery.import_by_name as module\nmodule.HANG = 0.2\n"
     (site.folder / "sitecustomize.py").write_text(patch)
-    done = run_delegraph("light import", "C.usleep(600_000)", "backends")
-    assert done.returncode == 0
-    assert re.search(r"^good +ok ", done.stdout, re.MULTILINE)
+    completed = run_delegraph("light import", "C.usleep(600_000)", "backends")
+    assert completed.returncode == 0
+    assert re.search(r"^good +ok ", completed.stdout, re.MULTILINE)
     assert re.search(
         r'Timeout .+File ".+acme_rough_light\.py", line \d+ in act',
-        done.stderr,
+        completed.stderr,
         re.DOTALL,
     )
     assert "acme_rough_light" not in run_delegraph("", "", "backends").stderr
@@ -152,20 +154,20 @@ def test_teardown_of_native_code_does_not_change_the_exit_code(run_delegraph):
         "os.end = ctypes.CFUNCTYPE(None)(lambda: C._exit(7)); C.__cxa_atexit(os.end,"
         " None, None)"
     )
-    done = run_delegraph("command", act, "rough")
-    assert done.returncode == 0
-    assert done.stdout == "done\n"
-    assert done.stderr == ""
+    completed = run_delegraph("command", act, "rough")
+    assert completed.returncode == 0
+    assert completed.stdout == "done\n"
+    assert completed.stderr == ""
 
 
 def test_exit_handlers_of_python_run(run_delegraph, tmp_path):
-    done = run_delegraph(
+    completed = run_delegraph(
         "command",
         "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)",
         "rough",
     )
-    assert str(tmp_path / "kept-") in done.stderr
-    assert done.returncode == 0
+    assert str(tmp_path / "kept-") in completed.stderr
+    assert completed.returncode == 0
     assert list(tmp_path.glob("kept-*")) == []
 
 

@@ -107,7 +107,7 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
         ["show", f"{hostile}.npu"],
     ):
         plugins = {"DELEGRAPH_PLUGINS": "evil"}
-        shown = run_python(
+        completed = run_python(
             "-m",
             "delegraph",
             *command,
@@ -115,9 +115,11 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
             PYTHONIOENCODING=encoding,
             **plugins,
         )
-        assert shown.returncode == 0
-        assert shown.stderr.split() == (["50%", "100%"] if command[0] == "show" else [])
-        assert shown.stdout.strip()
+        assert completed.returncode == 0
+        assert completed.stderr.split() == (
+            ["50%", "100%"] if command[0] == "show" else []
+        )
+        assert completed.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -128,10 +130,10 @@ def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
         (">/dev/full", "No space left on device"),
         (">&-", "it is closed"),
     ):
-        shown = run_shell(f"delegraph {command} {redirection}")
-        assert shown.returncode == 1
+        completed = run_shell(f"delegraph {command} {redirection}")
+        assert completed.returncode == 1
         assert (
-            shown.stderr
+            completed.stderr
             == f"error [write-failed]: cannot write to the standard output: {reason}\n"
         )
 
@@ -236,9 +238,9 @@ def test_paths_that_are_too_long_and_numbers_below_zero_are_the_users_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("raise SystemExit")
     assert main(command) == code
-    told = capsys.readouterr().err
-    assert "error [internal]" not in told
-    assert told.count("error [") == 1
+    stderr = capsys.readouterr().err
+    assert "error [internal]" not in stderr
+    assert stderr.count("error [") == 1
 
 
 def run_shell(command):

@@ -310,9 +310,9 @@ def run_python(*arguments, cwd, path=None):
 def test_nothing_is_loaded_from_the_working_directory(site, start):
     site.plugin("intruder", "print('intruder was here')")
     arguments = [*start, "backends"] if start[0] == "-m" else start
-    shown = run_python(*arguments, cwd=site.folder)
-    assert shown.returncode == 0
-    assert "intruder" not in shown.stdout + shown.stderr
+    completed = run_python(*arguments, cwd=site.folder)
+    assert completed.returncode == 0
+    assert "intruder" not in completed.stdout + completed.stderr
 
 
 def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(
@@ -322,23 +322,25 @@ def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(
     work = tmp_path / "work"
     work.mkdir()
     (work / "honest.py").write_text("print('stand-in was here')")
-    shown = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
-    assert "stand-in was here" not in shown.stdout + shown.stderr
-    assert re.search("^honest +ok", shown.stdout, re.MULTILINE)
-    shown = run_python(
+    completed = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
+    assert "stand-in was here" not in completed.stdout + completed.stderr
+    assert re.search("^honest +ok", completed.stdout, re.MULTILINE)
+    completed = run_python(
         "-c",
         "from delegraph.cli import main; main(['backends'])",
         cwd=work,
         path=site.folder,
     )
-    assert "stand-in was here" not in shown.stdout + shown.stderr
-    assert "would be loaded from the working directory" in shown.stdout
+    assert "stand-in was here" not in completed.stdout + completed.stderr
+    assert "would be loaded from the working directory" in completed.stdout
 
 
 def test_pythonpath_may_name_the_working_directory(site):
     site.backend("chosen", "chosen")
-    shown = run_python("-m", "delegraph", "backends", cwd=site.folder, path=site.folder)
-    assert re.search("^chosen +ok", shown.stdout, re.MULTILINE)
+    completed = run_python(
+        "-m", "delegraph", "backends", cwd=site.folder, path=site.folder
+    )
+    assert re.search("^chosen +ok", completed.stdout, re.MULTILINE)
 
 
 def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
@@ -353,8 +355,8 @@ def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
         f"import sys; sys.path.append({str(source)!r}); from delegraph.cli import main;"
         " main(['backends'])"
     )
-    shown = run_python("-c", program, cwd=source, path=site.folder)
-    assert re.search("^edited +ok", shown.stdout, re.MULTILINE)
+    completed = run_python("-c", program, cwd=source, path=site.folder)
+    assert re.search("^edited +ok", completed.stdout, re.MULTILINE)
 
 
 def test_declarations_are_checked_where_they_are_written():

@@ -79,7 +79,11 @@ def test_a_backend_is_found_by_all_of_its_names(site):
 def test_backends_are_sorted_and_described(site):
     site.backend("zebra", "z", summary="last")
     site.backend("ape", "a", summary="first")
-    rows = [b for b in Registry().backends() if b.distribution in ("zebra", "ape")]
+    rows = [
+        backend
+        for backend in Registry().backends()
+        if backend.distribution in ("zebra", "ape")
+    ]
     assert [
         (b.name, b.spec.summary, b.status, b.version, b.has_runtime) for b in rows
     ] == [
@@ -192,9 +196,9 @@ def test_two_providers_of_a_name(site):
     assert registry.get_backend("vendor-a/npu").__module__ == "vendor_a"
     assert registry.get_backend("good").__module__ == "vendor_c"
     statuses = {
-        b.distribution: b.status
-        for b in registry.backends()
-        if b.name in ("npu", "good")
+        backend.distribution: backend.status
+        for backend in registry.backends()
+        if backend.name in ("npu", "good")
     }
     assert statuses == {
         "vendor-a": Status.CONFLICT,
@@ -259,7 +263,11 @@ def test_a_preferred_backend_hides_others_of_its_name(site):
         site.plugin(module.replace("_", "-"), PARTITIONED.replace("MODULE", module))
     site.backend("vendor-c", "other")
     chosen = Registry().preferring(["vendor-b/npu"])
-    found = [b for b in chosen.backends() if b.distribution.startswith("vendor-")]
+    found = [
+        backend
+        for backend in chosen.backends()
+        if backend.distribution.startswith("vendor-")
+    ]
     assert [(b.full_name, b.status) for b in found] == [
         ("vendor-b/npu", Status.OK),
         ("vendor-c/other", Status.OK),
@@ -422,7 +430,7 @@ def test_an_object_with_hooks_takes_no_other_arguments(hermetic, given):
         hermetic.register(ChipHooks(), **given)
     assert hermetic.backends() == []
     hermetic.register(ChipHooks(), name="chips")
-    assert [b.name for b in hermetic.backends()] == ["hooked"]
+    assert [backend.name for backend in hermetic.backends()] == ["hooked"]
 
 
 def test_registrations_stack_and_unregister_in_any_order_and_twice(hermetic):
@@ -431,7 +439,7 @@ def test_registrations_stack_and_unregister_in_any_order_and_twice(hermetic):
     third = hermetic.register(BackendSpec("third", "a:Third", "Third", 1))
     first.unregister()
     first.unregister()
-    assert [b.name for b in hermetic.backends()] == ["second", "third"]
+    assert [backend.name for backend in hermetic.backends()] == ["second", "third"]
     again = hermetic.register(Chip)
     for handle in (third, second, again):
         handle.unregister()
@@ -443,7 +451,7 @@ def test_a_name_that_exists_is_a_conflict(hermetic, name):
     hermetic.register(Chip)
     with pytest.raises(PluginConflict, match="exists already"):
         hermetic.register(Chip if name is None else Other, name=name or "another")
-    assert [b.name for b in hermetic.backends()] == ["chip"]
+    assert [backend.name for backend in hermetic.backends()] == ["chip"]
 
 
 def test_what_is_no_backend_is_refused_at_once(hermetic):
@@ -461,8 +469,8 @@ def test_what_is_no_backend_is_refused_at_once(hermetic):
 def test_the_registry_of_the_process(site):
     with delegraph.register(Chip):
         assert delegraph.get_backend("chip") is Chip
-        assert "chip" in [b.name for b in delegraph.backends()]
-    assert "chip" not in [b.name for b in delegraph.backends()]
+        assert "chip" in [backend.name for backend in delegraph.backends()]
+    assert "chip" not in [backend.name for backend in delegraph.backends()]
 
 
 def test_registering_from_many_threads(hermetic):

@@ -133,9 +133,9 @@ def test_a_module_that_does_so_when_it_is_imported(site, first):
     (site.folder / "odd_target.py").write_text(TARGET)
     program = f"{first}import delegraph; delegraph.get_backend('odd'); import torch; "
     program += "print(torch.get_default_dtype(), torch.is_grad_enabled())"
-    done = run_python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
-    assert done.stdout == "torch.float32 True\n", done.stderr
+    completed = run_python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
+    assert completed.stdout == "torch.float32 True\n", completed.stderr
     assert (
         "importing backend 'odd_target:OddBackend' of odd-one 1.0, changed torch's"
-        " default dtype from" in done.stderr
+        " default dtype from" in completed.stderr
     )

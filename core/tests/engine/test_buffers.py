@@ -35,9 +35,9 @@ def tag_buffers(*names):
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
-    made.register(Keeper, runtime=KeeperRuntime)
-    yield made
+    registry = Registry(discover=False)
+    registry.register(Keeper, runtime=KeeperRuntime)
+    yield registry
     COMPILED.clear()
 
 
@@ -227,19 +227,23 @@ def test_kept_by_the_delegate(name, runtime, registry):
     assert delegate.module.state == tuple(
         child.graph_signature.buffers_to_mutate.values()
     )
-    kinds = [s.kind for s in child.graph_signature.output_specs]
+    kinds = [spec.kind for spec in child.graph_signature.output_specs]
     assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), (
         "mutations come first"
     )
     assert len(delegate.outputs) == kinds.count(OutputKind.USER_OUTPUT)
-    passed = {n.name for n in parent.graph.nodes if n.op == "placeholder" and n.users}
-    assert {a.name for a in delegate.inputs} == passed, (
+    passed = {
+        node.name
+        for node in parent.graph.nodes
+        if node.op == "placeholder" and node.users
+    }
+    assert {value.name for value in delegate.inputs} == passed, (
         "only what the caller passes crosses the border"
     )
     assert parent.graph_signature.buffers_to_mutate == {}
     assert parent.state_dict == {}
     assert parent.constants == {}
-    assert [s.kind for s in parent.graph_signature.output_specs] == [
+    assert [spec.kind for spec in parent.graph_signature.output_specs] == [
         OutputKind.USER_OUTPUT
     ] * len(delegate.outputs)
 
@@ -339,17 +343,17 @@ def test_tagging_sees_indirect_writes(tag):
             node.meta["delegation_tag"] = "t"
     tag(program)
     tagged = {
-        n.name
-        for n in program.graph.nodes
-        if n.op == "placeholder" and "delegation_tag" in n.meta
+        node.name
+        for node in program.graph.nodes
+        if node.op == "placeholder" and "delegation_tag" in node.meta
     }
     assert tagged == (set() if tag is tag_constant_data else {"b_table"})
 
 
 def test_constant_of_two_partitions_is_tagged_for_both():
     program, _ = normalize(torch.export.export(Accumulate(), vector()))
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    scale = next(n for n in program.graph.nodes if n.name == "b_scale")
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    scale = next(node for node in program.graph.nodes if node.name == "b_scale")
     with program.graph.inserting_after(calls[-1]):
         calls.append(program.graph.call_function(aten.add.Tensor, (calls[-1], scale)))
     for k, node in enumerate(calls):
@@ -357,7 +361,7 @@ def test_constant_of_two_partitions_is_tagged_for_both():
     tag_constant_data(program)
     assert scale.meta["delegation_tag"] == ("t1", "t2")
     tag_mutated_buffer(program)
-    total = next(n for n in program.graph.nodes if n.name == "b_total")
+    total = next(node for node in program.graph.nodes if node.name == "b_total")
     assert total.meta["delegation_tag"] == "t0"
 
 
@@ -474,12 +478,12 @@ def test_partitions_with_a_buffer_each(registry):
         Two().eval(), vector(), backends=[partitioner], registry=registry
     )
     assert_equal_over_calls(lowered, Two(), vector)
-    assert [d.module.state for d in lowered.delegates] == [("a",), ("b",)]
+    assert [delegate.module.state for delegate in lowered.delegates] == [("a",), ("b",)]
     for delegate in lowered.delegates:
         nodes = [
-            n
-            for n in delegate.module.original_module.graph.nodes
-            if n.op == "placeholder"
+            node
+            for node in delegate.module.original_module.graph.nodes
+            if node.op == "placeholder"
         ]
         assert len(delegate.module.original_module.state_dict) == 1
         assert len(nodes) == 2
@@ -513,7 +517,7 @@ def test_mutations_come_before_user_outputs(registry):
         OutputKind.USER_OUTPUT,
     ]
     graph = lowered.exported_program().graph
-    indices = [n.args[1] for n in graph.nodes if n.target is operator.getitem]
+    indices = [node.args[1] for node in graph.nodes if node.target is operator.getitem]
     assert indices == [0, 1]
 
 

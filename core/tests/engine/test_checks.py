@@ -47,21 +47,24 @@ def lower(
 
 
 def test_checks_are_no_refusals_and_split_no_delegate(echo_registry):
-    made = lower(echo_registry, Checked(), X)
-    assert made.report.host == {"forward": {"aten.tanh.default": 1}}
-    assert [(len(d.module.inputs), len(d.module.outputs)) for d in made.delegates] == [
+    lowered = lower(echo_registry, Checked(), X)
+    assert lowered.report.host == {"forward": {"aten.tanh.default": 1}}
+    assert [
+        (len(delegate.module.inputs), len(delegate.module.outputs))
+        for delegate in lowered.delegates
+    ] == [
         (1, 1),
         (1, 1),
     ]
-    assert [set(row.operators) for row in made.report.delegates] == [
+    assert [set(row.operators) for row in lowered.report.delegates] == [
         {"aten.mul.Tensor", "aten.add.Tensor"}, {"aten.mul.Tensor"}
     ]  # fmt: skip
-    (note,) = [n for n in made.report.notes if "dropped" in n]
+    (note,) = [n for n in lowered.report.notes if "dropped" in n]
     assert note.startswith(
         "forward: 1 check of values inside of delegates dropped, first at "
     )
     assert 'torch._assert_async((y < 1e6).all(), "between")' in note
-    assert made.verify(X).relative_error == 0
+    assert lowered.verify(X).relative_error == 0
 
 
 class TwiceChecked(nn.Module):
@@ -74,12 +77,12 @@ class TwiceChecked(nn.Module):
 
 def test_a_check_of_no_known_line_hides_no_other(echo_registry):
     program = torch.export.export(TwiceChecked(), (X,))
-    first = next(n for n in program.graph.nodes if "_assert" in str(n.target))
+    first = next(node for node in program.graph.nodes if "_assert" in str(node.target))
     for key in ("stack_trace", "from_node"):
         first.meta.pop(key, None)
     partitioner = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    made = api.lower(program, backends=[partitioner], registry=echo_registry)
-    (note,) = [n for n in made.report.notes if "dropped" in n]
+    lowered = api.lower(program, backends=[partitioner], registry=echo_registry)
+    (note,) = [n for n in lowered.report.notes if "dropped" in n]
     assert "2 checks" in note
     assert '"second")' in note
     assert "None" not in note
@@ -105,10 +108,10 @@ class Unused(nn.Module):
 
 
 def test_what_feeds_nothing_else_is_no_refusal(echo_registry):
-    made = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
-    assert made.report.host_operators == 0
-    assert not made.report.notes
-    assert [list(row.operators) for row in made.report.delegates] == [
+    lowered = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
+    assert lowered.report.host_operators == 0
+    assert not lowered.report.notes
+    assert [list(row.operators) for row in lowered.report.delegates] == [
         ["aten.add.Tensor"]
     ]
 
@@ -123,11 +126,11 @@ class Branches(nn.Module):
 
 
 def test_checks_in_branches_are_no_refusals(echo_registry):
-    made = lower(echo_registry, Branches(), X, refused=("cond", "assert"))
-    assert "aten._assert_async.msg" not in made.report.host["forward"]
-    assert made.verify(X).relative_error == 0
+    lowered = lower(echo_registry, Branches(), X, refused=("cond", "assert"))
+    assert "aten._assert_async.msg" not in lowered.report.host["forward"]
+    assert lowered.verify(X).relative_error == 0
     with pytest.raises(RuntimeError, match="small"):
-        made(X * 100)
+        lowered(X * 100)
 
 
 def test_a_program_of_checks_alone(echo_registry):
@@ -136,11 +139,11 @@ def test_a_program_of_checks_alone(echo_registry):
             torch._assert_async((x < 5).all(), "alone")
             return x
 
-    made = lower(echo_registry, Alone(), X)
-    assert made.delegates == []
-    assert made.report.host_operators == 0
+    lowered = lower(echo_registry, Alone(), X)
+    assert lowered.delegates == []
+    assert lowered.report.host_operators == 0
     with pytest.raises(RuntimeError, match="alone"):
-        made(X * 100)
+        lowered(X * 100)
 
 
 def test_what_writes_or_draws_is_no_check(echo_registry):
@@ -154,5 +157,5 @@ def test_what_writes_or_draws_is_no_check(echo_registry):
             torch.rand(2)
             return x + 1
 
-    made = lower(echo_registry, Acts(), X, refused=("rand",))
-    assert "aten.rand.default" in made.report.host["forward"]
+    lowered = lower(echo_registry, Acts(), X, refused=("rand",))
+    assert "aten.rand.default" in lowered.report.host["forward"]

@@ -95,9 +95,9 @@ def partitioner_for_additions():
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
-    made.register(TextBackend, partitioner=partitioner_for_additions(), name="text")
-    return made
+    registry = Registry(discover=False)
+    registry.register(TextBackend, partitioner=partitioner_for_additions(), name="text")
+    return registry
 
 
 def lower_steps(registry, compiler=None, backends=None):
@@ -112,7 +112,7 @@ def lower_steps(registry, compiler=None, backends=None):
 
 
 def blobs_of(result):
-    return [d.processed_bytes for d in result.delegates]
+    return [delegate.processed_bytes for delegate in result.delegates]
 
 
 def test_a_compiler_of_somebody_else_gets_each_partition(registry):
@@ -163,7 +163,8 @@ def test_extract_gives_a_fresh_program_each_time(registry):
     result = lower_steps(registry, Rewriting())
     assert blobs_of(result) == blobs_of(lower_steps(registry))
     assert all(
-        "changed" not in str(d.module.original_module.graph) for d in result.delegates
+        "changed" not in str(delegate.module.original_module.graph)
+        for delegate in result.delegates
     )
 
 
@@ -203,8 +204,8 @@ def test_a_note_mentions_a_cache_without_its_compiler(
 
 
 def isolated():
-    made = Registry(discover=False)
-    made.register(
+    registry = Registry(discover=False)
+    registry.register(
         BackendSpec(
             "text",
             f"{__name__}:TextBackend",
@@ -213,7 +214,7 @@ def isolated():
             traits=BackendTraits(isolated=True),
         )
     )
-    return made
+    return registry
 
 
 def test_an_isolated_backend_needs_a_compiler_that_isolates(no_compilers):
@@ -272,27 +273,27 @@ def declarations_of(*owners, target="make_here"):
 
 def parser_with_flags(monkeypatch, *owners):
     """A parser with the flags of compilers, and what ``chosen_compiler`` got."""
-    got = {}
+    actual = {}
 
     class Found(Registry):
         def declared(self, kind):
             return declarations_of(*owners)
 
         def get(self, kind, asked):
-            return lambda **options: got.update(options) or asked
+            return lambda **options: actual.update(options) or asked
 
     found = Found(discover=False)
     monkeypatch.setattr(compiler_flags, "default_registry", lambda: found)
     parser = argparse.ArgumentParser()
     add_compiler_flags(parser)
-    return parser, got
+    return parser, actual
 
 
 def test_flags_of_a_compiler_become_its_options(monkeypatch):
-    parser, got = parser_with_flags(monkeypatch, "acme")
+    parser, actual = parser_with_flags(monkeypatch, "acme")
     assert chosen_compiler(parser.parse_args([])) is None
     assert chosen_compiler(parser.parse_args(["--speed", "3", "--near"])) == "acme/here"
-    assert got == {"speed": 3, "near": "yes"}
+    assert actual == {"speed": 3, "near": "yes"}
 
 
 def test_a_conflict_of_flags_names_both_distributions(monkeypatch):

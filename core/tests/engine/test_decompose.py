@@ -57,7 +57,11 @@ class Tags(Partitioner):
                 tag = node.meta["delegation_tag"] = f"tag{len(tags)}"
                 tags[tag] = DelegationSpec("EchoBackend")
         self.seen.append(
-            {n.target for n in exported_program.graph.nodes if n.op == "call_function"}
+            {
+                node.target
+                for node in exported_program.graph.nodes
+                if node.op == "call_function"
+            }
         )
         return PartitionResult(exported_program, tags)
 
@@ -82,12 +86,12 @@ class Block(nn.Module):
 
 
 def lower_and_verify(module, inputs, backends, registry, **options):
-    made = api.lower(
+    lowered = api.lower(
         module.eval(), inputs, backends=backends, registry=registry, **options
     )
-    assert made.verify(*inputs).relative_error < 1e-6
-    assert difference_from_eager(made.core_program(), module, inputs) < 1e-6
-    return made
+    assert lowered.verify(*inputs).relative_error < 1e-6
+    assert difference_from_eager(lowered.core_program(), module, inputs) < 1e-6
+    return lowered
 
 
 def difference_from_eager(program, module, inputs):
@@ -95,42 +99,42 @@ def difference_from_eager(program, module, inputs):
     value.
     """
     with torch.no_grad():
-        given, wanted = (
+        given, expected = (
             pytree.tree_leaves(run(*inputs)) for run in (program.module(), module)
         )
     return max(
         float((g - w).abs().max() / w.abs().max().clamp(min=1))
-        for g, w in zip(given, wanted, strict=True)
+        for g, w in zip(given, expected, strict=True)
     )
 
 
 def call_targets(program):
-    return [n.target for n in program.graph.nodes if n.op == "call_function"]
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
 
 
 def operators_by_delegate(made):
-    return [dict(d.operators) for d in made.report.delegates]
+    return [dict(delegate.operators) for delegate in made.report.delegates]
 
 
 def test_what_the_backend_keeps_stays_whole(registry):
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [partitioner_for(aten.linear.default)],
         registry,
     )
-    assert operators_by_delegate(made) == [{"aten.linear.default": 1}] * 2
+    assert operators_by_delegate(lowered) == [{"aten.linear.default": 1}] * 2
 
 
 def test_calls_are_decomposed_until_they_are_taken(registry):
     """linear is refused; its pieces contain addmm, which is not."""
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [partitioner_for(aten.addmm.default)],
         registry,
     )
-    assert operators_by_delegate(made) == [{"aten.addmm.default": 1}] * 2
+    assert operators_by_delegate(lowered) == [{"aten.addmm.default": 1}] * 2
 
 
 def test_a_piece_inside_a_piece_is_taken(registry):
@@ -143,14 +147,14 @@ def test_a_piece_inside_a_piece_is_taken(registry):
             return F.mish(x) + 1
 
     x = torch.randn(3)
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Mish(), (x,), [partitioner_for(aten.softplus.default)], registry
     )
-    assert operators_by_delegate(made) == [{"aten.softplus.default": 1}]
-    made = lower_and_verify(
+    assert operators_by_delegate(lowered) == [{"aten.softplus.default": 1}]
+    lowered = lower_and_verify(
         Mish(), (x,), [partitioner_for(aten.log1p.default)], registry
     )
-    assert operators_by_delegate(made) == [{"aten.log1p.default": 1}], (
+    assert operators_by_delegate(lowered) == [{"aten.log1p.default": 1}], (
         "pieces of softplus, where softplus is refused as well"
     )
 
@@ -173,8 +177,10 @@ def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
     """Over three steps each of the two is four linear layers."""
     linear = aten.linear.default
     backend = partitioner_for(linear) if asks else Tags([linear], kept=[linear])
-    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
-    assert sum((Counter(c) for c in operators_by_delegate(made)), Counter()) == {
+    lowered = lower_and_verify(
+        Recurrent(), (torch.randn(3, 2, 4),), [backend], registry
+    )
+    assert sum((Counter(c) for c in operators_by_delegate(lowered)), Counter()) == {
         "aten.linear.default": 8
     }
 
@@ -187,9 +193,11 @@ def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
     backend = Tags(
         [linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3
     )
-    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
-    left = Counter(call_targets(made.exported_program()))
-    assert len(made.delegates) == 2
+    lowered = lower_and_verify(
+        Recurrent(), (torch.randn(3, 2, 4),), [backend], registry
+    )
+    left = Counter(call_targets(lowered.exported_program()))
+    assert len(lowered.delegates) == 2
     assert left[linear] == 0
     assert left[aten.addmm.default] == 6
 
@@ -197,13 +205,13 @@ def test_an_unwanted_composite_inside_a_composite(registry, no_folding):
 def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
     monkeypatch.setattr(trace.Tracer, "decompose", lambda *_: pytest.fail("traced"))
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    made = api.lower(
+    lowered = api.lower(
         Block().eval(),
         (torch.randn(2, 4, 8),),
         backends=[everything],
         registry=registry,
     )
-    assert made.report.host_operators == 0
+    assert lowered.report.host_operators == 0
 
 
 def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
@@ -266,11 +274,13 @@ class Mixed(nn.Module):
 
 def test_the_host_gets_core_aten_that_computes_the_same(registry):
     inputs = (torch.randn(2, 4, 8),)
-    made = lower_and_verify(Mixed(), inputs, [], registry)
-    program = made.core_program()
+    lowered = lower_and_verify(Mixed(), inputs, [], registry)
+    program = lowered.core_program()
     assert not [target for target in call_targets(program) if to_core(target)]
-    for got, wanted in zip(program.module()(*inputs), made(*inputs), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for actual, expected in zip(
+        program.module()(*inputs), lowered(*inputs), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_kept_operator_stays_whole_inside_of_another():
@@ -290,10 +300,10 @@ def test_calls_on_sparse_tensors_are_told_apart_without_strides(registry):
 
     a = torch.eye(3).to_sparse_csr()
     b = torch.randn(3, 2)
-    made = api.lower(
+    lowered = api.lower(
         torch.export.export(Sparse(), (a, b)), backends=[], registry=registry
     )
-    assert torch.equal(made(a, b), F.linear(b, b))
+    assert torch.equal(lowered(a, b), F.linear(b, b))
 
 
 def test_signatures_tell_types_and_arguments_apart():
@@ -308,20 +318,22 @@ def test_signatures_tell_types_and_arguments_apart():
             )
 
     program = torch.export.export(Clamped().eval(), (torch.randn(3, 3),))
-    calls = [n for n in program.graph.nodes if "clamp" in n.name]
+    calls = [node for node in program.graph.nodes if "clamp" in node.name]
     assert len({trace.Tracer().signature(n) for n in calls}) == 4
 
 
 def test_pieces_keep_debug_handle_and_source(registry):
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [partitioner_for(aten.addmm.default)],
         registry,
     )
     program, _ = normalize(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
-    linear = [n for n in program.graph.nodes if n.target is aten.linear.default]
-    pieces = [n for d in made.delegates for n in d.nodes]
+    linear = [
+        node for node in program.graph.nodes if node.target is aten.linear.default
+    ]
+    pieces = [n for d in lowered.delegates for n in d.nodes]
     assert [p.meta["debug_handle"] for p in pieces] == [
         n.meta["debug_handle"] for n in linear
     ]
@@ -346,7 +358,7 @@ def test_the_host_calls_what_the_model_calls(registry):
     assert tagged.report.host["forward"]["aten.silu.default"] == 1
     assert len(tagged.delegates) == 2
     assert aten.addmm.default not in call_targets(tagged.exported_program())
-    rows = {r.operator: r.reason for r in tagged.report.refusals}
+    rows = {refusal.operator: refusal.reason for refusal in tagged.report.refusals}
     assert rows["aten.linear.default"]
     assert rows["aten.silu.default"] == "not tagged by its partitioner"
 
@@ -369,19 +381,19 @@ def test_infinities_and_overflows_are_those_of_eager(registry):
     )
     for values in (x, infinite):
         for backends in ([], [Tags((aten.sin.default,))]):
-            made = api.lower(
+            lowered = api.lower(
                 Large().eval(), (values,), backends=backends, registry=registry
             )
-            for ours, eager in zip(made(values), Large()(values), strict=True):
+            for ours, eager in zip(lowered(values), Large()(values), strict=True):
                 assert torch.equal(ours.nan_to_num(7), eager.nan_to_num(7))
 
 
 def test_core_aten_on_request(registry):
     """What torch's own pass leaves, node by node instead of for the whole graph."""
     x = torch.randn(2, 4, 8)
-    made = lower_and_verify(Block(), (x,), [], registry)
+    lowered = lower_and_verify(Block(), (x,), [], registry)
     judged = torch.export.export(Block().eval(), (x,)).run_decompositions()
-    left = set(call_targets(made.core_program()))
+    left = set(call_targets(lowered.core_program()))
     assert not any(to_core(t) for t in left)
     assert left - set(call_targets(judged)) <= {
         aten._to_copy.default,
@@ -396,10 +408,10 @@ def _views(found):
 
 
 def test_refusals_name_the_piece_and_the_operator_around_it(registry):
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(), (torch.randn(2, 4, 8),), [partitioner_for(aten.bmm.default)], registry
     )
-    rows = {(r.operator, r.reason) for r in made.report.refusals}
+    rows = {(refusal.operator, refusal.reason) for refusal in lowered.report.refusals}
     assert (
         "aten._softmax.default",
         "unknown operator (part of aten.scaled_dot_product_attention.default)",
@@ -410,18 +422,19 @@ def test_refusals_name_the_piece_and_the_operator_around_it(registry):
     ) in rows, "nothing of it was taken: it counts as what it was"
     assert not any(op == "aten.sigmoid.default" for op, _ in rows)
     assert all(
-        r.source and "test_decompose.py" in r.source.file for r in made.report.refusals
+        refusal.source and "test_decompose.py" in refusal.source.file
+        for refusal in lowered.report.refusals
     )
 
 
 def test_views_alone_make_no_delegate(registry):
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [partitioner_for(aten.view.default, aten.permute.default)],
         registry,
     )
-    assert made.delegates == []
+    assert lowered.delegates == []
 
 
 def test_core_operators_are_opened_only_for_who_takes_all(registry):
@@ -456,7 +469,7 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
 
 def test_a_later_backend_keeps_what_the_first_refuses(registry):
     x = torch.randn(2, 4, 8)
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (x,),
         [
@@ -465,9 +478,11 @@ def test_a_later_backend_keeps_what_the_first_refuses(registry):
         ],
         registry,
     )
-    whole = [d for d in operators_by_delegate(made) if d == {"aten.linear.default": 1}]
+    whole = [
+        d for d in operators_by_delegate(lowered) if d == {"aten.linear.default": 1}
+    ]
     assert len(whole) == 2
-    assert {"aten.bmm.default": 1} in operators_by_delegate(made)
+    assert {"aten.bmm.default": 1} in operators_by_delegate(lowered)
     swapped = [
         partitioner_for(aten.linear.default),
         partitioner_for(aten.addmm.default, aten.bmm.default),
@@ -477,19 +492,19 @@ def test_a_later_backend_keeps_what_the_first_refuses(registry):
             str,
             operators_by_delegate(lower_and_verify(Block(), (x,), swapped, registry)),
         )
-    ) == sorted(map(str, operators_by_delegate(made)))
+    ) == sorted(map(str, operators_by_delegate(lowered)))
 
 
 def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
     both = (aten.linear.default, aten.addmm.default)
     keeps = Tags(both, kept=[aten.linear.default])
-    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
-    assert operators_by_delegate(made) == [{"aten.linear.default": 1}] * 2
+    lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
+    assert operators_by_delegate(lowered) == [{"aten.linear.default": 1}] * 2
     assert aten.silu.default not in keeps.seen[0], (
         "it is asked about core ATen otherwise"
     )
-    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
-    assert operators_by_delegate(made) == [{"aten.addmm.default": 1}] * 2
+    lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
+    assert operators_by_delegate(lowered) == [{"aten.addmm.default": 1}] * 2
 
 
 def test_the_filter_decides_for_each_call(registry):
@@ -498,30 +513,32 @@ def test_the_filter_decides_for_each_call(registry):
         kept=[aten.linear.default],
         wanted=lambda n: n.meta["val"].shape[-1] == 24,
     )
-    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first], registry)
-    assert operators_by_delegate(made) == [
+    lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first], registry)
+    assert operators_by_delegate(lowered) == [
         {"aten.linear.default": 1},
         {"aten.addmm.default": 1},
     ]
 
 
 def test_a_kept_operator_that_nobody_takes_is_whole(registry):
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
         [Tags((), kept=[aten.linear.default])],
         registry,
     )
-    assert made.report.host["forward"]["aten.linear.default"] == 2
-    assert aten.addmm.default in call_targets(made.core_program())
+    assert lowered.report.host["forward"]["aten.linear.default"] == 2
+    assert aten.addmm.default in call_targets(lowered.core_program())
 
 
 def test_a_second_tagging_partitioner_gets_its_kept_operators(registry):
     first = Tags((aten.bmm.default,))
     second = Tags((aten.linear.default,), kept=[aten.linear.default])
-    made = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
+    lowered = lower_and_verify(
+        Block(), (torch.randn(2, 4, 8),), [first, second], registry
+    )
     assert (
-        operators_by_delegate(made)
+        operators_by_delegate(lowered)
         == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
     )
 
@@ -553,13 +570,13 @@ def test_attention_with_dropout_stays_whole(registry):
         def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
-    made = api.lower(
+    lowered = api.lower(
         Dropped().eval(), (torch.randn(1, 2, 4, 8),), backends=[], registry=registry
     )
-    assert made.report.host == {
+    assert lowered.report.host == {
         "forward": {"aten.scaled_dot_product_attention.default": 1}
     }
-    assert call_targets(made.core_program()) == [
+    assert call_targets(lowered.core_program()) == [
         aten.scaled_dot_product_attention.default
     ]
 
@@ -568,7 +585,7 @@ def test_symbolic_sizes(registry):
     x = torch.randn(2, 4, 8)
     batch = torch.export.Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}}
-    made = lower_and_verify(
+    lowered = lower_and_verify(
         Block(),
         (x,),
         [partitioner_for(aten.addmm.default, aten.bmm.default)],
@@ -578,13 +595,13 @@ def test_symbolic_sizes(registry):
     assert (
         sum(
             d.get("aten.bmm.default", 0) + d.get("aten.addmm.default", 0)
-            for d in operators_by_delegate(made)
+            for d in operators_by_delegate(lowered)
         )
         == 4
     )
     for size in (3, 17):
-        assert made.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
-    assert not any(to_core(t) for t in call_targets(made.core_program()))
+        assert lowered.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
+    assert not any(to_core(t) for t in call_targets(lowered.core_program()))
 
 
 def test_a_recurrent_layer_reaches_core_aten(registry):
@@ -596,16 +613,18 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
         def forward(self, x):
             return self.lstm(x)
 
-    made = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
-    assert made.report.host == {
+    lowered = lower_and_verify(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
+    assert lowered.report.host == {
         "forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}
     }
     names = [
-        str(t) for t in call_targets(made.core_program()) if t is not operator.getitem
+        str(t)
+        for t in call_targets(lowered.core_program())
+        if t is not operator.getitem
     ]
     assert not [
         n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n
-    ], made.report.notes
+    ], lowered.report.notes
 
 
 def test_calls_on_one_and_several_values_decompose_separately(
@@ -746,15 +765,15 @@ def test_random_programs_equal_eager(echo_registry, steps, first, second):
         )
         for mask in (first, second)
     ]
-    made = api.lower(module, (x,), backends=backends, registry=echo_registry)
-    assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
-    left = host_calls(made.exported_program().graph.nodes)
+    lowered = api.lower(module, (x,), backends=backends, registry=echo_registry)
+    assert lowered.verify(copy.deepcopy(x)).relative_error < 1e-5
+    left = host_calls(lowered.exported_program().graph.nodes)
     assert not any(
         supported(n.target, first | second)
         for n in left
         if "decomposed_from" not in n.meta and n.target is not operator.getitem
     )
-    core = made.core_program()
+    core = lowered.core_program()
     assert difference_from_eager(core, module, (x,)) < 1e-5
     assert not any(to_core(n.target) for n in host_calls(core.graph.nodes)), (
         "it has an operator that is not core ATen"
@@ -786,24 +805,24 @@ def test_random_programs_for_partitioners_that_only_tag(
     """
     module = Random(steps).eval()
     x = torch.randn(4, 4)
-    made = api.lower(
+    lowered = api.lower(
         module,
         (x,),
         backends=[OnlyTags(first), OnlyTags(second)],
         registry=echo_registry,
     )
-    assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
-    assert difference_from_eager(made.core_program(), module, (x,)) < 1e-5
+    assert lowered.verify(copy.deepcopy(x)).relative_error < 1e-5
+    assert difference_from_eager(lowered.core_program(), module, (x,)) < 1e-5
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_each_operator_on_the_host_alone(name, echo_registry):
     x = torch.randn(4, 4)
     module = Random([(name, 0, 0)]).eval()
-    made = api.lower(module, (x,), backends=[], registry=echo_registry)
-    assert made.verify(x).relative_error == 0, "the host calls what eager calls"
-    assert difference_from_eager(made.core_program(), module, (x,)) < 1e-6
-    assert not any(to_core(t) for t in call_targets(made.core_program()))
+    lowered = api.lower(module, (x,), backends=[], registry=echo_registry)
+    assert lowered.verify(x).relative_error == 0, "the host calls what eager calls"
+    assert difference_from_eager(lowered.core_program(), module, (x,)) < 1e-6
+    assert not any(to_core(t) for t in call_targets(lowered.core_program()))
 
 
 class Dynamic(nn.Module):
@@ -827,10 +846,12 @@ def lower_with_dynamic_sizes(function):
 
 
 def test_a_note_names_sizes_that_a_decomposition_needs():
-    made = lower_with_dynamic_sizes(lambda x: F.pixel_unshuffle(x, 2))
-    program = made.core_program()
+    lowered = lower_with_dynamic_sizes(lambda x: F.pixel_unshuffle(x, 2))
+    program = lowered.core_program()
     (node,) = [
-        n for n in program.graph.nodes if n.target is aten.pixel_unshuffle.default
+        node
+        for node in program.graph.nodes
+        if node.target is aten.pixel_unshuffle.default
     ]
     decomposer = Decomposer()
     decomposer.tracer.begin(program)
@@ -844,7 +865,7 @@ def test_a_note_names_sizes_that_a_decomposition_needs():
         in note
     )
     x = torch.rand(2, 3, 4, 8)
-    assert torch.equal(made(x), F.pixel_unshuffle(x, 2))
+    assert torch.equal(lowered(x), F.pixel_unshuffle(x, 2))
 
 
 def test_a_convolution_of_a_dynamic_batch_is_decomposed():
@@ -852,10 +873,10 @@ def test_a_convolution_of_a_dynamic_batch_is_decomposed():
     decomposition.
     """
     weight = torch.rand(5, 3, 3, 3)
-    made = lower_with_dynamic_sizes(lambda x: F.conv2d(x, weight))
-    assert call_targets(made.core_program()) == [aten.convolution.default]
+    lowered = lower_with_dynamic_sizes(lambda x: F.conv2d(x, weight))
+    assert call_targets(lowered.core_program()) == [aten.convolution.default]
     x = torch.rand(2, 3, 7, 8)
-    torch.testing.assert_close(made.core_program().module()(x), F.conv2d(x, weight))
+    torch.testing.assert_close(lowered.core_program().module()(x), F.conv2d(x, weight))
 
 
 class Spread(nn.Module):
@@ -866,7 +887,7 @@ class Spread(nn.Module):
 def test_unused_results_add_no_node_to_a_decomposition():
     program = torch.export.export(Spread(), (torch.ones(2, 3),))
     program.graph.eliminate_dead_code()
-    call = next(n for n in program.graph.nodes if "var_mean" in str(n.target))
+    call = next(node for node in program.graph.nodes if "var_mean" in str(node.target))
     decomposition = trace.Tracer().decompose(
         call, to_core(call.target) or beyond_core(call.target)
     )

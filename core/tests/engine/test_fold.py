@@ -75,27 +75,27 @@ def lower(registry, model, *inputs, takes=("add", "matmul", "mm", "mul"), **opti
 
 
 def test_positions_types_and_masks_are_constants_of_the_delegate(echo_registry):
-    made = lower(echo_registry, Positions(), X)
-    assert made.report.host == {"forward": {"aten.clone.default": 1}}, (
+    lowered = lower(echo_registry, Positions(), X)
+    assert lowered.report.host == {"forward": {"aten.clone.default": 1}}, (
         "what is returned is a copy each time"
     )
-    assert len(made.delegates) == 1
-    assert made.verify(X).relative_error == 0
+    assert len(lowered.delegates) == 1
+    assert lowered.verify(X).relative_error == 0
     assert any(
         "operators on constants alone computed while lowering, " in note
-        for note in made.report.notes
+        for note in lowered.report.notes
     )
 
 
 def test_a_returned_constant_may_be_written_to(echo_registry):
-    made = lower(echo_registry, Positions(), X)
-    made(X)[1].fill_(7)
-    assert made(X)[1].tolist() == [0, 1, 3]
+    lowered = lower(echo_registry, Positions(), X)
+    lowered(X)[1].fill_(7)
+    assert lowered(X)[1].tolist() == [0, 1, 3]
 
 
 def test_what_is_written_random_or_large_is_not_computed(echo_registry):
-    made = lower(echo_registry, Written(), X, takes=("sin",))
-    host = made.report.host["forward"]
+    lowered = lower(echo_registry, Written(), X, takes=("sin",))
+    host = lowered.report.host["forward"]
     assert {
         "aten.exp.default",
         "aten.rand.default",
@@ -103,9 +103,9 @@ def test_what_is_written_random_or_large_is_not_computed(echo_registry):
     } <= host.keys()
     assert host["aten.exp.default"] == 2, "of the buffer, and of what was never filled"
     torch.manual_seed(0)
-    first = made(X)[0]
+    first = lowered(X)[0]
     torch.manual_seed(0)
-    assert not torch.equal(made(X)[0], first), "the buffer was written in between"
+    assert not torch.equal(lowered(X)[0], first), "the buffer was written in between"
 
 
 def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
@@ -123,9 +123,11 @@ def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
         "fill",
         "mul",
     )
-    made = lower(echo_registry, Positions(), X, takes=(*everything, "select", "cumsum"))
-    assert "aten.embedding.default" in made.report.delegates[0].operators
-    assert not made.report.notes
+    lowered = lower(
+        echo_registry, Positions(), X, takes=(*everything, "select", "cumsum")
+    )
+    assert "aten.embedding.default" in lowered.report.delegates[0].operators
+    assert not lowered.report.notes
 
 
 def test_folding_leaves_errors_to_the_run_of_the_program(echo_registry):
@@ -138,10 +140,10 @@ def test_folding_leaves_errors_to_the_run_of_the_program(echo_registry):
         def forward(self, x):
             return x + self.table(self.ids)
 
-    made = lower(echo_registry, Outside(), X)
-    assert made.report.host == {"forward": {"aten.embedding.default": 1}}
+    lowered = lower(echo_registry, Outside(), X)
+    assert lowered.report.host == {"forward": {"aten.embedding.default": 1}}
     with pytest.raises(IndexError):
-        made(X)
+        lowered(X)
 
 
 class Swin(nn.Module):
@@ -186,10 +188,10 @@ class Normed(nn.Module):
 
 def test_what_would_be_larger_is_left_to_the_host(echo_registry):
     x = torch.randn(2, 64)
-    made = lower(echo_registry, Swin(), x, takes=("mm", "matmul"))
-    assert not made.report.notes
-    assert made.verify(x).relative_error < 1e-5
-    stored = made.exported_program()
+    lowered = lower(echo_registry, Swin(), x, takes=("mm", "matmul"))
+    assert not lowered.report.notes
+    assert lowered.verify(x).relative_error < 1e-5
+    stored = lowered.exported_program()
     assert (
         sum(t.nbytes for t in (*stored.state_dict.values(), *stored.constants.values()))
         == 127 * 4 + 64 * 64
@@ -200,10 +202,10 @@ def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
     """A weight that the program needs besides does not go away, and so its norm is
     computed by the host.
     """
-    made = lower(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
+    lowered = lower(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
     kept = {
         spec.target
-        for node, spec in placeholders(made.exported_program())
+        for node, spec in placeholders(lowered.exported_program())
         if node.users
     }
     gone = {f"first.parametrizations.weight.original{k}" for k in (0, 1)} | {
@@ -211,7 +213,7 @@ def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
     }
     assert not gone & kept
     assert "second.parametrizations.weight.original1" in kept
-    assert made.verify(torch.randn(8, 64)).relative_error < 1e-6
+    assert lowered.verify(torch.randn(8, 64)).relative_error < 1e-6
 
 
 class TagsAll(Partitioner):
@@ -237,17 +239,17 @@ def test_a_tagging_partitioner_gets_no_calls_on_constants(echo_registry):
     their weights are constant.
     """
     module = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)).eval()
-    made = api.lower(
+    lowered = api.lower(
         module,
         (torch.randn(2, 64),),
         backends=[TagsAll("mul", "div", "permute", "addmm")],
         registry=echo_registry,
     )
-    assert made.report.delegates[0].operators.keys() <= {
+    assert lowered.report.delegates[0].operators.keys() <= {
         "aten.addmm.default",
         "aten.permute.default",
     }
-    assert made.verify(torch.randn(2, 64)).relative_error < 1e-6
+    assert lowered.verify(torch.randn(2, 64)).relative_error < 1e-6
 
 
 def test_a_weight_with_two_users_stays(echo_registry):
@@ -262,8 +264,8 @@ def test_a_weight_with_two_users_stays(echo_registry):
         def forward(self, x):
             return self.head(x + self.table(self.ids))
 
-    made = lower(echo_registry, Tied(), torch.randn(32, 64))
-    assert "aten.embedding.default" in made.report.host["forward"]
+    lowered = lower(echo_registry, Tied(), torch.randn(32, 64))
+    assert "aten.embedding.default" in lowered.report.host["forward"]
 
 
 def test_a_transform_may_add_a_constant(echo_registry):
@@ -284,7 +286,7 @@ def test_a_transform_may_add_a_constant(echo_registry):
             return torch.sin(x)
 
     for takes in ((), ("mul", "sin")):
-        made = lower(echo_registry, Sine(), X, takes=takes, transforms=[scaled])
-        torch.testing.assert_close(made(X), torch.sin(X * scale))
-    inside = made.delegates[0].module.original_module
+        lowered = lower(echo_registry, Sine(), X, takes=takes, transforms=[scaled])
+        torch.testing.assert_close(lowered(X), torch.sin(X * scale))
+    inside = lowered.delegates[0].module.original_module
     assert any(t.data_ptr() == scale.data_ptr() for t in inside.constants.values())

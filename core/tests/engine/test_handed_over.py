@@ -50,9 +50,11 @@ class Branches(nn.Module):
 
 
 def edit_body(program):
-    call = next(n for n in program.graph.nodes if "cond" in str(n.target))
+    call = next(node for node in program.graph.nodes if "cond" in str(node.target))
     body = getattr(program.graph_module, call.args[1].target)
-    node = next(n for n in body.graph.nodes if n.target is torch.ops.aten.clamp.default)
+    node = next(
+        node for node in body.graph.nodes if node.target is torch.ops.aten.clamp.default
+    )
     node.args = (node.args[0], 0.5, 0.75)
 
 
@@ -393,7 +395,9 @@ def test_every_get_attr_has_a_type(registry):
     class Seen(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
-            fetching = [n for n in edge_program.graph.nodes if n.op == "get_attr"]
+            fetching = [
+                node for node in edge_program.graph.nodes if node.op == "get_attr"
+            ]
             assert fetching
             assert all(n.meta["val"] is None for n in fetching)
             return PreprocessResult(b"")

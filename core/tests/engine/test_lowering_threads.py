@@ -93,7 +93,7 @@ def lower_steps(made, count=4, executor=None, partitioners=None):
 
 
 def blobs_of(result):
-    return [d.processed_bytes for d in result.delegates]
+    return [delegate.processed_bytes for delegate in result.delegates]
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_one_thread_at_a_time_runs_fake_tensors(monkeypatch):
     )
     monkeypatch.setattr(FakeTensorMode, "dispatch", watched)
     lowered = delegraph.lower(program, backends=[subtractions], registry=registry)
-    assert [a.dtype for a in lowered.delegates[0].inputs] == [torch.int32]
+    assert [value.dtype for value in lowered.delegates[0].inputs] == [torch.int32]
     assert held
     assert all(held)
 
@@ -414,9 +414,9 @@ class OffersFormat:
 
 @pytest.fixture
 def formats():
-    made = Registry(discover=False)
-    made.register(OffersFormat())
-    return made
+    registry = Registry(discover=False)
+    registry.register(OffersFormat())
+    return registry
 
 
 def test_formats_may_trace(formats, tmp_path):
@@ -449,7 +449,7 @@ def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
             pass
         logger.warning("in the outer one")
     logger.warning("behind both")
-    assert [r.getMessage() for r in caplog.records] == ["behind both"]
+    assert [record.getMessage() for record in caplog.records] == ["behind both"]
 
 
 # --- forks ----------------------------------------------------------------------------

@@ -109,11 +109,11 @@ def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     _, exported, lowered = lowered_program(seed, mask, echo_registry)
     normal, _ = normalize(exported)
     calls = [
-        n
-        for n in normal.graph.nodes
-        if n.op == "call_function" and n.target is not operator.getitem
+        node
+        for node in normal.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
     ]
-    wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
+    expected = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
     graph = lowered.exported_program().graph
     left = Counter(
         n.meta["debug_handle"]
@@ -122,7 +122,7 @@ def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     )
     constant = {n.meta["debug_handle"] for n in computed_constants(normal)}
     composite = {n.meta["debug_handle"] for n in calls if to_core(n.target) is not None}
-    assert wanted.keys() - composite <= left.keys() <= wanted.keys() | constant
+    assert expected.keys() - composite <= left.keys() <= expected.keys() | constant
     nodes = [
         n
         for d in lowered.delegates
@@ -130,9 +130,11 @@ def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
         if n.target is not operator.getitem
     ]
     taken = {n.meta["debug_handle"] for n in nodes}
-    assert taken == {n.meta["debug_handle"] for n in calls} - wanted.keys()
+    assert taken == {n.meta["debug_handle"] for n in calls} - expected.keys()
     graph.lint()
-    assert sum(n.target is CALL_DELEGATE for n in graph.nodes) == len(lowered.delegates)
+    assert sum(node.target is CALL_DELEGATE for node in graph.nodes) == len(
+        lowered.delegates
+    )
 
 
 def computed_constants(program):

@@ -42,9 +42,9 @@ aten = torch.ops.aten
 
 def operator_names(program):
     return [
-        n.target.overloadpacket.__name__
-        for n in program.graph.nodes
-        if isinstance(n.target, torch._ops.OpOverload)
+        node.target.overloadpacket.__name__
+        for node in program.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     ]
 
 
@@ -102,10 +102,10 @@ def partitioner_for(backend_id, *names, **more):
 
 
 def registry_with(*backends):
-    made = Registry(discover=False)
+    registry = Registry(discover=False)
     for one in backends:
-        made.register(one, runtime=EchoRuntime)
-    return made
+        registry.register(one, runtime=EchoRuntime)
+    return registry
 
 
 def lower_for(module, inputs, *pairs, **more):
@@ -161,15 +161,19 @@ def test_one_partition_in_three_is_given_to_the_host():
     given = program.report.given_back
     assert len(given) == 3
     assert len({row.partition for row in given}) == 3
-    wanted = {"aten.linear.default": 1, "aten.relu.default": 1, "aten.sin.default": 1}
+    expected = {"aten.linear.default": 1, "aten.relu.default": 1, "aten.sin.default": 1}
     text = str(program.report)
     for row in given:
-        assert row.operators == wanted
+        assert row.operators == expected
         assert row.reason == "the sine table is full"
         assert f"    {row.partition}  3 operators  " in text
         assert "test_refused.py" in row.source.file
-    assert program.report.to_json()["given_back"][0]["operators"] == wanted
-    rows = [r for r in program.report.refusals if r.operator == "aten.linear.default"]
+    assert program.report.to_json()["given_back"][0]["operators"] == expected
+    rows = [
+        refusal
+        for refusal in program.report.refusals
+        if refusal.operator == "aten.linear.default"
+    ]
     assert sum(r.count for r in rows) == 3
     assert all(
         "the sine table is full" in r.reason and "test_refused.py" in r.source.file
@@ -280,7 +284,7 @@ def test_a_joint_compiler_compiles_again_without_refused_partitions():
         ("a", {"aten.sin.default": 1}),
         ("b", {"aten.sin.default": 1}),
     ]
-    assert [d.method for d in program.delegates] == ["a", "b"]
+    assert [delegate.method for delegate in program.delegates] == ["a", "b"]
     # abs in place of relu
     torch.testing.assert_close(program.method("b")(-x.abs()), Two()(x.abs()))
 
@@ -380,7 +384,9 @@ def test_state_that_the_partition_was_to_keep_is_the_hosts(refuses):
     program = lower_for(
         Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend"))
     )
-    assert [d.module.keeps_state for d in program.delegates] == [True] * (not refuses)
+    assert [delegate.module.keeps_state for delegate in program.delegates] == [True] * (
+        not refuses
+    )
     assert [program(torch.ones(2)).tolist() for _ in range(3)] == [
         [2, 2],
         [4, 4],
@@ -473,7 +479,9 @@ def test_what_was_decomposed_for_it_is_whole_again(partitioner):
     assert "native_layer_norm" in str(first.seen)
     assert program.report.host["forward"].get("aten.layer_norm.default") == 1
     (row,) = (
-        r for r in program.report.refusals if r.operator == "aten.layer_norm.default"
+        refusal
+        for refusal in program.report.refusals
+        if refusal.operator == "aten.layer_norm.default"
     )
     assert "full" in row.reason
     assert_equals_eager(program, x)
@@ -659,8 +667,8 @@ def test_a_support_check_may_compile_an_extracted_program():
         p for p in support.programs if operator_names(p) == operator_names(compiled)
     )
     assert str(asked.graph_signature) == str(compiled.graph_signature)
-    assert [n.format_node() for n in asked.graph.nodes] == [
-        n.format_node() for n in compiled.graph.nodes
+    assert [node.format_node() for node in asked.graph.nodes] == [
+        node.format_node() for node in compiled.graph.nodes
     ]
     assert asked.state_dict.keys() == compiled.state_dict.keys() != set()
 
@@ -701,7 +709,7 @@ def test_random_programs_are_eager_over_two_calls(seed):
         torch.testing.assert_close(program(*mine), eager(*theirs), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     assert len(first.seen) == sum(
-        d.backend_id == "FirstBackend" for d in program.delegates
+        delegate.backend_id == "FirstBackend" for delegate in program.delegates
     ) + len(program.report.given_back)
 
 

@@ -102,11 +102,13 @@ def test_numbers_enter_and_leave_delegates_as_numbers(program, registry):
 def test_values_keep_symbolic_types(program, registry):
     lowered = lower(program, registry, largest=1)
     graph = lowered.exported_program().graph
-    calls = [n for n in graph.nodes if n.target is CALL_DELEGATE]
+    calls = [node for node in graph.nodes if node.target is CALL_DELEGATE]
     kinds = {type(v) for n in calls for v in n.meta["val"]}
     assert torch.SymInt in kinds
     parts = [
-        n for n in graph.nodes if n.target is operator.getitem and n.args[0] in calls
+        node
+        for node in graph.nodes
+        if node.target is operator.getitem and node.args[0] in calls
     ]
     assert all(n.meta["val"] is n.args[0].meta["val"][n.args[1]] for n in parts)
     symbols = {
@@ -120,19 +122,23 @@ def test_values_keep_symbolic_types(program, registry):
 
 def test_ranges_are_kept_by_the_parent_and_by_every_part(program, registry):
     lowered = lower(program, registry, largest=1)
-    wanted = {str(k): (v.lower, v.upper) for k, v in program.range_constraints.items()}
-    assert list(wanted.values()) == [(2, 12)]
+    expected = {
+        str(k): (v.lower, v.upper) for k, v in program.range_constraints.items()
+    }
+    assert list(expected.values()) == [(2, 12)]
     for each in (
         lowered.exported_program(),
-        *(d.module.original_module for d in lowered.delegates),
+        *(delegate.module.original_module for delegate in lowered.delegates),
     ):
         assert {
             str(k): (v.lower, v.upper) for k, v in each.range_constraints.items()
-        } == wanted
+        } == expected
 
 
 def test_lowering_fixes_no_size_and_adds_no_guard(program, registry):
-    x, _ = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    x, _ = [
+        node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"
+    ]
     env = x.fake_mode.shape_env
     before = len(env.guards), dict(env.replacements)
     lower(program, registry, aten.sort.default)
@@ -184,9 +190,9 @@ def test_a_size_that_is_returned(registry):
     for refused in ((), (SIZE,), (PRODUCT,), (aten.add.Tensor,)):
         lowered = lower(program, registry, *refused)
         for rows in (2, 9):
-            got = lowered(torch.ones(rows, 3))
-            assert got[1] == 2 * rows
-            assert got[0].shape == (rows, 3)
+            actual = lowered(torch.ones(rows, 3))
+            assert actual[1] == 2 * rows
+            assert actual[0].shape == (rows, 3)
 
 
 def test_an_input_of_the_wrong_static_size_is_refused(program, registry):

@@ -64,7 +64,7 @@ def decompose_and_compare(module, inputs):
     edge = lowering.to_edge(torch.export.export(module.eval(), inputs))
     program = edge.exported_program()
     return {
-        str(n.target) for n in program.graph.nodes if n.op == "call_function"
+        str(node.target) for node in program.graph.nodes if node.op == "call_function"
     }, program.module()
 
 

@@ -42,9 +42,9 @@ class PackedRuntime(EchoRuntime):
 
 @pytest.fixture(scope="module")
 def packed():
-    made = Registry(discover=False)
-    made.register(EchoBackend, runtime=PackedRuntime)
-    return made
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=PackedRuntime)
+    return registry
 
 
 def as_module(function):
@@ -156,11 +156,11 @@ def channels_last(*shape):
     ],
 )
 def test_the_caller_gets_the_recorded_strides(packed, function, given):
-    found = lower_all_but(function, packed, given)(given)
-    wanted = function(given)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert [t.stride() for t in pytree.tree_leaves(found)] == [
-        t.stride() for t in pytree.tree_leaves(wanted)
+    lowered = lower_all_but(function, packed, given)(given)
+    expected = function(given)
+    torch.testing.assert_close(lowered, expected, rtol=0, atol=0)
+    assert [t.stride() for t in pytree.tree_leaves(lowered)] == [
+        t.stride() for t in pytree.tree_leaves(expected)
     ]
 
 

@@ -38,9 +38,9 @@ def agrees_with_eager(seed, with_torch=True):
     theirs = Executable(program.run_decompositions({}), None) if with_torch else None
     for call in range(3):
         mine, torchs, eager = (aliasing_programs.inputs(call) for _ in range(3))
-        wanted = module(*eager)
+        expected = module(*eager)
         torch.testing.assert_close(
-            ours(*mine), wanted, rtol=0, atol=0, msg=f"seed {seed}"
+            ours(*mine), expected, rtol=0, atol=0, msg=f"seed {seed}"
         )
         torch.testing.assert_close(mine, eager, rtol=0, atol=0, msg=f"seed {seed}")
         for name, value in module.named_buffers():

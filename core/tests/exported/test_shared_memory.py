@@ -52,8 +52,8 @@ def test_a_write_that_another_input_would_show(name):
 @pytest.mark.parametrize("name", APART)
 def test_writes_to_disjoint_memory_leave_other_inputs_unchanged(name):
     x, y = APART[name](twelve_numbers())
-    wanted = (x + 1) * y
-    assert torch.equal(lower_for_inputs(x, y)(x, y, x), wanted)
+    expected = (x + 1) * y
+    assert torch.equal(lower_for_inputs(x, y)(x, y, x), expected)
 
 
 class Part(nn.Module):

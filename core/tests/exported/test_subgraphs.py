@@ -79,9 +79,9 @@ def registry() -> Iterator[Registry]:
     BodyBackend.programs = {}
     BodyBackend.calls = []
     BodyRuntime.runs = []
-    made = Registry(discover=False)
-    made.register(BodyBackend, runtime=BodyRuntime)
-    yield made
+    registry = Registry(discover=False)
+    registry.register(BodyBackend, runtime=BodyRuntime)
+    yield registry
 
 
 class Cond(torch.nn.Module):
@@ -202,14 +202,16 @@ def delegates_at(module: GraphModule) -> dict[str, int]:
     """Path of a body ("" the whole) -> calls of delegates in its own graph."""
     found = {k: m for k, m in module.named_modules() if isinstance(m, GraphModule)}
     return {
-        k: sum(n.target is CALL_DELEGATE for n in m.graph.nodes)
+        k: sum(node.target is CALL_DELEGATE for node in m.graph.nodes)
         for k, m in found.items()
     }
 
 
 def higher_order(module: GraphModule, name: str) -> Node:
     return next(
-        n for n in module.graph.nodes if getattr(n.target, "__name__", "") == name
+        node
+        for node in module.graph.nodes
+        if getattr(node.target, "__name__", "") == name
     )
 
 
@@ -222,10 +224,12 @@ def test_equal_to_eager(name, mine, registry):
         model, cases[0], backends=[partitioner_for(*mine)], registry=registry
     )
     for inputs in cases:
-        wanted = model(*inputs)
-        got = lowered(*inputs)
-        torch.testing.assert_close(got, wanted)
-        torch.testing.assert_close(lowered.exported_program().module()(*inputs), wanted)
+        expected = model(*inputs)
+        actual = lowered(*inputs)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(
+            lowered.exported_program().module()(*inputs), expected
+        )
     assert not mine or BodyRuntime.runs
 
 
@@ -270,7 +274,8 @@ def test_a_delegate_in_a_branch_owns_its_weights(registry):
     assert [n.name for n, _ in placeholders(program)] == ["x"]
     assert len(higher_order(program.graph_module, "cond").args[3]) == 1
     owned = {
-        d.name: sorted(d.module.original_module.state_dict) for d in lowered.delegates
+        delegate.name: sorted(delegate.module.original_module.state_dict)
+        for delegate in lowered.delegates
     }
     assert owned["true_graph_0.lowered_module_2"] == ["one.bias", "one.weight", "shift"]
     assert owned["false_graph_0.lowered_module_3"] == ["two.bias", "two.weight"]
@@ -282,7 +287,11 @@ def test_weights_are_owned_at_any_depth(registry):
         make().eval(), cases[0], backends=[partitioner_for(*MINE)], registry=registry
     )
     assert not lowered.exported_program().state_dict
-    holds = [d.name for d in lowered.delegates if d.module.original_module.state_dict]
+    holds = [
+        delegate.name
+        for delegate in lowered.delegates
+        if delegate.module.original_module.state_dict
+    ]
     assert holds == ["body_graph_0.true_graph_0.true_graph_0.lowered_module_3"]
 
 
@@ -302,7 +311,7 @@ def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
         getattr(program.graph_module, k).graph
         for k in ("true_graph_0", "false_graph_0")
     ]
-    names = [[n.name for n in g.nodes if n.op == "placeholder"] for g in inner]
+    names = [[node.name for node in g.nodes if node.op == "placeholder"] for g in inner]
     assert names[0] == names[1]
     assert len(names[0]) == 2
 
@@ -354,13 +363,15 @@ def test_reports_count_delegates_and_refusals_in_branches(registry):
         registry=registry,
     )
     report = lowered.report
-    assert [r.name for r in report.delegates] == [
+    assert [delegate.name for delegate in report.delegates] == [
         "true_graph_0.lowered_module_0",
         "false_graph_0.lowered_module_1",
     ]
     assert report.host["forward"]["aten.sin.default"] == 1
     assert report.host["forward"]["cond"] == 1
-    (row,) = [r for r in report.refusals if r.operator == "aten.sin.default"]
+    (row,) = [
+        refusal for refusal in report.refusals if refusal.operator == "aten.sin.default"
+    ]
     assert row.reason == "not mine"
     assert row.source.code.startswith("y = torch.cond(")
     with pytest.raises(delegraph.errors.NotFullyDelegated, match="aten.sin.default"):
@@ -583,13 +594,15 @@ def test_the_callers_program_stays_as_it_was(registry):
 def test_bytes_in_bodies_do_not_depend_on_the_run(registry):
     def blobs():
         BodyBackend.programs = {}
-        made = delegraph.lower(
+        lowered = delegraph.lower(
             Cond().eval(),
             (torch.ones(3, 4),),
             backends=[partitioner_for(*MINE)],
             registry=registry,
         )
-        return [str(d.module.original_module.graph) for d in made.delegates]
+        return [
+            str(delegate.module.original_module.graph) for delegate in lowered.delegates
+        ]
 
     assert blobs() == blobs()
 

@@ -105,9 +105,9 @@ def test_dropout_between_lstm_layers_is_kept(echo_registry):
             return self.recurrent(x)[0]
 
     module = Recurrent().train()
-    made = api.lower(export(module), backends=[takes_pieces], registry=echo_registry)
+    lowered = api.lower(export(module), backends=[takes_pieces], registry=echo_registry)
     # all is dropped, so nothing is random
-    torch.testing.assert_close(made(X), module(X))
+    torch.testing.assert_close(lowered(X), module(X))
 
 
 class Wrapper(nn.Module):
@@ -143,10 +143,10 @@ class Decides(Wrapper):
 
 def test_wrappers_that_ignore_the_training_mode_are_accepted():
     model = Wrapper(Trained())
-    made = api.lower(model, (X,), backends=[])
-    assert made.verify(X).agrees()
+    lowered = api.lower(model, (X,), backends=[])
+    assert lowered.verify(X).agrees()
     assert model.training
-    assert not made.report.notes
+    assert not lowered.report.notes
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_modules_that_depend_on_the_training_mode_are_refused(part):
 
 def test_verify_refuses_a_model_that_went_back_to_training():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()).eval()
-    made = api.lower(model, (X,), backends=[])
+    lowered = api.lower(model, (X,), backends=[])
     model.train()
     with pytest.raises(InputError, match="module 0 is in training mode"):
-        made.verify(X)
+        lowered.verify(X)
     assert not model[0].running_mean.any()
     model.eval()
-    assert made.verify(X).agrees()
+    assert lowered.verify(X).agrees()
     # the module of an exported program is always in the mode of the export
     exported = api.lower(torch.export.export(model, (X,)), backends=[])
     for _ in range(2):

@@ -29,15 +29,15 @@ class DoublingRuntime(BackendRuntime):
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
+    registry = Registry(discover=False)
     partitioner = CapabilityPartitioner(lambda node: None, "DoublingBackend")
-    made.register(
+    registry.register(
         DoublingBackend,
         partitioner=partitioner,
         runtime=DoublingRuntime,
         name="doubling",
     )
-    return made
+    return registry
 
 
 def test_observing_without_delegraph_analysis_names_it(registry, monkeypatch):
@@ -82,9 +82,9 @@ def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
         Turned().eval(), (torch.eye(3, 3),), backends=[taken], registry=registry
     )
     [call] = [
-        n
-        for n in lowered.exported_program().graph.nodes
-        if "call_delegate" in str(n.target)
+        node
+        for node in lowered.exported_program().graph.nodes
+        if "call_delegate" in str(node.target)
     ]
     value = call.args[1].meta["val"]
     other = torch.ops.aten.t.default

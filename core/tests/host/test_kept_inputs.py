@@ -144,13 +144,13 @@ def test_values_are_put_back_in_any_layout():
     rows = torch.arange(6.0).reshape(2, 3).t()
     once = torch.tensor([1.5])
     values = [rows, once.expand(4), inference]
-    wanted = [rows.clone(), torch.full((4,), 1.5), torch.tensor([1.0, 2.0])]
+    expected = [rows.clone(), torch.full((4,), 1.5), torch.tensor([1.0, 2.0])]
     kept = KeptInputs.of(values)
     rows[1, 1] = -math.inf
     once.fill_(2)
     inference.numpy()[0] = 5
     assert kept.put_back() == [0, 1, 2]
-    assert all(torch.equal(v, w) for v, w in zip(values, wanted, strict=True))
+    assert all(torch.equal(v, w) for v, w in zip(values, expected, strict=True))
 
 
 def test_one_element_of_any_stride_is_compared():

@@ -46,9 +46,9 @@ def run_in_threads(work, arguments):
 
 
 def registry_with_runtime(runtime):
-    made = Registry(discover=False)
-    made.register(EchoBackend, runtime=runtime)
-    return made
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=runtime)
+    return registry
 
 
 def partitioner_for(*operators):
@@ -245,13 +245,13 @@ def test_instances_have_state_of_their_own(registry):
 
 def test_state_in_a_runtime():
     """Each instance has a delegate of its own; a copy would need the runtime's state."""
-    made = Registry(discover=False)
-    made.register(Keeper, runtime=KeeperRuntime)
+    registry = Registry(discover=False)
+    registry.register(Keeper, runtime=KeeperRuntime)
     lowered = delegraph.lower(
         Counter().eval(),
         (torch.ones(3),),
         backends=[Tagged(lambda _: True, tag_mutated_buffer)],
-        registry=made,
+        registry=registry,
     )
     assert lowered.delegates[0].module.state == ("total",)
     results = run_in_threads(
@@ -303,12 +303,12 @@ def threads_are_eager(registry, seed, mask, threads=THREADS, calls=2):
     """
     module, _, lowered = lowered_program(seed, mask, registry)
     eager = copy.deepcopy(module)
-    wanted = [call_and_copy(eager, k) for k in range(calls)]
+    expected = [call_and_copy(eager, k) for k in range(calls)]
     instances = [lowered.instance() for _ in range(threads)]
     for found in run_in_threads(
         lambda p: [call_and_copy(p, k) for k in range(calls)], instances
     ):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
     shared = run_in_threads(
         lambda p: [call_and_copy(p, 0) for _ in range(calls)], [lowered] * threads
     )

@@ -74,11 +74,11 @@ def test_empty_and_zero_outputs():
 
 
 def test_imaginary_parts_count():
-    wanted = torch.tensor([1 + 1j, 2 - 3j])
-    (found,) = Verification.of((wanted + torch.tensor([0, 4j]),), (wanted,)).outputs
+    expected = torch.tensor([1 + 1j, 2 - 3j])
+    (found,) = Verification.of((expected + torch.tensor([0, 4j]),), (expected,)).outputs
     assert found.max_abs_error == 4
     assert found.max_abs_value == pytest.approx(13**0.5)
-    assert Verification.of((wanted,), (wanted.real,)).outputs[0].max_abs_error == 3
+    assert Verification.of((expected,), (expected.real,)).outputs[0].max_abs_error == 3
 
 
 def test_int64_is_compared_to_its_last_bit():

@@ -54,9 +54,9 @@ class Partitioner(CapabilityPartitioner):
 
 @pytest.fixture(scope="module")
 def registry():
-    made = Registry(discover=False)
-    made.register(Any32, partitioner=Partitioner)
-    return made
+    registry = Registry(discover=False)
+    registry.register(Any32, partitioner=Partitioner)
+    return registry
 
 
 def causes_of(registry, function, *inputs, **options):
@@ -211,10 +211,12 @@ def test_counts_agree_everywhere(registry, backends):
     if backends:
         assert (
             host
-            == sum(c.count for c in report.causes)
-            == sum(r.count for r in report.refusals)
+            == sum(cause.count for cause in report.causes)
+            == sum(refusal.count for refusal in report.refusals)
         )
-    assert report.delegated_operators == sum(len(d.nodes) for d in lowered.delegates)
+    assert report.delegated_operators == sum(
+        len(delegate.nodes) for delegate in lowered.delegates
+    )
     assert (
         f"{report.delegated_operators} of {report.delegated_operators + host} operators"
         " delegated" in str(report)
@@ -229,9 +231,10 @@ def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
     lowered = api.lower(
         Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry
     )
-    assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [
-        ("not mine", "", 1)
-    ] * 6
+    assert [
+        (cause.reason, cause.hint, len(cause.operators))
+        for cause in lowered.report.causes
+    ] == [("not mine", "", 1)] * 6
     assert Refusal(None, "not mine").hint == ""
     assert Refusal(None, Reason("no", hint="go")).hint == "go"
 
@@ -262,4 +265,7 @@ def test_what_blames_itself_or_is_blamed_in_turn_follows_from_nothing(registry):
     lowered = api.lower(
         Model().eval(), (torch.ones(2),), backends=[Pairs()], registry=registry
     )
-    assert [(c.count, c.behind) for c in lowered.report.causes] == [(2, ""), (1, "")]
+    assert [(cause.count, cause.behind) for cause in lowered.report.causes] == [
+        (2, ""),
+        (1, ""),
+    ]

@@ -30,9 +30,9 @@ class TellingBackend(BackendDetails):
     def preprocess(cls, edge_program, compile_specs):
         mapping = DelegateMappingBuilder(generated_identifiers=True)
         calls = [
-            n
-            for n in edge_program.graph.nodes
-            if n.op == "call_function" and is_operator(n)
+            node
+            for node in edge_program.graph.nodes
+            if node.op == "call_function" and is_operator(node)
         ]
         figures = {}
         while calls:

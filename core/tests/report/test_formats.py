@@ -95,10 +95,10 @@ class Plugin:
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
-    made.register(EchoBackend, runtime=EchoRuntime)
-    made.register(Plugin())
-    return made
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    registry.register(Plugin())
+    return registry
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_only_a_format_that_tells_failures_is_asked_without_a_report(
     failed = LoweringResult(None, error=InputError("input-invalid", "no model"))
     assert write_report(failed, tmp_path / "r.csv", registry) == []
     assert len(write_report(failed, tmp_path / "r.two", registry)) == 2
-    assert [p.name for p in tmp_path.iterdir()] != ["r.csv"]
+    assert [path.name for path in tmp_path.iterdir()] != ["r.csv"]
 
 
 def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):

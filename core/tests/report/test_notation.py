@@ -57,7 +57,7 @@ def exported():
 
 def test_sizes_have_the_names_of_their_dims(exported):
     lowered = lower(exported)
-    assert [c.reason for c in lowered.report.causes] == [
+    assert [cause.reason for cause in lowered.report.causes] == [
         "cat is [batch, 2*length]",
         "sin is [batch, 2*length]",
         "cos is [batch, 2]",
@@ -83,7 +83,7 @@ def test_sizes_that_data_decides_are_those_of_the_call():
             return x.nonzero().sin()
 
     report = lower(Model().eval(), (torch.ones(3),)).report
-    assert [c.reason for c in report.causes] == [
+    assert [cause.reason for cause in report.causes] == [
         "nonzero is [nonzero.size(0), 1]",
         "sin is [nonzero.size(0), 1]",
     ]

@@ -81,20 +81,20 @@ def model(tmp_path, echo):
 
 def run_command(capsys, *arguments):
     code = main([str(a) for a in arguments])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def run_failing(capsys, *arguments, code=1, error):
     """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
-    got, out, err = run_command(capsys, *arguments)
-    assert got == code
+    actual, out, err = run_command(capsys, *arguments)
+    assert actual == code
     assert out == ""
     assert err.startswith(f"error [{error}]: ")
     assert "Traceback" not in err
-    got, out, _ = run_command(capsys, *arguments, "--json")
+    actual, out, _ = run_command(capsys, *arguments, "--json")
     found = json.loads(out)
-    assert got == code
+    assert actual == code
     assert found["schema"] == "delegraph.error/1"
     assert found["code"] == error
     return err

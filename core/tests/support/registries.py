@@ -8,6 +8,6 @@ def registry_of(*plugins):
     """A registry that has loaded these plugins only: names as in DELEGRAPH_PLUGINS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DELEGRAPH_PLUGINS", ",".join(plugins))
-        made = Registry()
-        made.read()
-    return made
+        registry = Registry()
+        registry.read()
+    return registry

@@ -40,10 +40,10 @@ class KeeperRuntime(BackendRuntime):
             inputs = [
                 (
                     next(given)
-                    if s.kind is InputKind.USER_INPUT
-                    else state.get(s.target, tensors.get(s.target))
+                    if spec.kind is InputKind.USER_INPUT
+                    else state.get(spec.target, tensors.get(spec.target))
                 )
-                for s in signature.input_specs
+                for spec in signature.input_specs
             ]
             results = torch.fx.Interpreter(program.graph_module).run(*inputs)
             state.update(

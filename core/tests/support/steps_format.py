@@ -51,10 +51,14 @@ def _method(program, name):
             )
     takes, returns = map(pytree.treespec_dumps, exported.call_spec)
     inputs = [node.name for node in user_inputs(exported)]
-    delegates = {d.name: d for d in program.delegates if d.method == name}
+    delegates = {
+        delegate.name: delegate
+        for delegate in program.delegates
+        if delegate.method == name
+    }
     known = set(inputs)
     steps = []
-    for node in (n for n in exported.graph.nodes if n.op == "call_function"):
+    for node in (node for node in exported.graph.nodes if node.op == "call_function"):
         if node.target is CALL_DELEGATE:
             owner, *values = node.args
             step = {

@@ -122,7 +122,7 @@ def _write_delegate(archive, number, delegate):
         "backend_id": delegate.backend_id,
         "compile_specs": specs,
         "named_data": list(data.pte_data) if data else [],
-        "inputs": [str(i) for i in delegate.inputs],
+        "inputs": [str(value) for value in delegate.inputs],
     }
 
 

@@ -175,7 +175,7 @@ def test_narrow_terminals_show_candidates_below_each_other(compared_backends):
     lines = compared.text(40).split("\n")
     heads = [line for line in lines if not line.startswith(" ")]
     assert heads[:5] == [
-        *(" + ".join(c.backends) for c in compared.candidates),
+        *(" + ".join(candidate.backends) for candidate in compared.candidates),
         "eager",
     ]
     assert (

@@ -65,7 +65,7 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     verification = lowered.verify(X, per_operator=True)
     found = verification.operators
     shown = results_by_column(lowered.node_data(verification=verification))
-    names = {n.name: n for n in exported.graph.nodes}
+    names = {node.name: node for node in exported.graph.nodes}
     assert all(set(column) <= set(names) for column in shown.values())
     computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}
     assert computing <= set(shown["delegate"])
@@ -81,9 +81,9 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     }
     assert "self.norm(self.conv(x))" in shown["source"]["conv2d"]
     of_norm = [
-        o.figures.relative_error
-        for o in found.operators
-        if "norm" in (o.source.code if o.source else "")
+        operator.figures.relative_error
+        for operator in found.operators
+        if "norm" in (operator.source.code if operator.source else "")
     ]
     assert shown["error"]["group_norm"] in of_norm
     colors = [
@@ -192,9 +192,9 @@ class FusingBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
         first, second, third = (
-            n.meta["debug_handle"]
-            for n in edge_program.graph.nodes
-            if n.op == "call_function"
+            node.meta["debug_handle"]
+            for node in edge_program.graph.nodes
+            if node.op == "call_function"
         )
         handles = {"f": (first, second), "l": (third,)}
         figures = {"f": {"cycles": 5}, "l": {"cycles": 7}}

@@ -72,7 +72,7 @@ def test_the_parts_are_the_whole(backends):
     }
     assert {name for name, _ in found.by_place()} == {
         "host",
-        *(d.name for d in lowered.delegates),
+        *(delegate.name for delegate in lowered.delegates),
     }
     code = " ".join(name for name, _ in found.by_line())
     assert "self.first(x)" in code
@@ -137,7 +137,7 @@ def test_operators_fused_at_load_count_for_all_lines():
     whole, moving, rest = clock.finish()
     assert len(identifiers) > 1
     assert {*whole.nodes} >= {
-        n.name for n in delegate.nodes if "debug_handle" in n.meta
+        node.name for node in delegate.nodes if "debug_handle" in node.meta
     }
     assert (whole.seconds, whole.identifier, whole.lines != ()) == (
         0.5,
@@ -360,11 +360,11 @@ def test_wrong_repeats_and_missing_inputs_are_refused():
 def test_the_command_prints_it_as_text_and_json(path, capsys):
     words = ["profile", f"{path}:net", "--backend", "compiler-demo", "--repeats", "2"]
     assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("method forward: ")
-    assert "by line:" in shown
-    assert "by module:" in shown
-    assert "by place:" in shown
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("method forward: ")
+    assert "by line:" in stdout
+    assert "by module:" in stdout
+    assert "by place:" in stdout
     assert main([*words, "--json"]) == 0
     [method] = json.loads(capsys.readouterr().out)["methods"]
     assert method["repeats"] == 2
@@ -418,10 +418,10 @@ def test_saved_programs_get_their_lines_from_the_side_file(
 
 def test_delegates_of_a_format_that_knows_no_steps_are_timed(saved, capsys):
     assert main(["profile", str(saved / "whole.tosa"), "--repeats", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "0% of it on lines of the program" in shown
-    assert "TOSABackend" in shown
-    assert "by module" not in shown
+    stdout = capsys.readouterr().out
+    assert "0% of it on lines of the program" in stdout
+    assert "TOSABackend" in stdout
+    assert "by module" not in stdout
 
 
 def test_operators_of_tosa_files_keep_their_source_lines(

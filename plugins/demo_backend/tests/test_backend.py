@@ -17,7 +17,7 @@ def export_with_handles(model, inputs, decompose=False):
     if decompose:
         exported = exported.run_decompositions()
     for handle, node in enumerate(
-        (n for n in exported.graph.nodes if n.op == "call_function"), start=1
+        (node for node in exported.graph.nodes if node.op == "call_function"), start=1
     ):
         node.meta["debug_handle"] = handle
     return exported

@@ -46,9 +46,9 @@ def test_values(name):
     lowered = lower(function, *inputs)
     assert lowered.delegates
     with torch.no_grad():
-        wanted = function(None, *inputs)
+        expected = function(None, *inputs)
     torch.testing.assert_close(
-        lowered(*inputs), wanted, rtol=1e-6, atol=0, equal_nan=True
+        lowered(*inputs), expected, rtol=1e-6, atol=0, equal_nan=True
     )
 
 
@@ -72,12 +72,14 @@ def test_two_partitions_around_an_operator_that_is_not_compiled():
 
     inputs = randn(2, 2), randn(2, 2), randn(2, 2)
     lowered = lower(function, *inputs)
-    assert [d.name for d in lowered.delegates] == [
+    assert [delegate.name for delegate in lowered.delegates] == [
         "lowered_module_0",
         "lowered_module_1",
     ]
     assert lowered.report.host == {"forward": {"aten.sub.Tensor": 1}}
-    assert [d.module.meta["debug_handle_map"] for d in lowered.delegates] == [
+    assert [
+        delegate.module.meta["debug_handle_map"] for delegate in lowered.delegates
+    ] == [
         {0: (1,), 1: (2,)},
         {0: (4,), 1: (5,)},
     ]

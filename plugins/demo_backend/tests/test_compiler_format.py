@@ -246,11 +246,11 @@ def test_the_same_bytes_in_another_process(lowered):
         " delegate()\nprint(blob.hex(), *sorted(data))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env=environment,
     )
-    assert done.stdout.split() == [blob.hex(), *sorted(data)]
+    assert completed.stdout.split() == [blob.hex(), *sorted(data)]

@@ -65,12 +65,12 @@ INPUTS = (torch.linspace(-1, 1, 243).reshape(1, 3, 9, 9),)
 
 def test_parts_of_a_program():
     lowered = lower(Mixed().eval(), INPUTS, backends=["demo"])
-    blobs = [d.processed_bytes for d in lowered.delegates]
+    blobs = [delegate.processed_bytes for delegate in lowered.delegates]
     assert blobs == [
         b"1#conv_relu_op,0,",
         b"3#sin_decomp_from_tan,0,cos_decomp_from_tan,1,div_decomp_from_tan,2,",
     ]
-    refused = {r.operator: r.reason for r in lowered.report.refusals}
+    refused = {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
     assert refused == {
         "aten.sin.default": "the demo compiles convolution followed by relu, and tan",
         "aten.conv2d.default": (
@@ -103,7 +103,7 @@ def test_refused_convolutions_include_their_relu():
 
 def test_handles_are_those_of_the_whole_program():
     lowered = lower(Mixed().eval(), INPUTS, backends=["demo"])
-    maps = [d.module.meta["debug_handle_map"] for d in lowered.delegates]
+    maps = [delegate.module.meta["debug_handle_map"] for delegate in lowered.delegates]
     assert maps == [{0: (1, 2)}, {0: (5,), 1: (5,), 2: (5,)}]
 
 
@@ -155,5 +155,7 @@ def test_accepted_programs_compile(steps):
     lowered = lower(
         model, inputs, backends=[DelegateMappingDemoPartitioner()]
     ).with_missing_runtime("eager")
-    assert all(not d.processed_bytes.startswith(b"0#") for d in lowered.delegates)
+    assert all(
+        not delegate.processed_bytes.startswith(b"0#") for delegate in lowered.delegates
+    )
     assert lowered.verify(*inputs).relative_error == 0

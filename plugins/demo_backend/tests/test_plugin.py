@@ -33,7 +33,7 @@ def test_the_light_module_imports_neither_torch_nor_numpy():
         "import sys, delegraph_demo.plugin; print([m for m in ('torch', 'numpy') if m"
         " in sys.modules])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

@@ -74,8 +74,8 @@ def installed(site, monkeypatch):
     def install(heavy=""):
         site.plugin("good-plugin", PLUGIN.format(heavy=heavy))
         (site.folder / "bad_backends.py").write_text(BAD_BACKENDS.read_text())
-        made = Registry()
-        monkeypatch.setattr("delegraph.discovery.registry._default", made)
-        return made
+        registry = Registry()
+        monkeypatch.setattr("delegraph.discovery.registry._default", registry)
+        return registry
 
     return install

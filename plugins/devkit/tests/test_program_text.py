@@ -29,25 +29,25 @@ from .support.kit import failure_of
 def test_failures_come_with_a_script_that_repeats_them(name, check, shows, tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure_of(name, check).script)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert shows in done.stdout, done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert shows in completed.stdout, completed.stdout
 
 
 @pytest.mark.slow
 def test_different_blobs_come_with_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure_of("counter", "deterministic").script)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    first, second = done.stdout.splitlines()
+    first, second = completed.stdout.splitlines()
     assert first != second
 
 

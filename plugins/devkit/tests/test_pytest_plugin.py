@@ -48,26 +48,26 @@ def run_pytest(folder, *arguments):
 
 
 def test_fixtures_and_programs_of_the_kit_work(tmp_path):
-    done = run_pytest(
+    completed = run_pytest(
         tmp_path,
         "--delegraph-backend",
         "compiler-demo",
         "-k",
         "agrees or little or mlp",
     )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-    assert "failed" not in done.stdout
+    assert completed.returncode == 0, completed.stdout
+    assert " passed" in completed.stdout
+    assert "failed" not in completed.stdout
 
 
 def test_tests_without_a_backend_name_fail_with_the_remedy(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = run_pytest(tmp_path, "-k", "agrees")
-    assert done.returncode == 1
-    assert "no backend is named: write delegraph_backend = NAME" in done.stdout
+    completed = run_pytest(tmp_path, "-k", "agrees")
+    assert completed.returncode == 1
+    assert "no backend is named: write delegraph_backend = NAME" in completed.stdout
 
 
 def test_unknown_backends_in_the_configuration_are_an_error(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
-    done = run_pytest(tmp_path, "-k", "agrees")
-    assert "Backend no-such-one was not found" in done.stdout
+    completed = run_pytest(tmp_path, "-k", "agrees")
+    assert "Backend no-such-one was not found" in completed.stdout

@@ -32,9 +32,9 @@ def exported():
 
 def attempt_with_errors(exported, *errors):
     """Return an attempt with the results of eager and an error added to each."""
-    wanted = exported.module()(*INPUTS)
-    results = [value + error for value, error in zip(wanted, errors, strict=True)]
-    verification = Verification.of(results, wanted)
+    expected = exported.module()(*INPUTS)
+    results = [value + error for value, error in zip(expected, errors, strict=True)]
+    verification = Verification.of(results, expected)
     lowered = SimpleNamespace(verify=lambda *inputs, runtime=None: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
     return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)

@@ -424,10 +424,10 @@ def test_benchmark_models_equal_eager():
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, root / "benchmarks/torch_compile.py", "--models"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert completed.returncode == 0, completed.stderr
+    rows = [line for line in completed.stdout.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 25
     assert [row for row in rows if "differs" in row or "eager" in row] == []

@@ -13,7 +13,7 @@ class Waves(torch.nn.Module):
 
 def number_calls(calls=3):
     program = torch.export.export(Waves(), (torch.ones(2),))
-    nodes = [n for n in program.graph.nodes if n.op == "call_function"]
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     found = NumberedCalls()
     found.calls = nodes[:calls]
     return found
@@ -51,11 +51,13 @@ def test_a_trial_of_several_calls_has_the_reason_of_the_engine():
     def compile(program):
         compiled.append(program)
         calls = NumberedCalls()
-        calls.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        calls.calls = [
+            node for node in program.graph.nodes if node.op == "call_function"
+        ]
         raise calls.refused("no sines")
 
     program = torch.export.export(Sines(), (torch.ones(2), torch.ones(3)))
-    nodes = [n for n in program.graph.nodes if n.op == "call_function"]
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     ask = TrialCompilation(compile, lambda node, why: why == "no sines")
     assert ask.reasons(nodes) == dict.fromkeys(nodes, "no sines")
     assert len(compiled) == 1

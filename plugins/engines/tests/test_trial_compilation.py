@@ -21,9 +21,9 @@ def test_equal_calls_are_compiled_once_and_alone():
         asked.append((str(call.target), len(program.graph_signature.output_specs)))
         program.module()(
             *(
-                torch.ones(n.meta["val"].shape)
-                for n in program.graph.nodes
-                if n.op == "placeholder"
+                torch.ones(node.meta["val"].shape)
+                for node in program.graph.nodes
+                if node.op == "placeholder"
             )
         )
         if "add" in asked[-1][0]:
@@ -32,9 +32,9 @@ def test_equal_calls_are_compiled_once_and_alone():
     exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
     ask = TrialCompilation(compile)
     calls = [
-        n
-        for n in exported.graph.nodes
-        if n.op == "call_function" and "getitem" not in str(n.target)
+        node
+        for node in exported.graph.nodes
+        if node.op == "call_function" and "getitem" not in str(node.target)
     ]
     said = [ask(n) for n in calls if n.meta["val"] is not None]
     assert sorted(filter(None, said)) == ["no sums with 2", "no sums with 3"]
@@ -50,7 +50,9 @@ def test_refusals_of_an_operator_hold_for_all_shapes():
         raise Unsupported("unsupported", "no rule")
 
     exported = torch.export.export(Two(), (torch.ones(3), torch.ones(4)))
-    first, second = [n for n in exported.graph.nodes if n.op == "call_function"][:2]
+    first, second = [
+        node for node in exported.graph.nodes if node.op == "call_function"
+    ][:2]
     ask = TrialCompilation(compile, lambda node, why: why == "no rule")
     assert ask(first) == ask(second) == ask(first) == "no rule"
     assert len(asked) == 1
@@ -74,7 +76,9 @@ class Many(torch.nn.Module):
 def calls_of(model, *args):
     exported = torch.export.export(model, args).run_decompositions({})
     return exported, [
-        n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+        node
+        for node in exported.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     ]
 
 
@@ -89,15 +93,15 @@ def test_calls_are_compiled_together_and_alone_after_a_refusal(
 
     def compile(program):
         calls = [
-            n
-            for n in program.graph.nodes
-            if isinstance(n.target, torch._ops.OpOverload)
+            node
+            for node in program.graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
         ]
         asked.append([str(n.target).split(".")[1] for n in calls])
         inputs = [
-            torch.ones(n.meta["val"].shape)
-            for n in program.graph.nodes
-            if n.op == "placeholder"
+            torch.ones(node.meta["val"].shape)
+            for node in program.graph.nodes
+            if node.op == "placeholder"
         ]
         assert len(inputs) == sum(len(n.all_input_nodes) for n in calls)
         assert len(program.module()(*inputs)) == len(

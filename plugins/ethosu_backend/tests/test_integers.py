@@ -41,10 +41,10 @@ def quantize_and_compile(function, *shapes, spec=U85):
         for node in program.graph.nodes
         if ".quantize_per_tensor" in str(node.target)
     ]
-    wanted = program.module(check_guards=False)(*batches[2])
+    expected = program.module(check_guards=False)(*batches[2])
     found = result(*batches[2])
     graph = delegraph_tosa.read(bytes(delegate.processed_bytes))
-    return graph.operators, ((found - wanted) / steps[-1]).round().abs()
+    return graph.operators, ((found - expected) / steps[-1]).round().abs()
 
 
 def assert_at_most_one_step(distance, share=0.99):

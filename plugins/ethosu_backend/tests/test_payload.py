@@ -155,8 +155,8 @@ def test_the_host_computes_the_tosa_file_that_was_kept(lowered, program):
     by_tosa = delegraph.lower(
         program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}
     )
-    for ours, wanted in zip(lowered(*INPUTS), by_tosa(*INPUTS), strict=True):
-        assert torch.equal(ours, wanted)
+    for ours, expected in zip(lowered(*INPUTS), by_tosa(*INPUTS), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_running_without_a_kept_tosa_file_is_refused(program):

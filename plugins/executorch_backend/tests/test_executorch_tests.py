@@ -80,16 +80,16 @@ def test_executorchs_own_tests_have_the_recorded_results(suite: str) -> None:
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",
     )
-    wanted = expected_outcomes(SUITES[suite])
-    got = run_tests(SUITES[suite])
+    expected = expected_outcomes(SUITES[suite])
+    actual = run_tests(SUITES[suite])
     changed = [
-        f"{name}: {outcome}, and the table says {wanted.get(name, ('nothing', ''))[0]};"
+        f"{name}: {outcome}, and the table says {expected.get(name, ('nothing', ''))[0]};"
         f" {why}"
-        for name, (outcome, why) in got.items()
-        if (outcome == "pass") != (wanted.get(name, ("",))[0] == "pass")
-        or name not in wanted
+        for name, (outcome, why) in actual.items()
+        if (outcome == "pass") != (expected.get(name, ("",))[0] == "pass")
+        or name not in expected
     ]
-    missing = sorted(wanted.keys() - got.keys())
+    missing = sorted(expected.keys() - actual.keys())
     assert not changed, "\n".join(
         [*changed, *(f"{name}: it did not run" for name in missing)]
     )

@@ -43,14 +43,14 @@ from .support.judge import assert_equal, run_on_host, stock_runtime
 @pytest.fixture
 def registry() -> delegraph.Registry:
     """The plugins of this repository, installed or not."""
-    made = delegraph.Registry(discover=False)
+    registry = delegraph.Registry(discover=False)
     for plugin in (
         delegraph_executorch.plugin,
         delegraph_demo.plugin,
         delegraph_tosa.plugin,
     ):
-        made.register(plugin)
-    return made
+        registry.register(plugin)
+    return registry
 
 
 class Net(nn.Module):
@@ -86,10 +86,10 @@ def test_saved_and_loaded(
     lowered.save(tmp_path / "net.pte")
     loaded = delegraph.load(tmp_path / "net.pte", registry)
     assert loaded.methods == ["forward"]
-    got = loaded(X)
-    wanted = lowered(X)
-    assert list(got) == list(wanted)
-    assert_equal(list(got.values()), list(wanted.values()))
+    actual = loaded(X)
+    expected = lowered(X)
+    assert list(actual) == list(expected)
+    assert_equal(list(actual.values()), list(expected.values()))
 
 
 def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     assert json.loads(json.dumps(facts.to_json()))["methods"][0]["name"] == "forward"
     summary = PteFormat.summarize(path)
     assert summary.methods[0].delegates[0].producer == "in-process"
-    assert [str(t) for t in summary.methods[0].inputs] == ["x: float32[3, 4]"]
+    assert [str(value) for value in summary.methods[0].inputs] == ["x: float32[3, 4]"]
     assert summary.needs["kernels"] == facts.kernels
     assert summary.methods[0].operators == facts.methods[0].kernels
     assert summary.constant_bytes == sum(c.bytes for c in summary.largest) > 0
@@ -148,8 +148,8 @@ def test_data_files_in_the_stock_runtime(
     stock_runtime()
     path = tmp_path / "net.pte"
     _lower(registry).save(path, external_constants="weights")
-    got = StockProgram(path, [tmp_path / "net.weights.ptd"])(X)
-    assert_equal(list(got.values()), list(Net()(X).values()))
+    actual = StockProgram(path, [tmp_path / "net.weights.ptd"])(X)
+    assert_equal(list(actual.values()), list(Net()(X).values()))
     assert PteFormat.verify(path)[1].accepted is True
 
 
@@ -244,9 +244,9 @@ def test_alignment_of_planned_tensors(registry: delegraph.Registry) -> None:
         emitted = emit_program(_lower(registry), EmitOptions(alignment=alignment))
         plan = emitted.program.plans[0]
         places = [
-            v.value.allocation
-            for v in plan.values
-            if isinstance(v.value, Tensor) and v.value.allocation
+            value.value.allocation
+            for value in plan.values
+            if isinstance(value.value, Tensor) and value.value.allocation
         ]
         assert len(places) > 2
         assert all(place.offset % alignment == 0 for place in places)
@@ -279,9 +279,11 @@ def test_methods_that_return_a_constant(registry: delegraph.Registry) -> None:
     program = run_on_host(emitted)
     assert program.methods == ["forward", *CONSTANTS]
     for name, value in CONSTANTS.items():
-        got = program.method(name)()
+        actual = program.method(name)()
         assert (
-            torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
+            torch.equal(actual, value)
+            if isinstance(value, torch.Tensor)
+            else actual == value
         )
 
 
@@ -534,14 +536,14 @@ def test_the_command_line(tmp_path: Path) -> None:
     code += "sys.exit(main(sys.argv[1:]))"
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     assert "net.pte" in run(
         "lower", str(model), "-o", "net.pte", "--verify", "--host-only"

@@ -110,7 +110,7 @@ def inputs_and_results_of_calls(root: GraphModule) -> list[tuple[list[str], list
                 if u.target is operator.getitem
             }
             computed = sorted(
-                n.name for n in program.graph.nodes if n.op == "call_function"
+                node.name for node in program.graph.nodes if node.op == "call_function"
             )
             inside = zip(
                 node.args[1:], program.graph_signature.user_inputs, strict=True
@@ -263,21 +263,22 @@ def test_inputs_are_ordered_by_first_use_like_executorch(case: str) -> None:
     program = torch.export.export(
         module.eval(), apart, dynamic_shapes=shapes
     ).run_decompositions()
-    wanted = inputs_and_results_of_calls(_theirs(program, tag).graph_module)
-    assert wanted
+    expected = inputs_and_results_of_calls(_theirs(program, tag).graph_module)
+    assert expected
     with delegraph.register(InputOrderDemo):
         assert (
             inputs_and_results_of_calls(to_backend(program, Tagging(tag)).graph_module)
-            == wanted
+            == expected
         )
         edge = to_edge_transform_and_lower(program, partitioner=[Tagging(tag)])
         assert (
-            inputs_and_results_of_calls(edge.exported_program().graph_module) == wanted
+            inputs_and_results_of_calls(edge.exported_program().graph_module)
+            == expected
         )
         lowered = delegraph.lower(program, backends=[Tagging(tag)])
         assert (
             inputs_and_results_of_calls(lowered.exported_program().graph_module)
-            == wanted
+            == expected
         )
 
 
@@ -297,7 +298,9 @@ def test_whole_programs_as_delegates_keep_the_input_order() -> None:
     ).program()
     with delegraph.register(InputOrderDemo):
         ours = to_backend("InputOrderDemo", program, [])
-    assert [a.name for a in ours.inputs] == list(program.graph_signature.user_inputs)
+    assert [value.name for value in ours.inputs] == list(
+        program.graph_signature.user_inputs
+    )
     call = theirs.execution_plan[0].chains[0].instructions[0].instr_args
     assert len(call.args) == len(ours.inputs) + len(ours.outputs)
     assert torch.equal(ours(V, V + 5, V * 3), V * 2)

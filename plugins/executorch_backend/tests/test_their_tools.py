@@ -53,7 +53,7 @@ def saved(request: Any, tmp_path: Path) -> tuple[torch.nn.Module, Path]:
     torch.manual_seed(0)
     net = Net().eval()
     lowered = lower(net, (X,), backends=KINDS[request.param])
-    assert {d.backend_id for d in lowered.delegates} == {
+    assert {delegate.backend_id for delegate in lowered.delegates} == {
         "host": set(),
         "compiler-demo": {"BackendWithCompilerDemo"},
         "xnnpack": {"XnnpackBackend"},

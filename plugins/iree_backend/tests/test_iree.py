@@ -73,9 +73,9 @@ def test_files_run_in_the_loader_and_iree_run_module(lowered, tmp_path):
     tool = Path(sysconfig.get_path("scripts"), "iree-run-module")
     command = [str(tool), f"--module={file}", "--function=main", "--device=local-task"]
     command += ["--input=2x3x8x8xf32=0.5", "--input=f32=2.0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     shown = next(
-        line for line in done.stdout.splitlines() if line.startswith("2x5xf32=")
+        line for line in completed.stdout.splitlines() if line.startswith("2x5xf32=")
     )
     numbers = [
         float(n)
@@ -262,10 +262,10 @@ def test_the_process_ends_without_a_word():
     """IREE's bindings print a page about objects that are alive when the interpreter
     ends.
     """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ALIVE], capture_output=True, text=True, check=True
     )
-    assert done.stdout + done.stderr == ""
+    assert completed.stdout + completed.stderr == ""
 
 
 def test_equal_programs_have_equal_modules(lowered):

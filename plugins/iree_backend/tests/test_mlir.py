@@ -32,8 +32,8 @@ def through_mlir(graph, folder):
         "-o",
         str(folder / "out.mlir"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     return delegraph_tosa.read((folder / "m.tosa").read_bytes())
 
 

@@ -27,8 +27,10 @@ def test_the_one_call_of_core_aten_computes_the_same(function):
 
     x = torch.randn(2, 3, 5, 6)
     program = torch.export.export(Model(), (x,))
-    values = {n: x if n.op == "placeholder" else None for n in program.graph.nodes}
-    for node in (n for n in program.graph.nodes if n.op == "call_function"):
+    values = {
+        node: x if node.op == "placeholder" else None for node in program.graph.nodes
+    }
+    for node in (node for node in program.graph.nodes if node.op == "call_function"):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args, **kwargs)
     op, args, kwargs = core_call(node)

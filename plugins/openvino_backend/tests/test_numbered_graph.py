@@ -68,8 +68,8 @@ def test_calls_are_numbered_and_constants_are_contiguous_attributes():
     graph.graph.output(tuple(graph.outputs))
     module.recompile()
     given = torch.randn(5, 3)
-    for got, wanted in zip(module(given, 4), Layer()(given, 4), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for actual, expected in zip(module(given, 4), Layer()(given, 4), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 class Written(NumberedGraph):

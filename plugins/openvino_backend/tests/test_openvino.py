@@ -77,12 +77,12 @@ def test_networks_compute_the_results_of_openvinos_api():
     assert lowered.report.host_operators == 0
     assert len(lowered.delegates) == 1
     own = ov.convert_model(torch.export.export(model, (IMAGES,)))
-    wanted = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+    expected = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
         [IMAGES.numpy()]
     )[0]
     assert (
-        np.abs(lowered(IMAGES).detach().numpy() - wanted).max()
-        <= 1e-6 * np.abs(wanted).max()
+        np.abs(lowered(IMAGES).detach().numpy() - expected).max()
+        <= 1e-6 * np.abs(expected).max()
     )
     assert lowered.verify(IMAGES, per_operator=True).relative_error < 1e-5
 
@@ -146,10 +146,12 @@ def test_results_have_new_memory_and_calls_are_thread_safe():
     assert first.data_ptr() != again.data_ptr()
     assert not torch.equal(first, again)
     inputs = [IMAGES * k for k in range(8)]
-    wanted = [lowered(x) for x in inputs]
+    expected = [lowered(x) for x in inputs]
     with ThreadPoolExecutor(4) as pool:
-        for got, want in zip(pool.map(lowered, inputs * 4), wanted * 4, strict=True):
-            torch.testing.assert_close(got, want)
+        for actual, want in zip(
+            pool.map(lowered, inputs * 4), expected * 4, strict=True
+        ):
+            torch.testing.assert_close(actual, want)
 
 
 def test_state_stays_with_the_host():
@@ -174,7 +176,9 @@ def test_quantized_networks_run_in_integers_and_equal_eager(
         batches = [(x.clamp(-1, 127 / 128),) for (x,) in batches]
     program = delegraph.quantize(Small().eval(), batches, backend="tosa")
     [quantize, *_] = (
-        n for n in program.graph.nodes if "quantize_per_tensor" in str(n.target)
+        node
+        for node in program.graph.nodes
+        if "quantize_per_tensor" in str(node.target)
     )
     assert bool(quantize.args[2]) is has_zero_point
     lowered = delegraph.lower(program, backends=["openvino"])
@@ -251,9 +255,9 @@ def test_scales_by_channel_are_along_their_axis(axis):
     lowered = lower(function, x, weights=[scales, zeros])
     assert lowered.report.host_operators == 0
     small, near = lowered(x)
-    wanted = Function(function, scales, zeros)(x)
-    assert torch.equal(small, wanted[0])
-    assert torch.equal(near, wanted[1])
+    expected = Function(function, scales, zeros)(x)
+    assert torch.equal(small, expected[0])
+    assert torch.equal(near, expected[1])
 
 
 def test_sums_with_dequantized_constants_repeat_equally():
@@ -281,10 +285,10 @@ def test_sums_with_dequantized_constants_repeat_equally():
     ]
     x = torch.randn(1, 16)
     lowered = lower(added, x, weights=weights)
-    wanted = Function(added, *weights)(x)
+    expected = Function(added, *weights)(x)
     assert len(lowered.delegates) == 1
     for _ in range(3):
-        torch.testing.assert_close(lowered(x), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lowered(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_dequantized_zero_is_compared_on_the_host():
@@ -497,8 +501,8 @@ def test_operators_that_openvino_computes_inaccurately_are_refused():
             F.soft_margin_loss(x[1:], torch.ones(3)),
         )
 
-    for got, wanted in zip(lower(function, x)(x), function(None, x), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
+    for actual, expected in zip(lower(function, x)(x), function(None, x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
 
 
 def test_variances_and_repeats_of_scalars_equal_eager():

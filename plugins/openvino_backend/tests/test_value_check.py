@@ -32,7 +32,9 @@ def last_call(function, *inputs, sizes=None):
         Function(function), inputs, dynamic_shapes=sizes and {"inputs": sizes}
     )
     calls = [
-        n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+        node
+        for node in exported.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     ]
     return [
         n

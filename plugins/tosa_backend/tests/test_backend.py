@@ -64,9 +64,9 @@ def test_the_file():
     result = preprocess(PROGRAM)
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
-    assert [v.name for v in graph.inputs] == ["args_0", "args_1"]
+    assert [value.name for value in graph.inputs] == ["args_0", "args_1"]
     # the second one is an input
-    assert [v.name for v in graph.outputs] == ["add", "args_0_"]
+    assert [output.name for output in graph.outputs] == ["add", "args_0_"]
     assert [op.name for op in graph.operators] == ["EXP", "RESHAPE", "ADD", "IDENTITY"]
     found = evaluate(graph, [X.numpy(), Y.numpy()])
     # the sum may cancel
@@ -114,9 +114,11 @@ def test_partitions_keep_the_names_of_inputs_and_outputs():
         Function(chosen).eval(), (2 * torch.eye(3),), backends=["tosa"]
     ).delegates[0]
     graph = read(part.processed_bytes)
-    assert [v.name for v in graph.inputs] == [a.name for a in part.inputs]
-    values, places = (a.name for a in part.outputs)
-    assert [v.name for v in graph.outputs] == [values, f"{places}_as_int32"]
+    assert [value.name for value in graph.inputs] == [
+        value.name for value in part.inputs
+    ]
+    values, places = (output.name for output in part.outputs)
+    assert [output.name for output in graph.outputs] == [values, f"{places}_as_int32"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_filter():
 
 def test_input_order():
     graph = read(preprocess(PROGRAM, input_order="1,0").processed_bytes.join())
-    assert [v.name for v in graph.inputs] == ["args_1", "args_0"]
+    assert [value.name for value in graph.inputs] == ["args_1", "args_0"]
     lowered = delegraph.lower(
         PROGRAM, backends=[TOSAPartitioner("TOSA-1.0+FP", input_order="1,0")]
     )
@@ -238,7 +240,7 @@ def test_debug_files(tmp_path):
     ]
     program = export(lambda x: torch.special.bessel_j0(x * 2) + 1, X)
     delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP", str(folder))])
-    assert sorted(f.name for f in folder.iterdir())[-2:] == [
+    assert sorted(path.name for path in folder.iterdir())[-2:] == [
         "output_TOSABackend_0_TOSA-1.0+FP.tosa",
         "output_TOSABackend_1_TOSA-1.0+FP.tosa",
     ]
@@ -263,7 +265,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_debug_handles():
     program = export(lambda x, y: torch.maximum(F.relu(x * 2), y), X, Y)
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
     for handle, node in enumerate(calls, start=7):
         node.meta["debug_handle"] = handle
     result = preprocess(program)

@@ -53,7 +53,7 @@ def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
     assert count_operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
     lowered.save(tmp_path / "network.tosa")
     loaded = delegraph.load(tmp_path / "network.tosa")
-    assert [str(x) for x in loaded.summary.methods[0].inputs] == [
+    assert [str(value) for value in loaded.summary.methods[0].inputs] == [
         "input: float32[1, 6, 5, 3]"
     ]
     for found in (
@@ -117,15 +117,15 @@ def test_written_and_viewed_memory_crosses_borders(backends):
     volume = randn(1, 2, 4, 4, 6)
     row = randn(2, 3, 4)
     wanted_image = image.clone()
-    wanted = Many()(wanted_image, volume, row)
+    expected = Many()(wanted_image, volume, row)
     lowered = lower(Many().eval(), (image, volume, row), backends=backends)
     given = channels_last(image)
     pooled, total, turned = lowered(
         given, volume.permute(0, 2, 3, 4, 1).contiguous(), row
     )
-    torch.testing.assert_close(pooled, wanted[0].permute(0, 2, 3, 4, 1))
-    torch.testing.assert_close(total, wanted[1])
-    torch.testing.assert_close(turned, channels_last(wanted[2]))
+    torch.testing.assert_close(pooled, expected[0].permute(0, 2, 3, 4, 1))
+    torch.testing.assert_close(total, expected[1])
+    torch.testing.assert_close(turned, channels_last(expected[2]))
     torch.testing.assert_close(given, channels_last(wanted_image))
 
 
@@ -133,10 +133,10 @@ def test_the_borders_that_are_named():
     module = Function(lambda x, y: (torch.relu(x), x + y, x.sum(1))).eval()
     inputs = randn(2, 3, 4, 5), randn(2, 3, 4, 5, seed=1)
     some = partial(channels_last_borders, inputs=["args_1"], outputs=[2, 0])
-    found = lower(module, inputs, some)(inputs[0], channels_last(inputs[1]))
-    wanted = module(*inputs)
+    lowered = lower(module, inputs, some)(inputs[0], channels_last(inputs[1]))
+    expected = module(*inputs)
     torch.testing.assert_close(
-        found, (channels_last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1))
+        lowered, (channels_last(expected[0]), expected[1], expected[2].permute(0, 2, 1))
     )
     with pytest.raises(
         InputError,

@@ -107,7 +107,7 @@ def test_the_command_runs_a_file(path, tmp_path, capsys):
     np.testing.assert_array_equal(
         np.load(tmp_path / "out" / "output_0.npy")[1], np.arange(32)
     )
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "output_0.npy",
         "output_1.npy",
     ]
@@ -126,10 +126,10 @@ def test_the_command_inspects_a_file(path, capsys):
 def test_a_truncated_file_is_one_error(path, command, capsys):
     path.write_bytes(path.read_bytes()[:-40])
     assert main([command, str(path)]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error [format-invalid]")
-    assert "Traceback" not in shown.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error [format-invalid]")
+    assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize("times", [1 << 28, 1 << 56])
@@ -196,15 +196,15 @@ def test_a_page_on_standard_output_comes_before_the_result(path, tmp_path, piped
             "--html",
             "/dev/stdout",
         ]
-        shown = subprocess.run(
+        completed = subprocess.run(
             command,
             stdout=subprocess.PIPE if piped else out,
             stderr=subprocess.PIPE,
             text=True,
         )
-    text = shown.stdout if piped else (tmp_path / "out").read_text()
-    assert shown.returncode == 0
-    assert shown.stderr == ""
+    text = completed.stdout if piped else (tmp_path / "out").read_text()
+    assert completed.returncode == 0
+    assert completed.stderr == ""
     assert text.startswith("<!DOCTYPE html>")
     assert "</html>\n// " in text
 
@@ -228,12 +228,12 @@ def test_illegal_files_are_not_run_and_name_the_rule(
     both = make_operator(ops.BITWISE_AND, x, x)
     file = write_file(Graph([x], both.outputs, [both]), tmp_path)
     assert main(["run", str(file), *given]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error [tosa/invalid-graph]: 1 violations of TOSA-")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("error [tosa/invalid-graph]: 1 violations of TOSA-")
     assert (
-        "operator 0 (BITWISE_AND): TOSA BITWISE_AND on fp32 is not in TOSA 1." in told
+        "operator 0 (BITWISE_AND): TOSA BITWISE_AND on fp32 is not in TOSA 1." in stderr
     )
-    assert "[data-types: BITWISE_AND, Supported Data Types]" in told
+    assert "[data-types: BITWISE_AND, Supported Data Types]" in stderr
     assert main(["inspect", str(file)]) == 0
 
 
@@ -249,9 +249,9 @@ def test_many_violations_are_shortened(tmp_path, capsys):
         )
         == 1
     )
-    told = capsys.readouterr().err
-    assert "  and 900 more\n  raised by " in told
-    assert len(told) < 100_000
+    stderr = capsys.readouterr().err
+    assert "  and 900 more\n  raised by " in stderr
+    assert len(stderr) < 100_000
 
 
 def endless_graph():
@@ -315,10 +315,10 @@ def test_loops_that_end_in_time_are_run(tmp_path):
     graph = next(s.graph for s in structured() if s.label == "WHILE_LOOP(2 deep)")
     file = write_file(graph, tmp_path)
     inputs = TosaFormat.sample(file, 0)
-    for (_, ours), wanted in zip(
+    for (_, ours), expected in zip(
         TosaFormat.run(file, inputs), evaluate(graph, inputs), strict=True
     ):
-        np.testing.assert_array_equal(ours, wanted)
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_the_iteration_limit_applies_to_each_run(tmp_path):

@@ -22,19 +22,19 @@ def lower(function, *inputs, **options):
 
 
 def lower_to_one_delegate(*args, **options):
-    made = lower(*args, **options)
-    assert len(made.delegates) == 1, made.report
-    assert not made.report.causes, made.report
-    assert made.verify(*args[1:]).relative_error < 1e-5
-    return made
+    lowered = lower(*args, **options)
+    assert len(lowered.delegates) == 1, lowered.report
+    assert not lowered.report.causes, lowered.report
+    assert lowered.verify(*args[1:]).relative_error < 1e-5
+    return lowered
 
 
 VOTES = torch.tensor([3, 1, 4, 1, 5])
 
 
 def test_int64():
-    made = lower(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
-    (cause,) = made.report.causes
+    lowered = lower(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
+    (cause,) = lowered.report.causes
     assert cause.count == 5
     assert cause.reason.startswith("the input args_0: an int64")
     assert "args_0=0..32767" in cause.hint
@@ -52,12 +52,12 @@ def test_int64():
 
 def test_int64_hints_name_the_line_that_creates_it():
     """The positions of a tokenizer's padding, as in RoBERTa; the mask is computed here."""
-    made = lower(
+    lowered = lower(
         lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(),
         torch.ones(2, 5),
         VOTES.repeat(2, 1),
     )
-    assert [(c.count, c.frees) for c in made.report.causes] == [(3, 3)]
+    assert [(cause.count, cause.frees) for cause in lowered.report.causes] == [(3, 3)]
     lower_to_one_delegate(
         lambda x, ids: x + (torch.cumsum(ids, 1, dtype=torch.int32) * ids).float(),
         torch.ones(2, 5),
@@ -93,9 +93,9 @@ def test_dynamic_sizes():
     given = torch.export.export(
         Encoder().eval(), (ids, mask), dynamic_shapes=(sizes, sizes)
     )
-    made = delegraph.lower(given, backends=["tosa"])
-    (cause,) = made.report.causes
-    assert cause.count == made.host_operators == cause.frees
+    lowered = delegraph.lower(given, backends=["tosa"])
+    (cause,) = lowered.report.causes
+    assert cause.count == lowered.host_operators == cause.frees
     assert "export with static sizes" in cause.hint
     assert not any("sym_size" in op or op in ("mul", "add") for op in cause.operators)
     static = delegraph.lower(Encoder().eval(), (ids, mask), backends=["tosa"])
@@ -140,11 +140,13 @@ def test_element_types(function, changed, dtype, hint):
 
 def test_a_cast_inside_of_the_model_stays_on_the_host():
     """As the hint says; otherwise it would name the better change too late."""
-    made = lower(
+    lowered = lower(
         lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.uint8)
     )
-    assert made.report.host == {"forward": {"aten.to.dtype": 1}}
-    assert "(args_0.int() in the model stays on the host)" in made.report.causes[0].hint
+    assert lowered.report.host == {"forward": {"aten.to.dtype": 1}}
+    assert (
+        "(args_0.int() in the model stays on the host)" in lowered.report.causes[0].hint
+    )
     lower_to_one_delegate(
         lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.int32)
     )
@@ -180,12 +182,12 @@ class Constants(nn.Module):
 
 def test_constants():
     x = torch.randn(1, 6, 8)
-    made = delegraph.lower(Constants(100).eval(), (x,), backends=["tosa"])
-    assert len(made.delegates) == 1, made.report
-    assert not made.report.causes, made.report
-    assert made.verify(x).relative_error < 1e-5
+    lowered = delegraph.lower(Constants(100).eval(), (x,), backends=["tosa"])
+    assert len(lowered.delegates) == 1, lowered.report
+    assert not lowered.report.causes, lowered.report
+    assert lowered.verify(x).relative_error < 1e-5
     large = delegraph.lower(Constants(5_000_000).eval(), (x,), backends=["tosa"]).report
-    assert [(c.hint, c.operators) for c in large.causes] == [
+    assert [(cause.hint, cause.operators) for cause in large.causes] == [
         (
             "make it once, in the module's __init__, and register it as a buffer",
             {"aten.linspace.default": 1},
@@ -194,12 +196,12 @@ def test_constants():
 
 
 def test_another_target():
-    made = lower(
+    lowered = lower(
         lambda x: (x * 2).exp().sum(),
         torch.ones(3),
         options={"tosa": {"spec": "TOSA-1.0+INT"}},
     )
-    (cause,) = made.report.causes
+    (cause,) = lowered.report.causes
     assert cause.hint.startswith("quantize the model (delegraph.quantize")
     assert "FP" not in cause.hint
     lower_to_one_delegate(

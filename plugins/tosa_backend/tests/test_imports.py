@@ -39,13 +39,13 @@ assert torch.equal(lowered(x), program.module()(x))
 
 
 def test_rules_for_quantized_programs_are_imported_with_the_first_one():
-    shown = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert shown.returncode == 0, shown.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 TORCHLESS = """
@@ -64,7 +64,7 @@ def test_tosa_as_a_language_needs_no_torch():
     """Neither itself nor through what it imports of delegraph: tools that only read
     files start without it.
     """
-    shown = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", TORCHLESS], capture_output=True, text=True, check=False
     )
-    assert shown.returncode == 0, shown.stderr
+    assert completed.returncode == 0, completed.stderr

@@ -50,15 +50,15 @@ def support_and_answers(program, spec=SPEC):
     support = TOSASupport(spec)
     support.begin(program)
     calls = [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function" and n.target is not operator.getitem
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
     ]
     return support, {node.name: support.why_not(node) for node in calls}
 
 
 def calls_named(program, *names):
-    return [n for n in program.graph.nodes if n.name in names]
+    return [node for node in program.graph.nodes if node.name in names]
 
 
 def _fp32_alone(operator):
@@ -204,9 +204,9 @@ def test_constants_are_known_through_the_program():
     # int64 all the way, and nothing of it at run time
     assert set(answers.values()) == {None}
     constant = [
-        n.name
-        for n in program.graph.nodes
-        if n.name in answers and support.is_constant(n)
+        node.name
+        for node in program.graph.nodes
+        if node.name in answers and support.is_constant(node)
     ]
     assert constant == ["slice_1", "add", "to"]
 
@@ -233,7 +233,9 @@ def test_a_buffer_that_is_written_is_no_constant():
     program = torch.export.export(Counter(), (torch.ones(3),)).run_decompositions({})
     support, _ = support_and_answers(program)
     assert not any(
-        support.is_constant(n) for n in program.graph.nodes if n.op == "call_function"
+        support.is_constant(node)
+        for node in program.graph.nodes
+        if node.op == "call_function"
     )
 
 
@@ -245,7 +247,7 @@ def test_values_at_borders_must_fit_the_element_type():
         ids=ids,
     )
     support, answers = support_and_answers(program)
-    part = [n for n in program.graph.nodes if n.name in answers]
+    part = [node for node in program.graph.nodes if node.name in answers]
     late = support.partition_why_not(part)
     assert {n.name: why for n, why in late.items()} == {
         "slice_2": (
@@ -264,11 +266,11 @@ def test_a_value_from_another_partition_is_an_input_there():
             lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids
         )
         support, _ = support_and_answers(program)
-        (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
+        (to,) = [node for node in program.graph.nodes if node.target is aten.to.dtype]
         late = support.partition_why_not([to])
         where = "the input slice_1: an int64 that may be from {}, which does not fit into 32 bits"
         assert list(late.values()) == [where.format(text) for text in why]
-        whole = [n for n in program.graph.nodes if n.op == "call_function"]
+        whole = [node for node in program.graph.nodes if node.op == "call_function"]
         assert support.partition_why_not(whole) == {}
 
 
@@ -292,7 +294,7 @@ def test_equal_scalars_of_different_types_are_distinguished():
         lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True),
         torch.ones(3, dtype=torch.int32),
     )
-    dtypes = [v.dtype for v in lower_program(program, Tosa(SPEC)).outputs]
+    dtypes = [output.dtype for output in lower_program(program, Tosa(SPEC)).outputs]
     assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
     _, answers = support_and_answers(program)
     assert set(answers.values()) == {None}  # a clamp at 0.5 is taken on floats only
@@ -378,10 +380,10 @@ def test_accepted_programs_compile_and_equal_eager(steps, integers):
         program,
         backends=[TOSAPartitioner("TOSA-1.0+FP+INT" if integers else "TOSA-1.0+FP")],
     )
-    for found, wanted in zip(
+    for found, expected in zip(
         lowered(*inputs), program.module(check_guards=False)(*inputs), strict=True
     ):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_int64_constants_shared_with_the_host_are_accepted():
@@ -396,7 +398,7 @@ def test_int64_constants_shared_with_the_host_are_accepted():
     lowered = delegraph.lower(export(both, torch.ones(4, 4)), backends=["tosa"])
     (row,) = lowered.report.delegates
     assert row.operators["aten.mul.Tensor"] == 1
-    assert [a.name for a in row.inputs] == ["args_0"]
+    assert [value.name for value in row.inputs] == ["args_0"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
 
@@ -437,7 +439,7 @@ def test_an_integer_constant_leaves_no_partition(elsewhere, monkeypatch):
             program, backends=[other, "tosa"]
         ).with_missing_runtime("eager")
         assert lowered.verify(*inputs).relative_error < 1e-6
-    assert len({d.backend_id for d in lowered.delegates}) == 2
+    assert len({delegate.backend_id for delegate in lowered.delegates}) == 2
 
 
 def test_calls_decomposed_into_host_calls_stay_whole(monkeypatch):
@@ -447,7 +449,9 @@ def test_calls_decomposed_into_host_calls_stay_whole(monkeypatch):
         export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)),
         backends=["tosa"],
     )
-    assert [r.operator for r in lowered.report.refusals] == ["aten.roll.default"]
+    assert [refusal.operator for refusal in lowered.report.refusals] == [
+        "aten.roll.default"
+    ]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
 
@@ -464,7 +468,9 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
     rows = {0: torch.export.Dim("rows", max=64)}
     program = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=(rows,))
     lowered = delegraph.lower(program, backends=["tosa"])
-    assert [r.operator for r in lowered.report.refusals] == ["aten.layer_norm.default"]
+    assert [refusal.operator for refusal in lowered.report.refusals] == [
+        "aten.layer_norm.default"
+    ]
     assert "has the dynamic shape" in lowered.report.refusals[0].reason
     assert {str(n.target) for n in traced} <= {
         "aten.layer_norm.default",

@@ -33,13 +33,13 @@ assert set(delegraph_tosa.__all__) <= set(dir(delegraph_tosa))
 
 
 def test_names_are_imported_when_they_are_used():
-    shown = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", LIGHT],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert shown.returncode == 0, shown.stderr
+    assert completed.returncode == 0, completed.stderr
     with pytest.raises(AttributeError, match="no attribute 'reed'"):
         tosa.reed  # noqa: B018 - a name that is misspelt
 
@@ -125,7 +125,9 @@ def test_plugins_can_narrow_the_target_and_run_graphs():
         ),
         "aten.sin.default": f"TOSA SIN: Acme has no trigonometry{target}",
     }
-    graphs = [tosa.parse(d.processed_bytes.decode()) for d in lowered.delegates]
+    graphs = [
+        tosa.parse(delegate.processed_bytes.decode()) for delegate in lowered.delegates
+    ]
     assert [
         op.name for g in graphs for op in g.operators if op.name in ("CONV2D", "MUL")
     ] == ["CONV2D", "MUL"]

@@ -239,12 +239,12 @@ def test_files_take_inputs_by_name(tmp_path):
     loaded = delegraph.load(file)
     a = torch.ones(2, 3)
     b = torch.full((2, 3), 3.0)
-    for (got,) in (
+    for (actual,) in (
         loaded(a, b),
         loaded(a, **{"the.y": b}),
         loaded(**{"the.y": b}, x=a),
     ):
-        assert torch.equal(got, a - b)
+        assert torch.equal(actual, a - b)
     assert repr(loaded) == "<LoadedProgram sub.tosa: forward>"
     (method,) = loaded.summary.methods
     assert [t.name for t in (*method.inputs, *method.outputs)] == [

@@ -295,7 +295,9 @@ def test_operators_without_results(version):
         inferred = operator.outputs
         operator.outputs = ()
         graph = Graph(
-            [v for v in operator.inputs if v.constant is None], [], [operator]
+            [value for value in operator.inputs if value.constant is None],
+            [],
+            [operator],
         )
         rules = {v.rule for v in violations(graph, TosaSpec(version))}
         assert rules & {"result-type", "result-count"} or not inferred, sample.label

@@ -201,10 +201,10 @@ def test_steps_make_the_tokens_of_eager(name):
     from delegraph_transformers import generation_steps
 
     model = build(*MODELS[name])
-    wanted = greedy_tokens(model)
+    expected = greedy_tokens(model)
     steps = generation_steps(model, prompt_length=3, cache_length=27)
-    assert made_by(steps["program"]["decode"], 3) == wanted
-    assert greedy_tokens(model) == wanted, "the model of the caller stays as it is"
+    assert made_by(steps["program"]["decode"], 3) == expected
+    assert greedy_tokens(model) == expected, "the model of the caller stays as it is"
     shapes = [tuple(cache.shape) for cache in steps["example_inputs"]["decode"][2]]
     rows = [
         shape
@@ -241,7 +241,7 @@ def test_files_that_keep_their_caches_make_the_tokens_of_eager(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = build(*MODELS[name])
-    wanted = greedy_tokens(model)
+    expected = greedy_tokens(model)
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("batched_mm")
     steps = generation_steps(model, prompt_length=3, cache_length=27, keep_caches=True)
@@ -253,8 +253,8 @@ def test_files_that_keep_their_caches_make_the_tokens_of_eager(name, tmp_path):
             pytest.importorskip("executorch.runtime")
         program = delegraph.load(tmp_path / "m.pte", runtime=runtime)
         assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
-            wanted,
-            wanted,
+            expected,
+            expected,
         ]
 
 

@@ -184,20 +184,20 @@ def test_tokens(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model, given, prompt = build(name)
-    wanted = greedy_tokens(model, given, prompt)
+    expected = greedy_tokens(model, given, prompt)
     steps = generation_steps(model, prompt_length=4, cache_length=30)
     lowered = delegraph.lower(**steps, backends=["tosa"], require_full=True)
-    assert generate(lowered, prompt, COUNT, given=given).tokens == wanted
+    assert generate(lowered, prompt, COUNT, given=given).tokens == expected
     lowered.save(tmp_path / "m.pte")
     assert (
         generate(delegraph.load(tmp_path / "m.pte"), prompt, COUNT, given=given).tokens
-        == wanted
+        == expected
     )
     files = [tmp_path / f"{delegate.method}.tosa" for delegate in lowered.delegates]
     for file, delegate in zip(files, lowered.delegates, strict=True):
         delegate.save(file)
     loaded = [delegraph.load(file) for file in files]
-    assert generate(loaded, prompt, COUNT, given=given).tokens == wanted
+    assert generate(loaded, prompt, COUNT, given=given).tokens == expected
     if model.main_input_name == "input_ids" and model.config.is_encoder_decoder:
         # such small models say one token again and again: the scores tell whether the
         # text was read
@@ -241,7 +241,7 @@ def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
 
     model, given, prompt = build(name)
     other = [7, 11, 3] if isinstance(given, list) else -given
-    wanted = {
+    expected = {
         key: greedy_tokens(model, read, prompt, 20)
         for key, read in {"first": given, "second": other}.items()
     }
@@ -254,9 +254,9 @@ def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
             pytest.importorskip("executorch.runtime")
         program = delegraph.load(tmp_path / "m.pte", runtime=runtime)
         inputs = {
-            i.name
-            for i in next(
-                m for m in program.summary.methods if m.name == "decode"
+            value.name
+            for value in next(
+                method for method in program.summary.methods if method.name == "decode"
             ).inputs
         }
         assert not any(i.startswith("caches") for i in inputs)
@@ -266,7 +266,7 @@ def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
             ("first", given),
             ("first", given),
         ):
-            assert generate(program, prompt, 20, given=read).tokens == wanted[key]
+            assert generate(program, prompt, 20, given=read).tokens == expected[key]
 
 
 def test_sound_lengths_missing_in_the_config_must_be_given():

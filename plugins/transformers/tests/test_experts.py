@@ -41,7 +41,7 @@ def block():
     block.gate.weight.data = torch.eye(EXPERTS, WIDTH)
     program = torch.export.export(block, (torch.randn(1, 9, WIDTH),))
     assert "transformers.grouped_mm_fallback.default" in map(
-        str, (n.target for n in program.graph.nodes)
+        str, (node.target for node in program.graph.nodes)
     )
     return block, delegraph.lower(program, backends=["tosa"], require_full=True)
 

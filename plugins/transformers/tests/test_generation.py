@@ -84,18 +84,19 @@ def test_lowered_programs_and_files_generate_the_tokens_of_eager(llama, tmp_path
     from delegraph_transformers import generate
 
     model, lowered = llama
-    wanted = greedy_tokens(model, 20)
+    expected = greedy_tokens(model, 20)
     done = generate(lowered, PROMPT, 20)
-    assert done.tokens == wanted
+    assert done.tokens == expected
     assert all(rate > 0 for rate in done.rates)
     files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
     for file, delegate in zip(files, lowered.delegates, strict=True):
         delegate.save(file)
     assert (
-        generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted
+        generate([delegraph.load(file) for file in files], PROMPT, 20).tokens
+        == expected
     )
-    stopped = generate(lowered, PROMPT, 20, stop=wanted[2:3])
-    assert stopped.tokens == wanted[: wanted.index(wanted[2]) + 1]
+    stopped = generate(lowered, PROMPT, 20, stop=expected[2:3])
+    assert stopped.tokens == expected[: expected.index(expected[2]) + 1]
 
 
 def test_the_command_generates_from_a_pte_file(llama, tmp_path):
@@ -107,11 +108,11 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
     Generate.add_arguments(parser)
     prompt = ["--prompt-tokens", *map(str, PROMPT), "--max-new-tokens", "20"]
     told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
-    wanted = greedy_tokens(model, 20)
-    assert told.content["tokens"] == wanted
+    expected = greedy_tokens(model, 20)
+    assert told.content["tokens"] == expected
     assert told.content["peak_memory"] > 0
     assert told.text.startswith(
-        " ".join(map(str, wanted)) + "\n7 tokens of the prompt in "
+        " ".join(map(str, expected)) + "\n7 tokens of the prompt in "
     )
     with pytest.raises(UsageError, match="either --prompt-tokens or --prompt"):
         Generate.run(parser.parse_args([str(tmp_path / "m.pte")]))
@@ -124,9 +125,9 @@ def test_lower_keeps_the_generation_config_of_the_model():
     assert lowered.methods == ["prefill", "decode"]
     assert model.generation_config.to_dict() == settings
     caches = [
-        n
-        for n in lowered.exported_program("decode").graph.nodes
-        if n.name.startswith("caches")
+        node
+        for node in lowered.exported_program("decode").graph.nodes
+        if node.name.startswith("caches")
     ]
     assert {tuple(n.meta["val"].shape) for n in caches} == {(1, 1, 30, 16)}
 
@@ -184,11 +185,11 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
     program = delegraph.load(path, runtime=runtime)
-    wanted = greedy_tokens(model, 20)
+    expected = greedy_tokens(model, 20)
     for _ in range(2):  # the second text begins where the first one left its rows
-        assert generate(program, PROMPT, 20).tokens == wanted
-    assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
-    assert generate(program, PROMPT, 20).tokens == wanted
+        assert generate(program, PROMPT, 20).tokens == expected
+    assert generate(program, PROMPT[:2], 5).tokens != expected[:5]
+    assert generate(program, PROMPT, 20).tokens == expected
 
 
 @pytest.fixture(scope="module")
@@ -213,11 +214,11 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
     if "executorch" in more:
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
-    wanted = greedy_tokens(model, 20)
+    expected = greedy_tokens(model, 20)
     command = ["generate", str(path), *more]
     assert main([*command, "--prompt-tokens", *map(str, PROMPT)]) == 0
     shown = capfd.readouterr().out.splitlines()
-    assert shown[0] == " ".join(map(str, wanted))
+    assert shown[0] == " ".join(map(str, expected))
     assert [
         re.sub(r"\d[\d.e+]*", "_", line).replace("ms", "s") for line in shown[1:]
     ] == [
@@ -237,8 +238,8 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
     assert main([*command, *text]) == 0
     told = json.loads(capfd.readouterr().out)
     assert told["prompt"] == PROMPT
-    assert told["tokens"] == wanted
-    assert told["text"] == " ".join(f"w{k}" for k in wanted)
+    assert told["tokens"] == expected
+    assert told["text"] == " ".join(f"w{k}" for k in expected)
     assert 0 < told["memory_before"] <= told["peak_memory"]
     for count, seconds, rate in (
         (7, "prompt_seconds", "prompt_tokens_per_second"),
@@ -281,12 +282,12 @@ def test_threads_share_kept_caches_one_text_at_a_time(kept):
 
     program = delegraph.load(kept[2])
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
-    wanted = [generate(program, prompt, 8).tokens for prompt in prompts]
+    expected = [generate(program, prompt, 8).tokens for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as threads:
         assert [
             made.tokens
             for made in threads.map(lambda p: generate(program, p, 8), prompts)
-        ] == wanted
+        ] == expected
 
 
 def test_programs_with_kept_caches_take_tokens_and_position(kept):
@@ -294,7 +295,7 @@ def test_programs_with_kept_caches_take_tokens_and_position(kept):
 
     _, lowered, path = kept
     program = delegraph.load(path)
-    assert [i.name for i in program.summary.methods[0].inputs] == [
+    assert [value.name for value in program.summary.methods[0].inputs] == [
         "input_ids",
         "position",
     ]
@@ -374,18 +375,18 @@ def test_kept_states_are_zeroed_when_a_text_begins():
     step = generation_steps(model, prompt_length=3, keep_caches=True)["program"][
         "decode"
     ]
-    wanted = greedy_tokens(model, 4)
+    expected = greedy_tokens(model, 4)
     with torch.no_grad():
         for text in range(2):
             made = []
-            for position, token in enumerate([*PROMPT, *wanted[:-1]]):
+            for position, token in enumerate([*PROMPT, *expected[:-1]]):
                 scores, seen = step(torch.tensor([[token]]), torch.tensor([position]))
                 assert seen.tolist() == [
                     position - 1 if position else (-1, len(PROMPT) + 2)[text],
                     0,
                 ]
                 made.append(int(scores.argmax()))
-            assert made[len(PROMPT) - 1 :] == wanted
+            assert made[len(PROMPT) - 1 :] == expected
 
 
 def test_prompts_and_models_that_do_not_fit_are_refused(llama):
@@ -444,14 +445,14 @@ def test_quantized_weights_work_with_kept_caches(weights, backend, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = quantized(small_model(), weights)
-    wanted = greedy_tokens(model, 20)
+    expected = greedy_tokens(model, 20)
     backends = [backend] if backend else []
     if (weights, backend) == ("8da4w", "xnnpack"):
         # which rounds activations otherwise than eager: the same file with its caches
         # as arguments is the judge
         steps = generation_steps(model, prompt_length=3)
         delegraph.lower(**steps, backends=backends).save(tmp_path / "taken.pte")
-        wanted = generate(delegraph.load(tmp_path / "taken.pte"), PROMPT, 20).tokens
+        expected = generate(delegraph.load(tmp_path / "taken.pte"), PROMPT, 20).tokens
     steps = generation_steps(model, prompt_length=3, keep_caches=True)
     delegraph.lower(**steps, backends=backends).save(
         tmp_path / "kept.pte", share_mutable_buffers=True
@@ -461,8 +462,8 @@ def test_quantized_weights_work_with_kept_caches(weights, backend, tmp_path):
             pytest.importorskip("executorch.runtime")
         program = delegraph.load(tmp_path / "kept.pte", runtime=runtime)
         assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
-            wanted,
-            wanted,
+            expected,
+            expected,
         ]
 
 
@@ -490,9 +491,9 @@ def test_families(kind, backend, weights, tmp_path):
         **generation_steps(model, prompt_length=3), backends=[backend]
     )
     lowered.save(tmp_path / "m.pte")
-    wanted = greedy_tokens(model, 20)
-    assert generate(lowered, PROMPT, 20).tokens == wanted
-    assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
+    expected = greedy_tokens(model, 20)
+    assert generate(lowered, PROMPT, 20).tokens == expected
+    assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == expected
     steps = generation_steps(model, prompt_length=3, keep_caches=True)
     delegraph.lower(**steps, backends=[backend]).save(
         tmp_path / "kept.pte", share_mutable_buffers=True
@@ -500,8 +501,8 @@ def test_families(kind, backend, weights, tmp_path):
     for runtime in (None, "executorch") if backend == "xnnpack" else (None,):
         program = delegraph.load(tmp_path / "kept.pte", runtime=runtime)
         assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
-            wanted,
-            wanted,
+            expected,
+            expected,
         ]
     if backend == "tosa" and len(lowered.delegates) == 2:
         files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
@@ -509,5 +510,5 @@ def test_families(kind, backend, weights, tmp_path):
             delegate.save(file)
         assert (
             generate([delegraph.load(file) for file in files], PROMPT, 20).tokens
-            == wanted
+            == expected
         )

@@ -166,7 +166,7 @@ def test_our_reader_finds_the_same(data):
             (name, slot, *type) for name, slot, _, *type in arms.borders(side)
         ]
     extents = [(constant.start, constant.bytes) for constant in ours.constants]
-    assert [(t.format, t.shape) for t in ours.constants] == [
+    assert [(constant.format, constant.shape) for constant in ours.constants] == [
         row[:2] for row in arms.stored()
     ]
     assert [bytes(data[start : start + size]) for start, size in extents] == [

@@ -50,9 +50,9 @@ def debian(tmp_path_factory):
             "trixie",
             str(made),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"debootstrap made no root: {done.stdout[-300:]}")
+        completed = subprocess.run(command, capture_output=True, text=True)
+        if completed.returncode != 0:
+            pytest.skip(f"debootstrap made no root: {completed.stdout[-300:]}")
     folders = " ".join(dict.fromkeys([sys.base_prefix, sys.prefix, str(ROOT)]))
 
     def run(*command):

@@ -198,8 +198,8 @@ def test_failed_driver_trials_are_reported(does, said, tmp_path, monkeypatch):
 
 def test_the_cache_knows_the_converter():
     [specs] = [
-        d.compile_specs
-        for d in delegraph.lower(
+        delegate.compile_specs
+        for delegate in delegraph.lower(
             torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"]
         ).delegates
     ]

@@ -91,13 +91,13 @@ def test_timm_names_give_a_model_and_fitting_image(timm):
 
 def test_weights_of_a_file(timm, tmp_path):
     file = tmp_path / "weights.pth"
-    wanted = nn.Linear(3, 2).state_dict(prefix="linear.")
-    torch.save(wanted, file)
+    expected = nn.Linear(3, 2).state_dict(prefix="linear.")
+    torch.save(expected, file)
     model, _ = forward_program_and_inputs(f"timm:small_net@{file}")
-    torch.testing.assert_close(model.state_dict(), wanted)
-    torch.save({"state_dict": wanted}, file)
+    torch.testing.assert_close(model.state_dict(), expected)
+    torch.save({"state_dict": expected}, file)
     torch.testing.assert_close(
-        forward_program_and_inputs(f"timm:small_net@{file}")[0].state_dict(), wanted
+        forward_program_and_inputs(f"timm:small_net@{file}")[0].state_dict(), expected
     )
 
 
@@ -144,9 +144,9 @@ def test_inputs_of_the_kinds_of_torchvision(torchvision):
         "flow": [(1, 3, 224, 224)] * 2,
     }
     shapes["masks"] = [(1, 3, 10, 10)]
-    for name, wanted in shapes.items():
+    for name, expected in shapes.items():
         _, inputs = forward_program_and_inputs(f"torchvision:{name}")
-        assert [tuple(image.shape) for image in inputs] == wanted
+        assert [tuple(image.shape) for image in inputs] == expected
     assert torchvision.asked == [{"weights": None}] * 3 + [
         {"weights": None, "weights_backbone": None}
     ]

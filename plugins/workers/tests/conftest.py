@@ -30,7 +30,7 @@ def registry(folder, monkeypatch):
     """The registry of a process that has the troubled backends."""
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delenv("DELEGRAPH_PLUGINS", raising=False)
-    made = Registry()
-    monkeypatch.setattr("delegraph.discovery.registry._default", made)
-    yield made
+    registry = Registry()
+    monkeypatch.setattr("delegraph.discovery.registry._default", registry)
+    yield registry
     sys.modules.pop("troubled", None)

@@ -42,7 +42,9 @@ class Slow(CapabilityPartitioner):
         self.asked.append(exported_program)
         result = super().partition(exported_program)
         for k, node in enumerate(
-            n for n in exported_program.graph.nodes if n.meta.get("delegation_tag")
+            node
+            for node in exported_program.graph.nodes
+            if node.meta.get("delegation_tag")
         ):
             node.meta |= {"mark": [k, (0.5, None)], "local:mark": object()}
         return result
@@ -61,20 +63,20 @@ def lower_with_answers(folder, registry, partitioner=None, module=None):
 
 
 def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
-    wanted = lower_with_answers(tmp_path, registry)
+    expected = lower_with_answers(tmp_path, registry)
     assert Slow.asked
     program = lower_with_answers(tmp_path, registry)
     assert not Slow.asked
     assert "an answer of Slow is from the cache" in program.report.notes
-    assert contents_of_delegates(program) == contents_of_delegates(wanted)
+    assert contents_of_delegates(program) == contents_of_delegates(expected)
     # the marks are in the keys of partitions, and were put back
     assert len(CountingBackend.calls) == 2
     assert [str(cause) for cause in program.report.causes] == [
-        str(cause) for cause in wanted.report.causes
+        str(cause) for cause in expected.report.causes
     ]
     assert program.report.causes[0].hint == "none"
     marks = [n.meta["mark"] for d in program.delegates for n in d.nodes]
-    assert marks == [n.meta["mark"] for d in wanted.delegates for n in d.nodes]
+    assert marks == [n.meta["mark"] for d in expected.delegates for n in d.nodes]
     assert isinstance(marks[0][1], tuple)
 
 
@@ -105,12 +107,12 @@ def test_answers_depend_on_program_names_and_partitioner(registry, tmp_path):
     ],
 )
 def test_a_damaged_answer_is_a_miss(damage, registry, tmp_path):
-    wanted = contents_of_delegates(lower_with_answers(tmp_path, registry))
+    expected = contents_of_delegates(lower_with_answers(tmp_path, registry))
     for path in entries_in(tmp_path):
         path.write_bytes(write_entry(path, damage) if damage else b"")
     program = lower_with_answers(tmp_path, registry)
     assert Slow.asked
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert sum("is not used: " in note for note in program.report.notes) == len(
         entries_in(tmp_path)
     )

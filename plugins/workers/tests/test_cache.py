@@ -44,8 +44,8 @@ def test_the_second_lowering_compiles_nothing_and_gives_the_same(registry, tmp_p
     assert len(CountingBackend.calls) == 2
     assert cache_notes(second) == [f"cache {tmp_path}: 2 partitions found, 0 stored"]
     assert contents_of_delegates(first) == contents_of_delegates(second)
-    assert [str(d.inputs) for d in first.delegates] == [
-        str(d.inputs) for d in second.delegates
+    assert [str(delegate.inputs) for delegate in first.delegates] == [
+        str(delegate.inputs) for delegate in second.delegates
     ]
 
 
@@ -57,8 +57,13 @@ def test_without_a_cache_backends_get_the_program_with_its_names(registry):
 def test_debug_maps_have_the_handles_of_the_users_program(registry, tmp_path):
     for _ in range(2):
         program = lower_with_cache(make_model(), registry, tmp_path)
-        maps = [d.module.meta["debug_handle_map"] for d in program.delegates]
-        own = [[n.meta["debug_handle"] for n in d.nodes] for d in program.delegates]
+        maps = [
+            delegate.module.meta["debug_handle_map"] for delegate in program.delegates
+        ]
+        own = [
+            [node.meta["debug_handle"] for node in delegate.nodes]
+            for delegate in program.delegates
+        ]
         assert [[h for (h,) in given.values()] for given in maps] == own
         assert own[0] != own[1]
 
@@ -79,7 +84,8 @@ def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
         first, second = contents_of_delegates(program)
         assert first[0] == second[0]
         assert [[h for (h,) in given[1].values()] for given in (first, second)] == [
-            [n.meta["debug_handle"] for n in d.nodes] for d in program.delegates
+            [node.meta["debug_handle"] for node in delegate.nodes]
+            for delegate in program.delegates
         ]
         # and a file has it once
         assert program.delegates[0].blob is program.delegates[1].blob
@@ -254,7 +260,7 @@ def test_results_that_json_cannot_express_are_not_stored(
 
 def test_entries_do_not_hold_the_weights(registry, tmp_path):
     program = lower_with_cache(make_model(), registry, tmp_path)
-    assert all(len(d.module.blob) > 16_000 for d in program.delegates)
+    assert all(len(delegate.module.blob) > 16_000 for delegate in program.delegates)
     assert all(path.stat().st_size < 4_000 for path in entries_in(tmp_path))
 
 
@@ -300,13 +306,13 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
-    wanted = contents_of_delegates(lower_with_cache(make_model(), registry, tmp_path))
+    expected = contents_of_delegates(lower_with_cache(make_model(), registry, tmp_path))
     damaged = [DAMAGES[name](path, path.read_bytes()) for path in entries_in(tmp_path)]
     for path, data in zip(entries_in(tmp_path), damaged, strict=True):
         path.write_bytes(data)
     program = lower_with_cache(make_model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert sum("is not used: " in note for note in cache_notes(program)) == 2
     # they were written anew
     assert len(cache_notes(lower_with_cache(make_model(), registry, tmp_path))) == 1
@@ -327,7 +333,7 @@ MADE = {
 def test_pipes_devices_and_links_are_no_entries(kind, registry, tmp_path):
     """A pipe was waited for, a device read without end, and a link followed."""
     kept = Cache(tmp_path)
-    wanted = contents_of_delegates(lower_with_cache(make_model(), registry, kept))
+    expected = contents_of_delegates(lower_with_cache(make_model(), registry, kept))
     listed = entries_in(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     data = listed[0].read_bytes()
@@ -336,7 +342,7 @@ def test_pipes_devices_and_links_are_no_entries(kind, registry, tmp_path):
         path.unlink()
         MADE[kind](path)
     program = lower_with_cache(make_model(), registry, kept)
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert (
         sum(
             "is not used: it is no regular file" in note
@@ -427,7 +433,7 @@ def test_backends_that_change_the_weights_are_refused(registry, tmp_path, monkey
 
 
 def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, tmp_path / "one")
     )
     with ThreadPoolExecutor(4) as pool:
@@ -436,7 +442,7 @@ def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
             for _ in range(6)
         ]
         assert all(
-            contents_of_delegates(program.result()) == wanted for program in made
+            contents_of_delegates(program.result()) == expected for program in made
         )
     with ThreadPoolExecutor(2) as pool:
         assert (
@@ -445,27 +451,27 @@ def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
                     make_model(), registry, tmp_path / "executor", executor=pool
                 )
             )
-            == wanted
+            == expected
         )
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_two_threads_lower_with_one_compiler(registry, tmp_path):
     models = [make_model(seed) for seed in range(4)]
-    wanted = [
+    expected = [
         contents_of_delegates(lower_with_cache(one, registry, tmp_path / "alone"))
         for one in models
     ]
     compiler = Compiler(tmp_path / "shared")
 
     def lower_one(one):
-        made = delegraph.lower(
+        lowered = delegraph.lower(
             one, X, backends=[Everything()], registry=registry, compiler=compiler
         )
-        return contents_of_delegates(made)
+        return contents_of_delegates(lowered)
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lower_one, models * 2)) == wanted * 2
+        assert list(pool.map(lower_one, models * 2)) == expected * 2
     assert len(entries_in(tmp_path / "shared")) == 8
 
 
@@ -550,14 +556,14 @@ class Elsewhere(dict):
 
 def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=store))
     )
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=store)
     )
     assert len(CountingBackend.calls) == len(store) == 2
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
     assert [p.name for p in entries_in(tmp_path / "one")] == [
         p.name for p in entries_in(tmp_path / "two")
@@ -568,14 +574,14 @@ def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
 
 def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=store))
     )
     store.update({key: data[:-1] for key, data in store.items()})
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=store)
     )
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert (
         sum(
             "remote cache entry" in note and "is not used" in note

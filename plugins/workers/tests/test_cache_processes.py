@@ -104,11 +104,11 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 
 def share_cache_in_processes(folder, rounds):
     words = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
-    done = subprocess.run(
+    completed = subprocess.run(
         words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(" entries []\n")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.endswith(" entries []\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forks")

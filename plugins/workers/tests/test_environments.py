@@ -254,9 +254,9 @@ def registry(settings, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DELEGRAPH_CONFIG", str(settings))
     monkeypatch.setenv("XDG_CACHE_HOME", str(settings.parent / "cache"))
     plugin.described.cache_clear()
-    made = Registry()
-    monkeypatch.setattr("delegraph.discovery.registry._default", made)
-    yield made
+    registry = Registry()
+    monkeypatch.setattr("delegraph.discovery.registry._default", registry)
+    yield registry
     plugin.described.cache_clear()
 
 
@@ -266,7 +266,7 @@ class Waves(nn.Module):
 
 
 def test_listing_names_the_environment_and_imports_nothing(registry, settings):
-    known = {b.name: b for b in registry.backends()}
+    known = {backend.name: backend for backend in registry.backends()}
     one = known["one"]
     second = known["second"]
     assert one.usable
@@ -293,7 +293,8 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
         model, (x,), backends=["one", "second"], registry=registry
     )
     assert [
-        (d.backend, d.facts["compiler"], d.output) for d in lowered.report.delegates
+        (delegate.backend, delegate.facts["compiler"], delegate.output)
+        for delegate in lowered.report.delegates
     ] == [
         ("one", "1.0", "compiled by 1.0"),
         ("second", "2.0", "compiled by 2.0"),
@@ -310,9 +311,9 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
     assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
     quantized = delegraph.quantize(model, [(x,)], backend="one", registry=registry)
     steps = [
-        str(n.target)
-        for n in quantized.graph.nodes
-        if "quantize_per_tensor" in str(n.target)
+        str(node.target)
+        for node in quantized.graph.nodes
+        if "quantize_per_tensor" in str(node.target)
     ]
     assert len(steps) == 6  # the input and the results of two, there and back
     delegate = lowered.delegates[0]
@@ -341,11 +342,13 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
             registry=registry,
             compiler=Compiler(tmp_path),
         )
-        assert [d.compiled for d in kept.report.delegates] == [found] * 2
-        assert [d.processed_bytes for d in kept.delegates] == [
-            d.processed_bytes for d in lowered.delegates
+        assert [delegate.compiled for delegate in kept.report.delegates] == [found] * 2
+        assert [delegate.processed_bytes for delegate in kept.delegates] == [
+            delegate.processed_bytes for delegate in lowered.delegates
         ]
-    assert [(d.producer, d.fingerprint) for d in kept.delegates] == [
+    assert [
+        (delegate.producer, delegate.fingerprint) for delegate in kept.delegates
+    ] == [
         ("acme-one 3.1", "1.0"),
         ("acme-two 3.1", "2.0"),
     ]
@@ -357,12 +360,12 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
 def test_the_command_takes_a_file_of_settings(settings, tmp_path):
     environ = os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")}
     command = [sys.executable, "-m", "delegraph", "backends", "--config", str(settings)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environ, capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert "acme-one 3.1" in done.stdout
+    assert "acme-one 3.1" in completed.stdout
     (tmp_path / "delegraph.toml").write_text(settings.read_text())
-    done = subprocess.run(
+    completed = subprocess.run(
         command[:-2],
         env=environ,
         capture_output=True,
@@ -370,7 +373,7 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
         check=True,
         cwd=tmp_path,
     )
-    assert "acme-one" not in done.stdout
+    assert "acme-one" not in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -417,7 +420,11 @@ def test_a_table_that_is_wrong_costs_its_backend_alone(
     registry, path = registry_from_settings(
         f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n'
     )
-    rows = {b.name: b for b in registry.backends() if b.name in ("wrong", "well")}
+    rows = {
+        backend.name: backend
+        for backend in registry.backends()
+        if backend.name in ("wrong", "well")
+    }
     assert rows["wrong"].status == "unavailable"
     assert why in rows["wrong"].error
     assert rows["wrong"].location.startswith(f"[backends.wrong] of {path}")
@@ -484,7 +491,7 @@ def test_an_environment_that_does_not_answer_is_an_unavailable_backend(
             error.value.hint
             == f"mend that environment, or change or remove [backends.{name}] in {path}"
         )
-        row = next(b for b in registry.backends() if b.name == name)
+        row = next(backend for backend in registry.backends() if backend.name == name)
         assert row.status == "unavailable"
         assert re.search(why, row.error)
         assert row.location.startswith(f"[backends.{name}] of {path}: ")
@@ -511,7 +518,9 @@ def test_plugins_disabled_here_work_in_another_environment(
     )
     assert (
         "in an unknown form"
-        in next(b for b in registry.backends() if b.name == "far").error
+        in next(
+            backend for backend in registry.backends() if backend.name == "far"
+        ).error
     )
     assert "DELEGRAPH_CONFIG" in seen.read_text()
     assert "PLUGINS" not in seen.read_text()
@@ -528,7 +537,7 @@ def test_backends_in_both_environments_are_a_conflict(
         PluginConflict, match="2 plugins offer a backend 'TOSABackend'"
     ) as error:
         registry.get_backend("TOSABackend")
-    row = next(b for b in registry.backends() if b.name == "far")
+    row = next(backend for backend in registry.backends() if backend.name == "far")
     assert row.status == "conflict"
     assert row.error == error.value.message
     assert row.hint == error.value.hint
@@ -610,25 +619,25 @@ CONVOLUTIONS = nn.Sequential(
 )
 def test_other_environments_compile_the_same_program(model, x, registry_with_far):
     model = model.eval()
-    made = delegraph.lower(
+    lowered = delegraph.lower(
         model,
         (x,),
         backends=["far"],
         registry=registry_with_far,
         options={"far": {"spec": "TOSA-1.0+FP"}},
     )
-    wanted = delegraph.lower(
+    expected = delegraph.lower(
         model, (x,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP"}}
     )
-    assert [bytes(d.processed_bytes) for d in made.delegates] == [
-        bytes(d.processed_bytes) for d in wanted.delegates
+    assert [bytes(delegate.processed_bytes) for delegate in lowered.delegates] == [
+        bytes(delegate.processed_bytes) for delegate in expected.delegates
     ]
     refusals = [
         [(r.operator, r.reason, c.hint) for c in report.causes for r in c.refusals]
-        for report in (made.report, wanted.report)
+        for report in (lowered.report, expected.report)
     ]
     assert refusals[0] == refusals[1]
-    assert made.verify(x).agrees()
+    assert lowered.verify(x).agrees()
 
 
 def test_cache_keys_use_the_versions_of_the_environment(
@@ -755,7 +764,7 @@ def test_other_environments_quantize_to_the_same_program(model, x, registry_with
     """Scales that are derived of others, layers that are written out, what stays in
     floats: the program is the same.
     """
-    assert [b.has_quantizer for b in registry_with_far.backends()] == [True]
+    assert [backend.has_quantizer for backend in registry_with_far.backends()] == [True]
     batches = [(x,), (x * 2,)]
     there = delegraph.quantize(
         model.eval(), batches, backend="far", registry=registry_with_far
@@ -804,7 +813,7 @@ def test_quantizers_there_that_cannot_be_used(
 
 
 def annotate_all(model, observer):
-    for node in (n for n in model.graph.nodes if n.op == "call_function"):
+    for node in (node for node in model.graph.nodes if node.op == "call_function"):
         node.meta["quantization_annotation"] = QuantizationAnnotation(
             {}, QuantizationSpec(torch.int8, observer)
         )
@@ -853,8 +862,8 @@ def test_file_formats_of_environments_work_as_local_ones(
     x = torch.randn(1, 4)
     path = tmp_path / "model.tosa"
     other = tmp_path / "here.tosa"
-    made = delegraph.lower(small, (x,), backends=["far"], registry=registry_with_far)
-    made.save(path)
+    lowered = delegraph.lower(small, (x,), backends=["far"], registry=registry_with_far)
+    lowered.save(path)
     here = delegraph.lower(small, (x,), backends=["tosa"])
     here.save(other)
     assert path.read_bytes() == other.read_bytes()
@@ -920,10 +929,10 @@ def test_a_backend_there_meets_the_delegates_of_one_here(registry_with_far):
     ):
         model = Waves().eval()
         x = torch.linspace(-1, 1, 6)
-        made = delegraph.lower(
+        lowered = delegraph.lower(
             model, (x,), backends=["sinbackend", "far"], registry=registry_with_far
         )
-        assert sorted(d.backend_id for d in made.delegates) == [
+        assert sorted(delegate.backend_id for delegate in lowered.delegates) == [
             "SinBackend",
             "TOSABackend",
             "TOSABackend",

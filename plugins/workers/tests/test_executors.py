@@ -59,8 +59,13 @@ def lower_steps(
 
 def contents_of_delegates(result):
     return [
-        (d.name, d.processed_bytes, d.debug_handle_map, d.facts)
-        for d in result.delegates
+        (
+            delegate.name,
+            delegate.processed_bytes,
+            delegate.debug_handle_map,
+            delegate.facts,
+        )
+        for delegate in result.delegates
     ]
 
 
@@ -104,15 +109,15 @@ def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
 
 def test_a_cache_and_a_pool(registry, tmp_path):
     pool = Copying()
-    wanted = contents_of_delegates(lower_steps(registry))
+    expected = contents_of_delegates(lower_steps(registry))
     assert (
         contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
-        == wanted
+        == expected
     )
     jobs = len(pool.jobs)
     assert (
         contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
-        == wanted
+        == expected
     )
     assert len(pool.jobs) == jobs == 2
 
@@ -279,13 +284,13 @@ def test_a_refusal_is_of_the_constants_and_the_limits(registry):
 
 @pytest.mark.slow
 def test_pools_survive_a_process_that_dies(registry, monkeypatch):
-    wanted = contents_of_delegates(lower_steps(registry, names=("sin", "cos", "sin")))
+    expected = contents_of_delegates(lower_steps(registry, names=("sin", "cos", "sin")))
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
         assert (
             contents_of_delegates(lower_steps(registry, pool, ("sin", "cos", "sin")))
-            == wanted
+            == expected
         )
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
@@ -304,7 +309,7 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("TROUBLED_SECONDS", "5")
-    wanted = contents_of_delegates(lower_steps(registry))
+    expected = contents_of_delegates(lower_steps(registry))
     killed = []
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None
@@ -312,7 +317,7 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
         with distributed.Client(cluster) as client:
             assert (
                 contents_of_delegates(lower_steps(registry, client.get_executor()))
-                == wanted
+                == expected
             )
             pids = client.run(os.getpid)
 
@@ -331,7 +336,7 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
             killer.start()
             assert (
                 contents_of_delegates(lower_steps(registry, client.get_executor()))
-                == wanted
+                == expected
             )
             killer.join()
             assert len(killed) == 1
@@ -342,11 +347,11 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
     loky = pytest.importorskip("loky", reason="pip install loky")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    wanted = contents_of_delegates(lower_steps(registry))
+    expected = contents_of_delegates(lower_steps(registry))
     with loky.ProcessPoolExecutor(2) as pool:
-        assert contents_of_delegates(lower_steps(registry, pool)) == wanted
+        assert contents_of_delegates(lower_steps(registry, pool)) == expected
         os.kill(next(iter(pool._processes)), signal.SIGKILL)
-        assert contents_of_delegates(lower_steps(registry, pool)) == wanted
+        assert contents_of_delegates(lower_steps(registry, pool)) == expected
 
 
 @pytest.mark.slow

@@ -47,7 +47,10 @@ def lower_steps(names, registry, *backends, require_full=False, **choices):
 
 
 def blobs_of(result):
-    return [(d.name, d.processed_bytes, d.debug_handle_map) for d in result.delegates]
+    return [
+        (delegate.name, delegate.processed_bytes, delegate.debug_handle_map)
+        for delegate in result.delegates
+    ]
 
 
 def test_a_crash_costs_one_partition(registry):
@@ -201,8 +204,8 @@ def test_a_worker_reads_a_quantized_program():
         for c in (Compiler(**APART), None)
     )
     assert (
-        [d.processed_bytes for d in apart.delegates]
-        == [d.processed_bytes for d in here.delegates]
+        [delegate.processed_bytes for delegate in apart.delegates]
+        == [delegate.processed_bytes for delegate in here.delegates]
         != []
     )
 
@@ -210,6 +213,6 @@ def test_a_worker_reads_a_quantized_program():
 def test_isolated_partitions_have_a_fingerprint_and_are_cached(registry, tmp_path):
     first = lower_steps(["sin"], registry, cache=tmp_path, **APART)
     again = lower_steps(["sin"], registry, cache=tmp_path, **APART)
-    assert [d.fingerprint for d in first.delegates] == ["1"]
+    assert [delegate.fingerprint for delegate in first.delegates] == ["1"]
     assert blobs_of(again) == blobs_of(first)
     assert ", from the cache" in again.report.to_text(verbose=True)

@@ -48,7 +48,7 @@ def store(monkeypatch):
 def test_teams_share_compiled_partitions(store, registry, tmp_path):
     server, system = store
     url = "s3://team/delegraph"
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
     )
     names = sorted(
@@ -58,7 +58,7 @@ def test_teams_share_compiled_partitions(store, registry, tmp_path):
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=url)
     )
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert len(CountingBackend.calls) == 2
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
 
@@ -67,7 +67,7 @@ def test_teams_share_compiled_partitions(store, registry, tmp_path):
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "three", remote=url)
     )
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert len(CountingBackend.calls) == 4
     assert sum("remote cache entry" in note for note in cache_notes(program)) == 2
 

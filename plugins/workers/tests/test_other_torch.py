@@ -35,12 +35,12 @@ def other(tmp_path_factory):
             f"{VARIABLE} names no Python with torch 2.15: its wheels for Linux need"
             " CUDA's libraries"
         )
-    told = subprocess.run(
+    completed = subprocess.run(
         [python, "-c", "import torch; print(torch.__version__)"],
         capture_output=True,
         text=True,
     )
-    assert told.stdout.startswith("2.15."), told
+    assert completed.stdout.startswith("2.15."), completed
     folder = tmp_path_factory.mktemp("torch")
     (folder / "delegraph.toml").write_text(
         f'[backends.far]\npython = "{python}"\nbackend = "tosa"\n'
@@ -76,9 +76,9 @@ def quantized():
 )
 def test_another_torch_version_compiles_equal_blobs(make, other, monkeypatch):
     model, inputs = make()
-    made = delegraph.lower(model, inputs, backends=["far"], registry=other)
-    assert made.delegates
-    assert made.verify(*inputs).agrees()
+    lowered = delegraph.lower(model, inputs, backends=["far"], registry=other)
+    assert lowered.delegates
+    assert lowered.verify(*inputs).agrees()
     there = environments.environment("far")
     compile_here = TOSABackend.preprocess
     equal = []

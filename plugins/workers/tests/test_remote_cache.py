@@ -28,14 +28,14 @@ REMOTES = {
 def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_path):
     pytest.importorskip("fsspec")
     url = REMOTES[kind](tmp_path)
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
     )
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=url)
     )
     assert len(CountingBackend.calls) == 2
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
     assert [p.name for p in entries_in(tmp_path / "one")] == [
         p.name for p in entries_in(tmp_path / "two")
@@ -46,7 +46,7 @@ def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_pa
 
 def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
     url = f"file://{tmp_path}/far"
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         lower_with_cache(make_model(), registry, Cache(tmp_path / "one", remote=url))
     )
     for path in entries_in(tmp_path / "far"):
@@ -54,7 +54,7 @@ def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
     program = lower_with_cache(
         make_model(), registry, Cache(tmp_path / "two", remote=url)
     )
-    assert contents_of_delegates(program) == wanted
+    assert contents_of_delegates(program) == expected
     assert (
         sum(
             "remote cache entry" in note and "is not used" in note

@@ -94,9 +94,9 @@ def assert_cells_equal_eager(cells, kind):
         mine, eager = (
             tuple(numbers_for(view) + call for view, _ in cells) for _ in range(2)
         )
-        got = ours(*mine)
-        wanted = module(*eager)
-        for cell, *pair in zip(cells, got, wanted, strict=True):
+        actual = ours(*mine)
+        expected = module(*eager)
+        for cell, *pair in zip(cells, actual, expected, strict=True):
             torch.testing.assert_close(
                 *pair,
                 rtol=0,
@@ -135,7 +135,7 @@ def test_writes_through_views_use_their_inverse(view):
     )
     normal, _ = normalize(program)
     by_elements = any(
-        n.target is torch.ops.aten.index_put.default for n in normal.graph.nodes
+        node.target is torch.ops.aten.index_put.default for node in normal.graph.nodes
     )
     assert by_elements == (view in BY_ELEMENTS)
 

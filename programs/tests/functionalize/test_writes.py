@@ -333,9 +333,9 @@ def test_local(name):
     )
     assert notes == []
     assert not [
-        n
-        for n in normal.graph.nodes
-        if getattr(n.target, "_schema", None) and n.target._schema.is_mutable
+        node
+        for node in normal.graph.nodes
+        if getattr(node.target, "_schema", None) and node.target._schema.is_mutable
     ]
 
 
@@ -581,7 +581,7 @@ def test_custom_operators_get_no_dtype_argument():
                 (torch.ones(3),),
             )
         )
-        (call,) = (n for n in normal.graph.nodes if "pair" in str(n.target))
+        (call,) = (node for node in normal.graph.nodes if "pair" in str(node.target))
         assert not call.kwargs
 
 
@@ -606,10 +606,10 @@ def test_views_of_sizes_that_come_from_data():
     program = torch.export.export(copy.deepcopy(module), (x, torch.tensor([3])))
     run = normalize(program)[0].module(check_guards=False)
     for size in (3, 8, 1):  # each call adds to what the last one left
-        for got, wanted in zip(
+        for actual, expected in zip(
             run(x, torch.tensor([size])), module(x, torch.tensor([size])), strict=True
         ):
-            assert torch.equal(got, wanted)
+            assert torch.equal(actual, expected)
 
 
 def test_mutation_is_in_the_signature():
@@ -625,7 +625,9 @@ def test_input_mutation_is_in_the_signature():
 def test_handles_are_unique_and_in_order():
     normal, _ = normalize(torch.export.export(LOCAL["chain"], (torch.randn(3),)))
     handles = [
-        n.meta["debug_handle"] for n in normal.graph.nodes if n.op == "call_function"
+        node.meta["debug_handle"]
+        for node in normal.graph.nodes
+        if node.op == "call_function"
     ]
     assert handles == list(range(1, len(handles) + 1))
 
@@ -633,8 +635,8 @@ def test_handles_are_unique_and_in_order():
 def test_normalizing_again_keeps_handles():
     normal, _ = normalize(torch.export.export(LOCAL["residual"], (torch.randn(3),)))
     again, _ = normalize(normal)
-    assert [n.meta.get("debug_handle") for n in again.graph.nodes] == [
-        n.meta.get("debug_handle") for n in normal.graph.nodes
+    assert [node.meta.get("debug_handle") for node in again.graph.nodes] == [
+        node.meta.get("debug_handle") for node in normal.graph.nodes
     ]
 
 
@@ -647,7 +649,7 @@ def test_promotion_is_not_taken_over():
         module, torch.randn(3), torch.randn(3, dtype=torch.float64)
     )
     assert notes == []
-    assert [str(n.target) for n in normal.graph.nodes][-2] == "aten.to.dtype"
+    assert [str(node.target) for node in normal.graph.nodes][-2] == "aten.to.dtype"
 
 
 def test_symbolic_integers_and_floats_promote_differently():
@@ -692,7 +694,9 @@ def test_added_calls_get_the_handle_of_their_call():
     normal, _ = normalize(
         torch.export.export(as_module(relu_of_view), (torch.randn(3, 4),))
     )
-    handles = {str(n.target): n.meta.get("debug_handle") for n in normal.graph.nodes}
+    handles = {
+        str(node.target): node.meta.get("debug_handle") for node in normal.graph.nodes
+    }
     assert handles["aten.reshape.default"] == handles["aten.mul.Tensor"]
 
 
@@ -714,12 +718,12 @@ class Attribute(nn.Module):
 @pytest.mark.parametrize("shared", [False, True])
 def test_written_constants_keep_their_value_like_buffers(shared):
     x = torch.ones(3)
-    wanted = torch.export.export(Attribute(shared), (x,)).module()
+    expected = torch.export.export(Attribute(shared), (x,)).module()
     normal, notes = normalize(torch.export.export(Attribute(shared), (x,)))
     assert notes == []
     run = normal.module(check_guards=False)
     for _ in range(3):
-        torch.testing.assert_close(run(x), wanted(x), rtol=0, atol=0)
+        torch.testing.assert_close(run(x), expected(x), rtol=0, atol=0)
 
 
 class Hidden(nn.Module):

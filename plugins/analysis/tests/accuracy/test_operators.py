@@ -33,7 +33,9 @@ class TellingBackend(BackendDetails):
         name = f"program {len(COMPILED)}".encode()
         COMPILED[name] = edge_program
         mapping = DelegateMappingBuilder()
-        for node in (n for n in edge_program.graph.nodes if n.op == "call_function"):
+        for node in (
+            node for node in edge_program.graph.nodes if node.op == "call_function"
+        ):
             mapping.insert_delegate_mapping_entry(nodes=node, identifier=node.name)
         return PreprocessResult(name, mapping.get_delegate_mapping())
 
@@ -112,7 +114,7 @@ def test_first_and_worst_inside_of_a_delegate(image):
     lowered = lower_for_telling(Net(), (image,))
     found = lowered.verify(image, per_operator=True)
     operators = found.operators
-    assert [o.operator.split(".")[1] for o in operators.operators] == [
+    assert [operator.operator.split(".")[1] for operator in operators.operators] == [
         "conv2d",
         "relu",
         "tanh",
@@ -146,7 +148,9 @@ def test_only_borders_are_compared_without_an_observing_runtime(image):
         .verify(image, per_operator=True)
         .operators
     )
-    assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
+    assert [operator.operator for operator in operators.operators] == [
+        "aten.flatten.using_ints"
+    ]
     assert operators.not_compared == {
         "its runtime does not observe values inside the delegate": 4
     }
@@ -227,7 +231,7 @@ def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
     with Counting32() as mode:
         mode.counts = Counter()
         operators = verify_operators(lowered, image).operators
-    assert [o.where == "host" for o in operators.operators] == [
+    assert [operator.where == "host" for operator in operators.operators] == [
         True,
         False,
         True,
@@ -266,7 +270,7 @@ def test_operators_on_the_host_are_measured_with_equal_inputs(image):
         why_not=lambda n: None if n.target is aten.tanh.default else "no",
     )
     operators = lowered.verify(image, per_operator=True).operators
-    assert [o.where for o in operators.operators] == [
+    assert [operator.where for operator in operators.operators] == [
         "host",
         "host",
         "lowered_module_0",
@@ -292,7 +296,9 @@ def test_ties_are_no_error_and_later_operators_are_compared():
     )
     assert found.operators.differing() == []
     assert found.agrees()
-    assert all("with the program's decisions" in o.remark for o in found.outputs)
+    assert all(
+        "with the program's decisions" in output.remark for output in found.outputs
+    )
 
 
 def test_ties_are_accepted_only_with_the_option():
@@ -300,12 +306,12 @@ def test_ties_are_accepted_only_with_the_option():
     lowered = lower_for_telling(Tied(), (x,))
     plain = lowered.verify(x)
     assert not plain.agrees()
-    assert not any(o.remark for o in plain.outputs)
+    assert not any(output.remark for output in plain.outputs)
     for found in (verify_ties(lowered, x), verify_operators(lowered, x, ties=True)):
         assert found.agrees()
         assert all(
-            "compared with another run of eager at 1 of 2 places" in o.remark
-            for o in found.outputs
+            "compared with another run of eager at 1 of 2 places" in output.remark
+            for output in found.outputs
         )
 
 
@@ -368,7 +374,7 @@ def test_a_result_of_several_is_its_operators():
         .verify(torch.ones(2, 3), per_operator=True)
         .operators
     )
-    assert [o.operator for o in found.operators] == ["aten.max.dim"]
+    assert [operator.operator for operator in found.operators] == ["aten.max.dim"]
 
 
 class Attention(torch.nn.Module):
@@ -442,7 +448,8 @@ class LateRuntime(TellingRuntime):
     def observe(processed_bytes, compile_specs, named_data):
         right = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
         has_tanh = any(
-            n.target is aten.tanh.default for n in COMPILED[processed_bytes].graph.nodes
+            node.target is aten.tanh.default
+            for node in COMPILED[processed_bytes].graph.nodes
         )
         calls = []
 
@@ -467,11 +474,11 @@ def test_inside_of_branches_and_loops_by_iteration(loops):
     )
     verification = lowered.verify(x, per_operator=True)
     found = verification.operators
-    rows = {(o.where, o.node): o for o in found.operators}
+    rows = {(operator.where, operator.node): operator for operator in found.operators}
     branch = "while_loop_body_graph_0.true_graph_0"
-    tanh = next(o for o in found.operators if "tanh" in o.operator)
+    tanh = next(operator for operator in found.operators if "tanh" in operator.operator)
     assert tanh.where.startswith(f"{branch}.lowered_module_")
-    assert tanh.where in {d.name for d in lowered.delegates}
+    assert tanh.where in {delegate.name for delegate in lowered.delegates}
     assert tanh.differs_from == 3
     assert 3 <= tanh.iteration <= 6
     assert found.first is tanh
@@ -517,8 +524,8 @@ def test_runtimes_of_whole_files_refuse_values_of_operators(image):
 
 def test_tolerance_is_that_of_the_type():
     near = torch.tensor([1.005])
-    wanted = torch.tensor([1.0])
-    assert not Verification.of(near, wanted).agrees()
-    assert Verification.of(near, wanted).agrees(0.01)
-    assert Verification.of(near.half(), wanted.half()).agrees()
+    expected = torch.tensor([1.0])
+    assert not Verification.of(near, expected).agrees()
+    assert Verification.of(near, expected).agrees(0.01)
+    assert Verification.of(near.half(), expected.half()).agrees()
     assert not Verification.of(torch.tensor([100001]), torch.tensor([100000])).agrees()

@@ -27,12 +27,12 @@ class Calls:
 
     def verify(self, got):
         with torch.no_grad():
-            wanted = self.model(*self.inputs)
-        found = Verification.of(got, wanted)
+            expected = self.model(*self.inputs)
+        found = Verification.of(got, expected)
         return (
             found
             if found.agrees()
-            else Verification(settle(found.outputs, got, wanted, self.run))
+            else Verification(settle(found.outputs, got, expected, self.run))
         )
 
 
@@ -72,12 +72,12 @@ def test_detections_that_tie_agree_and_are_noted(scores, order):
     calls = Calls(detect, scores)
     if scores is CLOSE:  # which rounds to what ties
         order = lambda _: last_first(NEAR)
-    got = detect(scores, order)
-    found = calls.verify(got)
+    actual = detect(scores, order)
+    found = calls.verify(actual)
     assert found.agrees()
     assert found.relative_error < 1e-5
     assert calls.count <= 12
-    same = all(map(torch.equal, got, detect(scores)))
+    same = all(map(torch.equal, actual, detect(scores)))
     assert ("compared with another run of eager at" in str(found)) is not same
 
 

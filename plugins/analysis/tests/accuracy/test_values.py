@@ -49,4 +49,6 @@ def test_inputs_that_are_written_are_compared_as_they_were():
     found = lowered.verify(torch.ones(2, 2), per_operator=True)
     assert found.agrees()
     assert found.operators.differing() == []
-    assert [o.figures.max_abs_value for o in found.operators.operators][-1] == 2.0
+    assert [operator.figures.max_abs_value for operator in found.operators.operators][
+        -1
+    ] == 2.0

@@ -98,7 +98,7 @@ def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_missing_distributions_are_named_in_the_error(command, tmp_path):
-    shown = run_python(
+    completed = run_python(
         "-m",
         "delegraph",
         command,
@@ -106,8 +106,8 @@ def test_missing_distributions_are_named_in_the_error(command, tmp_path):
         cwd=tmp_path,
         DELEGRAPH_DISABLE_PLUGINS="analysis",
     )
-    assert shown.returncode == 2
-    assert "delegraph-analysis" in shown.stderr
+    assert completed.returncode == 2
+    assert "delegraph-analysis" in completed.stderr
 
 
 # --- what files hold, and what formats do ---------------------------------------------
@@ -142,8 +142,8 @@ def test_control_characters_of_files_never_reach_the_terminal(
     command, works, json, hostile, capsys
 ):
     code = main([*(word.replace("FILE", hostile) for word in command), *json])
-    shown = capsys.readouterr()
-    told = shown.out + shown.err.replace(PROGRESS_BAR, "")
+    captured = capsys.readouterr()
+    told = captured.out + captured.err.replace(PROGRESS_BAR, "")
     assert not [c for c in told if not (c.isprintable() or c in "\n\t")]
     assert (code == 0) == works
     assert not works or "x1b" in told or "u001b" in told
@@ -157,17 +157,17 @@ def test_verdicts_are_shown_in_one_line(hostile, monkeypatch, capsys):
         "delegraph.host.FileFormat.verify", lambda file, path: judged, raising=False
     )
     assert main(["inspect", hostile, "--verify"]) == 1
-    shown = capsys.readouterr().out
-    assert shown.count("\nrefused by judge: no rule") == 1
-    assert "\naccepted" not in shown
-    assert len(shown) < 3000
+    stdout = capsys.readouterr().out
+    assert stdout.count("\nrefused by judge: no rule") == 1
+    assert "\naccepted" not in stdout
+    assert len(stdout) < 3000
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
     for command in ("inspect", "run"):
         plugins = {"DELEGRAPH_PLUGINS": "evil,analysis"}
-        shown = run_python(
+        completed = run_python(
             "-m",
             "delegraph",
             command,
@@ -176,9 +176,9 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
             PYTHONIOENCODING=encoding,
             **plugins,
         )
-        assert shown.returncode == 0
-        assert shown.stderr.split() == (["50%", "100%"] if command == "run" else [])
-        assert shown.stdout.strip()
+        assert completed.returncode == 0
+        assert completed.stderr.split() == (["50%", "100%"] if command == "run" else [])
+        assert completed.stdout.strip()
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,9 @@ def test_help_imports_no_torch(capsys):
         "import sys; from delegraph.cli import main; main(['matrix', '--help']); assert"
         " 'torch' not in sys.modules"
     )
-    shown = run_python("-c", program)
-    assert shown.returncode == 0, shown.stderr
-    assert "--executor NAME" in shown.stdout, shown.stderr
+    completed = run_python("-c", program)
+    assert completed.returncode == 0, completed.stderr
+    assert "--executor NAME" in completed.stdout, completed.stderr
 
 
 def test_systems_without_forks_are_refused(folder, finished, capsys, monkeypatch):

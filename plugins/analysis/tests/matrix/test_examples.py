@@ -65,12 +65,12 @@ def test_a_vendors_nightly_run(folder):
 @pytest.mark.slow
 def test_a_researchers_comparison(folder):
     (folder / "m.toml").write_text(TOML)
-    done = run_in_folder(
+    completed = run_in_folder(
         folder, sys.executable, EXAMPLES / "matrix_comparison.py", "store", "m.toml"
     )
-    assert done.returncode == 0, done.stderr
-    assert "tosa, float: " in done.stdout
-    assert "geometric mean of 2 models" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "tosa, float: " in completed.stdout
+    assert "geometric mean of 2 models" in completed.stdout
     assert (
         len(list(csv.DictReader((folder / "store/table.csv").read_text().splitlines())))
         == 4

@@ -173,7 +173,9 @@ def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
         before = (disk / "rows.jsonl").read_text()
         kept = [json.loads(line)["cell"] for line in before.splitlines()]
         assert kept
-        assert not [p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")]
+        assert not [
+            path for path in (disk / "artifacts").iterdir() if path.name.startswith(".")
+        ]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         command = start_command(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)

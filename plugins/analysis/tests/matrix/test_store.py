@@ -62,9 +62,9 @@ def test_the_last_row_counts_and_torn_lines_are_skipped(store):
         store.append(make_row(number, text="x" * number))
     with (store.folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps(make_row(3))[:70])
-    assert [r["cell"] for r in store.rows()] == ["1", "2"]
+    assert [row["cell"] for row in store.rows()] == ["1", "2"]
     store.append(make_row(4))
-    assert [r["cell"] for r in store.rows()] == ["1", "2", "4"]
+    assert [row["cell"] for row in store.rows()] == ["1", "2", "4"]
 
 
 @pytest.mark.parametrize(

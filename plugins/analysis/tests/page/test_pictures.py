@@ -254,7 +254,7 @@ def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
     ]
     found = {g.get("id"): g for g in first.iter("g")}
     assert [text_of(found[t].findall("text")[0]) for t in targets[-2:]] == [
-        d.name for d in report.delegates
+        delegate.name for delegate in report.delegates
     ]
     assert [parent_link(root, t) for t in targets[-2:]] == ["#m0d0", "#m0d1"]
 
@@ -262,11 +262,11 @@ def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
 def test_delegates_of_two_methods_and_of_branches_have_different_names():
     net = Net().eval()
     x = torch.ones(3, 4)
-    made = lower_net({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
-    names = [d.name for d in made.report.delegates]
+    lowered = lower_net({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
+    names = [delegate.name for delegate in lowered.report.delegates]
     assert len(names) == len(set(names)) >= 4
     again = lower_net({"one": net, "two": net}, {"one": (x, x), "two": (x, x)})
-    assert names == [d.name for d in again.report.delegates]
+    assert names == [delegate.name for delegate in again.report.delegates]
 
 
 # --- figures against eager ------------------------------------------------------------

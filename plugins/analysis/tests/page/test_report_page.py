@@ -84,7 +84,7 @@ def test_the_policy_admits_the_style_sheet_and_the_script_alone(report):
     policy = re.search(
         r'<meta http-equiv="Content-Security-Policy" content="([^"]+)"/>', page
     )[1]
-    wanted = (
+    expected = (
         "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none';"
         " script-src '{}'"
     )
@@ -96,7 +96,7 @@ def test_the_policy_admits_the_style_sheet_and_the_script_alone(report):
             + base64.b64encode(hashlib.sha256(held.encode()).digest()).decode()
         )
         assert page.index("Content-Security-Policy") < page.index(f"<{tag}>")
-    assert policy == wanted.format(*digests)
+    assert policy == expected.format(*digests)
 
 
 class Bad(nn.Module):
@@ -112,18 +112,18 @@ class Bad(nn.Module):
 
 
 def test_names_from_the_model_are_never_markup():
-    made = lower_net(
+    lowered = lower_net(
         {EVIL: Bad().eval()},
         {EVIL: (torch.ones(4),)},
         [partitioner_for(["relu"], "First", EVIL)],
     )
-    report = made.report
+    report = lowered.report
     line = EVIL.replace("\n", "")
     refusal = report.refusals[0]
     assert report.causes[0].refusals == (refusal,)
     object.__setattr__(refusal, "operator", EVIL)
     object.__setattr__(refusal, "source", Source(f"/{EVIL}", 7, EVIL, EVIL))
-    for node in made.exported_program(EVIL).graph.nodes:
+    for node in lowered.exported_program(EVIL).graph.nodes:
         node.name = EVIL
         node.meta["stack_trace"] = (
             f'  File "/{line}.py", line 7, in {line}\n    {line}\n'
@@ -203,7 +203,7 @@ def test_every_delegate_has_a_row(report):
         ["delegate", "backend", "operators", "size", "inputs", "outputs"],
     )
     assert len(rows) == len(report.delegates) == 5
-    assert {d.backend for d in report.delegates} == {"first", "second"}
+    assert {delegate.backend for delegate in report.delegates} == {"first", "second"}
     for row, delegate in zip(
         rows, sorted(report.delegates, key=lambda d: d.method), strict=True
     ):
@@ -224,7 +224,7 @@ def test_refusals_have_count_reasons_and_first_line(report):
     rows = table_rows(
         parse_page(report.to_html()), ["operators", "which", "why", "first at"]
     )
-    assert {r.operator for r in report.refusals} == {
+    assert {refusal.operator for refusal in report.refusals} == {
         "aten.sum.dim_IntList",
         "aten.split.Tensor",
         "aten.sort.default",
@@ -315,7 +315,9 @@ def test_counts_and_sizes_read_as_in_the_text():
 
 def test_totals_of_a_method(report):
     for name, row in report.methods.items():
-        delegates = [d for d in report.delegates if d.method == name]
+        delegates = [
+            delegate for delegate in report.delegates if delegate.method == name
+        ]
         assert report.to_json()["methods"][name] == {
             "delegates": len(delegates),
             "delegated_operators": sum(d.operator_count for d in delegates),
@@ -395,13 +397,15 @@ def test_boxes_link_to_the_inside_of_their_delegate(report):
     [inside] = [e for e in root.iter("div") if e.get("id") == link.get("href")[1:]]
     titles = [lines[0] for lines, _, _ in boxes_of(inside)]
     [row] = [
-        d for d in report.delegates if (d.method, d.name) == ("one", "lowered_module_1")
+        delegate
+        for delegate in report.delegates
+        if (delegate.method, delegate.name) == ("one", "lowered_module_1")
     ]
     assert sorted(t for t in titles if " " not in t) == sorted(
         op.split(".")[1] for op in row.operators
     )
-    assert {f"input {a.name}" for a in row.inputs} | {
-        f"output {a.name}" for a in row.outputs
+    assert {f"input {value.name}" for value in row.inputs} | {
+        f"output {output.name}" for output in row.outputs
     } <= {*titles}
     constants = [
         tooltip for _, _, tooltip in boxes_of(inside) if "constant p_" in tooltip

@@ -81,11 +81,11 @@ class Second(BackendDetails):
 
 
 def registry_with_backends():
-    made = Registry(discover=False)
-    made.register(First)
-    made.register(Second)
-    made.register(Refusing)
-    return made
+    registry = Registry(discover=False)
+    registry.register(First)
+    registry.register(Second)
+    registry.register(Refusing)
+    return registry
 
 
 def partitioner_for(names, backend, why="not mine"):
@@ -264,8 +264,8 @@ def hostile_report():
         object.__setattr__(row, "name", EVIL)
         object.__setattr__(row, "operators", {long: 3, EVIL: 1})
     report.rows.causes[:] = [
-        Cause(EVIL, EVIL, long, long, EVIL, c.refusals, 1, c.handles)
-        for c in report.causes
+        Cause(EVIL, EVIL, long, long, EVIL, cause.refusals, 1, cause.handles)
+        for cause in report.causes
     ]
     report.notes[:] = [long, EVIL]
     return report

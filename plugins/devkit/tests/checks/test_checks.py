@@ -17,10 +17,14 @@ from ..support.kit import backend_under_test, failed_checks, failure_of
 def test_the_good_backend_passes_all_that_apply():
     report = devkit.run_checks(backend_under_test(backends.register_good))
     assert report.passed, str(report)
-    skipped = {r.name: r.message for r in report.results if r.status is Status.SKIPPED}
+    skipped = {
+        result.name: result.message
+        for result in report.results
+        if result.status is Status.SKIPPED
+    }
     assert list(skipped) == ["light_declaration"]
     assert "no light module" in skipped["light_declaration"]
-    figures = {r.name: r.figures for r in report.results}
+    figures = {result.name: result.figures for result in report.results}
     assert figures["numerics"]["programs"] > 5
     assert figures["numerics"]["largest_error"] < 1e-5
     assert figures["settings_and_data_delivered"]["named_data"] > 0

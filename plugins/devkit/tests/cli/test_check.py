@@ -33,25 +33,25 @@ def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     monkeypatch.setattr(devkit, "QUICK_GATE", 0)
     monkeypatch.setattr("delegraph_devkit.cli.check.QUICK_SECONDS", 3600)
     assert main(["check", "good", "--quick", "--json"]) == 0
-    shown = capsys.readouterr()
+    captured = capsys.readouterr()
     reported = [
         line.partition(":")[0]
-        for line in shown.err.splitlines()
+        for line in captured.err.splitlines()
         if not line.startswith(" ")
     ]
     # one line for each check, although stderr is no terminal
     assert reported == list(devkit.CHECKS)
-    found = json.loads(shown.out)
+    found = json.loads(captured.out)
     assert found["schema"] == "delegraph.check/1"
     assert found["passed"]
     assert found["backend"] == "good"
     assert [c["name"] for c in found["checks"]] == list(devkit.CHECKS)
     # the backend has neither options nor these methods
     optional = ("options_run", "profiled_times", "compatibility_answered")
-    wanted = dict.fromkeys(optional, "skipped")
+    expected = dict.fromkeys(optional, "skipped")
     assert {
         c["name"]: c["status"] for c in found["checks"] if c["status"] != "passed"
-    } == wanted
+    } == expected
 
 
 def test_failed_checks_are_in_the_table_and_exit_code(installed, capsys):
@@ -146,8 +146,8 @@ def test_examples_may_be_exported_programs_with_transforms(
     path.write_text(TRANSFORMED)
     model, inputs = load_example(f"{path}:{function}")
     assert inputs[0].dtype == dtype
-    wanted = inputs[0].float().relu() * (2 if function == "model" else 1)
-    torch.testing.assert_close(model.module()(*inputs), wanted)
+    expected = inputs[0].float().relu() * (2 if function == "model" else 1)
+    torch.testing.assert_close(model.module()(*inputs), expected)
     scope = {}
     exec(_ModelFile(f"{path}:{function}").source, scope)
     assert scope["inputs"][0].shape == inputs[0].shape

@@ -12,8 +12,8 @@ from ..support.kit import contents_of_files
 
 def run_command(capsys, *arguments):
     code = main(["new-backend", *map(str, arguments)])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_the_command_lists_files_and_next_steps(tmp_path, monkeypatch, capsys):
@@ -148,8 +148,8 @@ def test_refusals_leave_the_folder_unchanged(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "npu").mkdir()
     (tmp_path / "npu" / "mine").touch()
-    got, out, err = run_command(capsys, name)
-    assert got == code
+    actual, out, err = run_command(capsys, name)
+    assert actual == code
     assert out == ""
     assert message in err
     assert [p.name for p in tmp_path.rglob("*")] == ["npu", "mine"]
@@ -161,7 +161,7 @@ def test_the_command_imports_no_torch(tmp_path):
         " print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "False"
+    assert completed.stdout.splitlines()[-1] == "False"

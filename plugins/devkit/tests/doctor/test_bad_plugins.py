@@ -377,12 +377,12 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
     for name, value in row.variables.items():
         monkeypatch.setenv(name, value)
     assert_good_works(row)
-    shown = run_doctor(
+    completed = run_doctor(
         site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables}
     )
     code = 0 if row.status in (Status.OK, Status.DISABLED) else 1
-    assert shown.returncode == code, shown.stderr
-    rows = {p["distribution"]: p for p in json.loads(shown.stdout)["plugins"]}
+    assert completed.returncode == code, completed.stderr
+    rows = {p["distribution"]: p for p in json.loads(completed.stdout)["plugins"]}
     for k, distribution in enumerate(row.distributions):
         assert_explained(rows[distribution], row, site, version=f"0.{7 + k}")
 
@@ -421,7 +421,9 @@ def assert_good_works(row=None):
     lowered = delegraph.lower(
         torch.nn.ReLU().eval(), (torch.ones(3),), backends=["good"], registry=registry
     )
-    assert [d.processed_bytes for d in lowered.delegates] == [b"made by the good one"]
+    assert [delegate.processed_bytes for delegate in lowered.delegates] == [
+        b"made by the good one"
+    ]
     return lowered
 
 
@@ -470,10 +472,10 @@ def test_plugins_that_end_their_process_do_not_disturb_others(site):
         )
     ):
         site.plugin(f"bad-{k}", f"import os\n\n{end}")
-    shown = run_doctor(
+    completed = run_doctor(
         site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))])
     )
-    rows = {p["distribution"]: p for p in json.loads(shown.stdout)["plugins"]}
+    rows = {p["distribution"]: p for p in json.loads(completed.stdout)["plugins"]}
     assert [rows[f"bad-{k}"]["status"] for k in range(5)] == [*["broken"] * 4, "ok"]
     assert rows["good-one"]["status"] == "ok"
     assert rows["good-one"]["problems"] == rows["good-one"]["warnings"] == []
@@ -488,14 +490,14 @@ def test_plugins_that_end_their_process_do_not_disturb_others(site):
         errors[3] == "importing its light module killed the process (Interrupt)"
         f" ({site.folder / 'bad_3.py'}:3)"
     )
-    assert shown.returncode == 1
+    assert completed.returncode == 1
 
 
 def test_a_plugin_that_never_ends_is_stopped(site):
     site.plugin("bad-one", "\nimport threading\nthreading.Event().wait()")
     # the limit includes the start of Python
-    shown = run_doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
-    (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
+    completed = run_doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(completed.stdout)["plugins"][0]["problems"]
     assert (
         fault["error"] == "importing its light module took longer than 8 s"
         f" ({site.folder / 'bad_one.py'}:3)"
@@ -507,9 +509,9 @@ def test_a_plugin_that_never_ends_is_stopped(site):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_a_time_limit_is_a_positive_number(site, seconds):
-    shown = run_doctor(site, "--timeout", seconds)
-    assert shown.returncode == 2
-    assert json.loads(shown.stdout)["code"] == "usage-invalid"
+    completed = run_doctor(site, "--timeout", seconds)
+    assert completed.returncode == 2
+    assert json.loads(completed.stdout)["code"] == "usage-invalid"
 
 
 def test_output_and_threads_of_a_target_do_not_delay_doctor(site):
@@ -523,8 +525,8 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 atexit.register(time.sleep, 1000)
 """
     backend_with_target(source)(site)
-    shown = run_doctor(site, DELEGRAPH_PLUGINS="bad-one")
-    (fault,) = json.loads(shown.stdout)["plugins"][0]["problems"]
+    completed = run_doctor(site, DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = json.loads(completed.stdout)["plugins"][0]["problems"]
     assert "has no 'BadBackend'" in fault["error"]
 
 

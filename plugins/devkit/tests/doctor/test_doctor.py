@@ -70,13 +70,17 @@ def test_doctor_reports_why_programs_cannot_run(available, status, text, monkeyp
 def test_doctor_reports_missing_and_broken_plugins(site):
     site.backend("chip-vendor", "npu")
     only = {"DELEGRAPH_PLUGINS": "chip-vendor,bad-one,devkit"}
-    shown = run_python("-m", "delegraph", "doctor", path=site.folder, **only)
-    assert "DELEGRAPH_PLUGINS names 'bad-one', which is not installed" in shown.stdout
-    assert shown.returncode == 0
+    completed = run_python("-m", "delegraph", "doctor", path=site.folder, **only)
+    assert (
+        "DELEGRAPH_PLUGINS names 'bad-one', which is not installed" in completed.stdout
+    )
+    assert completed.returncode == 0
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = run_python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
-    assert shown.returncode == 1
-    found = json.loads(shown.stdout)
+    completed = run_python(
+        "-m", "delegraph", "doctor", "--json", path=site.folder, **only
+    )
+    assert completed.returncode == 1
+    found = json.loads(completed.stdout)
     jsonschema.validate(found, SCHEMA)
     rows = {p["name"]: p for p in found["plugins"]}
     assert rows["npu"]["status"] == "ok"
@@ -172,20 +176,20 @@ def test_declarations_for_absent_backends_are_noted(site, monkeypatch):
 def test_the_lines_that_lead_to_a_heavy_import_are_shown(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")
-    shown = run_python(
+    completed = run_python(
         "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="heavy"
     )
     where = f"({site.folder / 'heavy.py'}:2 -> {site.folder / 'arrays_of_it.py'}:2)"
     assert (
         f"its light module imports numpy, which slows every listing down {where}"
-        in shown.stdout
+        in completed.stdout
     )
 
 
 def test_a_backend_that_requires_torch_does_not_import_it(site):
     site.backend("needy", "needy", requires=("torch",))
-    shown = run_python(
+    completed = run_python(
         "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="needy"
     )
-    assert "imports torch" not in shown.stdout
-    assert shown.returncode == 0
+    assert "imports torch" not in completed.stdout
+    assert completed.returncode == 0

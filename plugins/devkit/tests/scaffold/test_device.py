@@ -70,23 +70,23 @@ def run_its_test(made, passed, *arguments):
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=folder,
         env=environment | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
-    if "no C++ compiler" in done.stdout:
-        pytest.skip(done.stdout)
-    assert passed in done.stdout, done.stdout + done.stderr
+    if "no C++ compiler" in completed.stdout:
+        pytest.skip(completed.stdout)
+    assert passed in completed.stdout, completed.stdout + completed.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [False, True], ids=["plain", "tosa"], indirect=True)
 def test_generated_packages_pass_mypy(made, tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run(command, cwd=made[0], capture_output=True, text=True)
-    assert "no issues found in 11 source files" in done.stdout, (
-        done.stdout + done.stderr
+    completed = subprocess.run(command, cwd=made[0], capture_output=True, text=True)
+    assert "no issues found in 11 source files" in completed.stdout, (
+        completed.stdout + completed.stderr
     )

@@ -180,10 +180,10 @@ def test_generated_code_is_clean_for_all_names(text, kind, tmp_path):
             "--quiet",
             ".",
         ]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=tmp_path / "made", capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stdout
+        assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -201,15 +201,15 @@ def test_names_of_the_template_are_replaced_everywhere_once(text, kind, tmp_path
 
 def test_packages_require_this_minor_release():
     text = (package.TEMPLATE / "pyproject.toml").read_text()
-    wanted = [
+    expected = [
         Requirement(line) for line in re.findall(r'"(delegraph[-\w]*[<>=][^"]+)"', text)
     ]
-    assert [one.name for one in wanted] == ["delegraph", "delegraph-devkit"]
+    assert [one.name for one in expected] == ["delegraph", "delegraph-devkit"]
     assert re.search(r'^dev = .*"delegraph-devkit', text, re.MULTILINE), (
         "users of the backend do not need the kit"
     )
     this = Version(delegraph.__version__)
-    for one in wanted:
+    for one in expected:
         assert this in one.specifier
         assert f"{this.major}.{this.minor + 1}.0" not in one.specifier
 
@@ -233,7 +233,7 @@ def test_an_empty_folder_is_filled(tmp_path):
     (tmp_path / "made").mkdir()
     generate(Names.of("npu"), tmp_path / "made")
     assert (tmp_path / "made" / "pyproject.toml").is_file()
-    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_a_folder_gets_the_usual_permissions(tmp_path):
@@ -315,10 +315,10 @@ def test_the_example_runs_on_the_new_backend(made):
         lowered = delegraph.lower(
             module, inputs, backends=["my-npu"], registry=registry
         )
-        assert [len(d.nodes) for d in lowered.delegates] == [4]
-        assert [(r.operator, r.reason) for r in lowered.report.refusals] == [
-            ("aten.softmax.int", "my-npu has no instruction for it")
-        ]
+        assert [len(delegate.nodes) for delegate in lowered.delegates] == [4]
+        assert [
+            (refusal.operator, refusal.reason) for refusal in lowered.report.refusals
+        ] == [("aten.softmax.int", "my-npu has no instruction for it")]
         assert lowered.verify(*inputs).relative_error == 0
 
 

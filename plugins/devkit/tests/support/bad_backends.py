@@ -304,7 +304,7 @@ def partitioner_with_rule(rule):
 
 def order_of_a_set(program, result):
     """Depends on the hash seed."""
-    names = " ".join({str(n.target) for n in program.graph.nodes}).encode()
+    names = " ".join({str(node.target) for node in program.graph.nodes}).encode()
     made = opened(result.processed_bytes)
     return PreprocessResult(
         seal({**made, "comment": names.hex()}),
@@ -507,7 +507,7 @@ class RaisesAtSin(GoodRuntime):
 
 def crashes_at_tanh(program, result):
     """Ends the process where a compiler's C code would."""
-    if any(n.target is aten.tanh.default for n in program.graph.nodes):
+    if any(node.target is aten.tanh.default for node in program.graph.nodes):
         os.abort()
 
 
@@ -545,9 +545,9 @@ class NeedsACall(GoodPartitioner):
 
     def partition(self, exported_program):
         max(
-            n.meta["debug_handle"]
-            for n in exported_program.graph.nodes
-            if n.op == "call_function"
+            node.meta["debug_handle"]
+            for node in exported_program.graph.nodes
+            if node.op == "call_function"
         )
         return super().partition(exported_program)
 
@@ -568,7 +568,7 @@ def expects_schemas(node):
 
 def crashes_without_calls(program, result):
     """Looks at the first call, as C code would: whether there is one or not."""
-    if not any(n.op == "call_function" for n in program.graph.nodes):
+    if not any(node.op == "call_function" for node in program.graph.nodes):
         os.abort()
 
 
@@ -800,7 +800,9 @@ def maps_a_stranger(program, result):
     its program.
     """
     own = [
-        n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta
+        node.meta["debug_handle"]
+        for node in program.graph.nodes
+        if "debug_handle" in node.meta
     ]
     more = {"all": (1 + max(own),)} if own else {}
     return PreprocessResult(

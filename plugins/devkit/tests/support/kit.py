@@ -16,7 +16,11 @@ def backend_under_test(register, **fields):
 
 
 def failed_checks(report):
-    return {r.name: r.message for r in report.results if r.status is Status.FAILED}
+    return {
+        result.name: result.message
+        for result in report.results
+        if result.status is Status.FAILED
+    }
 
 
 def failure_of(name, check, **fields):

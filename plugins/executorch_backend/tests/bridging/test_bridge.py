@@ -85,9 +85,9 @@ def check_both_runtimes(
     method = program.load_method("forward")
     for call in calls:
         with torch.no_grad():
-            wanted = [module(*call)]
-        assert_equal([lowered(*call)], wanted)
-        assert_equal(method.execute(list(call)), wanted)
+            expected = [module(*call)]
+        assert_equal([lowered(*call)], expected)
+        assert_equal(method.execute(list(call)), expected)
 
 
 @pytest.mark.parametrize(("make", "shape"), [(mlp, (2, 8)), (conv_net, (1, 3, 16, 16))])
@@ -114,7 +114,7 @@ def test_refused_operators_stay_with_their_source_line(tmp_path: Any) -> None:
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert lowered.host_operators == 1
     assert len(lowered.delegates) == 2
-    assert "relu" in {n.name for n in lowered.delegates[0].nodes}, (
+    assert "relu" in {node.name for node in lowered.delegates[0].nodes}, (
         "delegates are counted from the program's begin"
     )
     text = str(lowered.report)
@@ -166,7 +166,7 @@ def test_branches(tmp_path: Any) -> None:
     module = Branch().eval()
     calls = [(torch.randn(2, 8),) for _ in range(4)]
     lowered = lower(module, calls[0], backends=["xnnpack"])
-    assert sum("graph" in d.name for d in lowered.delegates) == 2, (
+    assert sum("graph" in delegate.name for delegate in lowered.delegates) == 2, (
         "one delegate in each branch"
     )
     check_both_runtimes(lowered, module, calls, tmp_path / "m.pte")
@@ -194,7 +194,7 @@ def test_bridged_and_other_backends_work_together(backends: list[str]) -> None:
     call = (torch.randn(2, 8), torch.arange(8, dtype=torch.int32))
     specs = {"tosa": {"spec": "TOSA-1.0+INT"}}  # no floats: they are left to XNNPACK
     lowered = lower(module, call, backends=backends, options=specs)
-    assert {d.backend_id for d in lowered.delegates} == {
+    assert {delegate.backend_id for delegate in lowered.delegates} == {
         "XnnpackBackend",
         "TOSABackend",
     }
@@ -233,14 +233,14 @@ def test_a_call_that_is_taken_in_part_is_refused() -> None:
     program = torch.export.export(Twice(), (torch.randn(2, 3),)).run_decompositions()
     result = parts.partitioner().partition(program)
     tags = {
-        n.name: n.meta.get("delegation_tag")
-        for n in program.graph.nodes
-        if n.op == "call_function"
+        node.name: node.meta.get("delegation_tag")
+        for node in program.graph.nodes
+        if node.op == "call_function"
     }
     assert tags["mul"] is None
     assert TakesHalves.asked == 2
     assert ("mul", "TakesHalves takes only a part of it") in [
-        (r.node.name, r.reason) for r in result.refusals
+        (refusal.node.name, refusal.reason) for refusal in result.refusals
     ]
 
 
@@ -267,7 +267,9 @@ def test_one_declaration_makes_a_backend() -> None:
         made.backend, partitioner=made.partitioner, runtime=made.runtime, name="mine"
     ):
         lowered = lower(module, (x,), backends=["mine"])
-        assert [d.backend_id for d in lowered.delegates] == ["MineBackend"]
+        assert [delegate.backend_id for delegate in lowered.delegates] == [
+            "MineBackend"
+        ]
         with pytest.raises(
             NoRuntime,
             match=(
@@ -354,8 +356,8 @@ def test_the_same_bytes_again() -> None:
     module = Split().eval()
     x = torch.randn(2, 8)
     once, twice = (lower(module, (x,), backends=["xnnpack"]) for _ in range(2))
-    assert [d.processed_bytes for d in once.delegates] == [
-        d.processed_bytes for d in twice.delegates
+    assert [delegate.processed_bytes for delegate in once.delegates] == [
+        delegate.processed_bytes for delegate in twice.delegates
     ]
 
 
@@ -370,7 +372,7 @@ def test_backends_for_other_machines_compile_here(
     name: str, backend_id: str, tmp_path: Any
 ) -> None:
     lowered = lower(conv_net(), (torch.randn(1, 3, 16, 16),), backends=[name])
-    assert [d.backend_id for d in lowered.delegates] == [backend_id]
+    assert [delegate.backend_id for delegate in lowered.delegates] == [backend_id]
     assert lowered.delegates[0].processed_bytes
     lowered.save(tmp_path / "m.pte")
     assert backend_id.encode() in (tmp_path / "m.pte").read_bytes()
@@ -427,9 +429,9 @@ def _their_counts(
             program, partitioner=[_their_xnnpack().partitioner()]
         )
     targets = [
-        str(n.target)
-        for n in edge.exported_program().graph.nodes
-        if n.op == "call_function"
+        str(node.target)
+        for node in edge.exported_program().graph.nodes
+        if node.op == "call_function"
     ]
     delegates = sum("call_delegate" in t for t in targets)
     return len(targets) - delegates - sum("getitem" in t for t in targets), delegates

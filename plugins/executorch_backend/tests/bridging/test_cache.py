@@ -37,11 +37,11 @@ X = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
 def contents_of_delegates(program: Any) -> list[Any]:
     return [
         (
-            join(d.blob),
-            d.debug_handle_map,
-            d.named_data and list(map(join, d.named_data.buffers)),
+            join(delegate.blob),
+            delegate.debug_handle_map,
+            delegate.named_data and list(map(join, delegate.named_data.buffers)),
         )
-        for d in program.delegates
+        for delegate in program.delegates
     ]
 
 
@@ -55,7 +55,7 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(
         "preprocess",
         lambda *given: compiled.append(given) or theirs(*given),
     )
-    wanted = None
+    expected = None
     for whence in ("compiled", "from the cache"):
         program = delegraph.lower(
             Heads().eval(),
@@ -64,16 +64,19 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(
             compiler=Compiler(tmp_path / "cache"),
         )
         first = program.delegates[0].name
-        assert [d.compiled for d in program.delegates] == [
+        assert [delegate.compiled for delegate in program.delegates] == [
             whence,
             f"equal to {first}",
             whence,
         ]
         assert len(compiled) == 2
-        own = [{n.meta["debug_handle"] for n in d.nodes} for d in program.delegates]
+        own = [
+            {node.meta["debug_handle"] for node in delegate.nodes}
+            for delegate in program.delegates
+        ]
         told = [
-            {h for listed in d.debug_handle_map.values() for h in listed}
-            for d in program.delegates
+            {h for listed in delegate.debug_handle_map.values() for h in listed}
+            for delegate in program.delegates
         ]
         assert all(some and some <= all_ for some, all_ in zip(told, own, strict=True))
         assert program.verify(X).agrees()
@@ -81,8 +84,8 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(
         assert answers == [
             "an answer of XnnpackBackendPartitioner is from the cache"
         ] * (whence != "compiled")
-        assert wanted in (None, contents_of_delegates(program))
-        wanted = contents_of_delegates(program)
+        assert expected in (None, contents_of_delegates(program))
+        expected = contents_of_delegates(program)
     program.save(tmp_path / "heads.pte")
     blob = join(program.delegates[0].blob)
     assert (tmp_path / "heads.pte").read_bytes().count(blob) == 1

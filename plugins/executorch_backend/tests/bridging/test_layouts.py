@@ -61,14 +61,14 @@ def test_layout(name: str, tmp_path: Any) -> None:
     make, x = CASES[name]
     module = make().eval()
     with torch.no_grad():
-        wanted = list(w) if isinstance(w := module(x), tuple) else [w]
+        expected = list(w) if isinstance(w := module(x), tuple) else [w]
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert lowered.delegates
-    got = lowered(x)
-    assert_equal(list(got) if isinstance(got, tuple) else [got], wanted)
+    actual = lowered(x)
+    assert_equal(list(actual) if isinstance(actual, tuple) else [actual], expected)
     lowered.save(tmp_path / "m.pte")
     program = stock_runtime().load_program((tmp_path / "m.pte").read_bytes())
-    assert_equal(program.load_method("forward").execute([x.contiguous()]), wanted)
+    assert_equal(program.load_method("forward").execute([x.contiguous()]), expected)
 
 
 def test_operators_that_read_memory_offsets_are_not_offered() -> None:

@@ -51,8 +51,8 @@ def test_no_partition_is_converted_again_and_blobs_are_the_same(
     monkeypatch.setattr(backend, "cut_partition", lambda program: None)
     again = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
     assert len(converted) == len(again.delegates)
-    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [
-        bytes(d.processed_bytes) for d in again.delegates
+    assert [bytes(delegate.processed_bytes) for delegate in lowered.delegates] == [
+        bytes(delegate.processed_bytes) for delegate in again.delegates
     ]
 
 
@@ -72,7 +72,7 @@ def test_changed_calls_are_converted_again() -> None:
     )["forward"]
     program = program.run_decompositions({})
     edge = to_edge_dialect(program)
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
     assert cut_partition(program) is None
     remember_conversion(program, edge, calls)
     part = cut_partition(program)

@@ -326,8 +326,8 @@ def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> No
             bytes(lowered.delegates[0].processed_bytes), [], {}
         )(integers)
         scale, zero = last[-1][:2]
-        wanted = program.module(check_guards=False)(*batches[0])
-        assert ((found.int() - zero) * scale - wanted).abs().max() <= 1.01 * scale
+        expected = program.module(check_guards=False)(*batches[0])
+        assert ((found.int() - zero) * scale - expected).abs().max() <= 1.01 * scale
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,11 @@ def test_operators_that_xnnpack_computes_wrongly_are_refused(
         or not reason
     )
     lowered.save(tmp_path / "m.pte")
-    wanted = module(ROWS)
+    expected = module(ROWS)
     for run in (lowered, delegraph.load(tmp_path / "m.pte", runtime="executorch")):
         assert_equal(
             torch.utils._pytree.tree_leaves(run(ROWS)),
-            torch.utils._pytree.tree_leaves(wanted),
+            torch.utils._pytree.tree_leaves(expected),
         )
 
 

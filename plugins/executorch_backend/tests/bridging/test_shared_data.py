@@ -71,7 +71,7 @@ def test_blobs_are_those_of_executorch(
         lambda *a: results.append(preprocess(*a)) or results[-1],
     )
     lowered = delegraph.lower(model, INPUTS, backends=["xnnpack"])
-    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [
+    assert [bytes(delegate.processed_bytes) for delegate in lowered.delegates] == [
         r.processed_bytes for r in results
     ]
 

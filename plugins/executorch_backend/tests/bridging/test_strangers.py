@@ -63,9 +63,9 @@ def bridge(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
             odd = tag(program, "some")
             spec = DelegationSpec(backend.__name__, [CompileSpec("mode", b"fast")])
             used = {
-                n.meta["delegation_tag"]
-                for n in program.graph.nodes
-                if "delegation_tag" in n.meta
+                node.meta["delegation_tag"]
+                for node in program.graph.nodes
+                if "delegation_tag" in node.meta
             }
             return odd or PartitionResult(
                 program, {name: spec for name in used if name != "unknown"}
@@ -96,7 +96,7 @@ def result_of(blob: Any, handles: Any = None) -> Any:
 
 
 def calls_of(program: Any, *names: str) -> list[Any]:
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
     return [
         n
         for n in calls
@@ -130,15 +130,18 @@ def test_methods_are_compiled_together() -> None:
     }
     with bridge(Theirs, sines):
         lowered = delegraph.lower(programs, backends=["it"])
-    wanted = [
+    expected = [
         (
-            d.method,
-            f"FirstBackendWithPreprocessAll#4#{d.nodes[0].target}:#mode:b'fast';",
+            delegate.method,
+            f"FirstBackendWithPreprocessAll#4#{delegate.nodes[0].target}:#mode:b'fast';",
         )
-        for d in lowered.delegates
+        for delegate in lowered.delegates
     ]
-    assert [(d.method, d.processed_bytes.decode()) for d in lowered.delegates] == wanted
-    assert [d.method for d in lowered.delegates] == [
+    assert [
+        (delegate.method, delegate.processed_bytes.decode())
+        for delegate in lowered.delegates
+    ] == expected
+    assert [delegate.method for delegate in lowered.delegates] == [
         "forward",
         "forward",
         "other",
@@ -204,8 +207,8 @@ def test_two_threads_lower_at_once() -> None:
         ]
     first, *_, second = (done.result() for done in made)
     assert (
-        [d.processed_bytes for d in first.delegates]
-        == [d.processed_bytes for d in second.delegates]
+        [delegate.processed_bytes for delegate in first.delegates]
+        == [delegate.processed_bytes for delegate in second.delegates]
         != []
     )
     assert_equal([second(x)], [module(x)])

@@ -61,7 +61,10 @@ def test_inputs_are_padded_to_the_smallest_fitting_bucket(registry):
 def test_weights_are_shared_by_all_sizes(registry):
     model = Rows()
     program = lower_to_buckets(registry, model, tensors_of_sizes(2, 8))
-    kept = [d.module.original_module.state_dict for d in program.program.delegates]
+    kept = [
+        delegate.module.original_module.state_dict
+        for delegate in program.program.delegates
+    ]
     assert len(kept) == 2
     assert {t.data_ptr() for state in kept for t in state.values() if t.numel()} == {
         p.data_ptr() for p in model.parameters()

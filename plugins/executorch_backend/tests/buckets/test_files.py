@@ -56,13 +56,13 @@ def test_a_loaded_file_chooses(saved):
 def test_another_process_chooses(saved):
     code = "import sys, torch; from delegraph_executorch import buckets\n"
     code += "print(buckets.load(sys.argv[1])(torch.ones(5, 4), torch.ones(5, 1)).shape)"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(saved[0])],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "torch.Size([5, 4])\n"
+    assert completed.stdout == "torch.Size([5, 4])\n"
 
 
 def test_inputs_in_containers(tmp_path):
@@ -82,8 +82,8 @@ def test_inputs_in_containers(tmp_path):
     program.save(tmp_path / "named.pte")
     inputs = given(5)
     found = buckets.load(tmp_path / "named.pte")(**inputs)
-    wanted = Named()(**inputs)
-    torch.testing.assert_close(found, wanted)
+    expected = Named()(**inputs)
+    torch.testing.assert_close(found, expected)
 
 
 @dataclass
@@ -104,10 +104,10 @@ def test_a_registered_class_is_a_list_in_the_file(tmp_path):
     examples = [(given[n],) for n in (2, 8)]
     program = buckets.lower_buckets(OfClass().eval(), examples, padding=0, backends=[])
     program.save(tmp_path / "rows.pte")
-    wanted = OfClass()(given[5])
-    torch.testing.assert_close(program(given[5]), wanted)
+    expected = OfClass()(given[5])
+    torch.testing.assert_close(program(given[5]), expected)
     loaded = buckets.load(tmp_path / "rows.pte")
-    torch.testing.assert_close(loaded([given[5].x, given[5].by]), wanted)
+    torch.testing.assert_close(loaded([given[5].x, given[5].by]), expected)
 
 
 class Pair(NamedTuple):
@@ -142,13 +142,13 @@ def test_inspect_and_run(saved, tmp_path, capsys):
     path, _ = saved
     assert main(["inspect", str(path)]) == 0
     assert main(["inspect", str(path), "--summary"]) == 0
-    shown = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
         "sizes of one model: forward_2, forward_8; a call takes the smallest that holds"
-        in shown
+        in stdout
     )
-    assert "  in   x: float32[2, 4]\n  in   by: float32[2, 1]\n" in shown
-    assert "\nconstants: 0, 0 bytes\n" in shown
+    assert "  in   x: float32[2, 4]\n  in   by: float32[2, 1]\n" in stdout
+    assert "\nconstants: 0, 0 bytes\n" in stdout
     assert main(["inspect", str(path), "--json"]) == 0
     shapes = {"forward_2": [[2, 4], [2, 1]], "forward_8": [[8, 4], [8, 1]]}
     assert json.loads(capsys.readouterr().out)["buckets"] == {

@@ -77,7 +77,7 @@ def export_linear():
 
 
 def call_targets(program):
-    return [n.target for n in program.graph.nodes if n.op == "call_function"]
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
 
 
 def count_delegates(program):
@@ -85,9 +85,9 @@ def count_delegates(program):
 
 
 def assert_equals_source(program, source, *inputs):
-    got = program.module(check_guards=False)(*inputs)
-    wanted = source.module(check_guards=False)(*inputs)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    actual = program.module(check_guards=False)(*inputs)
+    expected = source.module(check_guards=False)(*inputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 Q = torch.randn(1, 2, 4, 8)
@@ -183,12 +183,16 @@ def test_to_backend_by_method_and_for_all(installed):
     edge = to_edge(
         {"a": export_linear(), "b": export_linear()}, constant_methods={"version": 3}
     )
-    before = {m: str(edge.exported_program(m).graph) for m in edge.methods}
+    before = {
+        method: str(edge.exported_program(method).graph) for method in edge.methods
+    }
     one = edge.to_backend({"b": partitioner_for_relu()})
     both = edge.to_backend(partitioner_for_relu())
     assert [count_delegates(one.exported_program(m)) for m in "ab"] == [0, 1]
     assert [count_delegates(both.exported_program(m)) for m in "ab"] == [1, 1]
-    assert {m: str(edge.exported_program(m).graph) for m in edge.methods} == before
+    assert {
+        method: str(edge.exported_program(method).graph) for method in edge.methods
+    } == before
     assert one.methods == {"a", "b"}
     assert both.config_methods == {"version"}
 
@@ -209,7 +213,7 @@ def test_configuration_survives_every_step(installed):
 
 
 def break_it(program):
-    call = next(n for n in program.graph.nodes if n.op == "call_function")
+    call = next(node for node in program.graph.nodes if node.op == "call_function")
     with program.graph.inserting_before(call):
         program.graph.call_function(aten.relu_.default, (call.args[0],)).meta["val"] = (
             call.meta["val"]
@@ -218,7 +222,7 @@ def break_it(program):
 
 
 def untyped(program):
-    call = next(n for n in program.graph.nodes if n.op == "call_function")
+    call = next(node for node in program.graph.nodes if node.op == "call_function")
     with program.graph.inserting_before(call):
         program.graph.call_function(aten.relu.default, (call.args[0],))
     return program
@@ -226,7 +230,7 @@ def untyped(program):
 
 def no_overload(program):
     next(
-        n for n in program.graph.nodes if n.target is aten.relu.default
+        node for node in program.graph.nodes if node.target is aten.relu.default
     ).target = torch.relu
     return program
 

@@ -41,7 +41,7 @@ def test_partitioner(installed):
     lowered = to_backend(export_sine(), keep_sine)
     x = torch.randn(3)
     torch.testing.assert_close(lowered.module(check_guards=False)(x), torch.sin(x) * 2)
-    assert [n.target for n in lowered.graph.nodes if n.op == "get_attr"] == [
+    assert [node.target for node in lowered.graph.nodes if node.op == "get_attr"] == [
         "lowered_module_0"
     ]
 
@@ -53,7 +53,8 @@ def test_methods(installed):
     )
     lowered = to_backend(spec)
     delegates = {
-        m: sum(n.op == "get_attr" for n in p.graph.nodes) for m, p in lowered.items()
+        m: sum(node.op == "get_attr" for node in p.graph.nodes)
+        for m, p in lowered.items()
     }
     assert delegates == {"a": 1, "b": 0}
 
@@ -94,9 +95,9 @@ def test_lowered_module_inside_another_module(installed):
     x = torch.randn(3)
     again = torch.export.export(Outer().eval(), (x,))
     calls = [
-        n
-        for n in again.graph.nodes
-        if n.target is torch.ops.higher_order.executorch_call_delegate
+        node
+        for node in again.graph.nodes
+        if node.target is torch.ops.higher_order.executorch_call_delegate
     ]
     assert len(calls) == 2
     torch.testing.assert_close(again.module(check_guards=False)(x), 4 * torch.sin(x))

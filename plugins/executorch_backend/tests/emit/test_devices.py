@@ -61,7 +61,7 @@ def tag_calls(program: Any, devices: Sequence[Any]) -> dict[str, str | None]:
     """Tag the calls of a program one by one: a device, ``"host"`` for a delegate
     without one, or no delegate.
     """
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
     tags: dict[str, str | None] = {}
     for k, (node, device) in enumerate(zip(calls, devices, strict=True)):
         if device is not None:
@@ -242,14 +242,14 @@ def test_copies_and_memories_are_those_of_executorch(case: str) -> None:
 def test_inputs_and_outputs_that_stay_on_the_device() -> None:
     stock_runtime()
     skipped = {"skip_h2d_for_method_inputs": True, "skip_d2h_for_method_outputs": True}
-    wanted = their_tables(
+    expected = their_tables(
         addition,
         [GPU],
         {"alloc_graph_input": False, "alloc_graph_output": False},
         **skipped,
     )
     plan = our_tables(addition, [GPU], plan_inputs=False, plan_outputs=False, **skipped)
-    assert our_rows(plan) == their_rows(wanted) == [("delegate", [(1, 0, None)] * 3)]
+    assert our_rows(plan) == their_rows(expected) == [("delegate", [(1, 0, None)] * 3)]
     by_method = {name: {"forward": True} for name in skipped}
     assert our_rows(
         our_tables(addition, [GPU], plan_inputs=False, plan_outputs=False, **by_method)

@@ -83,7 +83,7 @@ def their_program(
 
 def their_named_locations(plan: Any) -> dict[str, int]:
     """Name -> location of the tensors that a plan of theirs names."""
-    values = [v.val for v in plan.values]
+    values = [value.val for value in plan.values]
     extras = [
         extra
         for v in values
@@ -95,7 +95,7 @@ def their_named_locations(plan: Any) -> dict[str, int]:
 
 def our_named_locations(plan: Any) -> dict[str, int]:
     """Name -> location of the tensors that a plan of ours names."""
-    tensors = [v.value for v in plan.values if isinstance(v.value, Tensor)]
+    tensors = [value.value for value in plan.values if isinstance(value.value, Tensor)]
     return {t.extra.fully_qualified_name: t.extra.location for t in tensors if t.extra}
 
 
@@ -170,7 +170,9 @@ def test_weights_that_are_trained_in_a_data_file() -> None:
 
 def buffers(plan: Any) -> Iterator[Tensor]:
     yield from (
-        v.value for v in plan.values if isinstance(v.value, Tensor) and v.value.extra
+        value.value
+        for value in plan.values
+        if isinstance(value.value, Tensor) and value.value.extra
     )
 
 
@@ -179,8 +181,8 @@ def test_names_of_written_buffers(tmp_path: Path) -> None:
     plan = emit_program(
         to_edge(counter), EmitOptions(emit_mutable_buffer_names=True)
     ).program.plans[0]
-    wanted = dict.fromkeys(("total", "count"), Location.SEGMENT)
-    assert our_named_locations(plan) == wanted
+    expected = dict.fromkeys(("total", "count"), Location.SEGMENT)
+    assert our_named_locations(plan) == expected
     assert all(t.allocation and t.data_buffer_idx for t in buffers(plan))
     path = tmp_path / "counter.pte"
     to_edge(counter).save(path, emit_mutable_buffer_names=True)
@@ -194,7 +196,7 @@ def test_names_of_written_buffers(tmp_path: Path) -> None:
                 counter, emit_mutable_buffer_names=True
             ).executorch_program.execution_plan[0]
         )
-        == wanted
+        == expected
     )
 
 
@@ -304,13 +306,13 @@ def test_instructions_carry_all_frames_of_the_stack_as_executorchs_do() -> None:
         tuple((f.filename, f.line, f.name, f.context) for f in frames.items)
         for frames in ours.stacktrace
     ]
-    wanted = [
+    expected = [
         tuple((f.filename, f.lineno, f.name, f.context) for f in frames.items)
         for frames in chain.stacktrace
     ]
     assert [len(stack) for stack in stacks] == [1, 2, 2]
     # theirs fetches the numbers 2 and 1 by instructions of their own
-    assert [*dict.fromkeys(stacks)] == [*dict.fromkeys(wanted)]
+    assert [*dict.fromkeys(stacks)] == [*dict.fromkeys(expected)]
 
 
 @pytest.mark.parametrize("loop", ["map", "scan"])
@@ -334,10 +336,10 @@ def test_loops_over_rows_of_a_number_without_a_minimum(
     forward = stock_runtime().load_program(path).load_method("forward")
     for count in (1, 3, 6):
         inputs = (torch.linspace(-1, 1, 4 * count).view(count, 4), torch.ones(4))
-        wanted = torch.utils._pytree.tree_leaves(module(*inputs))
-        assert_equal(forward.execute(list(inputs)), wanted)
+        expected = torch.utils._pytree.tree_leaves(module(*inputs))
+        assert_equal(forward.execute(list(inputs)), expected)
         assert_equal(
-            torch.utils._pytree.tree_leaves(delegraph.load(path)(*inputs)), wanted
+            torch.utils._pytree.tree_leaves(delegraph.load(path)(*inputs)), expected
         )
     none = [torch.ones(0, 4), torch.ones(4)]  # eager refuses it too
     with pytest.raises(RuntimeError):

@@ -232,8 +232,8 @@ def outcome(seed: int, backends: list[str]) -> str:
             e.code != "internal" and e.source is not None
         ), e
         return "refused"
-    wanted = [module(*_afresh(inputs)) for _ in range(2)]
-    assert_results(emitted, [inputs for _ in wanted], wanted)
+    expected = [module(*_afresh(inputs)) for _ in range(2)]
+    assert_results(emitted, [inputs for _ in expected], expected)
     return "right"
 
 

@@ -110,10 +110,15 @@ def assert_methods_share_state(program: Any, eager: dict[str, Any]) -> None:
         ("get", (ONE,)),
     ]
     for name, inputs in calls:
-        got = program.method(name)(*inputs)
-        wanted = eager[name](*inputs)
+        actual = program.method(name)(*inputs)
+        expected = eager[name](*inputs)
         assert_equal(
-            *([list(r) if isinstance(r, (tuple, list)) else [r] for r in (got, wanted)])
+            *(
+                [
+                    list(r) if isinstance(r, (tuple, list)) else [r]
+                    for r in (actual, expected)
+                ]
+            )
         )
 
 
@@ -147,10 +152,12 @@ def test_shared_buffers_get_the_offsets_of_executorch(
     named = {}
     for plan in theirs.executorch_program.execution_plan:
         tensors = [
-            v.val
-            for v in plan.values
+            value.val
+            for value in plan.values
             if getattr(
-                getattr(v.val, "extra_tensor_info", None), "fully_qualified_name", ""
+                getattr(value.val, "extra_tensor_info", None),
+                "fully_qualified_name",
+                "",
             )
         ]
         placed = [
@@ -186,7 +193,7 @@ def test_shared_buffers_get_the_offsets_of_executorch(
 
 
 def states(plan: Any) -> list[Any]:
-    values = [v.value for v in plan.values if isinstance(v.value, Tensor)]
+    values = [value.value for value in plan.values if isinstance(value.value, Tensor)]
     return [
         v
         for v in values

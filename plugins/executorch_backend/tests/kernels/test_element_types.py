@@ -92,10 +92,10 @@ def is_right(
     content: bytes, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> bool:
     with quiet():
-        wanted = pytree.tree_leaves(module(*(t.clone() for t in inputs)))
+        expected = pytree.tree_leaves(module(*(t.clone() for t in inputs)))
     try:
         method = judge.stock_runtime().load_program(content).load_method("forward")
-        judge.assert_equal(method.execute([t.contiguous() for t in inputs]), wanted)
+        judge.assert_equal(method.execute([t.contiguous() for t in inputs]), expected)
     except (RuntimeError, AssertionError):
         return False
     return True

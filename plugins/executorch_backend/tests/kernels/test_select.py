@@ -113,10 +113,10 @@ def test_quantized_programs_call_the_kernels_of_the_quantized_library(
         "link ExecuTorch's kernels/quantized for"
         " quantized_decomposed::dequantize_per_tensor.out" in text
     )
-    wanted = program.module(check_guards=False)(x)
-    assert torch.equal(delegraph.load(path)(x), wanted)
+    expected = program.module(check_guards=False)(x)
+    assert torch.equal(delegraph.load(path)(x), expected)
     import executorch.kernels.quantized  # noqa: F401  # registers the library with the runtime of the wheel
     from executorch.runtime import Runtime
 
     (found,) = Runtime.get().load_program(path).load_method("forward").execute([x])
-    assert torch.equal(found, wanted)
+    assert torch.equal(found, expected)

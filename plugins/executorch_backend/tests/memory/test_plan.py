@@ -68,12 +68,12 @@ def test_a_wrong_plan_that_changes_a_result_is_found(name: str) -> None:
     """
     module, calls = STATIC[name]
     file = read_program(emit(lower(module, calls[0])).file.join())
-    wanted = _outputs(file, calls)
+    expected = _outputs(file, calls)
     changed = 0
     for position, place in _misplacements(file.program.plans[0], 40):
         plan = _moved(file.program.plans[0], position, place)
         wrong = replace(file, program=replace(file.program, plans=(plan,)))
-        if not _equal(_outputs(wrong, calls), wanted):
+        if not _equal(_outputs(wrong, calls), expected):
             changed += 1
             assert conflicts_in(plan), f"value {position} at {place}"
     assert changed

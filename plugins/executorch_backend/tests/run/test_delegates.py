@@ -110,7 +110,7 @@ def test_two_methods_of_one_weight_in_the_stock_runtime(backends: list[str]) -> 
         name: torch.export.export(module, call) for name, module in modules.items()
     }
     lowered = delegraph.lower(exported, backends=backends)
-    assert {d.method for d in lowered.delegates} == (
+    assert {delegate.method for delegate in lowered.delegates} == (
         set(modules) if backends else set()
     )
     load_device_halves_or_skip(lowered)

@@ -33,10 +33,10 @@ def assert_host_equals_eager(
     program = run_on_host(emit(lower(module, calls[0], shapes), options))
     eager = copy.deepcopy(module)
     for call in calls:
-        got = program(*copy.deepcopy(call))
+        actual = program(*copy.deepcopy(call))
         with torch.no_grad():
-            wanted = eager(*copy.deepcopy(call))
-        assert_equal(pytree.tree_leaves(got), pytree.tree_leaves(wanted))
+            expected = eager(*copy.deepcopy(call))
+        assert_equal(pytree.tree_leaves(actual), pytree.tree_leaves(expected))
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -64,7 +64,8 @@ def test_files_cannot_allocate_more_memory_than_declared() -> None:
     file = read_program(emitted.file.join())
     plan = file.program.plans[0]
     huge = [
-        replace(e, value=Int(1 << 40)) if e.value == Int(8) else e for e in plan.values
+        replace(value, value=Int(1 << 40)) if value.value == Int(8) else value
+        for value in plan.values
     ]
     wrong = replace(
         file, program=replace(file.program, plans=(replace(plan, values=tuple(huge)),))

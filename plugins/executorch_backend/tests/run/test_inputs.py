@@ -244,11 +244,11 @@ def test_containers_and_numbers_of_a_call(tmp_path, runtime):
     )
     lowered.save(tmp_path / "containers.pte")
     loaded = delegraph.load(tmp_path / "containers.pte", runtime=runtime)
-    got = loaded({"others": other, "pair": pair}, 2)
-    assert list(got) == ["sum", "pair"]
-    assert got["pair"]._fields == ("low", "high")
-    assert torch.equal(got["pair"].low, pair.high * 2)
-    assert torch.equal(got["pair"].high, other[0])
+    actual = loaded({"others": other, "pair": pair}, 2)
+    assert list(actual) == ["sum", "pair"]
+    assert actual["pair"]._fields == ("low", "high")
+    assert torch.equal(actual["pair"].low, pair.high * 2)
+    assert torch.equal(actual["pair"].high, other[0])
     with pytest.raises(InputError, match="^input factor was exported as 2; it is 3"):
         loaded({"others": other, "pair": pair}, 3)
     with pytest.raises(

@@ -42,8 +42,8 @@ def test_run(name: str) -> None:
     program = host_program(read_program(open_bytes(FOLDER / f"{name}.pte")))
     for call in calls:
         with torch.no_grad():
-            wanted = pytree.tree_leaves(module(*call))
-        assert_equal(pytree.tree_leaves(program(*call)), wanted)
+            expected = pytree.tree_leaves(module(*call))
+        assert_equal(pytree.tree_leaves(program(*call)), expected)
 
 
 STOCK_FAILS = {"channels last", "cropped", "rest of integers", "non-zero"}
@@ -108,8 +108,8 @@ def test_files_of_the_installed_executorch_are_read(
         ]
         with torch.no_grad():
             computed = pytree.tree_leaves(eager(*call))
-        wanted = computed if name in STOCK_FAILS else method.execute(flat)
-        for ours, theirs in zip(loaded(*flat), wanted, strict=True):
+        expected = computed if name in STOCK_FAILS else method.execute(flat)
+        for ours, theirs in zip(loaded(*flat), expected, strict=True):
             torch.testing.assert_close(
                 ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True
             )

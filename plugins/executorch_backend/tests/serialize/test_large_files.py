@@ -86,13 +86,13 @@ run("executorch", model(ids))
     reason="it reads the memory of its process from /proc",
 )
 def test_a_program_and_its_data_file_beyond_4_gb(tmp_path: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", STEPS, str(tmp_path)], capture_output=True, text=True
     )
     for file in tmp_path.iterdir():
         file.unlink()  # pytest keeps folders of tests
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    print(completed.stdout)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 class Long(nn.Module):

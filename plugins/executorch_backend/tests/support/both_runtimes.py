@@ -36,9 +36,9 @@ def expect_right_in_both(
         run = delegraph.load(path, runtime=runtime).method(method)
         for inputs in calls:
             with torch.no_grad():
-                wanted = pytree.tree_leaves(eager(*inputs))
+                expected = pytree.tree_leaves(eager(*inputs))
             found = pytree.tree_leaves(run(*inputs))
-            torch.testing.assert_close(found, wanted, equal_nan=True, **tolerances)
+            torch.testing.assert_close(found, expected, equal_nan=True, **tolerances)
 
 
 def save_and_expect_right(

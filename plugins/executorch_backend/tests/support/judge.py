@@ -44,7 +44,7 @@ def load_device_halves_or_skip(lowered: Any) -> None:
     """
     stock_runtime()
     try:
-        load_device_halves(d.backend_id for d in lowered.delegates)
+        load_device_halves(delegate.backend_id for delegate in lowered.delegates)
     except NoRuntime as e:
         pytest.skip(f"{e.message}; {e.hint}")
 
@@ -79,7 +79,7 @@ def check_in_both_runtimes(
     """
     runtime = stock_runtime()
     lowered = lower(module, calls[0], shapes, backends=list(backends))
-    assert len({d.backend_id for d in lowered.delegates}) == len(backends)
+    assert len({delegate.backend_id for delegate in lowered.delegates}) == len(backends)
     load_device_halves_or_skip(lowered)
     emitted = emit(lowered, options)
     # a method does not keep its program
@@ -90,11 +90,11 @@ def check_in_both_runtimes(
     for call in calls:
         flat = pytree.tree_leaves(call)
         on_host = host.run("forward", flat)
-        got = method.execute(flat)
+        actual = method.execute(flat)
         with torch.no_grad():
-            wanted = pytree.tree_leaves(eager(*call))
-        assert_equal(got, wanted)
-        assert_equal(on_host, wanted)
+            expected = pytree.tree_leaves(eager(*call))
+        assert_equal(actual, expected)
+        assert_equal(on_host, expected)
     return emitted
 
 

@@ -44,8 +44,10 @@ def enlarge_graph(graph: Graph, kind, random: np.random.Generator) -> Graph:
     if operator.name in RECIPES.keys() - ELEMENTWISE:
         return graph
     operands = [
-        Value(Type(LARGER[v.shape], v.dtype)) if v.constant is None else v
-        for v in operator.inputs
+        Value(Type(LARGER[value.shape], value.dtype))
+        if value.constant is None
+        else value
+        for value in operator.inputs
     ]
     larger = make_operator(type(operator), *operands, **operator.attribute_values())
     return Graph([v for v in operands if v.constant is None], larger.outputs, [larger])
@@ -94,7 +96,7 @@ def cases_of_table(kind, change=enlarge_graph) -> dict[str, Case]:
             if graph and not (kind is random_bits and operator.name in UNBOUNDED):
                 found[f"{sample.label} {kind.__name__}"] = (
                     graph,
-                    [_operand(v, kind, random) for v in graph.inputs],
+                    [_operand(value, kind, random) for value in graph.inputs],
                 )
     return found
 

@@ -403,7 +403,7 @@ def test_equals_the_operator_on_the_numbers(name, value):
     number_of = {
         v: constant(numbers_of(v.constant.materialize(), v.dtype)) for v in operands
     }
-    inputs = [number_of.get(v, v) for v in operator.inputs]
+    inputs = [number_of.get(value, value) for value in operator.inputs]
     plain = make_operator(type(operator), *inputs, **operator.attribute_values())
     ours, numbers = (
         evaluate(graph_of_constants(op), [])[0] for op in (operator, plain)

@@ -21,7 +21,7 @@ SPEC = TosaSpec.parse("TOSA-1.0+FP+INT+int4+int16+fft+cf+doubleround+inexactroun
 FLOATING = {
     name: case
     for name, case in CASES.items()
-    if any(is_float(v.dtype) for v in case[0].outputs)
+    if any(is_float(output.dtype) for output in case[0].outputs)
 }
 
 
@@ -44,7 +44,10 @@ def reference_in_fp64():
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference_model(name, reference_outputs, reference_in_fp64):
     graph, arrays = CASES[name]
-    for array in (*arrays, *(v.constant.array for v in graph.constants())):
+    for array in (
+        *arrays,
+        *(constant.constant.array for constant in graph.constants()),
+    ):
         array.setflags(write=False)  # a kernel never writes to its operands
     results = evaluate(graph, arrays)
     for value, result, theirs in zip(

@@ -140,7 +140,7 @@ def reference_in_fp64(reference):
 
 
 def has_float_output(graph: Graph) -> bool:
-    return any(is_float(v.dtype) for v in graph.outputs)
+    return any(is_float(output.dtype) for output in graph.outputs)
 
 
 @pytest.mark.parametrize("label", CASES)

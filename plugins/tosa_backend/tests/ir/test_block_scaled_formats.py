@@ -65,7 +65,7 @@ def test_extremes_of_the_specification():
     """Largest, smallest normal and smallest subnormal numbers (section 5.3, tables 2 to
     5; E8M0 in 5.4.1).
     """
-    wanted = {
+    expected = {
         DType.FP8E4M3: ([0x7E, 0x08, 0x01], [448, 2**-6, 2**-9]),
         DType.FP8E5M2: ([0x7B, 0x04, 0x01], [57344, 2**-14, 2**-16]),
         DType.FP6E3M2: ([0x1F, 0x04, 0x01], [28, 2**-2, 2**-4]),
@@ -73,7 +73,7 @@ def test_extremes_of_the_specification():
         DType.FP4E2M1: ([0x7, 0x2, 0x1], [6, 1, 0.5]),
         DType.FP8UE8M0: ([0, 127, 254], [2**-127, 1, 2**127]),
     }
-    for dtype, (bits, numbers) in wanted.items():
+    for dtype, (bits, numbers) in expected.items():
         assert decoded(np.array(bits, np.uint8), dtype).tolist() == numbers
     assert decoded(np.array([-128, -1, 64, 127], np.int8), DType.MXINT8).tolist() == [
         -2,

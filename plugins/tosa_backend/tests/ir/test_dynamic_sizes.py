@@ -70,11 +70,11 @@ def test_expressions_equal_python_and_lie_in_their_range(seed):
         if apply in (operator.floordiv, operator.mod) and range_of(right)[0] <= 0:
             continue
         found = apply(left, right)
-        wanted = OPERATORS[apply](x, y)
-        assert size_at(found, **sizes) == wanted
+        expected = OPERATORS[apply](x, y)
+        assert size_at(found, **sizes) == expected
         low, high = range_of(found)
-        assert low <= wanted <= high
-        known.append((found, wanted))
+        assert low <= expected <= high
+        known.append((found, expected))
 
 
 def test_equal_expressions_have_one_form():

@@ -62,12 +62,12 @@ def test_every_operator_of_the_table_has_a_class():
 @pytest.mark.parametrize("name", sorted(ops.OPERATORS))
 def test_operands_are_those_of_the_specification(name):
     arguments = TABLE[name]["arguments"]
-    wanted = [
+    expected = [
         a["name"]
         for a in arguments
         if a["category"] == "input" or a["name"] == "initial_value"
     ]
-    assert list(ops.OPERATORS[name].operands) == wanted
+    assert list(ops.OPERATORS[name].operands) == expected
     assert ops.OPERATORS[name].variadic == any(
         a["type"] in ("tensor_list_t", "shape_list_t") and a["category"] == "input"
         for a in arguments

@@ -58,23 +58,23 @@ def test_the_integers_are_the_same(name, seed):
     found = []
     ranges = []
     for target in ("TOSA-1.0+INT", "TOSA-1.0+INT+plain"):
-        t = Tosa(TosaSpec.parse(target))
+        builder = Tosa(TosaSpec.parse(target))
         x = Value(Type((7, 3), DType.INT32))
-        y = CASES[name](t, x)
-        assert target.endswith("INT") or not any(map(why_not, t.operators))
-        found.extend(Program(Graph([x], [y], t.operators))([elements]))
+        y = CASES[name](builder, x)
+        assert target.endswith("INT") or not any(map(why_not, builder.operators))
+        found.extend(Program(Graph([x], [y], builder.operators))([elements]))
         ranges.append(range_of(y))
     assert np.array_equal(*found)
     assert ranges[0] == ranges[1]
 
 
 def test_missing_operators_without_replacement_are_refused():
-    t = Tosa(TosaSpec.parse("TOSA-1.0+INT+plain"))
+    builder = Tosa(TosaSpec.parse("TOSA-1.0+INT+plain"))
     x = Value(Type((7, 3), DType.INT32))
     for refused in (
-        lambda: t.right_shift(x, t.abs(x)),
-        lambda: t.bitwise_and(x, 6),
-        lambda: t.select(t.greater(x, 0), x, 0),
+        lambda: builder.right_shift(x, builder.abs(x)),
+        lambda: builder.bitwise_and(x, 6),
+        lambda: builder.select(builder.greater(x, 0), x, 0),
     ):
         with pytest.raises(Unsupported, match="this device lacks it"):
             refused()

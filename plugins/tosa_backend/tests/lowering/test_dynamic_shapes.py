@@ -280,8 +280,8 @@ def assert_equals_eager_at_sizes(module, lowered, inputs, sizes):
     for size in sizes:
         args = inputs(*size)
         with torch.no_grad():
-            wanted = tree_leaves(module(*args))
-        for mine, theirs in zip(tree_leaves(lowered(*args)), wanted, strict=True):
+            expected = tree_leaves(module(*args))
+        for mine, theirs in zip(tree_leaves(lowered(*args)), expected, strict=True):
             assert_close_at_size(mine, theirs, size)
 
 
@@ -326,7 +326,7 @@ def test_the_reference_tools_agree(name):
     module, result = lower_case(name)
     reference_tools.check_strictly_for_spec(blob_of(result), TosaSpec.parse(SPEC))
     args = CASES[name][1](2, 3)
-    names = [v.name for v in read(blob_of(result)).inputs]
+    names = [value.name for value in read(blob_of(result)).inputs]
     given = [a.int() if a.dtype is torch.int64 else a for a in args]
     static = reference_tools.with_resolved_shapes(
         blob_of(result), {k: list(a.shape) for k, a in zip(names, given, strict=True)}
@@ -372,7 +372,9 @@ def read_and_run(result, *inputs):
 
 def refusals_of(function, inputs, dynamic, spec=SPEC):
     _, result = lower(with_modules(function), lambda n, m: inputs, dynamic, spec)
-    return [(r.operator, str(r.reason)) for r in result.report.refusals]
+    return [
+        (refusal.operator, str(refusal.reason)) for refusal in result.report.refusals
+    ]
 
 
 def test_tosa_1_0_wants_sizes_at_compile_time():

@@ -88,9 +88,9 @@ def assert_lowers_as_eager(function, *inputs):
     """One delegate, which computes what eager does; the operators."""
     program = lower(function, *inputs)
     assert not [
-        n
-        for n in program.exported_program().graph.nodes
-        if n.op == "call_function" and "aten" in str(n)
+        node
+        for node in program.exported_program().graph.nodes
+        if node.op == "call_function" and "aten" in str(node)
     ]
     assert_equal_bits(program(*inputs), function(*inputs))
     (delegate,) = program.delegates
@@ -154,13 +154,13 @@ MOVES = {
 @pytest.mark.parametrize("case", MOVES)
 @TYPES
 def test_moves_are_of_fp8(dtype, case):
-    function, wanted = MOVES[case]
+    function, expected = MOVES[case]
     x = torch.cat([all_elements_of(dtype), all_elements_of(dtype)[:32]]).reshape(
         2, 4, 6, 6
     )
     found = assert_lowers_as_eager(function, x)
     assert not {"CAST", "CLAMP", "SELECT"} & set(found)
-    assert wanted is None or found == wanted
+    assert expected is None or found == expected
 
 
 COMPUTED = {
@@ -232,12 +232,15 @@ def test_scaled_products_are_added_up_in_fp32(scales, out):
         function = scaled_product(*scales, out, bias)
         program = lower(function, *given)
         found = program(*given)
-        wanted = function(*given)
-        assert found.dtype is wanted.dtype
+        expected = function(*given)
+        assert found.dtype is expected.dtype
         # sums in another order: where that is between two results, one step of the
         # result's type
         assert torch.allclose(
-            found.float(), wanted.float(), rtol=torch.finfo(wanted.dtype).eps, atol=1e-6
+            found.float(),
+            expected.float(),
+            rtol=torch.finfo(expected.dtype).eps,
+            atol=1e-6,
         )
         assert operator_names(program).count("MUL") == (
             0 if scales == (1.0, 1.0) else 2
@@ -253,9 +256,9 @@ def test_large_products_do_not_overflow():
     x = torch.full((2, 64), 448.0).to(E4)
     w = torch.full((3, 64), 448.0).to(E4)
     function = scaled_product(2.0**-10, 2.0**-10, torch.float16)
-    found = lower(function, x, w)(x, w)
-    assert torch.equal(found, function(x, w))
-    assert found.isfinite().all()
+    lowered = lower(function, x, w)(x, w)
+    assert torch.equal(lowered, function(x, w))
+    assert lowered.isfinite().all()
 
 
 def test_products_that_may_be_less_exact_are_of_fp8():
@@ -345,7 +348,7 @@ def test_views_and_aliases():
     x = all_elements_of(E4).reshape(16, 16)
     program = lower(lambda x: (x.t(), x), x.t())
     found = program(x.t())
-    for result, wanted in zip(found, (x, x.t()), strict=True):
-        assert_equal_bits(result, wanted)
+    for result, expected in zip(found, (x, x.t()), strict=True):
+        assert_equal_bits(result, expected)
     found[0].view(torch.uint8).zero_()
     assert_equal_bits(x, all_elements_of(E4).reshape(16, 16))

@@ -35,7 +35,7 @@ def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
 
 
 def refusal_reasons(lowered):
-    return {r.operator: r.reason for r in lowered.report.refusals}
+    return {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
 
 
 TABLE = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
@@ -88,12 +88,12 @@ def test_in_one_delegate(name, spec):
     )
     assert lowered.report.host_operators == 0, lowered.report
     (row,) = lowered.report.delegates
-    assert [str(a) for a in row.inputs] == ["args_0: int32[1, 3]"]
-    assert all("int64" not in str(a) for a in row.outputs)
+    assert [str(value) for value in row.inputs] == ["args_0: int32[1, 3]"]
+    assert all("int64" not in str(output) for output in row.outputs)
     found = lowered(IDS)
-    wanted = module(IDS)
+    expected = module(IDS)
     for mine, theirs in zip(
-        *(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True
+        *(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
@@ -107,10 +107,10 @@ def test_int64_values_that_may_not_fit_are_refused():
     assert set(refusal_reasons(lowered).values()) == {
         "the input args_0: an int64 that is not known to fit into 32 bits"
     }
-    for found, wanted in zip(
+    for found, expected in zip(
         lowered(torch.tensor([LARGE, 1])), module(torch.tensor([LARGE, 1])), strict=True
     ):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_result_that_may_not_fit_is_left_out():
@@ -142,8 +142,8 @@ def test_large_constants_fold_and_are_refused_otherwise():
     )
     module, lowered = lower(both, IDS, table=TABLE, large=torch.tensor(LARGE))
     assert "aten.add.Tensor" in refusal_reasons(lowered)
-    for found, wanted in zip(lowered(IDS), module(IDS), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, expected in zip(lowered(IDS), module(IDS), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_operators_that_read_only_the_type_are_supported():
@@ -192,8 +192,8 @@ def test_wrapping_casts_prove_no_range():
     assert refusal_reasons(lowered)["aten.add.Tensor"].endswith(
         "is not known to fit into 32 bits"
     )
-    for found, wanted in zip(lowered(large), module(large), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, expected in zip(lowered(large), module(large), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def distances(m, x):
@@ -295,8 +295,8 @@ def test_a_part_proves_nothing_of_the_whole():
         lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE
     )
     large = torch.tensor([[1, LARGE, 2]])
-    for found, wanted in zip(lowered(large), module(large), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, expected in zip(lowered(large), module(large), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 TOGETHER = {

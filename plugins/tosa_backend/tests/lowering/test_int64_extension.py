@@ -123,12 +123,12 @@ def test_equals_eager_in_int64(name, programs, judged):
     (delegate,) = program.delegates
     assert program.report.refusals == []
     assert program.report.host_operators == 0
-    assert [str(a.dtype) for a in delegate.inputs] == [
+    assert [str(value.dtype) for value in delegate.inputs] == [
         str(x.dtype) for x in inputs_in_file_order(delegate, inputs)
     ]
-    wanted = tree_leaves(function(*inputs))
+    expected = tree_leaves(function(*inputs))
     for mine, theirs, eager in zip(
-        tree_leaves(program(*inputs)), judged[name], wanted, strict=True
+        tree_leaves(program(*inputs)), judged[name], expected, strict=True
     ):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
         torch.testing.assert_close(
@@ -163,4 +163,6 @@ def test_operators_without_int64_support_need_small_values():
 
 def test_without_the_extension_the_same_version_narrows():
     program = lower(lambda i: F.embedding(i, TABLE), ids, target="TOSA-1.1+FP+INT")
-    assert [str(a.dtype) for a in program.delegates[0].inputs] == ["torch.int32"]
+    assert [str(value.dtype) for value in program.delegates[0].inputs] == [
+        "torch.int32"
+    ]

@@ -84,12 +84,15 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
         "bf16" if dtype is torch.bfloat16 else "fp16"
     )
     assert str(convolution.outputs[0].dtype) == "fp32"
-    wanted = x
+    expected = x
     # eager's own kernels of short floats round more often on some processors
     for layer in layers.double():
-        wanted = layer(wanted.double()).to(dtype)
+        expected = layer(expected.double()).to(dtype)
     torch.testing.assert_close(
-        lowered(x), wanted, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-3
+        lowered(x),
+        expected,
+        rtol=2**-8 if dtype is torch.bfloat16 else 2**-11,
+        atol=1e-3,
     )
 
 

@@ -169,9 +169,9 @@ def test_equals_eager_in_one_delegate(name):
     )
     assert len(lowered.delegates) == 1
     found = lowered(*inputs)
-    wanted = module(*inputs)
+    expected = module(*inputs)
     for mine, theirs in zip(
-        *(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True
+        *(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True
     ):
         torch.testing.assert_close(
             mine, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item()

@@ -178,6 +178,8 @@ def test_weights_are_stored_as_short_as_they_are():
         .delegates[0]
         .processed_bytes
     )
-    assert {v.dtype for v in graph.constants() if v.dtype is not DType.SHAPE} == {
-        DType.BF16
-    }
+    assert {
+        constant.dtype
+        for constant in graph.constants()
+        if constant.dtype is not DType.SHAPE
+    } == {DType.BF16}

@@ -42,8 +42,8 @@ def test_equals_eager(name, target):
     assert program.report.host_operators == 0
     file = program.delegates[0].processed_bytes
     kinds = {op.name for op in read(file).operators}
-    wanted, unwanted = (NEW, OLD) if TARGETS[target] != "1.0" else (OLD, NEW)
-    assert kinds >= wanted[name]
+    expected, unwanted = (NEW, OLD) if TARGETS[target] != "1.0" else (OLD, NEW)
+    assert kinds >= expected[name]
     assert not kinds & unwanted[name]
     reference_tools.check_strictly(file, "pro_fp", version=TARGETS[target])
     theirs = reference_tools.run_reference_model(file, [x.numpy() for x in inputs])

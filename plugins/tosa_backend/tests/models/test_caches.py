@@ -92,12 +92,12 @@ def test_a_cache_as_input_and_result(make, tmp_path):
     ours = theirs = state
     for number, x in enumerate(tokens):
         position = torch.tensor([number])
-        wanted, *theirs = module(x, position, *table, *theirs)
+        expected, *theirs = module(x, position, *table, *theirs)
         given = {"x": x, "position": position, "keys": ours[0], "values": ours[1]}
         given |= dict(zip(["table"], table, strict=False))
         found, *ours = step.method("forward")(
             *[given[i.name].to(getattr(torch, i.dtype)) for i in inputs]
         )
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(found, expected)
     torch.testing.assert_close(ours, theirs)
     assert not torch.equal(theirs[0], state[0])

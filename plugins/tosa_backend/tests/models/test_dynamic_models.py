@@ -72,17 +72,20 @@ def test_one_delegate_for_all_sizes(name):
         program, backends=["tosa"], options={"tosa": {"spec": SPEC}}
     )
     assert len(lowered.delegates) == 1, lowered.report
-    assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
+    assert {refusal.operator for refusal in lowered.report.refusals} <= CASTS, (
+        lowered.report
+    )
     for size in sizes:
         args = inputs(*size)
         with torch.no_grad():
-            wanted = tree_leaves(module(*args))
-        for mine, theirs in zip(tree_leaves(lowered(*args)), wanted, strict=True):
+            expected = tree_leaves(module(*args))
+        for mine, theirs in zip(tree_leaves(lowered(*args)), expected, strict=True):
             assert mine.shape == theirs.shape
             assert (mine - theirs).abs().max() < BOUND * theirs.abs().max(), size
     reference_tools.check_strictly_for_spec(
         lowered.delegates[0].processed_bytes, TosaSpec.parse(SPEC)
     )
     assert any(
-        v.type.is_dynamic for v in read(lowered.delegates[0].processed_bytes).inputs
+        value.type.is_dynamic
+        for value in read(lowered.delegates[0].processed_bytes).inputs
     )

@@ -64,13 +64,13 @@ def assert_targets_agree(program, batches, older, newer):
     """Both targets take the same operators, and compute the same; but for SIN and COS,
     which 0.80 lacks.
     """
-    lowered, wanted = (
+    lowered, expected = (
         delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
         for spec in (older, newer)
     )
-    assert refusals(lowered) == refusals(wanted), lowered.report
+    assert refusals(lowered) == refusals(expected), lowered.report
     has_waves = False
-    for delegate, other in zip(lowered.delegates, wanted.delegates, strict=True):
+    for delegate, other in zip(lowered.delegates, expected.delegates, strict=True):
         data = bytes(delegate.processed_bytes)
         assert target_of(data, read(data)).version == (0, 80)
         has_waves |= any(
@@ -80,7 +80,7 @@ def assert_targets_agree(program, batches, older, newer):
     with torch.no_grad():
         for batch in batches:
             for ours, theirs in zip(
-                tree_leaves(lowered(*batch)), tree_leaves(wanted(*batch)), strict=True
+                tree_leaves(lowered(*batch)), tree_leaves(expected(*batch)), strict=True
             ):
                 torch.testing.assert_close(
                     ours, theirs, rtol=0, atol=1e-6 if has_waves else 0

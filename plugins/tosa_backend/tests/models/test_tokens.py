@@ -33,6 +33,6 @@ def test_the_cache_is_kept_between_steps():
     lowered = check_whole(torch.export.export(model, (ids, position)), ids, position)
     for step in range(4):
         found, following = lowered(ids + step, position)
-        wanted, position = model(ids + step, position)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        expected, position = model(ids + step, position)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         assert torch.equal(following, position)

@@ -22,18 +22,22 @@ def join_slices_and_compare(d: Draft, *outputs: Value):
     given = d.graph(*outputs)
     result = run_passes(join_slices(given, INT), INT)
     assert_well_formed(result, INT)
-    arrays = [d.random.integers(-128, 128, v.shape).astype(np.int8) for v in d.inputs]
+    arrays = [
+        d.random.integers(-128, 128, value.shape).astype(np.int8) for value in d.inputs
+    ]
     for old, new in zip(evaluate(given, arrays), evaluate(result, arrays), strict=True):
         np.testing.assert_array_equal(new, old)
     return result
 
 
 def test_a_slice_of_slices_is_cut_from_the_whole():
-    d = Draft()
-    x = d.input(5, 4, 6, dtype=DType.INT8)
-    row = d.slice(d.slice(x, (1, 0, 0), (3, 4, 6)), (1, 1, 0), (1, 2, 6))
+    draft = Draft()
+    x = draft.input(5, 4, 6, dtype=DType.INT8)
+    row = draft.slice(draft.slice(x, (1, 0, 0), (3, 4, 6)), (1, 1, 0), (1, 2, 6))
     result = join_slices_and_compare(
-        d, d.slice(row, (0, 1, 3), (1, 1, 2)), d.slice(row, (0, 0, 0), (1, 1, 6))
+        draft,
+        draft.slice(row, (0, 1, 3), (1, 1, 2)),
+        draft.slice(row, (0, 0, 0), (1, 1, 6)),
     )
     assert count_operators(result) == {"SLICE": 2}
     assert {op.inputs[0] for op in result.operators} == set(result.inputs)
@@ -51,27 +55,29 @@ def test_a_slice_of_slices_is_cut_from_the_whole():
     ],
 )
 def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
-    d = Draft()
-    parts = [d.input(1, n, 3, dtype=DType.INT8) for n in (2, 3, 1)]
+    draft = Draft()
+    parts = [draft.input(1, n, 3, dtype=DType.INT8) for n in (2, 3, 1)]
     result = join_slices_and_compare(
-        d,
-        d.op(
+        draft,
+        draft.op(
             tosa.BITWISE_NOT,
-            d.slice(d.op(tosa.CONCAT, *parts, axis=1), (0, start, 0), (1, size, 3)),
+            draft.slice(
+                draft.op(tosa.CONCAT, *parts, axis=1), (0, start, 0), (1, size, 3)
+            ),
         ),
     )
-    found = count_operators(result)
-    assert found.pop("BITWISE_NOT") == 1
-    assert found == left
+    operators = count_operators(result)
+    assert operators.pop("BITWISE_NOT") == 1
+    assert operators == left
 
 
 def test_an_input_that_is_sliced_whole_is_still_an_output():
-    d = Draft()
-    x = d.input(2, 3, dtype=DType.INT8)
-    y = d.input(1, 3, dtype=DType.INT8)
-    whole = d.op(tosa.CONCAT, x, y, axis=0)
+    draft = Draft()
+    x = draft.input(2, 3, dtype=DType.INT8)
+    y = draft.input(1, 3, dtype=DType.INT8)
+    whole = draft.op(tosa.CONCAT, x, y, axis=0)
     result = join_slices_and_compare(
-        d, d.slice(whole, (0, 0), (2, 3)), d.slice(whole, (0, 0), (2, 3))
+        draft, draft.slice(whole, (0, 0), (2, 3)), draft.slice(whole, (0, 0), (2, 3))
     )
     assert len(set(result.outputs)) == 2
     assert not set(result.outputs) & set(result.inputs)

@@ -52,7 +52,9 @@ def optimize_and_compare(d: Draft, *outputs: Value) -> Graph:
     given = d.graph(*outputs)
     result = run_passes(given, INT)
     assert_well_formed(result, INT)
-    arrays = [d.random.integers(-128, 128, v.shape).astype(np.int8) for v in d.inputs]
+    arrays = [
+        d.random.integers(-128, 128, value.shape).astype(np.int8) for value in d.inputs
+    ]
     for old, new in zip(evaluate(given, arrays), evaluate(result, arrays), strict=True):
         np.testing.assert_array_equal(new, old)
     return result
@@ -62,10 +64,10 @@ def optimize_and_compare(d: Draft, *outputs: Value) -> Graph:
     "cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__
 )
 def test_constants_are_narrowed_like_the_other_operand(cls):
-    d = Draft()
-    x = scale_by_steps(d, d.input(1, 64, 96, dtype=DType.INT8))
-    shift = [d.no_shift] if cls is tosa.MUL else []
-    result = optimize_and_compare(d, d.op(cls, gain(d, 96), x, *shift))
+    draft = Draft()
+    x = scale_by_steps(draft, draft.input(1, 64, 96, dtype=DType.INT8))
+    shift = [draft.no_shift] if cls is tosa.MUL else []
+    result = optimize_and_compare(draft, draft.op(cls, gain(draft, 96), x, *shift))
     assert count_operators(result) == {"RESCALE": 2, cls.__name__: 1}
     constants = {
         v.dtype
@@ -77,18 +79,24 @@ def test_constants_are_narrowed_like_the_other_operand(cls):
 
 
 def test_constants_in_small_products_are_scaled_in_advance():
-    d = Draft()
-    x = scale_by_steps(d, d.input(1, 4, 96, dtype=DType.INT8))
-    assert count_operators(optimize_and_compare(d, d.mul(x, gain(d, 96)))) == {
+    draft = Draft()
+    x = scale_by_steps(draft, draft.input(1, 4, 96, dtype=DType.INT8))
+    assert count_operators(
+        optimize_and_compare(draft, draft.mul(x, gain(draft, 96)))
+    ) == {
         "RESCALE": 1,
         "MUL": 1,
     }
 
 
 def test_constants_with_int32_operands_are_scaled_in_advance():
-    d = Draft()
-    x = d.op(tosa.ABS, scale_by_steps(d, d.input(1, 64, 96, dtype=DType.INT8)))
-    assert count_operators(optimize_and_compare(d, d.mul(x, gain(d, 96)))) == {
+    draft = Draft()
+    x = draft.op(
+        tosa.ABS, scale_by_steps(draft, draft.input(1, 64, 96, dtype=DType.INT8))
+    )
+    assert count_operators(
+        optimize_and_compare(draft, draft.mul(x, gain(draft, 96)))
+    ) == {
         "RESCALE": 1,
         "ABS": 1,
         "MUL": 1,

@@ -53,22 +53,24 @@ def only_operator(graph: Graph, name: str) -> Operator:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_query_key_and_value_become_one_layer(batch):
-    d = Draft()
-    result = optimize_and_compare(d, attention(d, d.input(batch, 5, 7)))
-    found = count_operators(result)
+    draft = Draft()
+    result = optimize_and_compare(draft, attention(draft, draft.input(batch, 5, 7)))
+    operators = count_operators(result)
     # the key's is the second
-    assert found["CONV2D"] == 1
-    assert found["SLICE"] == 3
-    assert found["TRANSPOSE"] == 2
-    assert found["RESHAPE"] == (2 if batch == 1 else 5)
+    assert operators["CONV2D"] == 1
+    assert operators["SLICE"] == 3
+    assert operators["TRANSPOSE"] == 2
+    assert operators["RESHAPE"] == (2 if batch == 1 else 5)
 
 
 def test_the_target_that_multiplies_by_transposed_matrices_has_one_transpose():
-    d = Draft()
+    draft = Draft()
     assert (
         count_operators(
             optimize_and_compare(
-                d, attention(d, d.input(1, 5, 7)), spec=TosaSpec.parse("TOSA-1.1+FP")
+                draft,
+                attention(draft, draft.input(1, 5, 7)),
+                spec=TosaSpec.parse("TOSA-1.1+FP"),
             )
         )["TRANSPOSE"]
         == 1
@@ -76,11 +78,13 @@ def test_the_target_that_multiplies_by_transposed_matrices_has_one_transpose():
 
 
 def test_one_layer_and_one_transpose_name_the_sources_of_all():
-    d = Draft()
-    x = d.input(1, 5, 7)
-    result = optimize_and_compare(d, linear_heads(d, x), linear_heads(d, x, 2))
+    draft = Draft()
+    x = draft.input(1, 5, 7)
+    result = optimize_and_compare(
+        draft, linear_heads(draft, x), linear_heads(draft, x, 2)
+    )
     for name in ("CONV2D", "RESHAPE", "TRANSPOSE"):
-        operators = [op for op in d.operators if op.name == name]
+        operators = [op for op in draft.operators if op.name == name]
         operator = next(
             op
             for op in result.operators
@@ -95,16 +99,18 @@ def test_one_layer_and_one_transpose_name_the_sources_of_all():
 
 
 def test_grouped_heads_without_bias_are_joined():
-    d = Draft()
-    x = d.input(2, 5, 7)
-    weight = d.constant(8, 1, 1, 7)
-    image = d.reshape(x, 2, 1, 5, 7)
-    plain = d.reshape(d.bare(image, tosa.CONV2D, weight, d.zero()), 2, 5, 2, 4)
+    draft = Draft()
+    x = draft.input(2, 5, 7)
+    weight = draft.constant(8, 1, 1, 7)
+    image = draft.reshape(x, 2, 1, 5, 7)
+    plain = draft.reshape(
+        draft.bare(image, tosa.CONV2D, weight, draft.zero()), 2, 5, 2, 4
+    )
     result = optimize_and_compare(
-        d,
-        linear_heads(d, x, 6),
-        d.transpose(plain, *HEADS_FIRST),
-        linear_heads(d, x, 2),
+        draft,
+        linear_heads(draft, x, 6),
+        draft.transpose(plain, *HEADS_FIRST),
+        linear_heads(draft, x, 2),
     )
     assert (
         count_operators(result)["TRANSPOSE"] == count_operators(result)["CONV2D"] == 1
@@ -114,11 +120,14 @@ def test_grouped_heads_without_bias_are_joined():
 
 def test_keys_and_values_alone_stay_two_layers():
     """The key is moved once more, so that nothing is gained."""
-    d = Draft()
-    x = d.input(1, 5, 7)
-    key = d.reshape(d.transpose(linear_heads(d, x), 0, 1, 3, 2), 3, 4, 5)
+    draft = Draft()
+    x = draft.input(1, 5, 7)
+    key = draft.reshape(draft.transpose(linear_heads(draft, x), 0, 1, 3, 2), 3, 4, 5)
     assert (
-        count_operators(optimize_and_compare(d, key, linear_heads(d, x)))["CONV2D"] == 2
+        count_operators(optimize_and_compare(draft, key, linear_heads(draft, x)))[
+            "CONV2D"
+        ]
+        == 2
     )
 
 
@@ -130,22 +139,26 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
 def test_heads_that_differ_stay_apart(change):
-    d = Draft()
-    x = d.input(1, 5, 7)
+    draft = Draft()
+    x = draft.input(1, 5, 7)
     assert (
         count_operators(
-            optimize_and_compare(d, linear_heads(d, x), linear_heads(d, x, **change))
+            optimize_and_compare(
+                draft, linear_heads(draft, x), linear_heads(draft, x, **change)
+            )
         )["CONV2D"]
         == 2
     )
 
 
 def test_layers_of_different_values_stay_apart():
-    d = Draft()
+    draft = Draft()
     assert (
         count_operators(
             optimize_and_compare(
-                d, linear_heads(d, d.input(1, 5, 7)), linear_heads(d, d.input(1, 5, 7))
+                draft,
+                linear_heads(draft, draft.input(1, 5, 7)),
+                linear_heads(draft, draft.input(1, 5, 7)),
             )
         )["CONV2D"]
         == 2
@@ -153,30 +166,34 @@ def test_layers_of_different_values_stay_apart():
 
 
 def test_a_layer_that_something_else_uses_stays_apart():
-    d = Draft()
-    x = d.input(1, 5, 7)
-    y = d.linear(x, 12)
-    moved = d.transpose(d.reshape(y, 1, 5, 3, 4), *HEADS_FIRST)
+    draft = Draft()
+    x = draft.input(1, 5, 7)
+    y = draft.linear(x, 12)
+    moved = draft.transpose(draft.reshape(y, 1, 5, 3, 4), *HEADS_FIRST)
     assert (
-        count_operators(optimize_and_compare(d, linear_heads(d, x), moved, d.relu(y)))[
-            "CONV2D"
-        ]
+        count_operators(
+            optimize_and_compare(draft, linear_heads(draft, x), moved, draft.relu(y))
+        )["CONV2D"]
         == 2
     )
 
 
 def test_a_weight_that_another_layer_has_is_not_joined():
-    d = Draft()
-    x = d.input(1, 5, 7)
-    weight = d.constant(12, 1, 1, 7)
-    y = d.reshape(
-        d.bare(d.reshape(x, 1, 1, 5, 7), tosa.CONV2D, weight, d.zero()), 1, 5, 3, 4
+    draft = Draft()
+    x = draft.input(1, 5, 7)
+    weight = draft.constant(12, 1, 1, 7)
+    y = draft.reshape(
+        draft.bare(draft.reshape(x, 1, 1, 5, 7), tosa.CONV2D, weight, draft.zero()),
+        1,
+        5,
+        3,
+        4,
     )
-    other = d.bare(d.input(1, 1, 2, 7), tosa.CONV2D, weight, d.zero())
+    other = draft.bare(draft.input(1, 1, 2, 7), tosa.CONV2D, weight, draft.zero())
     assert (
         count_operators(
             optimize_and_compare(
-                d, linear_heads(d, x), d.transpose(y, *HEADS_FIRST), other
+                draft, linear_heads(draft, x), draft.transpose(y, *HEADS_FIRST), other
             )
         )["CONV2D"]
         == 3
@@ -184,18 +201,18 @@ def test_a_weight_that_another_layer_has_is_not_joined():
 
 
 def test_one_row_needs_no_transpose_and_joins_no_layers():
-    d = Draft()
-    x = d.input(1, 1, 7)
+    draft = Draft()
+    x = draft.input(1, 1, 7)
     assert count_operators(
-        optimize_and_compare(d, linear_heads(d, x), linear_heads(d, x))
+        optimize_and_compare(draft, linear_heads(draft, x), linear_heads(draft, x))
     ) == {"CONV2D": 2, "RESHAPE": 3}
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16, DType.FP16], ids=str)
 def test_joined_weights_lie_one_after_another_in_the_file(dtype):
-    d = Draft(dtype=dtype)
-    x = d.input(1, 5, 7)
-    given = d.graph(linear_heads(d, x), linear_heads(d, x, 2))
+    draft = Draft(dtype=dtype)
+    x = draft.input(1, 5, 7)
+    given = draft.graph(linear_heads(draft, x), linear_heads(draft, x, 2))
     spec = TosaSpec.parse("TOSA-1.0+FP+bf16")
     layers = [op for op in given.operators if op.name == "CONV2D"]
     result = read(TosaFile(run_passes(given, spec), spec).join())
@@ -208,10 +225,12 @@ def test_joined_weights_lie_one_after_another_in_the_file(dtype):
 
 def test_gains_before_joined_layers_are_not_folded():
     """They would be computed when they are written, instead of being copied."""
-    d = Draft()
-    x = d.mul(d.relu(d.linear(d.input(1, 5, 7), 6)), d.constant(1, 1, 6))
-    found = count_operators(
-        optimize_and_compare(d, linear_heads(d, x), linear_heads(d, x))
+    draft = Draft()
+    x = draft.mul(
+        draft.relu(draft.linear(draft.input(1, 5, 7), 6)), draft.constant(1, 1, 6)
     )
-    assert found["CONV2D"] == 2
-    assert found["MUL"] == 1
+    operators = count_operators(
+        optimize_and_compare(draft, linear_heads(draft, x), linear_heads(draft, x))
+    )
+    assert operators["CONV2D"] == 2
+    assert operators["MUL"] == 1

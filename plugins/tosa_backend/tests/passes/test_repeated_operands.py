@@ -22,9 +22,9 @@ def repeated_keys(
 
 @pytest.mark.parametrize("shape", [(1, 4, 1, 5, 4), (2, 2, 1, 5, 4)], ids=str)
 def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
-    d = Draft()
-    keys = repeated_keys(d, shape, (1, 1, 12 // shape[0] // shape[1], 1, 1))
-    result = optimize_and_compare(d, d.matmul(d.input(12, 7, 4), keys))
+    draft = Draft()
+    keys = repeated_keys(draft, shape, (1, 1, 12 // shape[0] // shape[1], 1, 1))
+    result = optimize_and_compare(draft, draft.matmul(draft.input(12, 7, 4), keys))
     assert count_operators(result) == {"RESHAPE": 3, "TRANSPOSE": 1, "MATMUL": 1}
     (product,) = [op for op in result.operators if op.name == "MATMUL"]
     assert product.outputs[0].shape == (4, 21, 5)
@@ -32,10 +32,13 @@ def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
 
 
 def test_products_by_one_matrix_are_one():
-    d = Draft()
+    draft = Draft()
     result = optimize_and_compare(
-        d,
-        d.matmul(d.input(3, 7, 4), d.op(tosa.TILE, d.input(1, 4, 5), sizes((3, 1, 1)))),
+        draft,
+        draft.matmul(
+            draft.input(3, 7, 4),
+            draft.op(tosa.TILE, draft.input(1, 4, 5), sizes((3, 1, 1))),
+        ),
     )
     assert count_operators(result) == {"RESHAPE": 2, "MATMUL": 1}
 
@@ -53,34 +56,39 @@ neighbours in the batch.
 
 @pytest.mark.parametrize(("shape", "multiples"), REPETITIONS.values(), ids=REPETITIONS)
 def test_another_repetition_stays(shape, multiples):
-    d = Draft()
-    keys = repeated_keys(d, shape, multiples)
+    draft = Draft()
+    keys = repeated_keys(draft, shape, multiples)
     assert (
-        count_operators(optimize_and_compare(d, d.matmul(d.input(12, 7, 4), keys)))[
-            "TILE"
-        ]
+        count_operators(
+            optimize_and_compare(draft, draft.matmul(draft.input(12, 7, 4), keys))
+        )["TILE"]
         == 1
     )
 
 
 def test_repeated_keys_that_something_else_uses_stay():
-    d = Draft()
-    keys = repeated_keys(d, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
-    found = count_operators(
-        optimize_and_compare(d, d.matmul(d.input(12, 7, 4), keys), keys)
+    draft = Draft()
+    keys = repeated_keys(draft, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
+    operators = count_operators(
+        optimize_and_compare(draft, draft.matmul(draft.input(12, 7, 4), keys), keys)
     )
-    assert found == {"TILE": 1, "RESHAPE": 1, "TRANSPOSE": 1, "MATMUL": 1}
+    assert operators == {"TILE": 1, "RESHAPE": 1, "TRANSPOSE": 1, "MATMUL": 1}
 
 
 def test_products_of_48_bits_keep_repeated_operands():
-    d = Draft(dtype=DType.INT16)
-    keys = repeated_keys(d, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
-    y = d.op(
-        tosa.MATMUL, d.input(12, 7, 4), keys, d.zero(), d.zero(), dtype=DType.INT48
+    draft = Draft(dtype=DType.INT16)
+    keys = repeated_keys(draft, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
+    y = draft.op(
+        tosa.MATMUL,
+        draft.input(12, 7, 4),
+        keys,
+        draft.zero(),
+        draft.zero(),
+        dtype=DType.INT48,
     )
     assert (
-        count_operators(run_passes(d.graph(y), TosaSpec.parse("TOSA-1.0+INT+int16")))[
-            "TILE"
-        ]
+        count_operators(
+            run_passes(draft.graph(y), TosaSpec.parse("TOSA-1.0+INT+int16"))
+        )["TILE"]
         == 1
     )

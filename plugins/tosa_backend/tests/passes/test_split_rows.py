@@ -167,7 +167,9 @@ def split_and_compare(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
     given = d.graph(*outputs)
     result = run_passes(given, spec)
     assert_well_formed(result, spec)
-    arrays = [d.random.integers(-128, 128, v.shape).astype(np.int8) for v in d.inputs]
+    arrays = [
+        d.random.integers(-128, 128, value.shape).astype(np.int8) for value in d.inputs
+    ]
     for old, new in zip(evaluate(given, arrays), evaluate(result, arrays), strict=True):
         assert len(np.unique(old)) > 5
         np.testing.assert_array_equal(new, old)
@@ -175,9 +177,11 @@ def split_and_compare(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
 
 
 def test_norms_are_split_into_blocks_of_similar_size(npu):
-    d = Draft()
+    draft = Draft()
     result = split_and_compare(
-        d, npu, subtract_half_sum(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+        draft,
+        npu,
+        subtract_half_sum(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8)),
     )
     sums = [
         op.outputs[0].shape
@@ -190,15 +194,19 @@ def test_norms_are_split_into_blocks_of_similar_size(npu):
 
 
 def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
-    d = Draft()
-    q = cast_to_int32(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
-    total = d.op(tosa.REDUCE_SUM, q, axis=2)
-    entries = literal(d.random.integers(-128, 128, 256), DType.INT8, np.int8)
-    found = d.op(
-        tosa.TABLE, rescale(d, d.op(tosa.SUB, q, total), 33, DType.INT8), entries
+    draft = Draft()
+    q = cast_to_int32(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+    total = draft.op(tosa.REDUCE_SUM, q, axis=2)
+    entries = literal(draft.random.integers(-128, 128, 256), DType.INT8, np.int8)
+    found = draft.op(
+        tosa.TABLE,
+        rescale(draft, draft.op(tosa.SUB, q, total), 33, DType.INT8),
+        entries,
     )
     result = split_and_compare(
-        d, npu, rescale(d, d.add(cast_to_int32(d, found), total), 32, DType.INT8)
+        draft,
+        npu,
+        rescale(draft, draft.add(cast_to_int32(draft, found), total), 32, DType.INT8),
     )
     assert (
         count_operators(result)["TABLE"] == count_operators(result)["REDUCE_SUM"] == 3
@@ -207,9 +215,11 @@ def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
 
 
 def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
-    d = Draft()
+    draft = Draft()
     result = split_and_compare(
-        d, npu, subtract_half_sum(d, d.input(2, CHANNELS, 9, dtype=DType.INT8), axis=1)
+        draft,
+        npu,
+        subtract_half_sum(draft, draft.input(2, CHANNELS, 9, dtype=DType.INT8), axis=1),
     )
     assert {
         op.outputs[0].shape
@@ -219,8 +229,8 @@ def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
 
 
 def test_an_attention_multiplies_blocks_of_queries(npu):
-    d = Draft()
-    result = split_and_compare(d, npu, attention(d))
+    draft = Draft()
+    result = split_and_compare(draft, npu, attention(draft))
     products = [
         op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
     ]
@@ -236,11 +246,13 @@ def count_channels(graph: Graph) -> Counter:
 
 
 def test_each_head_gets_its_own_layers(npu):
-    d = Draft()
+    draft = Draft()
     result = split_and_compare(
-        d,
+        draft,
         npu,
-        attend(d, *layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))),
+        attend(
+            draft, *layers_of_heads(draft, draft.input(1, 1, ROWS, 5, dtype=DType.INT8))
+        ),
     )
     assert count_channels(result) == {3: 4, 4: 2}
     # of one head there is nothing to transpose but keys
@@ -250,35 +262,35 @@ def test_each_head_gets_its_own_layers(npu):
 
 
 def test_a_layer_that_something_else_reads_is_computed_whole(npu):
-    d = Draft()
-    heads = layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))
+    draft = Draft()
+    heads = layers_of_heads(draft, draft.input(1, 1, ROWS, 5, dtype=DType.INT8))
     result = split_and_compare(
-        d, npu, attend(d, *heads), d.op(tosa.BITWISE_NOT, heads[0])
+        draft, npu, attend(draft, *heads), draft.op(tosa.BITWISE_NOT, heads[0])
     )
     assert count_channels(result) == {6: 1, 3: 2, 4: 2}
 
 
 def test_heads_mixed_by_a_reshape_are_split_after_it(npu):
-    d = Draft()
-    _, key, value = layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))
-    query = d.reshape(d.input(ROWS, 6, dtype=DType.INT8), 2, ROWS, 3)
-    result = split_and_compare(d, npu, attend(d, query, key, value))
+    draft = Draft()
+    _, key, value = layers_of_heads(draft, draft.input(1, 1, ROWS, 5, dtype=DType.INT8))
+    query = draft.reshape(draft.input(ROWS, 6, dtype=DType.INT8), 2, ROWS, 3)
+    result = split_and_compare(draft, npu, attend(draft, query, key, value))
     assert (2, ROWS, 3) in {
         op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SLICE)
     }
 
 
 def test_more_heads_than_blocks_stay_together(npu):
-    d = Draft()
-    result = split_and_compare(d, npu, attention(d, heads=4))
+    draft = Draft()
+    result = split_and_compare(draft, npu, attention(draft, heads=4))
     assert {
         op.outputs[0].shape[0] for op in result.operators if isinstance(op, tosa.MATMUL)
     } == {4}
 
 
 def test_batches_of_more_than_the_rows_of_one_are_split(npu):
-    d = Draft()
-    result = split_and_compare(d, npu, attention(d, heads=9))
+    draft = Draft()
+    result = split_and_compare(draft, npu, attention(draft, heads=9))
     shapes = [
         op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
     ]
@@ -286,27 +298,29 @@ def test_batches_of_more_than_the_rows_of_one_are_split(npu):
 
 
 def test_a_mask_that_is_constant_is_cut_with_the_rows(npu):
-    d = Draft()
-    hidden = literal(d.random.integers(0, 2, (1, ROWS, 6)) > 0, DType.BOOL, np.bool_)
-    result = split_and_compare(d, npu, attention(d, hidden=hidden))
+    draft = Draft()
+    hidden = literal(
+        draft.random.integers(0, 2, (1, ROWS, 6)) > 0, DType.BOOL, np.bool_
+    )
+    result = split_and_compare(draft, npu, attention(draft, hidden=hidden))
     assert sorted(
         op.inputs[0].shape[1] for op in result.operators if isinstance(op, tosa.SELECT)
     ) == [2, 2, 2, 2, 3, 3]
 
 
 def test_a_mask_for_all_rows_is_read_whole(npu):
-    d = Draft()
-    hidden = literal(d.random.integers(0, 2, (1, 1, 6)) > 0, DType.BOOL, np.bool_)
-    result = split_and_compare(d, npu, attention(d, hidden=hidden))
+    draft = Draft()
+    hidden = literal(draft.random.integers(0, 2, (1, 1, 6)) > 0, DType.BOOL, np.bool_)
+    result = split_and_compare(draft, npu, attention(draft, hidden=hidden))
     assert {
         op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SELECT)
     } == {(1, 1, 6)}
 
 
 def test_norms_that_are_read_twice_are_joined_once(npu):
-    d = Draft()
-    y = subtract_half_sum(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
-    result = split_and_compare(d, npu, y, d.op(tosa.BITWISE_NOT, y))
+    draft = Draft()
+    y = subtract_half_sum(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+    result = split_and_compare(draft, npu, y, draft.op(tosa.BITWISE_NOT, y))
     assert count_operators(result)["CONCAT"] == 1
 
 
@@ -361,12 +375,14 @@ KEPT = {
 
 
 def test_a_product_with_all_rows_of_a_norm_stays_whole(npu):
-    d = Draft()
-    q = cast_to_int32(d, d.input(1, ROWS, ROWS, dtype=DType.INT8))
-    sums = d.op(tosa.REDUCE_SUM, q, axis=2)
-    y = rescale(d, d.op(tosa.SUB, q, sums), 33, DType.INT8)
+    draft = Draft()
+    q = cast_to_int32(draft, draft.input(1, ROWS, ROWS, dtype=DType.INT8))
+    sums = draft.op(tosa.REDUCE_SUM, q, axis=2)
+    y = rescale(draft, draft.op(tosa.SUB, q, sums), 33, DType.INT8)
     result = split_and_compare(
-        d, npu, rescale(d, d.op(tosa.SUB, product(d, y, y), sums), 38, DType.INT8)
+        draft,
+        npu,
+        rescale(draft, draft.op(tosa.SUB, product(draft, y, y), sums), 38, DType.INT8),
     )
     assert [
         op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
@@ -374,13 +390,18 @@ def test_a_product_with_all_rows_of_a_norm_stays_whole(npu):
 
 
 def test_a_product_of_rows_with_themselves_reads_them_whole_too(npu):
-    d = Draft()
-    x = d.input(1, ROWS, ROWS, dtype=DType.INT8)
-    y = product(d, x, x)
+    draft = Draft()
+    x = draft.input(1, ROWS, ROWS, dtype=DType.INT8)
+    y = product(draft, x, x)
     result = split_and_compare(
-        d,
+        draft,
         npu,
-        rescale(d, d.op(tosa.SUB, y, d.op(tosa.REDUCE_SUM, y, axis=2)), 38, DType.INT8),
+        rescale(
+            draft,
+            draft.op(tosa.SUB, y, draft.op(tosa.REDUCE_SUM, y, axis=2)),
+            38,
+            DType.INT8,
+        ),
     )
     shapes = [
         [v.shape for v in op.inputs[:2]]
@@ -392,8 +413,10 @@ def test_a_product_of_rows_with_themselves_reads_them_whole_too(npu):
 
 @pytest.mark.parametrize("network", KEPT.values(), ids=KEPT)
 def test_graphs_without_row_chains_are_unchanged(network, npu):
-    d = Draft()
-    given = d.graph(network(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
+    draft = Draft()
+    given = draft.graph(
+        network(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+    )
     assert split_rows.split_rows(given, npu) is given
 
 
@@ -401,20 +424,24 @@ def test_interdependent_results_are_not_split(npu):
     """What is computed from a result, and read whole by the same region, needs all rows
     first.
     """
-    d = Draft()
-    q = cast_to_int32(d, d.input(1, ROWS, ROWS, dtype=DType.INT8))
-    total = d.op(tosa.REDUCE_SUM, q, axis=2)
-    first = rescale(d, d.op(tosa.SUB, q, total), 33, DType.INT8)
-    other = d.reshape(d.op(tosa.BITWISE_NOT, first), 1, 1, ROWS * ROWS)
-    largest = d.op(tosa.REDUCE_MAX, other, axis=2)
-    second = rescale(d, d.op(tosa.SUB, q, cast_to_int32(d, largest)), 33, DType.INT8)
-    given = d.graph(first, second)
+    draft = Draft()
+    q = cast_to_int32(draft, draft.input(1, ROWS, ROWS, dtype=DType.INT8))
+    total = draft.op(tosa.REDUCE_SUM, q, axis=2)
+    first = rescale(draft, draft.op(tosa.SUB, q, total), 33, DType.INT8)
+    other = draft.reshape(draft.op(tosa.BITWISE_NOT, first), 1, 1, ROWS * ROWS)
+    largest = draft.op(tosa.REDUCE_MAX, other, axis=2)
+    second = rescale(
+        draft, draft.op(tosa.SUB, q, cast_to_int32(draft, largest)), 33, DType.INT8
+    )
+    given = draft.graph(first, second)
     assert split_rows.split_rows(given, npu) is given
 
 
 def test_other_targets_and_small_tensors_are_unchanged(npu, monkeypatch):
-    d = Draft()
-    given = d.graph(subtract_half_sum(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
+    draft = Draft()
+    given = draft.graph(
+        subtract_half_sum(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+    )
     assert split_rows.split_rows(given, INT) is given
     monkeypatch.setattr(split_rows, "SMALL", 1 << 16)
     assert split_rows.split_rows(given, npu) is given
@@ -423,10 +450,10 @@ def test_other_targets_and_small_tensors_are_unchanged(npu, monkeypatch):
 @pytest.mark.parametrize(("larger", "blocks"), [(1, 3), (4, 1)])
 def test_regions_within_the_peak_memory_are_not_split(larger, blocks, npu):
     """Sums of 32 bits beside an image of as many bytes are computed at once."""
-    d = Draft()
-    x = d.input(1, ROWS, CHANNELS, dtype=DType.INT8)
-    image = d.input(1, ROWS, 4 * larger * CHANNELS, dtype=DType.INT8)
+    draft = Draft()
+    x = draft.input(1, ROWS, CHANNELS, dtype=DType.INT8)
+    image = draft.input(1, ROWS, 4 * larger * CHANNELS, dtype=DType.INT8)
     result = split_and_compare(
-        d, npu, subtract_half_sum(d, x), d.op(tosa.BITWISE_NOT, image)
+        draft, npu, subtract_half_sum(draft, x), draft.op(tosa.BITWISE_NOT, image)
     )
     assert count_operators(result)["REDUCE_SUM"] == blocks

@@ -24,8 +24,8 @@ def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
-    d = Draft()
-    result = optimize_and_compare(d, d.linear(joined_heads(d, batch), 6))
+    draft = Draft()
+    result = optimize_and_compare(draft, draft.linear(joined_heads(draft, batch), 6))
     assert count_operators(result) == {"MATMUL": 1, "RESHAPE": 2, "CONV2D": 1}
     (layer,) = [op for op in result.operators if op.name == "CONV2D"]
     assert layer.inputs[1].shape == (6, 3, 1, 4)
@@ -34,12 +34,13 @@ def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
 def test_linear_layers_read_flattened_maps_without_a_transpose(shape):
-    d = Draft()
-    y = d.conv(d.input(*shape), 6)
+    draft = Draft()
+    y = draft.conv(draft.input(*shape), 6)
     assert (
         count_operators(
             optimize_and_compare(
-                d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)
+                draft,
+                draft.linear(draft.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7),
             )
         )["TRANSPOSE"]
         == 1
@@ -47,21 +48,21 @@ def test_linear_layers_read_flattened_maps_without_a_transpose(shape):
 
 
 def test_values_with_other_uses_are_transposed_for_linear_layers():
-    d = Draft()
-    x = joined_heads(d, 1)
-    found = count_operators(optimize_and_compare(d, d.linear(x, 6), x))
-    assert found == {"MATMUL": 1, "TRANSPOSE": 1, "RESHAPE": 3, "CONV2D": 1}
+    draft = Draft()
+    x = joined_heads(draft, 1)
+    operators = count_operators(optimize_and_compare(draft, draft.linear(x, 6), x))
+    assert operators == {"MATMUL": 1, "TRANSPOSE": 1, "RESHAPE": 3, "CONV2D": 1}
 
 
 def test_a_weight_that_another_layer_has_stays_as_it_is():
-    d = Draft()
-    weight = d.constant(6, 1, 1, 12)
-    bias = d.constant(6)
+    draft = Draft()
+    weight = draft.constant(6, 1, 1, 12)
+    bias = draft.constant(6)
     ys = [
-        d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias)
-        for x in (joined_heads(d, 1), d.input(1, 5, 12))
+        draft.bare(draft.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias)
+        for x in (joined_heads(draft, 1), draft.input(1, 5, 12))
     ]
-    result = optimize_and_compare(d, *ys)
+    result = optimize_and_compare(draft, *ys)
     assert count_operators(result)["TRANSPOSE"] == 1
     assert {op.inputs[1] for op in result.operators if op.name == "CONV2D"} == {weight}
 
@@ -75,26 +76,33 @@ summed.
 
 @pytest.mark.parametrize("perms", PERMUTED, ids=str)
 def test_a_linear_layer_sums_axes_in_any_order(perms):
-    d = Draft()
-    moved = d.transpose(d.input(3, 5, 4), *perms)
+    draft = Draft()
+    moved = draft.transpose(draft.input(3, 5, 4), *perms)
     result = optimize_and_compare(
-        d,
-        d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6),
+        draft,
+        draft.linear(
+            draft.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6
+        ),
     )
     assert count_operators(result)["TRANSPOSE"] == PERMUTED[perms]
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_channel_shuffles_fold_into_pointwise_convolution_weights(batch):
-    d = Draft()
-    y = d.conv(d.shuffle(d.conv(d.input(batch, 3, 8, 8), 6), 2), 5)
-    assert count_operators(optimize_and_compare(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2}
+    draft = Draft()
+    y = draft.conv(draft.shuffle(draft.conv(draft.input(batch, 3, 8, 8), 6), 2), 5)
+    assert count_operators(optimize_and_compare(draft, y)) == {
+        "TRANSPOSE": 2,
+        "CONV2D": 2,
+    }
 
 
 def test_linear_layers_join_heads_without_a_transpose():
-    d = Draft()
-    found = count_operators(
-        optimize_and_compare(d, d.linear(d.reshape(joined_heads(d, 2), 10, 12), 6))
+    draft = Draft()
+    operators = count_operators(
+        optimize_and_compare(
+            draft, draft.linear(draft.reshape(joined_heads(draft, 2), 10, 12), 6)
+        )
     )
-    assert found["TRANSPOSE"] == 0
-    assert found["CONV2D"] == 1
+    assert operators["TRANSPOSE"] == 0
+    assert operators["CONV2D"] == 1

@@ -25,11 +25,11 @@ def npu(monkeypatch):
 
 def optimize_one_transpose(spec, *shape, perms=NHWC, dtype=DType.INT8):
     """What the passes make of one TRANSPOSE, which computes the same."""
-    d = Draft(dtype=dtype)
-    y = d.transpose(d.input(*shape), *perms)
-    result = run_passes(d.graph(y), spec)
+    draft = Draft(dtype=dtype)
+    y = draft.transpose(draft.input(*shape), *perms)
+    result = run_passes(draft.graph(y), spec)
     assert_well_formed(result, spec)
-    arrays = [d.random.integers(-128, 128, shape).astype(ARRAY_DTYPES[dtype])]
+    arrays = [draft.random.integers(-128, 128, shape).astype(ARRAY_DTYPES[dtype])]
     np.testing.assert_array_equal(
         evaluate(result, arrays)[0], arrays[0].transpose(perms)
     )

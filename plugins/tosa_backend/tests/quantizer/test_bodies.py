@@ -72,9 +72,11 @@ def test_bodies_become_integers(kind):
             x, *taking.args[1:]
         )
         found = lowered(integers)
-        wanted = program.module(check_guards=False)(x)
-        found, wanted = ((v if isinstance(v, tuple) else (v,)) for v in (found, wanted))
-        for ours, real, node in zip(found, wanted, returned, strict=True):
+        expected = program.module(check_guards=False)(x)
+        found, expected = (
+            (v if isinstance(v, tuple) else (v,)) for v in (found, expected)
+        )
+        for ours, real, node in zip(found, expected, returned, strict=True):
             steps = torch.ops.quantized_decomposed.quantize_per_tensor.default(
                 real, *node.args[1:6]
             )
@@ -82,7 +84,7 @@ def test_bodies_become_integers(kind):
         judged.append(((bytes(delegate.processed_bytes), [integers.numpy()]), found))
         floats = module(x)
         for real, exact in zip(
-            wanted, floats if isinstance(floats, tuple) else (floats,), strict=True
+            expected, floats if isinstance(floats, tuple) else (floats,), strict=True
         ):
             assert (real - exact).abs().max() < 0.1
     officials = reference_tools.run_reference_model_on_all([job for job, _ in judged])

@@ -75,9 +75,9 @@ def program(module, batches):
 
 def calls_of(program, name):
     return [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function" and name in str(n.target)
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and name in str(node.target)
     ]
 
 
@@ -102,9 +102,9 @@ def test_parts_leave_no_float(program, batches):
     ]
     with torch.no_grad():
         found = lowered(*integers)
-        wanted = program.module(check_guards=False)(*batches[0])
+        expected = program.module(check_guards=False)(*batches[0])
     for ours, real, node in zip(
-        found, wanted, program.graph.output_node().args[0], strict=True
+        found, expected, program.graph.output_node().args[0], strict=True
     ):
         assert_within_steps(ours.numpy(), in_steps(real, node))
     file = bytes(delegate.processed_bytes)
@@ -223,8 +223,8 @@ def test_quotients_that_are_rounded_are_written_out(batches):
     ]
     with torch.no_grad():
         found = lowered(*integers)
-        wanted = program.module(check_guards=False)(*batches[0])
+        expected = program.module(check_guards=False)(*batches[0])
     for ours, real, node in zip(
-        found, wanted, program.graph.output_node().args[0], strict=True
+        found, expected, program.graph.output_node().args[0], strict=True
     ):
         assert_within_steps(ours.numpy(), in_steps(real, node))

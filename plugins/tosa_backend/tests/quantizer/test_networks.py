@@ -51,11 +51,11 @@ def test_networks_are_one_delegate_of_integers(name, activations):
     eager = program.module(check_guards=False)
     least = 35 if activations is SHORT else 70
     with torch.no_grad():
-        found, wanted = (
+        found, expected = (
             [tree_leaves(run(*batch)) for batch in batches] for run in (lowered, eager)
         )
     for ours, theirs in zip(
-        zip(*found, strict=True), zip(*wanted, strict=True), strict=True
+        zip(*found, strict=True), zip(*expected, strict=True), strict=True
     ):
         signal = torch.stack(theirs)
         assert (torch.stack(ours) - signal).norm() * 10 ** (least / 20) <= signal.norm()

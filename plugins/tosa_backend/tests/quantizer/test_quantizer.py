@@ -69,9 +69,9 @@ def program():
 
 def calls_of(program, name):
     return [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function" and name in str(n.target)
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and name in str(node.target)
     ]
 
 
@@ -116,9 +116,9 @@ def test_tables_pass_copies_and_replace_nan_by_zero():
     lowered = delegraph.lower(program, options=INT)
     with torch.no_grad():
         found = lowered(x - 2)
-        wanted = program.module(check_guards=False)(x - 2)
+        expected = program.module(check_guards=False)(x - 2)
     for ours, theirs, node in zip(
-        found, wanted, program.graph.output_node().args[0], strict=True
+        found, expected, program.graph.output_node().args[0], strict=True
     ):
         assert ((ours - theirs) / node.args[1]).abs().max() <= 1.01
 
@@ -179,31 +179,33 @@ def test_a_bias_is_in_steps_of_the_product(program):
 )
 def test_weights(settings, low, high, per_channel):
     module = nn.Linear(6, 4).eval()
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings))
     )
-    weight = calls_of(found, "linear")[0].args[1]
+    weight = calls_of(quantized, "linear")[0].args[1]
     assert ("per_channel" in str(weight.target)) is per_channel
     assert (
         low,
         high,
     ) == weight.args[-3:-1]
-    lowered = delegraph.lower(found, options=INT)
+    lowered = delegraph.lower(quantized, options=INT)
     assert len(lowered.delegates) == 1
 
 
 def test_int16_activations_have_no_zero_point():
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
     x = torch.randn(3, 6)
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         module, [x], quantizer=quantizer(precision(activations=torch.int16))
     )
-    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+INT16"}})
+    lowered = delegraph.lower(
+        quantized, options={"tosa": {"spec": "TOSA-1.0+INT+INT16"}}
+    )
     assert len(lowered.delegates) == 1
     with torch.no_grad():
         # weights have 8 bits
         torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.02)
-    assert {n.args[2] for n in calls_of(found, ".quantize_per_tensor")} == {0}
+    assert {n.args[2] for n in calls_of(quantized, ".quantize_per_tensor")} == {0}
 
 
 class Computed(nn.Module):
@@ -227,20 +229,25 @@ class Computed(nn.Module):
 def test_weights_that_are_computed_have_one_scale(activations):
     torch.manual_seed(0)
     inputs = torch.randn(2, 4, 7, 7), torch.randn(1, 5)
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         Computed().eval(),
         [inputs],
         quantizer=quantizer(precision(activations=activations)),
     )
     assert not any(
         "quantize_per_channel" in str(n.args[0].target)
-        for n in calls_of(found, "dequantize_per_channel")
+        for n in calls_of(quantized, "dequantize_per_channel")
     )
-    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
+    lowered = delegraph.lower(
+        quantized, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}}
+    )
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
-    scales = [n.args[1] for n in calls_of(found, "dequantize")[-2:]]
+    scales = [n.args[1] for n in calls_of(quantized, "dequantize")[-2:]]
     for mine, theirs, scale in zip(
-        lowered(*inputs), found.module(check_guards=False)(*inputs), scales, strict=True
+        lowered(*inputs),
+        quantized.module(check_guards=False)(*inputs),
+        scales,
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1.01 * scale)
 
@@ -268,8 +275,8 @@ def test_sums_are_quantized_before_a_function_of_them():
         def forward(self, x):
             return F.gelu(self.line(x) * 2), torch.tanh(x * 2 + 1)
 
-    found = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
-    (gelu,), (tanh,) = calls_of(found, "gelu"), calls_of(found, "tanh")
+    quantized = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
+    (gelu,), (tanh,) = calls_of(quantized, "gelu"), calls_of(quantized, "tanh")
     assert "dequantize" in str(gelu.args[0].target), "a table, as before"
     assert "add" in str(tanh.args[0].target), "a table, as before"
 
@@ -317,19 +324,21 @@ FUTURE = torch.ones(4, 4).tril().log()
 def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 4, 8, generator=generator), torch.ones(4, 4).tril().bool()
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         module.eval(), [inputs], quantizer=quantizer(precision(activations=activations))
     )
-    scales = [n.args[1] for n in calls_of(found, "quantize_per_tensor")]
+    scales = [n.args[1] for n in calls_of(quantized, "quantize_per_tensor")]
     assert 0 < max(scales) < 0.1
-    lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
+    lowered = delegraph.lower(
+        quantized, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}}
+    )
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
-    wanted = found.module(check_guards=False)(*inputs)
+    expected = quantized.module(check_guards=False)(*inputs)
     torch.testing.assert_close(
         lowered(*inputs),
-        wanted,
+        expected,
         rtol=0,
-        atol=1.01 * calls_of(found, "dequantize")[-1].args[1],
+        atol=1.01 * calls_of(quantized, "dequantize")[-1].args[1],
     )
 
 
@@ -344,10 +353,12 @@ def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     ids=["name", "type", "operator", "all but one"],
 )
 def test_settings_keep_chosen_operators_in_floats(change, floats):
-    found = delegraph.quantize(make_net(), batches(1), quantizer=change(quantizer()))
-    for call in calls_of(found, floats)[-1:]:
+    quantized = delegraph.quantize(
+        make_net(), batches(1), quantizer=change(quantizer())
+    )
+    for call in calls_of(quantized, floats)[-1:]:
         assert "dequantize" not in str(call.args[1].target), "its weight is in floats"
-    assert calls_of(found, "dequantize_per_channel")
+    assert calls_of(quantized, "dequantize_per_channel")
 
 
 def test_the_most_specific_setting_holds():
@@ -356,21 +367,21 @@ def test_the_most_specific_setting_holds():
         .set_module_type(nn.Conv2d, None)
         .set_module_name("other", precision(weight_bits=4))
     )
-    found = delegraph.quantize(make_net(), batches(1), quantizer=chosen)
-    first, second = calls_of(found, "conv2d")
+    quantized = delegraph.quantize(make_net(), batches(1), quantizer=chosen)
+    first, second = calls_of(quantized, "conv2d")
     assert "dequantize" not in str(first.args[1].target)
     assert second.args[1].args[-2] == 7
 
 
 def test_inputs_and_outputs_may_stay_floats():
     module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)).eval()
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         module,
         [torch.randn(2, 6)],
         quantizer=quantizer().set_io(inputs=False, outputs=False),
     )
     assert [
-        "dequantize" in str(n.args[1].target) for n in calls_of(found, "linear")
+        "dequantize" in str(n.args[1].target) for n in calls_of(quantized, "linear")
     ] == [
         False,
         True,
@@ -495,9 +506,9 @@ def test_a_padded_tensor_keeps_its_quantization(mode):
         def forward(self, x):
             return F.relu(F.pad(x.sigmoid() * x, (3, 0, 0, 2), mode))
 
-    found = delegraph.quantize(
+    quantized = delegraph.quantize(
         Padded().eval(), [torch.randn(1, 2, 6, 6)], quantizer=quantizer()
     )
-    pads = [n for n in found.graph.nodes if "pad" in str(n.target)]
+    pads = [node for node in quantized.graph.nodes if "pad" in str(node.target)]
     assert pads
     assert all(next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads)

@@ -70,14 +70,14 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
         >= LEAST
         > model[2].weight.nbytes
     )
-    blobs = [d.processed_bytes for d in shared.program.delegates]
+    blobs = [delegate.processed_bytes for delegate in shared.program.delegates]
     assert all(
         blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
         for blob, d in zip(blobs, plain.delegates, strict=True)
     )
     assert [
         join_constants(blob, named_constants_of(shared.program)) for blob in blobs
-    ] == [d.processed_bytes for d in plain.delegates]
+    ] == [delegate.processed_bytes for delegate in plain.delegates]
     x = torch.randn(5, 48)
     assert shared.verify(x).agrees(1e-5)
 
@@ -239,7 +239,7 @@ def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
 def test_packing_is_limited(monkeypatch, model):
     monkeypatch.setattr(sys.modules[split_constants.__module__], "MOST_PACKED", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
-    (blob,) = (d.processed_bytes for d in lowered.delegates)
+    (blob,) = (delegate.processed_bytes for delegate in lowered.delegates)
     (count,) = struct.unpack_from("<I", blob, MAGIC)
     rest = zlib.decompress(blob[ROWS + count * ROW + 8 :])
     assert rest[-50:] == blob[-54:-4], "stored as it is"
@@ -318,12 +318,12 @@ def test_joined_weights_are_shared_with_separate_ones():
     """
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
     parts = [torch.randn(32, 64) for _ in range(3)]
-    t = Tosa(spec)
+    builder = Tosa(spec)
     x = Value(Type((96, 64), DType.FP32), name="x")
-    together = t.concat(
+    together = builder.concat(
         [constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0
     )
-    file = TosaFile(Graph([x], [t.add(x, together)], t.operators), spec)
+    file = TosaFile(Graph([x], [builder.add(x, together)], builder.operators), spec)
     content, output = split_constants(file)
     data = {
         key: join(output.buffers[entry.buffer_index])
@@ -331,9 +331,10 @@ def test_joined_weights_are_shared_with_separate_ones():
     }
     assert list(data.values()) == [part.numpy().tobytes() for part in parts]
     assert join_constants(content, data) == file.join()
-    t = Tosa(spec)
+    builder = Tosa(spec)
     x = Value(Type((32, 64), DType.FP32), name="x")
     apart = TosaFile(
-        Graph([x], [t.add(x, constant_of("part", parts[1]))], t.operators), spec
+        Graph([x], [builder.add(x, constant_of("part", parts[1]))], builder.operators),
+        spec,
     )
     assert split_constants(apart)[1].pte_data.keys() < data.keys()

@@ -91,7 +91,9 @@ def test_official_tools_run_every_float_operator():
     file = write(graph)
     reference_tools.dump_by_flatc(file)
     computed = reference_tools.run_reference_model(file, inputs)
-    assert [list(a.shape) for a in computed] == [list(v.shape) for v in graph.outputs]
+    assert [list(a.shape) for a in computed] == [
+        list(output.shape) for output in graph.outputs
+    ]
     for ours, theirs in zip(evaluate(read(file), inputs), computed, strict=True):
         tolerance = 1e-2 if ours.dtype == np.float16 else 1e-5
         np.testing.assert_allclose(
@@ -290,11 +292,11 @@ def test_variables_inside_control_flow_as_the_official_serializer_writes_them(tm
     ) == 1
     for flag in (True, False):
         inputs = [np.array([flag]), np.array([1, 1], np.float32)]
-        wanted = reference_tools.run_reference_model(official, inputs)
+        expected = reference_tools.run_reference_model(official, inputs)
         np.testing.assert_array_equal(
-            reference_tools.run_reference_model(write(graph), inputs), wanted
+            reference_tools.run_reference_model(write(graph), inputs), expected
         )
-        np.testing.assert_array_equal(evaluate(graph, inputs), wanted)
+        np.testing.assert_array_equal(evaluate(graph, inputs), expected)
 
 
 def test_variables_named_only_in_bodies_are_declared(tmp_path):
@@ -341,8 +343,8 @@ def test_unique_names_are_kept():
     add.outputs[0].name = "same"
     sub.outputs[0].name = "difference"
     graph = read(write(Graph([a, b], [sub.outputs[0], add.outputs[0]], [add, sub])))
-    assert [v.name for v in graph.inputs] == ["a", "input_1"]
-    assert [v.name for v in graph.outputs] == ["difference", "output_1"]
+    assert [value.name for value in graph.inputs] == ["a", "input_1"]
+    assert [output.name for output in graph.outputs] == ["difference", "output_1"]
 
 
 def test_generated_names_avoid_given_ones():
@@ -350,7 +352,12 @@ def test_generated_names_avoid_given_ones():
     b = value(2)
     add = make_operator(ops.ADD, a, b)
     assert (
-        len({v.name for v in read(write(Graph([a, b], add.outputs, [add]))).inputs})
+        len(
+            {
+                value.name
+                for value in read(write(Graph([a, b], add.outputs, [add]))).inputs
+            }
+        )
         == 2
     )
 
@@ -369,15 +376,15 @@ def test_inputs_constants_and_repeated_values_may_be_outputs():
         "IDENTITY",
         "IDENTITY",
     ]
-    assert len({v.name for v in back.outputs}) == 5
+    assert len({output.name for output in back.outputs}) == 5
     reference_tools.check_strictly(file)
     given = np.array([3, 4], np.float32)
-    for array, wanted in zip(
+    for array, expected in zip(
         reference_tools.run_reference_model(file, [given]),
         [given, 2 * given, [1, 2], 2 * given, given],
         strict=True,
     ):
-        np.testing.assert_array_equal(array, wanted)
+        np.testing.assert_array_equal(array, expected)
     assert len(graph.operators) == 1
 
 
@@ -414,10 +421,10 @@ def test_control_flow_keeps_its_graphs():
     assert back.operators[0].then_graph is back.operators[1].else_graph
     assert write(back) == file
     given = np.array([-1, 2], np.float32)
-    for flag, wanted in ((True, [1, 2]), (False, [1, 2])):
+    for flag, expected in ((True, [1, 2]), (False, [1, 2])):
         np.testing.assert_array_equal(
             reference_tools.run_reference_model(file, [np.array([flag]), given])[0],
-            wanted,
+            expected,
         )
     reference_tools.check_strictly(file, extensions="controlflow")
 

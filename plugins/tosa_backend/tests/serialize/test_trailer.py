@@ -72,9 +72,9 @@ def test_loaded_files_have_their_scales(program, path):
         QuantizationParameters("int8", 0.05, 3),
         QuantizationParameters("int8", THIRD, 0),
     )
-    wanted = {"x": scales[0], "mask": None, "y": scales[1]}
-    assert inputs == wanted
-    assert list(inputs) == list(wanted)
+    expected = {"x": scales[0], "mask": None, "y": scales[1]}
+    assert inputs == expected
+    assert list(inputs) == list(expected)
     assert list(outputs.values()) == [QuantizationParameters("int8", 0.1, -7), None]
     facts = program.report.delegates[0].facts
     assert facts["input y"] == str(inputs["y"])

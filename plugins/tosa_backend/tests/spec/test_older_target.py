@@ -126,8 +126,8 @@ for spec in ("TOSA-1.0+FP+INT", "TOSA-0.80+MI"):
 def test_users_of_1_0_import_nothing_of_0_80(tmp_path):
     """Neither a module nor the table. (``narrow`` asks for the words of 1.1.)"""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "m.tosa")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    modules, tables, modules_of_0_80, all_tables = map(int, shown.stdout.split())
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules, tables, modules_of_0_80, all_tables = map(int, completed.stdout.split())
     assert modules == 0
     assert tables == 2
     assert all_tables == 3

@@ -248,7 +248,9 @@ AT_THE_LIMIT = {
 def test_the_validator_has_the_same_limits(limit):
     within, beyond, _ = AT_THE_LIMIT[limit]
     graphs = [
-        Graph([v for v in op.inputs if v.constant is None], op.outputs, [op])
+        Graph(
+            [value for value in op.inputs if value.constant is None], op.outputs, [op]
+        )
         for op in (within, beyond)
     ]
     files = [TosaFile(graph, DEFAULT).join() for graph in graphs]

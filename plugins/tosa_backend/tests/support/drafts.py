@@ -155,8 +155,10 @@ class Draft:
 
     def example(self) -> list[np.ndarray]:
         return [
-            (self.random.integers(-8, 9, v.shape) / 4).astype(ARRAY_DTYPES[v.dtype])
-            for v in self.inputs
+            (self.random.integers(-8, 9, value.shape) / 4).astype(
+                ARRAY_DTYPES[value.dtype]
+            )
+            for value in self.inputs
         ]
 
 
@@ -176,7 +178,7 @@ def snapshot(graph: Graph) -> list:
             op.outputs,
             op.source,
             op.attribute_values(),
-            [(v.type, v.name) for v in op.outputs],
+            [(output.type, output.name) for output in op.outputs],
         ]
     return seen
 
@@ -191,7 +193,9 @@ def optimize_and_compare(
     before = snapshot(graph)
     result = run_passes(graph, spec)
     assert snapshot(graph) == before
-    assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
+    assert [output.type for output in result.outputs] == [
+        output.type for output in graph.outputs
+    ]
     assert_well_formed(result, spec)
     arrays = draft.example()
     for old, new in zip(evaluate(graph, arrays), evaluate(result, arrays), strict=True):
@@ -203,9 +207,9 @@ def optimize_and_compare(
 def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
     known = set(graph.inputs)
     for op in graph.operators:
-        assert all(v in known or v.constant is not None for v in op.inputs)
-        assert all(v.producer is op for v in op.outputs)
-        assert tuple(v.type for v in op.outputs) == op.infer()
+        assert all(value in known or value.constant is not None for value in op.inputs)
+        assert all(output.producer is op for output in op.outputs)
+        assert tuple(output.type for output in op.outputs) == op.infer()
         assert spec.why_not(op) is None
         known.update(op.outputs)
     made = known - set(graph.inputs)

@@ -262,9 +262,11 @@ class IntegerFamily:
             found = evaluate(graph, _arrays(inputs))[0]
             # of the share of 99 % in so many elements
             deviation = math.sqrt(0.99 * 0.01 / found.size)
-            wanted = module(*inputs)
+            expected = module(*inputs)
             assert_within_steps(
-                found, wanted, equal=0.0 if _is_flat(wanted) else 0.99 - 4 * deviation
+                found,
+                expected,
+                equal=0.0 if _is_flat(expected) else 0.99 - 4 * deviation,
             )
 
         return test

@@ -25,20 +25,22 @@ def drafts(draw, pattern=None) -> tuple[Draft, list[Value]]:
 
     Elements are multiples of 1/4 and few products are taken: sums are exact.
     """
-    d = Draft(draw(st.integers(0, 1000)))
+    draft = Draft(draw(st.integers(0, 1000)))
     rank = draw(st.integers(2, 4))
     shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
-    values = [d.input(*shape), d.relu(d.input(*shape))]
+    values = [draft.input(*shape), draft.relu(draft.input(*shape))]
     made = []
     if pattern is not None:
-        _walk(draw, d, values, draw(st.integers(0, 2)))
-        made = pattern(draw, d)
+        _walk(draw, draft, values, draw(st.integers(0, 2)))
+        made = pattern(draw, draft)
         values += made
-    _walk(draw, d, values, draw(st.integers(0, 3) if pattern else st.integers(2, 10)))
+    _walk(
+        draw, draft, values, draw(st.integers(0, 3) if pattern else st.integers(2, 10))
+    )
     others = [v for v in made if draw(st.booleans())] + draw(
         st.lists(st.sampled_from(values), max_size=2)
     )
-    return d, [values[-1], *others]
+    return draft, [values[-1], *others]
 
 
 def _walk(draw, d, values, steps):
@@ -745,12 +747,12 @@ def shapes_of_any_size(draw):
     integers = draw(st.booleans())
 
     def draft_of(n):
-        d = Draft()
+        draft = Draft()
         size = (n, 4)
         value = x = (
-            d.op(tosa.CAST, d.input(*size, dtype=DType.INT8), dtype=DType.FP32)
+            draft.op(tosa.CAST, draft.input(*size, dtype=DType.INT8), dtype=DType.FP32)
             if integers
-            else d.input(*size)
+            else draft.input(*size)
         )
         outputs = []
         for step in steps:
@@ -762,17 +764,17 @@ def shapes_of_any_size(draw):
                     "back": size,
                 }[step]
                 operand = value if math.prod(value.shape) == math.prod(x.shape) else x
-                value = d.op(tosa.RESHAPE, operand, shape_value(shape))
+                value = draft.op(tosa.RESHAPE, operand, shape_value(shape))
             elif step == "turned":
-                value = d.transpose(value, *reversed(range(value.rank)))
+                value = draft.transpose(value, *reversed(range(value.rank)))
             elif step == "twice":
-                value = d.op(tosa.CONCAT, value, value, axis=0)
+                value = draft.op(tosa.CONCAT, value, value, axis=0)
             else:
-                flat = d.op(tosa.RESHAPE, x, shape_value((n * 4,)))
+                flat = draft.op(tosa.RESHAPE, x, shape_value((n * 4,)))
                 outputs.append(
-                    d.op(tosa.SLICE, flat, sizes((3,)), shape_value((n * 4 - 3,)))
+                    draft.op(tosa.SLICE, flat, sizes((3,)), shape_value((n * 4 - 3,)))
                 )
-        return d, [value, *outputs]
+        return draft, [value, *outputs]
 
     return draft_of
 

@@ -151,9 +151,9 @@ class Family:
             if not _any_is_wide((*inputs, *_results(module, inputs))):
                 program = torch.export.export(module, inputs)
                 nodes = [
-                    n
-                    for n in program.graph.nodes
-                    if n.op == "placeholder" or "output" in map(_op, n.users)
+                    node
+                    for node in program.graph.nodes
+                    if node.op == "placeholder" or "output" in map(_op, node.users)
                 ]
                 program = (
                     None if _any_is_wide(n.meta["val"] for n in nodes) else program
@@ -169,9 +169,9 @@ class Family:
         """What the rows are calls of."""
         for name in self.rows:
             yield from (
-                n.target
-                for n in self.exported(name).graph.nodes
-                if n.op == "call_function"
+                node.target
+                for node in self.exported(name).graph.nodes
+                if node.op == "call_function"
             )
 
     def covers(self, family: str) -> Callable[..., None]:
@@ -191,9 +191,9 @@ class Family:
     def check(self, name: str, found: list[np.ndarray]) -> None:
         """Integers are equal, floats within the bound of their type and the row."""
         module, inputs, _, loose = self.rows[name]
-        wanted = tree_leaves(module(*inputs))
-        assert len(found) == len(wanted)
-        for mine, theirs in zip(found, wanted, strict=True):
+        expected = tree_leaves(module(*inputs))
+        assert len(found) == len(expected)
+        for mine, theirs in zip(found, expected, strict=True):
             _check(mine, narrow(theirs.detach()), loose)
 
     def equals_eager(self) -> Callable[..., None]:

@@ -235,7 +235,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[np.ndarray]:
     valid as indices.
     """
     random = np.random.default_rng(seed)
-    return [elements(v.type, random) for v in graph.inputs]
+    return [elements(value.type, random) for value in graph.inputs]
 
 
 def elements(type: Type, random: np.random.Generator) -> np.ndarray:
@@ -275,7 +275,7 @@ def graph_of(row: Row, mode: Mode) -> Graph:
     operator = make_operator(
         OPERATORS[row.name], *inputs, **attributes | _attributes(row, mode)
     )
-    outputs = [v for v in operator.outputs if v.dtype is not DType.SHAPE]
+    outputs = [output for output in operator.outputs if output.dtype is not DType.SHAPE]
     return Graph([v for v in inputs if v.constant is None], outputs, [operator])
 
 

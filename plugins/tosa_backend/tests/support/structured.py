@@ -134,7 +134,7 @@ def branch(
     condition = (
         literal([True], BOOL, np.bool_) if inside else value(*[1] * rank, dtype=flag)
     )
-    operands = [Value(v.type) for v in then.inputs]
+    operands = [Value(value.type) for value in then.inputs]
     chosen = make_operator(
         ops.COND_IF, condition, *operands, then_graph=then, else_graph=other
     )

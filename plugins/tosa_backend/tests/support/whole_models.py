@@ -32,7 +32,9 @@ def check_whole(program: ExportedProgram, *args, target=TARGETS[0], **kwargs):
     assert len(delegate.debug_handle_map) == len(
         read(delegate.processed_bytes).operators
     )
-    assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
+    assert {refusal.operator for refusal in lowered.report.refusals} <= CASTS, (
+        lowered.report
+    )
     assert lowered.verify(*args, **kwargs).relative_error < BOUND
     return lowered
 

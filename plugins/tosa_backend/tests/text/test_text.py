@@ -249,7 +249,7 @@ def test_names_that_are_numbers_or_there_twice():
     sub = make_operator(ops.SUB, add.outputs[0], c)
     text = render(Graph([a, b, c], sub.outputs, [add, sub]))
     assert text.startswith('graph @main(%"0": [2]fp32, %0: [2]fp32, %1: [2]fp32) {')
-    assert [v.name for v in parse(text).inputs] == ["0", "", ""]
+    assert [value.name for value in parse(text).inputs] == ["0", "", ""]
 
 
 def test_comments_and_layout_are_free():

@@ -115,7 +115,7 @@ def test_the_summary(tmp_path):
     file.write_bytes(TosaFile(graph, TosaSpec()).join())
     found = TosaFormat.summarize(file)
     (method,) = found.methods
-    assert [(t.name, t.dtype, t.shape) for t in method.inputs] == [
+    assert [(value.name, value.dtype, value.shape) for value in method.inputs] == [
         ("x", "float32", (8,))
     ]
     assert method.operators == {"ADD": 8, "EXP": 1, "ABS": 1}

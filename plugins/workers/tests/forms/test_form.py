@@ -61,10 +61,10 @@ def test_programs_compute_the_same_when_read_back(name):
     }
     given = [torch.randn(shape) for shape in inputs[name]]
     again = write_and_read(program)
-    wanted = copy.deepcopy(program).module()(*given)  # which may write its buffers
-    got = again.module(check_guards=False)(*given)
+    expected = copy.deepcopy(program).module()(*given)  # which may write its buffers
+    actual = again.module(check_guards=False)(*given)
     for ours, theirs in zip(
-        got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True
+        actual, expected if isinstance(expected, tuple) else (expected,), strict=True
     ):
         assert torch.equal(ours, theirs)
 
@@ -76,8 +76,16 @@ def test_names_are_restored_from_the_separate_part():
     program.graph_module.meta["partition"] = "tag7"
     bare = write_and_read(program)
     named = write_and_read(program, named=True)
-    assert [n.name for n in bare.graph.nodes] == ["v0", "v1", "v2", "v3", "output"]
-    assert [n.name for n in named.graph.nodes] == [n.name for n in program.graph.nodes]
+    assert [node.name for node in bare.graph.nodes] == [
+        "v0",
+        "v1",
+        "v2",
+        "v3",
+        "output",
+    ]
+    assert [node.name for node in named.graph.nodes] == [
+        node.name for node in program.graph.nodes
+    ]
     for ours, theirs in zip(named.graph.nodes, program.graph.nodes, strict=True):
         for key in ("stack_trace", "debug_handle"):
             assert ours.meta.get(key) == theirs.meta.get(key)
@@ -157,16 +165,16 @@ print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
 
 def test_another_process_and_another_hash_seed_give_the_same_key():
     root = Path(__file__).parents[4]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
         cwd=root,
         env=os.environ | {"PYTHONHASHSEED": "1"},
     )
-    assert done.stdout.strip() == str(
+    assert completed.stdout.strip() == str(
         [write(PROGRAMS[name]()).key for name in ("sizes", "branches")]
-    ), done.stderr
+    ), completed.stderr
 
 
 LITERALS = [
@@ -206,7 +214,7 @@ def test_literals_are_restored_and_have_different_forms():
     forms = []
     program = PROGRAMS["counts"]()
     for literal in LITERALS:
-        node = next(n for n in program.graph.nodes if n.op == "call_function")
+        node = next(node for node in program.graph.nodes if node.op == "call_function")
         node.meta["vendor"] = [literal]
         forms.append(write(program).structure)
         (again,) = (
@@ -233,7 +241,9 @@ def test_redundant_arguments_of_calls_are_normalized():
     given = (torch.randn(2, 2), torch.randn(2, 2))
     program = torch.export.export(Says().eval(), given)
     wordy = copy.deepcopy(program)
-    sub, softmax, mean, _ = (n for n in wordy.graph.nodes if n.op != "placeholder")
+    sub, softmax, mean, _ = (
+        node for node in wordy.graph.nodes if node.op != "placeholder"
+    )
     sub.kwargs = {"alpha": 1}
     softmax.args = softmax.args[:1]
     softmax.kwargs = {"dim": 1, "dtype": None}
@@ -371,9 +381,9 @@ class Vendor:
 
 def _mark(value, key="vendor"):
     def mark(program):
-        next(n for n in program.graph.nodes if n.op == "call_function").meta[key] = (
-            value
-        )
+        next(node for node in program.graph.nodes if node.op == "call_function").meta[
+            key
+        ] = value
         return program
 
     return mark

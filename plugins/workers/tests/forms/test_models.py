@@ -150,8 +150,12 @@ def test_programs_read_back_compile_to_equal_bytes(name):
 def contents_of_delegates(program):
     told = ("debug_handle_map", "_delegate_info_meta")
     return [
-        (join(d.module.blob), d.named_data, *(d.module.meta.get(key) for key in told))
-        for d in program.delegates
+        (
+            join(delegate.module.blob),
+            delegate.named_data,
+            *(delegate.module.meta.get(key) for key in told),
+        )
+        for delegate in program.delegates
     ]
 
 
@@ -159,10 +163,10 @@ def contents_of_delegates(program):
 def test_lowering_with_and_without_a_cache_is_equal(name, tmp_path):
     torch.manual_seed(0)
     module, inputs, options = MODELS[name]()
-    wanted = contents_of_delegates(
+    expected = contents_of_delegates(
         delegraph.lower(module, inputs, backends=["tosa"], **options)
     )
-    for found in (0, len(wanted)):
+    for found in (0, len(expected)):
         program = delegraph.lower(
             module,
             inputs,
@@ -170,14 +174,14 @@ def test_lowering_with_and_without_a_cache_is_equal(name, tmp_path):
             compiler=Compiler(tmp_path / "cache"),
             **options,
         )
-        assert contents_of_delegates(program) == wanted
+        assert contents_of_delegates(program) == expected
         (note,) = [n for n in program.report.notes if n.startswith("cache ")]
         assert f": {found} partition" in note
     assert program.verify(*inputs).relative_error < 1e-3 or name == "quantized"
     if name == "vision transformer":  # the weights are the model's
         assert (
-            sum(p.stat().st_size for p in (tmp_path / "cache").iterdir())
-            < len(wanted[0][0]) / 2
+            sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+            < len(expected[0][0]) / 2
         )
 
 

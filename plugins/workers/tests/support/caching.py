@@ -45,11 +45,11 @@ class CountingBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
         graph = edge_program.graph
-        CountingBackend.calls.append([n.name for n in graph.nodes])
-        refused = [n for n in graph.nodes if "digamma" in str(n.target)]
+        CountingBackend.calls.append([node.name for node in graph.nodes])
+        refused = [node for node in graph.nodes if "digamma" in str(node.target)]
         if refused:
             raise Unsupported("unsupported", f"no {refused[0].name} here", refused[0])
-        calls = [n for n in graph.nodes if n.op == "call_function"]
+        calls = [node for node in graph.nodes if node.op == "call_function"]
         constants = [
             constant_tensor(edge_program, s)
             for _, s in placeholders(edge_program)
@@ -78,10 +78,10 @@ class Everything(CapabilityPartitioner):
 
 @pytest.fixture
 def registry():
-    made = Registry(discover=False)
-    made.register(CountingBackend)
+    registry = Registry(discover=False)
+    registry.register(CountingBackend)
     CountingBackend.calls.clear()
-    return made
+    return registry
 
 
 class Blocks(nn.Module):
@@ -117,12 +117,12 @@ def contents_of_delegates(program):
     """All that a backend's results have become."""
     return [
         (
-            join(d.module.blob),
-            d.module.meta["debug_handle_map"],
-            d.module.named_data(),
-            d.module.meta["_delegate_info_meta"],
+            join(delegate.module.blob),
+            delegate.module.meta["debug_handle_map"],
+            delegate.module.named_data(),
+            delegate.module.meta["_delegate_info_meta"],
         )
-        for d in program.delegates
+        for delegate in program.delegates
     ]
 
 

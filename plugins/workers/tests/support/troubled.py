@@ -81,9 +81,9 @@ def backend_of(name, operator, way):
 def _handles(program):
     return sorted(
         {
-            n.meta["debug_handle"]
-            for n in program.graph.nodes
-            if "debug_handle" in n.meta
+            node.meta["debug_handle"]
+            for node in program.graph.nodes
+            if "debug_handle" in node.meta
         }
     )
 

@@ -531,7 +531,9 @@ def _programs_in(given: Any) -> list[ExportedProgram]:
 @contextlib.contextmanager
 def _renamed(graph: torch.fx.Graph) -> Iterator[None]:
     targets = {
-        n: n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+        node: node.target
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     }
     for node, target in targets.items():
         node.target = _Operator(target)  # type: ignore[assignment]

@@ -32,10 +32,10 @@ def run_tests(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     while True:
         command = [sys.executable, "-m", __name__, *names, "--skip", ",".join(found)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        completed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        lines = [json.loads(line) for line in completed.stdout.splitlines()]
         started = {
-            line["start"]: ("died", done.stderr[-500:])
+            line["start"]: ("died", completed.stderr[-500:])
             for line in lines
             if "start" in line
         }
@@ -44,10 +44,10 @@ def run_tests(names: Sequence[str]) -> dict[str, tuple[str, str]]:
             for line in lines
             if "test" in line
         }
-        if done.returncode == 0:
+        if completed.returncode == 0:
             return found
         if not started:
-            raise RuntimeError(f"no test started: {done.stderr[-2000:]}")
+            raise RuntimeError(f"no test started: {completed.stderr[-2000:]}")
 
 
 def main() -> None:

@@ -83,6 +83,6 @@ def test_positions_in_an_image_of_dynamic_size_are_refused():
     module, inputs, *_ = FAMILY.rows["2d-back-0"]
     sizes = dict.fromkeys(range(4), Dim.AUTO)
     program = export(module, inputs, dynamic_shapes={"args": (sizes,)})
-    t = Tosa(TosaSpec.parse("TOSA-1.1+FP+INT+shape"))
+    builder = Tosa(TosaSpec.parse("TOSA-1.1+FP+INT+shape"))
     with pytest.raises(Unsupported, match="at compile time"):
-        lower_program(program, t)
+        lower_program(program, builder)

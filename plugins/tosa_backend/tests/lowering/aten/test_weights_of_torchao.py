@@ -88,12 +88,16 @@ BYTES = {
 def test_the_file_has_two_of_four_bits_in_a_byte(name, bytes_each):
     graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name][-1]))
     sizes = [
-        torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.INT8
+        torch.Size(constant.shape).numel()
+        for constant in graph.constants()
+        if constant.dtype is DType.INT8
     ]
     count = torch.Size(ROWS[name][0]).numel()
     assert max(sizes) == bytes_each * count
     floats = [
-        torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.FP32
+        torch.Size(constant.shape).numel()
+        for constant in graph.constants()
+        if constant.dtype is DType.FP32
     ]
     assert max(floats) <= count // torch.Size(ROWS[name][1]).numel(), "scales alone"
 
@@ -165,7 +169,7 @@ def test_models_quantized_by_torchao_are_one_delegate(name, monkeypatch):
         quantize_(model, *given)
     tokens = torch.tensor([[3, 7, 1, 63]])
     lowered = delegraph.lower(model, (tokens,), backends=["tosa"], require_full=True)
-    wanted = model(tokens)
+    expected = model(tokens)
     # an activation may round to the next integer
     assert len(lowered.delegates) == 1
-    assert (lowered(tokens) - wanted).abs().max() <= 0.01 * wanted.abs().max()
+    assert (lowered(tokens) - expected).abs().max() <= 0.01 * expected.abs().max()

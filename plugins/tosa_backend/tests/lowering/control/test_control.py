@@ -222,7 +222,7 @@ def test_branches_are_taken_alone_without_the_control_flow_extension():
     alone = lower(module, given, target="TOSA-1.0+FP")
     assert len(whole.delegates) == 1
     assert whole.report.refusals == []
-    assert [d.name for d in alone.delegates][2:] == [
+    assert [delegate.name for delegate in alone.delegates][2:] == [
         "true_graph_0.lowered_module_2",
         "false_graph_0.lowered_module_3",
     ]
@@ -243,10 +243,10 @@ def test_operators_in_branches_may_be_decomposed():
         )
 
     function = WithConstant(either, randn(4))
-    made = lower(function.eval(), x)
-    assert len(made.delegates) == 1
-    assert made.report.refusals == []
-    torch.testing.assert_close(made(x.abs()), function(x.abs()))
+    lowered = lower(function.eval(), x)
+    assert len(lowered.delegates) == 1
+    assert lowered.report.refusals == []
+    torch.testing.assert_close(lowered(x.abs()), function(x.abs()))
 
 
 REFUSED = {
@@ -281,10 +281,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_branches_have_a_reason(name):
     function, reason = REFUSED[name]
-    made = lower(function, x.abs())
-    assert any(r.reason.startswith(reason) for r in made.report.refusals), made.report
+    lowered = lower(function, x.abs())
+    assert any(
+        refusal.reason.startswith(reason) for refusal in lowered.report.refusals
+    ), lowered.report
     if name != "random":
-        torch.testing.assert_close(made(x.abs()), function(x.abs()))
+        torch.testing.assert_close(lowered(x.abs()), function(x.abs()))
 
 
 def long_map(x, n, y):
@@ -327,16 +329,16 @@ MANY = {
 def test_many_steps_are_a_loop(name, target):
     function, *given = MANY[name]
     function = function if isinstance(function, nn.Module) else Function(function)
-    made = lower(function, *given, target=target)
-    assert len(made.delegates) == 1, made.report
-    assert made.report.host_operators == 0, made.report
-    blob = made.delegates[0].processed_bytes
+    lowered = lower(function, *given, target=target)
+    assert len(lowered.delegates) == 1, lowered.report
+    assert lowered.report.host_operators == 0, lowered.report
+    blob = lowered.delegates[0].processed_bytes
     assert [op.name for op in read(blob).operators].count("WHILE_LOOP") == 1
     reference_tools.check_strictly(
         blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow"
     )
     for mine, theirs in zip(
-        tree_leaves(made(*given)), tree_leaves(function(*given)), strict=True
+        tree_leaves(lowered(*given)), tree_leaves(function(*given)), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
 
@@ -345,16 +347,18 @@ def test_many_steps_need_the_extension():
     many = lambda x: torch_map(
         lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600)
     )
-    made = lower(many, x.abs(), target="TOSA-1.0+FP")
+    lowered = lower(many, x.abs(), target="TOSA-1.0+FP")
     ((reason, hint),) = [
-        (c.reason, c.hint) for c in made.report.causes if "steps" in c.reason
+        (cause.reason, cause.hint)
+        for cause in lowered.report.causes
+        if "steps" in cause.reason
     ]
     assert (
         reason
         == "its 1600 steps are more than the 1024 that are written out without a loop"
     )
     assert hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
-    torch.testing.assert_close(made(x.abs()), many(x.abs()))
+    torch.testing.assert_close(lowered(x.abs()), many(x.abs()))
 
 
 def deep(depth):
@@ -376,11 +380,11 @@ def test_nesting_is_counted_as_the_validator_does():
 
 
 def test_a_loop_without_end_can_be_bounded():
-    made = lower(
+    lowered = lower(
         lambda x: while_loop(lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)),
         x,
     )
-    graph = read(made.delegates[0].processed_bytes)
+    graph = read(lowered.delegates[0].processed_bytes)
     with (
         bounded_iterations(100),
         pytest.raises(
@@ -394,7 +398,7 @@ def test_passes_reach_into_graphs():
     """Two equal computations in a body are one, and what it returns twice is two values
     of a file.
     """
-    made = lower(
+    lowered = lower(
         lambda x: torch.cond(
             x.sum() > 0,
             lambda x: (x * 2 + x * 2, x * 2),
@@ -405,7 +409,7 @@ def test_passes_reach_into_graphs():
     )
     (call,) = (
         op
-        for op in read(made.delegates[0].processed_bytes).operators
+        for op in read(lowered.delegates[0].processed_bytes).operators
         if isinstance(op, COND_IF)
     )
     assert [op.name for op in call.then_graph.operators] == ["MUL", "ADD"]
@@ -437,15 +441,15 @@ QUANTIZED = {
 def test_quantized_values_enter_branches_as_integers(name):
     function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))
     inputs = (torch.tensor(True), x)
-    made = lower(function, *inputs, target="TOSA-1.0+INT+controlflow")
-    (delegate,) = made.delegates
-    assert {r.operator.split(".")[1] for r in made.report.refusals} == {
+    lowered = lower(function, *inputs, target="TOSA-1.0+INT+controlflow")
+    (delegate,) = lowered.delegates
+    assert {refusal.operator.split(".")[1] for refusal in lowered.report.refusals} == {
         "quantize_per_tensor",
         "dequantize_per_tensor",
     }
     reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
     for each in (inputs, (torch.tensor(False), -x)):
-        torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
+        torch.testing.assert_close(lowered(*each), function(*each), rtol=0, atol=0)
     assert "true_graph_0" not in dict(
-        made.exported_program().graph_module.named_modules()
+        lowered.exported_program().graph_module.named_modules()
     )

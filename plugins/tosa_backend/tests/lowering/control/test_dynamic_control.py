@@ -210,10 +210,10 @@ def test_the_reference_tools_agree(name):
         reference_tools.with_resolved_shapes(blob, shapes),
         [np.ascontiguousarray(a) for a in args],
     )
-    wanted = tree_leaves(module(*args))
+    expected = tree_leaves(module(*args))
     assert_equal_at_size(
-        [torch.from_numpy(a).to(w.dtype) for a, w in zip(found, wanted, strict=True)],
-        wanted,
+        [torch.from_numpy(a).to(w.dtype) for a, w in zip(found, expected, strict=True)],
+        expected,
         (2, 3),
     )
 

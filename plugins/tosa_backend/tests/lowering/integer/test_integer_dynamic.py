@@ -102,6 +102,6 @@ def test_sums_of_too_many_elements_are_refused():
         program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.1+INT+shape"}}
     )
     assert any(
-        "too many for 32 bits; torch.export.Dim takes a max" in r.reason
-        for r in lowered.report.refusals
+        "too many for 32 bits; torch.export.Dim takes a max" in refusal.reason
+        for refusal in lowered.report.refusals
     )

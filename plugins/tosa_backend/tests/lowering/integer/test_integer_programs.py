@@ -56,19 +56,19 @@ def test_limits_that_the_type_has_anyhow_cost_nothing():
     weighted = WithWeight(
         lambda x, w, b: F.conv2d(x, w, b).relu(), randn(4, 3, 3, 3), randn(4)
     )
-    found = count_operators(
+    operators = count_operators(
         lambda x: quantize(weighted(dequantize(x, 0.1, 3)), 0.05, -128, torch.int8),
         random_bytes(1, 3, 6, 6),
     )
-    assert found == {"TRANSPOSE": 2, "CONV2D": 1, "RESCALE": 1}
+    assert operators == {"TRANSPOSE": 2, "CONV2D": 1, "RESCALE": 1}
 
 
 def test_quantizing_again_in_the_same_way_is_nothing():
-    found = count_operators(
+    operators = count_operators(
         lambda x: quantize(dequantize(x, 0.1, 3).reshape(-1), 0.1, 3, torch.int8),
         random_bytes(2, 3),
     )
-    assert found == {"RESHAPE": 1}
+    assert operators == {"RESHAPE": 1}
 
 
 def test_a_chain_of_functions_is_one_table():
@@ -211,10 +211,10 @@ def test_a_program_can_take_and_return_integers():
         quantize(reals[1], 0.2, 0, torch.int8),
     )
     found, positive = lowered(*integers)
-    wanted, _ = module(*reals)
+    expected, _ = module(*reals)
     assert found.dtype is torch.int8
     assert positive.dtype is torch.bool
-    torch.testing.assert_close(dequantize(found, 0.25, -5), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(dequantize(found, 0.25, -5), expected, rtol=0, atol=0)
     assert (
         lowered.report.delegates[0].facts["output 0"]
         == "int8, scale 0.25, zero point -5"
@@ -417,12 +417,12 @@ def test_uint8_scalars_and_mixed_integers_equal_eager():
         (number, (u,), "TOSA-1.0+FP+INT"),
         (made_here, (torch.ones(2),), "TOSA-1.0+FP"),
     ]:
-        made = delegraph.lower(
+        lowered = delegraph.lower(
             module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": spec}}
         )
-        found = made(*inputs)
-        wanted = module(*inputs)
-        for mine, theirs in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        found = lowered(*inputs)
+        expected = module(*inputs)
+        for mine, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
             assert mine.dtype is theirs.dtype
             assert torch.equal(mine, theirs)
-        assert made.delegates
+        assert lowered.delegates

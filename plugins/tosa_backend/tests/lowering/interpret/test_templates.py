@@ -165,8 +165,8 @@ class Same(nn.Module):
 )
 def test_similar_layers_compute_their_own_results(module, inputs):
     exported = export(module, *inputs)
-    (got,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
-    torch.testing.assert_close(torch.from_numpy(got), module(*inputs).detach())
+    (actual,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
+    torch.testing.assert_close(torch.from_numpy(actual), module(*inputs).detach())
 
 
 class Rows(nn.Module):

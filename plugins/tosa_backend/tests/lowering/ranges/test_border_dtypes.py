@@ -76,7 +76,8 @@ def test_it_crosses_as_its_uses_read_it(name):
     (delegate,) = lowered.delegates
     assert lowered.report.host_operators == 0
     assert (
-        next(str(i) for i in delegate.inputs if i.name == "mask") == f"mask: {kind}[4]"
+        next(str(value) for value in delegate.inputs if value.name == "mask")
+        == f"mask: {kind}[4]"
     )
     torch.testing.assert_close(lowered(X, INPUTS), function(X, INPUTS))
     assert lowered.verify(X, INPUTS).agrees()
@@ -161,7 +162,7 @@ def test_int32_inputs_declare_that_values_fit(tmp_path):
         lowered(X, BITS * 2)
     lowered.save(tmp_path / "m.tosa")
     loaded = delegraph.load(tmp_path / "m.tosa")
-    inputs = {i.name: i.dtype for i in loaded.summary.methods[0].inputs}
+    inputs = {value.name: value.dtype for value in loaded.summary.methods[0].inputs}
     assert inputs == {
         "x": "float32",
         "mask": "int32",

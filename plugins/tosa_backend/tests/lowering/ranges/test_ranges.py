@@ -86,9 +86,9 @@ NUMBERS = st.lists(SMALL, min_size=6, max_size=6) | st.lists(
 @settings(max_examples=30, deadline=None)
 @given(left=NUMBERS, right=NUMBERS, slack=st.integers(0, 5), shift=st.integers(1, 62))
 def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
-    t = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
+    builder = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
     x, y = (_constant(numbers, slack, DType.INT32) for numbers in (left, right))
-    result = t.mul(x, y, shift=shift)
+    result = builder.mul(x, y, shift=shift)
     exact = (
         materialize(x).astype(object) * materialize(y).astype(object)
         + (1 << (shift - 1))
@@ -100,9 +100,11 @@ def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
 @settings(max_examples=30, deadline=None)
 @given(numbers=NUMBERS, slack=st.integers(0, 5), shift=st.integers(0, 31))
 def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
-    t = Tosa(TosaSpec.parse("TOSA-1.0+INT"))
+    builder = Tosa(TosaSpec.parse("TOSA-1.0+INT"))
     x = _constant(numbers, slack, DType.INT32)
-    result = t.emit(tosa.ARITHMETIC_RIGHT_SHIFT, (x, t.like(shift, x)), round=True)
+    result = builder.emit(
+        tosa.ARITHMETIC_RIGHT_SHIFT, (x, builder.like(shift, x)), round=True
+    )
     elements, (low, high) = materialize(result), range_of(result)
     assert low <= elements.min()
     assert elements.max() <= high
@@ -117,9 +119,9 @@ def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
     dtype=st.sampled_from([DType.INT32, DType.INT64]),
 )
 def test_a_range_holds_every_element(name, left, right, slack, dtype):
-    t = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
+    builder = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
     result = OPERATORS[name](
-        t, _constant(left, slack, dtype), _constant(right, slack, dtype)
+        builder, _constant(left, slack, dtype), _constant(right, slack, dtype)
     )
     elements, (low, high) = materialize(result), range_of(result)
     assert low <= elements.min()

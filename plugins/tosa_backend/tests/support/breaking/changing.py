@@ -50,7 +50,7 @@ def rebuilt(
     altered = type(operator)(operands, **operator.attribute_values() | attributes)
     types, wrong = _inferred(altered) if infer else ((), [])
     if wrong or not infer:
-        types = tuple(v.type for v in operator.outputs)
+        types = tuple(output.type for output in operator.outputs)
     altered.outputs = tuple(Value(t, producer=altered) for t in types)
     return around(altered)
 
@@ -68,7 +68,9 @@ def around(operator: Operator) -> Graph:
     """A graph of the operator."""
     inputs = [v for v in dict.fromkeys(operator.inputs) if v.constant is None]
     return Graph(
-        inputs, [v for v in operator.outputs if v.dtype is not SHAPE], [operator]
+        inputs,
+        [output for output in operator.outputs if output.dtype is not SHAPE],
+        [operator],
     )
 
 

@@ -73,7 +73,8 @@ def another_type(op: Operator) -> Iterator[Graph]:
         graph = again(op, {0: of_shape(op.inputs[0], op.inputs[0].shape, dtype)})
         made = graph.operators[0]
         bound = row.bind(
-            tuple(v.dtype for v in made.inputs), tuple(v.dtype for v in made.outputs)
+            tuple(value.dtype for value in made.inputs),
+            tuple(output.dtype for output in made.outputs),
         )
         if isinstance(bound, str) or not row.matching(bound):
             yield graph
@@ -96,7 +97,7 @@ def seven_axes(op: Operator) -> Iterator[Graph]:
     yield from _seven_axes_of_layout(op)
     if (
         op.variadic
-        or any(v.dtype is SHAPE for v in op.inputs)
+        or any(value.dtype is SHAPE for value in op.inputs)
         or hasattr(op, "perms")
         or hasattr(op, "block_size")
     ):
