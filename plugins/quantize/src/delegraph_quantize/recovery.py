@@ -19,7 +19,6 @@ from delegraph_programs import TRACING
 from delegraph_programs.argument_types import Program
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from .calibration import Batch, checked
 from .float_calls import (
@@ -40,6 +39,7 @@ from .flow import (
     written_buffers,
 )
 from .sensitivity import TensorLoss, tensor_losses, work_of_calls
+from .task_program import Call, TaskProgram
 from .unscaled import bodies, observer_calls
 
 Task = Callable[[torch.nn.Module], float]
@@ -65,7 +65,8 @@ _FEW_CALLS = 20
 class Trial:
     """One evaluation of the task: items of ``floats``, and the score with them.
 
-    ``work``: the share of the program's multiplications that are in floats.
+    ``work``: the share that ``floats`` leaves in floats of all multiplications of
+    quantized calls.
     """
 
     floats: tuple[str, ...]
@@ -97,8 +98,8 @@ class Recovery:
     def code(self) -> str:
         """Return Python that quantizes with these calls in floats.
 
-        The program, the batches, and other objects have the names of the parameters of
-        ``quantize``, except ``model`` and ``batches``.
+        It calls the program ``model`` and the calibration batches ``batches``. Other
+        objects that you passed, such as a quantizer, have the names of their parameters.
         """
         lines = ["quantized = delegraph.quantize(", "    model,", "    batches,"]
         lines += [f"    {argument}," for argument in self.arguments]
@@ -180,7 +181,7 @@ def recover_accuracy(
     _fix_scales(calibrated.module)
     buffers = written_buffers(calibrated.exported)
     losses = tensor_losses(calibrated.module, batches, buffers)
-    call = _Call(batches[0], argument_names(program), dynamic_shapes is not None)
+    call = Call(batches[0], argument_names(program), dynamic_shapes is not None)
     search = _Search(calibrated, _Items(calibrated, losses), task, call)
     for _ in range(evaluations - 1):
         choice = search.next_choice()
@@ -232,75 +233,6 @@ def _arguments_as_code(settled: Mapping[str, Any]) -> Iterator[str]:
             continue
         if value is not None:
             yield f"{name}={json.dumps(value) if isinstance(value, str) else name}"
-
-
-@dataclass(frozen=True)
-class _Call:
-    """How the program is called: the first batch, and the names of its arguments."""
-
-    first: Batch
-    names: Sequence[str]
-    any_shape: bool
-
-    def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-        """Return arguments by position and name as the first batch has them.
-
-        Raises InputError for other arguments, and for other shapes.
-        """
-        first = self.first
-        batch = Batch(args, kwargs)
-        if len(args) != len(first.args) or kwargs.keys() != first.kwargs.keys():
-            values = dict(zip(self.names, args, strict=False)) | kwargs
-            names = [*self.names[: len(first.args)], *first.kwargs]
-            if len(values) == len(args) + len(kwargs) and values.keys() == {*names}:
-                by_position = names[: len(first.args)]
-                batch = Batch(tuple(values.pop(name) for name in by_position), values)
-            else:
-                raise self._error(batch, "other arguments than", "")
-        hint = "pass dynamic_shapes=, as for torch.export, for calls with other shapes"
-        if not self.any_shape and _shapes(batch) != _shapes(first):
-            raise self._error(batch, "other shapes than", hint)
-        return batch
-
-    def _error(self, batch: Batch, which: str, hint: str) -> InputError:
-        text = (
-            f"the task calls the program with {which} the calibration batches:"
-            f" {_described(batch)}, not {_described(self.first)}"
-        )
-        return InputError("input-invalid", text, hint=hint)
-
-
-def _shapes(batch: Batch) -> list[tuple[int, ...]]:
-    leaves = pytree.tree_leaves((batch.args, batch.kwargs))
-    return [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _described(batch: Batch) -> str:
-    """Return the arguments, with the shape of each tensor: ``([1, 64], mask=[64])``."""
-
-    def shape(value: Any) -> Any:
-        return list(value.shape) if isinstance(value, torch.Tensor) else value
-
-    values = [str(pytree.tree_map(shape, value)) for value in batch.args]
-    values += [f"{k}={pytree.tree_map(shape, v)}" for k, v in batch.kwargs.items()]
-    return f"({', '.join(values)})"
-
-
-class _Callable(torch.nn.Module):
-    """A program that is called like the model, also after ``eval()``."""
-
-    def __init__(self, program: GraphModule, call: _Call) -> None:
-        super().__init__()
-        self.program = program
-        self._call = call
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch = self._call.batch_of(args, kwargs)
-        return self.program(*batch.args, **batch.kwargs)
-
-    def train(self, mode: bool = True) -> _Callable:
-        """Do nothing: torch refuses this for exported programs."""
-        return self
 
 
 class _Items:
@@ -415,7 +347,7 @@ class _Search:
     """The evaluations so far, and the choice to try next."""
 
     def __init__(
-        self, calibrated: Calibrated, items: _Items, task: Task, call: _Call
+        self, calibrated: Calibrated, items: _Items, task: Task, call: Call
     ) -> None:
         self.calibrated = calibrated
         self.items = items
@@ -432,7 +364,7 @@ class _Search:
 
     def _score(self, program: GraphModule) -> float:
         with torch.no_grad():
-            score = self.task(_Callable(program, self.call))
+            score = self.task(TaskProgram(program, self.call))
         try:
             return float(score)
         except (TypeError, ValueError, RuntimeError) as e:
