@@ -245,9 +245,10 @@ WORK = {"conv2d.weight": 36 * 3 * 36, "conv2d_1.weight": 16 * 4 * 36, "linear": 
 def test_work_in_floats_includes_fused_convolutions_once():
     net = Layers()
     batches = images()
-    found = recover_accuracy(net, batches, agreement(net, batches), backend="tosa")
-    assert found.score > found.integers
-    assert any(trial.work > 0.2 for trial in found.trials)
+    scores = iter([1.0] + [0.0] * 9)
+    found = recover_accuracy(net, batches, lambda _: next(scores), backend="tosa")
+    # the search without success tries many choices; some overlap
+    assert any({"0", "2"} <= {*trial.floats} for trial in found.trials)
     for trial in found.trials:
         program = delegraph.quantize(net, batches, backend="tosa", floats=trial.floats)
         in_floats = WORK.keys() - quantized_tensors(program)

@@ -300,25 +300,24 @@ class _Items:
 
     def by_noise(self, share: float, chosen: list[str]) -> list[str]:
         """Add items until at most a share of the noise is left, cheap ones first."""
-        chosen = [*chosen]
-        left = self.noise_with(chosen)
-        while left > share * self.total:
+        while self.noise_with(chosen) > share * self.total:
             longer = [[*chosen, *self._addition(loss, chosen)] for loss in self.losses]
-            options = [one for one in longer if one != chosen and self.is_small(one)]
-            if not options:
+            gains = [self._gain(chosen, one) for one in longer]
+            best = max(gains)
+            if best <= 0:
                 break
-            price = self.price_of(chosen)
-
-            def gain(
-                option: list[str], left: float = left, price: float = price
-            ) -> float:
-                """Return the noise that an option removes, by its price."""
-                removed = left - self.noise_with(option)
-                return removed / (self.price_of(option) - price)
-
-            chosen = max(options, key=gain)
-            left = self.noise_with(chosen)
+            chosen = longer[gains.index(best)]
         return chosen
+
+    def _gain(self, chosen: Sequence[str], longer: Sequence[str]) -> float:
+        """Return the noise that a longer choice removes, by the rise of the price.
+
+        It is 0 for a choice that leaves too much in floats.
+        """
+        if len(longer) == len(chosen) or not self.is_small(longer):
+            return 0.0
+        removed = self.noise_with(chosen) - self.noise_with(longer)
+        return removed / (self.price_of(longer) - self.price_of(chosen))
 
     def _addition(self, loss: TensorLoss, chosen: Sequence[str]) -> list[str]:
         return [item for item in self.items_of(loss) if item not in chosen]
