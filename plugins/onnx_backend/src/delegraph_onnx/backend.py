@@ -62,11 +62,11 @@ def _for_cpu(draft: Draft, settings: Settings) -> PreprocessResult:
 def _for_provider(draft: Draft, settings: Settings) -> PreprocessResult:
     """Return a model for an execution provider, compiled ahead if that can be."""
     compiled = compile_ahead(draft, settings)
-    left = [f"{count} {name}" for name, count in compiled.on_cpu.items()]
+    on_cpu = [f"{count} {name}" for name, count in compiled.on_cpu.items()]
     facts = {
         "provider": settings.ep,
         "compiled": "ahead" if compiled.contexts else "at load",
-        "on ONNX Runtime's CPU": ", ".join(left) or "nothing",
+        "on ONNX Runtime's CPU": ", ".join(on_cpu) or "nothing",
     }
     blob = _seal(draft, compiled.content, {})
     return PreprocessResult(blob, draft.debug_handles, facts=facts)

@@ -57,15 +57,15 @@ def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
     if contexts:
         names = [node.op_type for node in model.graph.node]
         on_cpu = Counter(name for name in names if name != CONTEXT)
-        tidy = _tidy(model)
+        portable = _portable(model)
         if on_cpu:
-            # a provider may write parts that it cannot load beside others
-            _load(draft, tidy, settings)
-        return Compiled(tidy, len(contexts), on_cpu)
-    return Compiled(content, 0, _left_at_load(draft, content, settings))
+            # a provider may write parts that it cannot load together with others
+            _load(draft, portable, settings)
+        return Compiled(portable, len(contexts), on_cpu)
+    return Compiled(content, 0, _operators_on_cpu(draft, content, settings))
 
 
-def _tidy(model: onnx.ModelProto) -> bytes:
+def _portable(model: onnx.ModelProto) -> bytes:
     """Return a compiled model that older readers accept as well.
 
     ONNX Runtime writes the newest version of the format, and all operator sets that it
@@ -80,21 +80,21 @@ def _tidy(model: onnx.ModelProto) -> bytes:
     return content
 
 
-def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> Counter[str]:
+def _operators_on_cpu(draft: Draft, content: bytes, settings: Settings) -> Counter[str]:
     """Load a model; return the operators that the provider did not take."""
     recording = settings._replace(session={**settings.session, RECORD: "1"})
     session = _load(draft, content, recording)
-    left = list[str]()
+    on_cpu = list[str]()
     is_taken = False
     for part in session.get_provider_graph_assignment_info():
         if part.ep_name == CPU:
-            left += [node.op_type for node in part.get_nodes()]
+            on_cpu += [node.op_type for node in part.get_nodes()]
         else:
             is_taken = True
     if not is_taken:
         text = f"the execution provider {settings.ep} takes no operator"
         raise Unsupported("unsupported", text)
-    return Counter(left)
+    return Counter(on_cpu)
 
 
 def _load(draft: Draft, content: bytes, settings: Settings) -> ort.InferenceSession:

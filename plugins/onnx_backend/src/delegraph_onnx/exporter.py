@@ -1,10 +1,10 @@
 """Convert partitions to ONNX models with PyTorch's own exporter, ``torch.onnx``.
 
 ``torch.onnx.export`` takes a second for a program of one call: it reads the registry of
-all rules, and decomposes the program. Here both are done before, once: delegraph
-decomposes programs, and the registry is kept. So this module calls the steps of the
-exporter one by one. This module and ``type_promotion``
-are those that use private names of torch.
+all rules, and decomposes the program. delegraph has decomposed it before, and the
+registry is kept. So this module calls the steps of the exporter one by one.
+
+Only this module and ``type_promotion`` use private names of torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Draft(NumberedCalls):
     def __init__(self, program: ExportedProgram, for_npu: bool = False) -> None:
         """Convert ``program``. Raises ``failure`` with the reason.
 
-        ``for_npu``: write quantized layers as NPUs take them, in int8.
+        ``for_npu``: write quantized layers as NPUs take them; else as ONNX Runtime's CPU
+        computes them exactly.
         """
         super().__init__()
         self.signature = Signature.of(program)
@@ -110,7 +111,7 @@ class Draft(NumberedCalls):
         return model
 
     def _convert(self, program: ExportedProgram) -> ir.Model:
-        _own_bodies(program.graph_module)
+        _copy_bodies(program.graph_module)
         numbers = self._numbers()
         try:
             for graph in graphs(program.graph_module):
@@ -127,7 +128,7 @@ class Draft(NumberedCalls):
             for node in ir.traversal.RecursiveGraphIterator(part):
                 source = node.meta.get("node")
                 while source is not None and source not in numbers:
-                    # torch has added a cast of an operand of the call
+                    # a cast, of an operand of the call
                     source = next(iter(source.users), None)
                 node.name = f"n{numbers[source]}/" if source is not None else ""
                 node.meta.clear()
@@ -143,7 +144,7 @@ class Draft(NumberedCalls):
         return numbers
 
 
-def _own_bodies(module: GraphModule) -> None:
+def _copy_bodies(module: GraphModule) -> None:
     """Replace branches and loop bodies by copies: the host's program shares them.
 
     The exporter takes tensors in them from the metadata of nodes.
@@ -156,7 +157,7 @@ def _own_bodies(module: GraphModule) -> None:
                 fetched = getattr(own, node.target)
                 if isinstance(fetched, torch.Tensor):
                     node.meta["val"] = fetched
-            _own_bodies(own)
+            _copy_bodies(own)
 
 
 @cache

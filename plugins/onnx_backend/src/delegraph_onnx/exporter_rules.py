@@ -1,6 +1,7 @@
 """Rules that replace those of torch.onnx, which lose digits or signs, or are missing.
 
-Each is a function of operands and literals, as torch.onnx calls its own rules.
+A rule is a function that takes the operands and literals of a call, as those of
+torch.onnx do.
 """
 
 from __future__ import annotations

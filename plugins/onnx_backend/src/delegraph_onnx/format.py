@@ -55,7 +55,7 @@ DTYPES: dict[int, str] = {
     TensorProto.BOOL: "bool",
 }
 """ONNX's types -> torch's, of tensors at the border of a program."""
-_MOST = 1 << 28
+_MOST_ELEMENTS = 1 << 28
 """Elements of an input that is drawn: a few bytes of a file can ask for any number."""
 
 
@@ -223,7 +223,7 @@ class OnnxFormat(DelegateFormat):
         arrays = []
         for tensor in map(_summary, _inputs(_load(path).graph)):
             shape = [2 if size is None else size for size in tensor.shape or ()]
-            if prod(shape) > _MOST or tensor.dtype not in DTYPES.values():
+            if prod(shape) > _MOST_ELEMENTS or tensor.dtype not in DTYPES.values():
                 text = f"no random values can be drawn for the file's input {tensor}"
                 raise FormatError("format-invalid", text)
             if "float" in tensor.dtype:
@@ -422,18 +422,18 @@ def _external(
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        data_file = path.with_name(Path(where.get("location", "")).name)
-        if where.get("location") != data_file.name or not data_file.is_file():
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        data_file = path.with_name(Path(entries.get("location", "")).name)
+        if entries.get("location") != data_file.name or not data_file.is_file():
             raise FormatError(
                 "format-invalid",
                 f"the weight {tensor.name!r:.40} is in the file"
-                f" {where.get('location')!r:.80}, which is not in the folder of the model",
+                f" {entries.get('location')!r:.80}, which is not in the folder of the model",
             )
         dtype = _dtype(tensor.data_type)
         rows[tensor.name] = [tensor.name, dtype, list(tensor.dims)]
         try:
-            offset = int(where.get("offset", 0))
+            offset = int(entries.get("offset", 0))
             with data_file.open("rb") as file:
                 file.seek(offset)
                 data[tensor.name] = file.read(_size(tensor))

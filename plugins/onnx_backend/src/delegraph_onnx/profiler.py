@@ -23,7 +23,7 @@ from .session import Loaded
 class Profiled:
     """A delegate whose calls also return the seconds of their kernels.
 
-    A session of ONNX Runtime tells its times once, when profiling ends. So each call
+    A session of ONNX Runtime writes its times once, when profiling ends. So each call
     has a session of its own, which is made and run once before.
     """
 

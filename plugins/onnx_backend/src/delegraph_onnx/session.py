@@ -220,17 +220,17 @@ class Loaded:
                 session.get_outputs(), signature.outputs, strict=True
             )
         ]
-        # a binding serves one call at a time
-        self._of_thread = threading.local()
+        # a binding serves one call at a time, so each thread has its own
+        self._bindings = threading.local()
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
         tensors = self.signature.tensors(args)
         binding = self._binding()
         # IOBinding's own methods make an OrtDevice each time, which takes 8 us
-        quick = binding._iobinding
+        fast_binding = binding._iobinding
         for (name, number), tensor in zip(self._inputs, tensors, strict=True):
-            quick.bind_input(name, HOST, number, tensor.shape, tensor.data_ptr())
-        results: list[Any] = [output.bind(quick) for output in self._outputs]
+            fast_binding.bind_input(name, HOST, number, tensor.shape, tensor.data_ptr())
+        results: list[Any] = [output.bind(fast_binding) for output in self._outputs]
         self.session.run_with_iobinding(binding)
         for place, output in enumerate(self._outputs):
             if output.sizes is None:
@@ -241,10 +241,10 @@ class Loaded:
 
     def _binding(self) -> ort.IOBinding:
         """Return the binding of inputs and outputs for calls of this thread."""
-        binding: ort.IOBinding | None = getattr(self._of_thread, "binding", None)
+        binding: ort.IOBinding | None = getattr(self._bindings, "binding", None)
         if binding is None:
             binding = self.session.io_binding()
-            self._of_thread.binding = binding
+            self._bindings.binding = binding
         return binding
 
 
