@@ -33,6 +33,9 @@ class Coloured(Bars):
 def coloured_bars():
     return Coloured().eval(), (torch.rand(1, 3, 8, 8),)
 
+def batch_of_bars():
+    return Bars().eval(), (torch.rand(2, 1, 8, 8),)
+
 class Nested(torch.nn.Module):
     def forward(self, pair, count, *, scale):
         return (pair[0] + pair[1] * count) * scale
@@ -223,6 +226,9 @@ def test_pictures_that_do_not_fit_are_named(bars, capsys, tmp_path, save_picture
     (tmp_path / "photos" / "0.png").unlink()
     said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
     assert "its pixels are floats" in said
+    bars[1] = "bars.py:batch_of_bars"
+    said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
+    assert "the model has [2, 1, 8, 8]" in said
     bars[1] = "bars.py:nested"
     said = run_failing(capsys, *bars, "--data", "photos", error="input-invalid")
     assert "the model has [3], [3], [], [3]" in said

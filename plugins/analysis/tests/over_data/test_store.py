@@ -6,6 +6,7 @@ import sqlite3
 import delegraph
 import pytest
 import torch
+from delegraph.backend import CompileSpec
 from delegraph.errors import NoRuntime, WriteError
 from delegraph_analysis import verify_over
 from delegraph_analysis.over_data import store, verifying
@@ -85,6 +86,15 @@ def scaled_by_a_weight(factor):
     return layer
 
 
+class ScaledByAConstant(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = torch.tensor(factor)
+
+    def forward(self, x):
+        return x * self.factor
+
+
 def scaled_in_a_branch(factor):
     class Branches(torch.nn.Module):
         def forward(self, x):
@@ -118,6 +128,7 @@ class Counting(torch.nn.Module):
     [
         scaled,
         scaled_by_a_weight,
+        ScaledByAConstant,
         scaled_in_a_branch,
         scaled_by_a_constant_of_a_branch,
         Counting,
@@ -139,6 +150,40 @@ def test_outputs_of_other_inputs_are_not_taken(lowered, path, calls):
     # a sample at another place has another random seed
     verify_over(lowered, [(x + 2, label), (x, label)], total, store=path)
     assert calls == [0, 0, 0, 1]
+
+
+class Keyword(torch.nn.Module):
+    def forward(self, x, *, scale):
+        return x * scale
+
+
+def test_outputs_of_other_keyword_inputs_are_not_taken(path, calls):
+    x = torch.ones(1, 2)
+    program = delegraph.lower(
+        Keyword().eval(), (x,), example_kwargs={"scale": x.clone()}, backends=[]
+    )
+    for scale in (1, 2, 2):
+        verify_over(program, [{"x": x, "scale": x * scale}], total, store=path)
+    assert calls == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("blob", b"another"),
+        ("compile_specs", [CompileSpec("target", b"another")]),
+        ("meta", {"producer": "delegraph-tosa 9.9", "fingerprint": ""}),
+        ("named_data", lambda: {"weights": b"another"}),
+        ("state_tensors", lambda: [torch.ones(1)]),
+    ],
+)
+def test_each_part_of_a_delegate_counts(lowered, name, value, monkeypatch):
+    (delegate,) = lowered.delegates
+    program = lowered.exported_program()
+    before = store._describe_program(program)
+    assert store._describe_program(program) == before
+    monkeypatch.setattr(delegate.module, name, value)
+    assert store._describe_program(program) != before
 
 
 class Nested(torch.nn.Module):

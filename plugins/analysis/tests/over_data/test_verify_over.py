@@ -165,9 +165,10 @@ class Scores:
 def test_the_worst_program_decides_the_order_of_samples(lowered):
     programs = {"a": lowered, "b": lowered}
     # eager, a and b, for three samples
-    scores = Scores(1, 1, 0.5, 1, 0.4, 2, 1, 1, 1)
+    scores = Scores(1, 1, 1, 1, 0.4, 2, 1, 1, 0.5)
     found = verify_over(programs, pictures(3, 2), scores)
-    assert [row.index for row in found.worst()] == [1, 0, 2]
+    assert [row.index for row in found.worst()] == [1, 2, 0]
+    assert found.to_json()["worst"] == [1, 2, 0]
     assert [(row.worse, row.better) for row in found.summary()] == [
         (0, 0),
         (1, 0),
@@ -317,6 +318,16 @@ def test_forms_of_data(lowered, data):
     assert found.samples == wanted.samples
 
 
+def test_a_dynamic_batch_takes_single_samples(network):
+    lowered = delegraph.lower(
+        network,
+        (torch.rand(2, 1, 8, 8),),
+        dynamic_shapes=({0: torch.export.Dim("n")},),
+        backends=[],
+    )
+    assert len(verify_over(lowered, MapStyle(), "top1").samples) == 3
+
+
 class Nested(torch.nn.Module):
     def forward(self, pair, *, scale, more):
         return pair[0] + 2 * pair[1] + 4 * scale + 8 * more["bias"]
@@ -342,6 +353,19 @@ def test_samples_of_nested_and_keyword_inputs():
     ]
     found = verify_over(lowered, data, lambda outputs, label: float(outputs) * label)
     assert [row.scores for row in found.samples] == [(8421, 8421)] * 2
+
+
+class Difference(torch.nn.Module):
+    def forward(self, x, y):
+        return x - y
+
+
+def test_an_input_with_the_name_of_a_label_is_an_input():
+    x = torch.ones(1)
+    lowered = delegraph.lower(Difference().eval(), (x, x.clone()), backends=[])
+    data = [{"x": x * 5, "y": x, "label": 100}]
+    found = verify_over(lowered, data, lambda outputs, label: float(outputs) + label)
+    assert found.samples[0].scores == (104, 104)
 
 
 def test_errors_name_the_sample_and_the_program(lowered):

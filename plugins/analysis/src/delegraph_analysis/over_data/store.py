@@ -142,7 +142,7 @@ def _describe_program(program: ExportedProgram) -> list[Any]:
     runtime here.
     """
     parts: list[Any] = [torch.__version__, delegraph.__version__]
-    parts += [str(program.graph_signature), str(program.call_spec)]
+    parts.append(str(program.graph_signature))
     parts += [_describe(dict(program.state_dict)), _describe(dict(program.constants))]
     for name, module in program.graph_module.named_modules():
         parts.append(name)
