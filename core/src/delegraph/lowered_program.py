@@ -25,6 +25,7 @@ from delegraph_programs.argument_types import Program
 from delegraph_programs.export_module import expect_no_training
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map_only
 
 from .backend import NamedDataStoreOutput
 from .delegates.find_delegates import DelegateInfo, MethodPrograms, merged_named_data
@@ -343,7 +344,10 @@ class LoweredProgram(MethodPrograms):
             with mode or nullcontext():
                 returned = eager(*own_args, **own_kwargs)
             # a result may be a buffer, which is restored when the block ends
-            return copy.deepcopy(returned)
+            # TorchScript may return tensors that need a gradient in spite of no_grad
+            return copy.deepcopy(
+                tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
+            )
 
     @staticmethod
     def _no_values_of(runtime: str) -> InputError:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .symbolic_input_sizes import input_names
     from .tensor_bytes import memory_of, why_no_bytes
     from .tracing_lock import TRACING
+    from .weights import load_weights
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ _MODULES = {
     "extract_subgraphs": "all_nodes",
     "tensor_bytes": "memory_of why_no_bytes",
     "tracing_lock": "TRACING",
+    "weights": "load_weights",
 }
 """Module -> its public names. A module is imported when one of its names is first used.
 """
@@ -101,6 +103,7 @@ __all__ = [
     "is_operator",
     "is_random",
     "line_of",
+    "load_weights",
     "memory_of",
     "name_outputs",
     "normalize",

@@ -26,6 +26,10 @@ _OF_TORCHS_RNNS = (
     r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during"
     r" export"
 )
+_INSTEAD_OF_TORCHSCRIPT = (
+    "lower the Python module that was scripted, or trace it: torch.jit.trace removes"
+    " branches and loops"
+)
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 _OWN_FOLDER = str(Path(__file__).parent)
 
@@ -45,12 +49,18 @@ def export_module(
     If torch cannot export the module, this raises InputError. The error has torch's
     reason in one line, its advice, and the innermost line of the user's program that is
     not in ``libraries``. Raises InputError also for a module in training mode, and for
-    inputs of other types.
+    inputs of other types. A module of TorchScript is converted first.
     """
     # the name under which torch prints it: its class, by default
     kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
+    kind = getattr(module, "original_name", kind)  # that of TorchScript
     expect_no_training(module)
-    if inputs is None and not kwargs and inspect.signature(module.forward).parameters:
+    is_torchscript = isinstance(module, torch.jit.ScriptModule)
+    if (
+        inputs is None
+        and not kwargs
+        and (is_torchscript or inspect.signature(module.forward).parameters)
+    ):
         hint = (
             "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes"
             " and dtypes"
@@ -59,6 +69,12 @@ def export_module(
             "input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint
         )
     args = _arguments_of(inputs)
+    if is_torchscript and kwargs:
+        raise InputError(
+            "input-invalid",
+            f"TorchScript takes inputs by position, not by name: {', '.join(kwargs)}",
+            hint="pass all example inputs in example_inputs",
+        )
     try:
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
@@ -70,11 +86,20 @@ def export_module(
                 # these find tensors by identity
                 dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
             args, kwargs = distinct_inputs((args, kwargs), module)
+            if isinstance(module, torch.jit.ScriptModule):
+                # imported late: torch's converter imports a lot
+                from .torchscript import module_of_torchscript
+
+                module = module_of_torchscript(module, args)
+                # a branch on a size, which is constant here
+                warnings.filterwarnings("ignore", "Pred is a Python constant")
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes
             )
     except Exception as e:  # torch and the code of the model may raise anything
         reason, advice = _reason_and_hint(str(e))
+        if is_torchscript:
+            advice = advice or _INSTEAD_OF_TORCHSCRIPT
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         raise InputError(
             "export-failed", text, source=_user_line(e, libraries), hint=advice
@@ -174,7 +199,7 @@ def _in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
     This becomes the order of the inputs. Arguments that ``forward`` takes by ``**``
     come last, in the order of the caller.
     """
-    if not isinstance(kwargs, Mapping):
+    if not kwargs or not isinstance(kwargs, Mapping):
         return kwargs
     known = [
         name for name in inspect.signature(module.forward).parameters if name in kwargs

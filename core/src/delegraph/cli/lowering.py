@@ -52,7 +52,10 @@ class Lower:
             "model",
             metavar="MODEL",
             nargs="+",
-            help="a .pt2 file, path.py[:function] (runs the file), or scheme:name",
+            help=(
+                "a .pt2 file, path.py[:function][@weights] (runs the file), or"
+                " scheme:name"
+            ),
         )
         preferred = "repeat for several, the preferred first (default: the only one)"
         add("--backend", action="append", default=[], metavar="BACKEND", help=preferred)

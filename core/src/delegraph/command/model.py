@@ -1,5 +1,5 @@
-"""Loads a MODEL of the command line: a ``.pt2`` file, ``path.py[:function]``, or
-``scheme:name``.
+"""Loads a MODEL of the command line: a ``.pt2`` file,
+``path.py[:function][@weights]``, or ``scheme:name``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from delegraph_programs import Source
+from delegraph_programs import Source, load_weights
 
 from ..discovery.plugin_errors import AtWork
 from ..discovery.registry import Registry, default_registry
@@ -83,24 +84,25 @@ def read_model(text: str) -> GivenModel:
 
     Raises UsageError if there is no such file, function or scheme, FormatError for a
     damaged ``.pt2`` file, InputError if the file's code fails or does not return a
-    model. For ``scheme:name`` also raises the errors of ``from_elsewhere``.
+    model, or if ``weights`` are not those of the model. For ``scheme:name`` also raises the errors of ``from_elsewhere``.
     """
     declared = _by_scheme(text)
     if declared is not None:
         spec, name = declared
         return from_elsewhere(spec, name, text, default_registry())
-    path, function = _path_and_function(text)
-    model = GivenModel()
+    path, function, weights = _parts(text)
     if path.suffix == ".pt2":
-        _add_program(model, "forward", _load_exported(path))
-        return model
+        return _model_returned(_load_exported(path), text)
     build = _find_function(_run_file(path), path, function)
     if not _can_be_called_without_arguments(build):
         raise UsageError(
             "usage-invalid",
             f"{path}:{build.__name__} takes arguments; {_FORM} is wanted",
         )
-    return _model_returned(_guard(build, path), text)
+    model = _model_returned(_guard(build, path), text)
+    if weights:
+        load_weights(model.programs.values(), weights)
+    return model
 
 
 def read_object(text: str) -> Any:
@@ -220,20 +222,14 @@ def _add_method(
     program = fields["model"]
     args = fields.get("args", ())
     if isinstance(program, ExportedProgram) and not args:
-        _add_program(model, method, program)
+        # None if it stores none
+        args, kwargs = program.example_inputs or (None, {})
+        model.add(method, program, args, kwargs)
         return
     if not isinstance(args, (tuple, list)):
         raise _wrong(f"{text}: example inputs are a tuple, not {_describe(args)}")
     shapes = fields.get("dynamic_shapes")
     model.add(method, program, tuple(args), fields.get("kwargs"), shapes)
-
-
-def _add_program(model: GivenModel, method: str, program: Any) -> None:
-    """Add the ExportedProgram ``program`` as a method. Its example inputs are those that
-    it stores; None if it stores none.
-    """
-    args, kwargs = program.example_inputs or (None, {})
-    model.add(method, program, args, kwargs)
 
 
 def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
@@ -274,25 +270,27 @@ def check_model(text: str) -> Path | None:
     """Return the file of a MODEL, without loading the model; None for ``scheme:name``.
     Raises UsageError if the file or the scheme does not exist.
     """
-    return None if _by_scheme(text) is not None else _path_and_function(text)[0]
+    return None if _by_scheme(text) is not None else _parts(text)[0]
 
 
-def _path_and_function(text: str) -> tuple[Path, str | None]:
-    """Return (path, name of the function or None) of a MODEL ``path.py[:function]`` or
-    ``path.pt2``.
+_MODEL = re.compile(r"(.+?\.(?:py|pt2))(?::([^@]*))?(?:@(.+))?", re.DOTALL)
 
-    Raises UsageError for another suffix, or if the file cannot be read.
+
+def _parts(text: str) -> tuple[Path, str | None, str | None]:
+    """Return path, function and file of weights of a MODEL
+    ``path.py[:function][@weights]`` or ``path.pt2``; None for a missing part.
+
+    Raises UsageError for another suffix, or if ``path`` cannot be read.
     """
-    head, colon, tail = text.rpartition(":")
-    path, function = (
-        (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
-    )
-    if path.suffix not in (".py", ".pt2"):
+    match = _MODEL.fullmatch(text)
+    if not match:
         raise UsageError(
-            "usage-invalid", f"MODEL is a .pt2 file or path.py[:function], not {text!r}"
+            "usage-invalid",
+            f"MODEL is a .pt2 file or path.py[:function][@weights], not {text!r}",
         )
+    path = Path(match[1])
     expect_file(path)
-    return path, function
+    return path, match[2], match[3]
 
 
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
@@ -404,15 +402,11 @@ def _find_function(
     for candidate in candidates:
         if candidate in functions:
             return functions[candidate]
-    known = f"it has {', '.join(fitting)}" if fitting else "it has none"
-    missing = (
-        f"no function called model or {path.stem}"
-        if name is None
-        else f"no function {name!r}"
-    )
+    known = ", ".join(fitting) or "none"
     raise UsageError(
         "usage-invalid",
-        f"{path} has {missing}; {_FORM} is wanted ({known})",
+        f"{path} has no function {' or '.join(map(repr, candidates))}; {_FORM} is"
+        f" wanted (it has {known})",
         hint=f"{path}:FUNCTION",
     )
 

@@ -35,7 +35,10 @@ class QuantizeCommand:
         add(
             "model",
             metavar="MODEL",
-            help="a .pt2 file, path.py[:function] (runs the file), or scheme:name",
+            help=(
+                "a .pt2 file, path.py[:function][@weights] (runs the file), or"
+                " scheme:name"
+            ),
         )
         add(
             "--backend",

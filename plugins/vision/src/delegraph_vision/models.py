@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import InputError, PluginUnavailable
+from delegraph_programs import load_weights
 from torch import nn
 
 _SIZE = 224
@@ -127,34 +128,8 @@ def _build_network(build: Callable[[], nn.Module], file: Path | None) -> nn.Modu
         torch.manual_seed(0)
         model = build().eval()
     if file is not None:
-        _load_weights(model, file)
+        load_weights([model], file)
     return model
-
-
-def _load_weights(model: nn.Module, file: Path) -> None:
-    """Load the weights of a model; raise InputError if the file has none of this model."""
-    if not file.is_file():
-        raise InputError(
-            "input-invalid", f"the file of weights {str(file)!r} does not exist"
-        )
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            weights: Any = load_file(file)
-        else:
-            weights = torch.load(file, map_location="cpu", weights_only=True)
-        model.load_state_dict(weights.get("state_dict", weights))
-    except Exception as error:
-        # torch and safetensors raise many kinds of errors for damaged files
-        text = (
-            f"{str(file)!r} does not contain weights of this model:"
-            f" {type(error).__name__}"
-        )
-        message = str(error).strip()
-        if message:
-            text += f": {message.splitlines()[0]}"
-        raise InputError("input-invalid", text) from error
 
 
 def _random_image(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:

@@ -36,7 +36,10 @@ class AccuracyOfOperators:
         add(
             "model",
             metavar="MODEL",
-            help="a .pt2 file, or path.py[:function] (this runs the file)",
+            help=(
+                "a .pt2 file, path.py[:function][@weights] (runs the file), or"
+                " scheme:name"
+            ),
         )
         add(
             "--backend",

@@ -32,7 +32,10 @@ class Compare:
         add(
             "model",
             metavar="MODEL",
-            help="a .pt2 file, or path.py[:function] (this runs the file)",
+            help=(
+                "a .pt2 file, path.py[:function][@weights] (runs the file), or"
+                " scheme:name"
+            ),
         )
         add(
             "--backend",

@@ -1,0 +1,50 @@
+"""Turns modules of TorchScript into modules that torch.export takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._export.converter import TS2EPConverter
+from torch.fx import GraphModule
+
+
+def module_of_torchscript(
+    module: torch.jit.ScriptModule, args: tuple[Any, ...]
+) -> GraphModule:
+    """Return a module of ATen calls that computes the same as ``module``.
+
+    ``args``: example inputs. Raises any error for code that torch's converter does not
+    know.
+    """
+    converter = _Converter(module, args)
+    converter.convert()
+    return converter.module.eval()
+
+
+class _Converter(TS2EPConverter):
+    """torch's converter, without its export, which would make all sizes dynamic."""
+
+    module: GraphModule
+
+    def retrace_as_exported_program(
+        self, gm: GraphModule, name_to_constant: dict[str, Any]
+    ) -> Any:
+        script: Any = self.ts_model
+        output = gm.graph.output_node()
+        [returned] = script.forward.schema.returns
+        output.args = (_as_tuples(output.args[0], returned.type),)
+        gm.recompile()
+        self.module = gm
+        return SimpleNamespace(state_dict=script.state_dict())
+
+
+def _as_tuples(returned: Any, kind: Any) -> Any:
+    """Return a result with tuples where the converter made lists of them.
+
+    ``kind``: the type of the result in TorchScript.
+    """
+    if kind.kind() != "TupleType":
+        return returned
+    return tuple(map(_as_tuples, returned, kind.elements()))

@@ -1,0 +1,75 @@
+"""Modules of TorchScript are exported, or refused with a way out."""
+
+import io
+
+import pytest
+import torch
+from delegraph_programs.errors import InputError
+from delegraph_programs.export_module import export_module
+from torch import nn
+
+# torch advises against TorchScript, but files of it exist
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
+
+
+class Net(nn.Module):
+    """Layers, a buffer that is written, a branch on a size, and a nested result."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.layers(x)
+        self.calls.add_(1)
+        if x.shape[0] > 1:
+            y = y + self.calls
+        return y, (y.sum(0), y[0] * x.shape[1])
+
+
+class Endless(nn.Module):
+    def forward(self, x):
+        while bool(x.sum() < 10):
+            x = x + 1
+        return x
+
+
+def saved_and_loaded(module):
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, torch.jit.trace])
+def test_the_exported_program_computes_the_same(make):
+    x = torch.randn(2, 3)
+    module = Net().eval()
+    script = make(module) if make is torch.jit.script else make(module, (x,))
+    wanted = saved_and_loaded(script)
+    program = export_module(saved_and_loaded(script), (x,))
+    run = program.module()
+    for given in (x, x + 1):
+        found = run(given)
+        assert type(found) is type(found[1]) is tuple
+        torch.testing.assert_close(found, wanted(given))
+    assert not program.range_constraints  # all sizes are static
+
+
+def test_unknown_code_is_refused_with_a_way_out():
+    script = torch.jit.script(Endless().eval())
+    with pytest.raises(InputError, match="could not export Endless") as found:
+        export_module(script, (torch.ones(2),))
+    assert "torch.jit.trace" in found.value.hint
+
+
+def test_inputs_by_name_are_refused():
+    script = torch.jit.script(Net().eval())
+    with pytest.raises(InputError, match="by position, not by name: x"):
+        export_module(script, (), {"x": torch.ones(2, 3)})
+    with pytest.raises(InputError, match="Net is a module: example_inputs are needed"):
+        export_module(script)
