@@ -391,7 +391,7 @@ def test_kept_states_are_zeroed_when_a_text_begins():
 
 def test_prompts_and_models_that_do_not_fit_are_refused(llama):
     from delegraph_transformers import generate, generation_steps
-    from delegraph_transformers.models import read
+    from delegraph_transformers.sources import read
 
     _, lowered = llama
     with pytest.raises(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,45 +158,3 @@ def _with_encoder(
     inputs[reader] += (memory, *mask)
     program = {"encode": encode, **dict.fromkeys(lengths, step)}
     return {"program": program, "example_inputs": inputs}
-
-
-def read(given: Any) -> dict[str, Any]:
-    """Return the methods of a ``PreTrainedModel``, or of a checkpoint, for
-    ``ModelSpec``.
-
-    ``given`` is the model, or a folder. Raises InputError for a folder that does not
-    exist, or that transformers cannot read. It does not use the network.
-    """
-    model = _load(given) if isinstance(given, str) else given
-    steps = generation_steps(model)
-    methods: dict[str, Any] = {}
-    for method, step in steps["program"].items():
-        methods[method] = (step, steps["example_inputs"][method])
-    return {"methods": methods}
-
-
-def _load(folder: str) -> Any:
-    if not Path(folder).is_dir():
-        hint = "save the model there: model.save_pretrained(folder)"
-        raise InputError(
-            "input-invalid",
-            f"there is no folder {folder!r} with a checkpoint",
-            hint=hint,
-        )
-    with naming_untried_versions():
-        return _read_checkpoint(folder)
-
-
-def _read_checkpoint(folder: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        read: Any = AutoModelForCausalLM.from_pretrained
-        return read(folder, local_files_only=True, trust_remote_code=False).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as e:
-        # the errors of transformers for checkpoints that it cannot read
-        text = (
-            f"transformers cannot read the checkpoint in {folder!r}:"
-            f" {type(e).__name__}: {e}"
-        )
-        raise InputError("input-invalid", text) from e

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from delegraph.plugin import CommandSpec, ModelSpec, hookimpl
 
+_INSTALL = 'pip install "delegraph-transformers[models]"'
+
 
 @hookimpl
 def delegraph_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             "transformers",
-            "delegraph_transformers.models:read",
-            types=("transformers:PreTrainedModel",),
-            summary="language models of transformers, as prefill and decode",
+            "delegraph_transformers.sources:read",
+            types=("transformers:PreTrainedModel", "transformers:ExportedModel"),
+            summary="folders with models or exports of transformers",
             requires=("transformers",),
-            install_hint='pip install "delegraph-transformers[models]"',
-        )
+            install_hint=_INSTALL,
+        ),
+        ModelSpec(
+            "hf",
+            "delegraph_transformers.sources:read_cached",
+            summary="models in the local cache of Hugging Face, as ORG/MODEL",
+            requires=("transformers",),
+            install_hint=_INSTALL,
+        ),
     ]
 
 

@@ -1,0 +1,177 @@
+"""``hf:``, ``transformers:`` and exports of transformers, without a network."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.errors import InputError
+
+transformers = pytest.importorskip("transformers")
+from delegraph_transformers.sources import read, read_cached  # noqa: E402
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 24,
+}
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def trained_bert():
+    """Return a classifier that was trained for some steps, and its accuracy.
+
+    The class of a text is whether its first token is above 20.
+    """
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=2)
+    model = transformers.BertForSequenceClassification(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        ids = torch.randint(40, (64, 8))
+        loss = model(input_ids=ids, labels=(ids[:, 0] > 20).long()).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return trained_bert()
+
+
+@pytest.fixture(scope="module")
+def cache(bert, tmp_path_factory):
+    """Return a cache of Hugging Face with acme/bert, and acme/hollow without weights."""
+    folder = tmp_path_factory.mktemp("hub")
+    for name in ("bert", "hollow"):
+        repository = folder / f"models--acme--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(REVISION)
+        snapshot = repository / "snapshots" / REVISION
+        (bert if name == "bert" else bert.config).save_pretrained(snapshot)
+    return folder
+
+
+@pytest.fixture
+def here(cache, monkeypatch):
+    """Make ``cache`` the cache of this process."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+
+
+def test_the_command_lowers_a_model_of_the_cache(here, tmp_path, capsys):
+    file = tmp_path / "bert.tosa"
+    words = ["lower", "hf:acme/bert", "--backend", "tosa", "-o", str(file), "--verify"]
+    assert main(words) == 0
+    assert "agrees" in capsys.readouterr().out and file.stat().st_size > 1000
+
+
+def test_a_classifier_of_the_cache_keeps_its_answers(here, bert):
+    for text in ("acme/bert", f"acme/bert@{REVISION}"):
+        found = read_cached(text)
+        assert type(found["model"]) is transformers.BertForSequenceClassification
+    assert found["kwargs"]["input_ids"].shape == (1, 24)
+    lowered = delegraph.lower(
+        found["model"], example_kwargs=found["kwargs"], backends=["tosa"]
+    )
+    ids = torch.randint(40, (1, 24), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        wanted = bert(input_ids=ids, attention_mask=mask).logits
+    made = lowered(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text, reason, hint",
+    [
+        ("acme/none", "has no acme/none", "run: hf download acme/none"),
+        ("acme/bert@v2", "has no acme/bert@v2", "hf download acme/bert --revision v2"),
+        ("acme/bert/x", "is not a name on Hugging Face", "transformers:FOLDER"),
+        ("acme/hollow", "cannot read the checkpoint", None),
+    ],
+)
+def test_models_that_are_not_in_the_cache_are_refused(text, reason, hint, here):
+    with pytest.raises(InputError, match=reason) as found:
+        read_cached(text)
+    assert hint is None or hint in found.value.hint
+
+
+def test_images_and_unknown_inputs_of_models():
+    image = transformers.ViTConfig(**{**SIZES, "image_size": 8, "patch_size": 4})
+    found = read(transformers.ViTForImageClassification(image).eval())
+    assert found["kwargs"]["pixel_values"].shape == (1, 3, 8, 8)
+    sound = transformers.Wav2Vec2Config(
+        **SIZES, conv_dim=(8,), conv_kernel=(3,), conv_stride=(2,)
+    )
+    with pytest.raises(InputError, match="takes input_values; there is no example"):
+        read(transformers.Wav2Vec2ForCTC(sound).eval())
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def exported(llama, method):
+    exporters = pytest.importorskip("transformers.exporters")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    exporter = exporters.DynamoExporter()
+    return getattr(exporter, method)(llama, given, exporters.DynamoConfig())
+
+
+@pytest.mark.parametrize(
+    "backend", ["tosa", pytest.param("xnnpack", marks=pytest.mark.slow)]
+)
+def test_exports_of_transformers_are_lowered(backend, llama, tmp_path):
+    if backend == "xnnpack":
+        pytest.importorskip("executorch")
+    export = exported(llama, "export")
+    lowered = delegraph.lower(export, backends=[backend])
+    assert lowered.methods == ["forward"] and lowered.delegates
+    if backend == "xnnpack":  # slow to run
+        return
+    _, given = export.program.example_inputs
+    with torch.no_grad():
+        wanted = llama(**given).logits
+    made = lowered(**given)
+    torch.testing.assert_close(made["logits"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_saved_exports_are_lowered_with_a_method_for_each_stage(llama, tmp_path):
+    exported(llama, "export_for_generation").save_pretrained(tmp_path)
+    found = read(str(tmp_path))
+    lowered = delegraph.lower(found["methods"], backends=["tosa"])
+    assert sorted(lowered.methods) == ["decode", "prefill"]
+    assert not lowered.report.host_operators
+
+
+def test_exports_for_engines_are_refused():
+    exporters = pytest.importorskip("transformers.exporters")
+    export = exporters.ExportedModel({}, "onnx")
+    with pytest.raises(InputError, match="exported for onnx") as found:
+        read(export)
+    assert "DynamoExporter" in found.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+def test_the_programs_of_older_exporters_are_lowered(llama):
+    integration = pytest.importorskip("transformers.integrations.executorch")
+    llama.generation_config = transformers.GenerationConfig(
+        use_cache=True,
+        cache_implementation="static",
+        max_length=16,
+        cache_config={"batch_size": 1, "max_cache_len": 16},
+    )
+    program = integration.convert_and_export_with_cache(llama)
+    lowered = delegraph.lower(program, backends=["tosa"])
+    assert not lowered.report.host_operators
+    inputs, given = program.example_inputs
+    assert lowered.verify(*inputs, **given).agrees()
