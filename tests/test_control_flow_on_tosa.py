@@ -62,7 +62,7 @@ class Refine(nn.Module):
 
 
 @pytest.mark.parametrize("scale", [-1.0, 4.0], ids=["long branch", "short branch"])
-def test_branches_with_convolutions(scale):
+def test_delegates_in_branches_own_their_weights(scale):
     model = EarlyExit().eval()
     torch.manual_seed(1)
     x = torch.randn(1, 3, 16, 16) * scale

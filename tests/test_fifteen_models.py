@@ -159,7 +159,7 @@ def rows(models, store):
 @pytest.mark.parametrize(
     "model", each([*WHOLE, *(f"{name}_changed" for name in CAUSES)])
 )
-def test_a_single_file(rows, store, model):
+def test_changed_models_are_one_legal_tosa_file(rows, store, model):
     report = rows[model]["report"]
     assert rows[model]["error"] is None
     assert not report["causes"]

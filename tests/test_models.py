@@ -150,7 +150,7 @@ def test_mobilenet_is_small():
     assert len(graph.operators) <= 110, counts
 
 
-def test_figures_of_mobilenet():
+def test_mobilenet_has_the_figures_of_its_paper():
     """300 million multiply-accumulates, as the paper says, and the module's 3,504,872
     parameters less the scales of its norms, which are folded into the weights; the zero
     point that all convolutions share is one more.

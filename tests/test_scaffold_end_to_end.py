@@ -84,7 +84,7 @@ def test_it_takes_few_commands():
     assert 8 <= len(COMMANDS) <= 15
 
 
-def test_it_is_listed(installed, work):
+def test_new_backend_is_listed(installed, work):
     listed = json.loads(
         run_module(
             installed, *command_in_guide("delegraph backends"), "--json", folder=work
@@ -169,7 +169,7 @@ def added_after(line, new, file):
     file.write_text(text.replace(f"    {line}\n", f"    {line}\n    {new}\n"))
 
 
-def test_it_is_clean(work):
+def test_new_package_passes_ruff(work):
     folder = work / NAME
     run_module(None, "ruff", "check", "--no-cache", ".", folder=folder)
     run_module(None, "ruff", "format", "--check", "--no-cache", ".", folder=folder)

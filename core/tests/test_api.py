@@ -169,7 +169,7 @@ def test_require_full_lists_the_operators_on_the_host(registry):
         assert part in str(e.value)
 
 
-def test_host_only(registry):
+def test_program_without_backends_runs_on_the_host(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[], registry=registry)
@@ -363,7 +363,7 @@ CONTRACT = {
 
 
 @pytest.mark.parametrize("message", CONTRACT)
-def test_partitioner_contract(message, registry):
+def test_broken_contracts_of_partitioners_are_refused(message, registry):
     with pytest.raises(errors.ContractViolation, match=message):
         api.lower(
             Middle().eval(),
@@ -817,7 +817,7 @@ BAD_PROGRAMS = {
 
 
 @pytest.mark.parametrize("case", BAD_PROGRAMS)
-def test_bad_programs(case, registry, caplog):
+def test_wrong_programs_are_refused_with_a_message(case, registry, caplog):
     make, code, message = BAD_PROGRAMS[case]
     program, inputs = make()
     with pytest.raises(errors.DelegraphError, match=message) as e:
@@ -854,7 +854,7 @@ def test_bad_programs(case, registry, caplog):
         ({"transforms": len}, r"transforms is a list of functions, not <built-in"),
     ],
 )
-def test_bad_choices(choices, message, registry):
+def test_wrong_options_are_refused_with_a_message(choices, message, registry):
     with pytest.raises(errors.OptionError, match=message):
         api.lower(
             Middle().eval(),
@@ -902,7 +902,7 @@ BAD_CALLS = [
 
 
 @pytest.mark.parametrize("args, kwargs, message", BAD_CALLS)
-def test_bad_calls(args, kwargs, message, registry):
+def test_wrong_inputs_are_refused_with_a_message(args, kwargs, message, registry):
     lowered = api.lower(
         Middle().eval(),
         (torch.randn(3, 4),),

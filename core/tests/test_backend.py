@@ -73,7 +73,7 @@ def nodes_with_handles(*handles):
     return made
 
 
-def test_generated_identifiers():
+def test_generated_identifiers_map_nodes_and_handles():
     builder = DelegateMappingBuilder(generated_identifiers=True)
     assert builder.insert_delegate_mapping_entry(nodes_with_handles(3, 1)) == 0
     assert builder.insert_delegate_mapping_entry(nodes_with_handles(7)[0]) == 1
@@ -82,7 +82,7 @@ def test_generated_identifiers():
 
 
 @pytest.mark.parametrize("identifier", [22, "22"])
-def test_manual_identifiers(identifier):
+def test_manual_identifier_is_used_once(identifier):
     builder = DelegateMappingBuilder()
     assert (
         builder.insert_delegate_mapping_entry(handles=5, identifier=identifier)

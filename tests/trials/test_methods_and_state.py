@@ -146,7 +146,7 @@ def runtimes_for(backends: list[str]) -> list[str | None]:
 @pytest.mark.parametrize(
     "function", WITHOUT_INPUTS, ids=lambda function: function.__name__
 )
-def test_method_without_inputs(
+def test_methods_without_inputs_run_and_survive_files(
     function: Callable[..., Any], backends: list[str], tmp_path: Any
 ) -> None:
     skip_unless_installed(backends)

@@ -166,5 +166,5 @@ def test_int16_pools_load_everywhere(name, tmp_path):
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("size", [3, 7, 14, 20])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_sweep_of_averages(settings, size, bits, tmp_path):
+def test_average_pools_in_integers_are_close_to_eager(settings, size, bits, tmp_path):
     check_integers(nn.AvgPool2d(**settings), (1, 2, size, size), tmp_path, bits)

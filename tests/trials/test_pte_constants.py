@@ -226,7 +226,7 @@ EMPTY = [Joined, Returned, Copied, Chosen, Written, Literals, Sliced, Multiplied
     ids=["inside", "outside"],
 )
 @pytest.mark.parametrize("model", EMPTY)
-def test_tensors_without_elements(
+def test_tensors_without_elements_survive_files(
     model: Any, options: dict[str, Any], tmp_path: Any
 ) -> None:
     for x in (torch.ones(2, 3), torch.zeros(0, 3)):

@@ -42,7 +42,7 @@ def assert_blob_needs_its_version(inner, run):
         run(x)
 
 
-def test_compatibility_in_runtime():
+def test_runtime_refuses_blobs_of_another_version():
     """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in
     the serialized program.
     """

@@ -48,7 +48,7 @@ def two_partitions(s, a, x, b):
     return torch.mm(a, x) + b
 
 
-def test_add_mul_partitioner():
+def test_each_delegate_maps_its_calls_to_handles():
     """debug_handle.test_add_mul_partitioner: two entries a delegate, and a handle on
     each call of one.
     """

@@ -50,7 +50,7 @@ def partitioner_for_executor():
     return Tagging(lambda n: n.op in ("call_function", "get_attr"), "ExecutorBackend")
 
 
-def test_delegate_whole_program():
+def test_whole_program_runs_as_one_delegate():
     """demos.delegate_whole_program: host -> delegate (the net) -> what runs it."""
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
@@ -62,7 +62,7 @@ def test_delegate_whole_program():
     )
 
 
-def test_delegate_partial_program():
+def test_two_backends_share_a_program_with_the_host():
     """demos.delegate_partial_program, which is empty there: linear on the delegate,
     sigmoid here, linear on another.
     """
@@ -85,7 +85,7 @@ def test_delegate_partial_program():
     assert_close(run_on_host(program, x), expected)
 
 
-def test_nested_delegate():
+def test_second_delegate_contains_the_first():
     """demos.nested_delegate: EdgeProgramManager.to_backend twice; the second takes the
     first's delegate in.
     """
@@ -109,8 +109,8 @@ def test_nested_delegate():
     assert_close(run_on_host(second, *inputs), function(None, *inputs))
 
 
-def test_delegate_aten_mode():
-    """demos/test_delegate_aten_mode: add and mul lowered; inputs and outputs are ATen
+def test_delegate_runs_on_aten_tensors():
+    """demos.test_delegate_aten_mode: add and mul lowered; inputs and outputs are ATen
     tensors here anyway.
     """
     inputs = (torch.ones(2, 2), 2 * torch.ones(2, 2), 3 * torch.ones(2, 2))

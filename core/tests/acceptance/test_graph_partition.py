@@ -105,7 +105,7 @@ def test_graph_partition_with_op_support():
 # --- canonical partitioners (feature table) -------------------------------------------
 
 
-def test_all_node_partitioner(registry):
+def test_all_node_partitioner_tags_everything_but_inputs_and_output(registry):
     """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the
     user's inputs and the output.
     """
@@ -132,7 +132,7 @@ def test_all_node_partitioner(registry):
     }
 
 
-def test_pattern_partitioner(registry):
+def test_calls_that_match_a_pattern_are_one_partition(registry):
     """Row ``generate_pattern_op_partitions``: what matches the graph of a module goes
     to the backend, as one.
     """
@@ -163,7 +163,7 @@ def test_pattern_partitioner(registry):
     ] == [3]
 
 
-def test_grouped_lists():
+def test_each_list_of_nodes_is_one_partition_or_none():
     """Row ``generate_grouped_partitions_from_list_of_nodes``: a list is one partition
     or none.
     """
@@ -189,7 +189,7 @@ def test_grouped_lists():
     ]
 
 
-def test_configuration_based_partitioner():
+def test_configurations_partition_as_a_check_with_lists_does():
     """Row ``ConfigerationBasedPartitioner``: a check and a list of nodes for each
     operator make the same here.
     """

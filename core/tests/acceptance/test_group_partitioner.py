@@ -187,7 +187,9 @@ def test_complex_graph_with_interdependencies():
     assert is_acyclic(program, parts)
 
 
-def test_branching_qdq_pattern():
+def test_quantized_branches_stay_in_one_group():
+    """group_partitioner.test_branching_qdq_pattern"""
+
     def forward(self, x):
         q = fake_quantize(x)
         return torch.sin(self.a(q)) + self.b(q)
@@ -199,7 +201,9 @@ def test_branching_qdq_pattern():
     assert is_acyclic(program, parts)
 
 
-def test_multi_level_dependencies():
+def test_group_over_several_levels_stays_together():
+    """group_partitioner.test_multi_level_dependencies"""
+
     def forward(self, x):
         q = fake_quantize(x)
         result = self.c(self.a(q) + self.b(q))
@@ -210,7 +214,9 @@ def test_multi_level_dependencies():
     assert our_partitions(program, named=[group]) == [{*group, "add"}]
 
 
-def test_double_QDQ_partitioning():
+def test_two_quantized_groups_stay_separate():
+    """group_partitioner.test_double_QDQ_partitioning"""
+
     def forward(self, x):
         q = fake_quantize(x)
         wave = torch.sin(self.a(q))
@@ -277,9 +283,11 @@ def test_interleaved_groups_no_false_merge(registry):
     assert len(homes) == 3
 
 
-def test_constants_in_groups(registry):
+def test_each_partition_computes_its_own_constants(registry):
     """What is computed from constants alone binds nothing: each partition that uses it
     has its own.
+
+    group_partitioner.test_constants_in_groups
     """
 
     class Scaled(nn.Module):
@@ -378,7 +386,9 @@ def test_complex_model_with_multiple_paths():
     assert len(partition_and_compare_with_torch(forward)) == 2
 
 
-def test_with_reshape_operations():
+def test_reshapes_partition_as_in_torch():
+    """group_partitioner.test_with_reshape_operations"""
+
     def forward(self, x):
         return self.b(torch.relu(self.a(x).reshape(5, 2, 5)).reshape(5, 10))
 
@@ -386,7 +396,9 @@ def test_with_reshape_operations():
     partition_and_compare_with_torch(forward)
 
 
-def test_with_multiple_outputs():
+def test_several_outputs_partition_as_in_torch():
+    """group_partitioner.test_with_multiple_outputs"""
+
     def forward(self, x):
         first = torch.relu(self.a(x))
         left, right = torch.sin(first).chunk(2, 1)
@@ -396,7 +408,9 @@ def test_with_multiple_outputs():
     partition_and_compare_with_torch(forward, (*TAKEN, aten.chunk.default))
 
 
-def test_with_shared_subgraphs():
+def test_shared_subgraphs_partition_as_in_torch():
+    """group_partitioner.test_with_shared_subgraphs"""
+
     def forward(self, x):
         shared = torch.relu(self.a(x))
         return self.c(self.b(shared) + torch.tanh(torch.sin(shared)))
@@ -464,7 +478,9 @@ def test_with_complex_dependency_cycles():
     assert len(partition_and_compare_with_torch(forward)) == 2
 
 
-def test_with_buffer_mutations():
+def test_written_buffers_partition_as_in_torch():
+    """group_partitioner.test_with_buffer_mutations"""
+
     def forward(self, x):
         self.counter.add_(1.0)
         return self.a(x + self.counter)
@@ -473,7 +489,9 @@ def test_with_buffer_mutations():
     partition_and_compare_with_torch(forward)
 
 
-def test_with_dynamic_shapes():
+def test_dynamic_shapes_partition_as_in_torch():
+    """group_partitioner.test_with_dynamic_shapes"""
+
     def forward(self, x):
         return self.b(torch.relu(torch.sin(self.a(x))).reshape(x.size(0), -1))
 
@@ -501,8 +519,11 @@ def test_with_custom_operator_support():
     assert len(partition_and_compare_with_torch(forward, taken)) == 2
 
 
-def test_with_fusion_patterns():
-    """Each activation is in the partition of the layer before it."""
+def test_activations_are_in_the_partition_of_their_layer():
+    """Each activation is in the partition of the layer before it.
+
+    group_partitioner.test_with_fusion_patterns
+    """
 
     def forward(self, x):
         normed = F.relu(F.batch_norm(self.a(x), torch.zeros(10), torch.ones(10)))
@@ -513,7 +534,9 @@ def test_with_fusion_patterns():
     assert one_part_has(parts, "linear_1", "tanh")
 
 
-def test_with_large_model():
+def test_ninety_calls_make_ten_partitions_as_in_torch():
+    """group_partitioner.test_with_large_model"""
+
     activations = (torch.relu, torch.tanh, torch.sin)
 
     def forward(self, x):

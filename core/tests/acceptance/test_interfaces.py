@@ -544,9 +544,11 @@ def test_several_programs_at_once():
         assert list(pool.map(blob, sources)) == [blob(s) for s in sources]
 
 
-def test_pytree_results():
+def test_lowered_module_returns_the_structure_of_the_program():
     """LoweredBackendModule: a structure that comes out of a program comes out of its
     lowered form.
+
+    interfaces.test_pytree_results
     """
     source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
     lowered = to_backend("CompilerBackend", source, [])

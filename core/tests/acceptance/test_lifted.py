@@ -60,7 +60,7 @@ def lower_whole(function, *inputs, specs=LIMIT, backend="CompilerBackend"):
     )
 
 
-def test_simple():
+def test_lowered_module_is_called_like_the_program():
     """lifted.test_simple: the lowered module is called as the program is; a delegate of
     a partitioner gives a list.
     """
@@ -73,7 +73,7 @@ def test_simple():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_backend_with_compiler(strict):
+def test_exported_caller_has_one_call_of_the_delegate(strict):
     """lifted.test_backend_with_compiler. The file's half: delegates[0] of the plan, its
     data index, instruction 0.
     """
@@ -98,7 +98,7 @@ def test_backend_with_compiler(strict):
     assert torch.equal(x, torch.ones(1))
 
 
-def test_lowered_add_mul():
+def test_lowered_module_takes_three_inputs():
     """lifted.test_lowered_add_mul: three inputs."""
     inputs = (ONES, TWOS, THREES)
     lowered = lower_whole(add_mul, *inputs)
@@ -212,12 +212,14 @@ class Patterns(nn.Module):
     ],
     ids=["multiple_patterns", "one_patterns"],
 )
-def test_partition_delegate_graph(pattern, left):
+def test_chosen_operators_are_kept_whole_and_delegated(pattern, left):
     """lifted.test_partition_delegate_graph_with_multiple_patterns and
     lifted.test_partition_delegate_graph_with_one_patterns
 
     The patterns are operators here, which a partitioner keeps whole. The file's half:
     its list of operators.
+
+    lifted.test_partition_delegate_graph
     """
     inputs = tuple(torch.ones(1, 32) for _ in range(3))
     source = torch.export.export(Patterns().eval(), inputs)
@@ -238,7 +240,7 @@ def test_partition_delegate_graph(pattern, left):
     assert_close(run_on_host(program, *inputs), expected)
 
 
-def test_add_mul_partitioner():
+def test_two_delegates_run_in_order():
     """lifted.test_add_mul_partitioner: two modules, in order, in the graph module and
     through the runtime.
     """
@@ -261,7 +263,7 @@ def test_add_mul_partitioner():
     assert_close(run_on_host(program, *inputs), function(None, *inputs))
 
 
-def test_partitioner_with_attributes():
+def test_each_delegate_owns_the_buffer_that_it_uses():
     """lifted.test_partitioner_with_attributes: each delegate has its buffer; the caller
     passes the inputs alone.
     """
@@ -291,7 +293,7 @@ def test_partitioner_with_attributes():
     assert_close(run_on_host(program, x, y), (x + 1) * y + 2)
 
 
-def test_bad_partitioner():
+def test_partitioner_that_changes_calls_is_refused():
     """lifted.test_bad_partitioner: an AssertionError there."""
 
     class BadPartitioner(Partitioner):
@@ -310,7 +312,7 @@ def test_bad_partitioner():
         edge.to_backend(BadPartitioner())
 
 
-def test_quantized_with_delegate():
+def test_quantized_layer_in_edge_form_equals_its_source():
     """lifted.test_quantized_with_delegate: a quantized linear layer in edge form;
     nothing is delegated.
     """
@@ -404,7 +406,7 @@ def test_partition_with_control_flow():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_partition_with_map():
+def test_delegates_are_outside_and_inside_of_map():
     """lifted.test_partition_with_map: mm at the top, add inside the body."""
 
     def function(s, xs, y):
@@ -486,9 +488,11 @@ def test_partition_with_nested_control_flow():
         ),
     ],
 )
-def test_structured_input(function, structure, strict):
+def test_lists_and_dictionaries_are_inputs_of_delegates(function, structure, strict):
     """lifted.test_list_input, lifted.test_dict_input: through a lowered module that is
     exported again, and run.
+
+    lifted.test_structured_input
     """
     a = torch.randn(2, 2)
     b = torch.randn(2, 2)
@@ -509,7 +513,7 @@ def test_delegate_info_full_delegate():
     assert lower_whole(sine, torch.ones(1)).meta["_delegate_info_meta"] == "test"
 
 
-def test_delegate_info_partitioner():
+def test_backend_information_reaches_the_lowered_module():
     """lifted.test_delegate_info_partitioner"""
     edge = to_edge(export(sine, torch.ones(1))).to_backend(
         partitioner_for_all(specs=LIMIT)

@@ -283,9 +283,11 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
         inner(x, 2 * x, z=1)
 
 
-def test_dynamic_sizes():
+def test_lowered_module_accepts_other_sizes_than_exported():
     """LoweredBackendModule: called at other sizes than it was exported with, here and
     in its runtime.
+
+    lowered_module.test_dynamic_sizes
     """
     model = backends.make_module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
     shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}

@@ -30,7 +30,7 @@ def build_mapping(*entries, generated=False):
     return returned, builder.get_delegate_mapping()
 
 
-def test_basic_generated_identifier(nodes):
+def test_generated_identifiers_count_from_zero(nodes):
     """map_builder.test_basic_generated_identifier"""
     entries = [
         {"nodes": nodes},
@@ -44,9 +44,11 @@ def test_basic_generated_identifier(nodes):
 
 
 @pytest.mark.parametrize("identifiers", [(22, 55), ("22", "55")])
-def test_basic_manual_identifier(nodes, identifiers):
+def test_nodes_and_handles_give_the_same_manual_map(nodes, identifiers):
     """map_builder.test_basic_manual_int_identifier,
     map_builder.test_basic_manual_string_identifier
+
+    map_builder.test_basic_manual_identifier
     """
     first, second = identifiers
     by_node = build_mapping(
@@ -106,7 +108,7 @@ def test_passing_both_nodes_and_handles(nodes):
     )
 
 
-def test_missing_handle_filtering():
+def test_missing_handles_are_dropped_but_not_all():
     """map_builder.test_missing_handle_filtering"""
     for entry in ({"handles": [None]}, {"nodes": [None]}, {"handles": []}):
         assert_entry_refused(
@@ -164,9 +166,11 @@ def test_backend_with_delegate_mapping():
     ]
 
 
-def test_defect_bare_exceptions(nodes):
+def test_every_mistake_raises_an_error_with_a_code(nodes):
     """DelegateMappingBuilder: every mistake is an error with a code, none a bare
     Exception.
+
+    map_builder.test_defect_bare_exceptions
     """
     builder = DelegateMappingBuilder()
     for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):

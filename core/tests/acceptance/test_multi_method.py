@@ -112,7 +112,7 @@ def blobs_of(program):
     return [m.processed_bytes.decode() for m in lowered_modules(program)]
 
 
-def test_single_method():
+def test_joint_backend_compiles_a_single_method():
     """multi_method.single_method"""
     lowered = lower_methods({"forward": sine}, {"forward": partitioner_for_all(*FIRST)})
     assert blobs_of(lowered["forward"]) == [
@@ -120,7 +120,7 @@ def test_single_method():
     ]
 
 
-def test_two_methods():
+def test_two_methods_are_compiled_in_one_call():
     """multi_method.two_methods"""
     lowered = lower_methods(
         {"a": sine, "b": cosine},
@@ -181,7 +181,7 @@ def test_two_methods_different_backends():
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
-def test_control_flow():
+def test_partitions_in_branches_join_the_one_call():
     """multi_method.control_flow: partitions in branches of two methods are in the one
     joint call of each backend.
     """
@@ -218,7 +218,7 @@ def test_control_flow():
             assert_close(made[method].module(check_guards=False)(x), function(None, x))
 
 
-def test_sequential_delegates():
+def test_second_delegate_uses_results_of_the_first():
     """multi_method.sequential_delegates: the second uses results of the first and of
     what stands between them.
     """
@@ -248,7 +248,7 @@ def test_sequential_delegates():
     assert_close(made.module(check_guards=False)(X), function(None, X))
 
 
-def test_constants():
+def test_shared_constant_is_one_tensor_with_one_name():
     """multi_method.constants: what a partition and the owner both use is one tensor and
     has one name in each.
     """
@@ -263,13 +263,13 @@ def test_constants():
     assert_close(made.module(check_guards=False)(X), X + 1)
 
 
-def test_not_found():
+def test_unknown_backend_is_refused_by_name():
     """multi_method.not_found"""
     with pytest.raises(NotImplementedError, match="'Invalid'"):
         lower_methods({"forward": sine}, {"forward": partitioner_for_all("Invalid")})
 
 
-def test_end_to_end():
+def test_equal_methods_both_run():
     """multi_method.end_to_end: both methods run. The file's half: one entry for two
     equal blobs.
     """

@@ -85,7 +85,7 @@ class Conditions(nn.Module):
 
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
-def test_nested(outer, inner):
+def test_second_backend_compiles_parts_of_nested_branches(outer, inner):
     """nested.test: the first takes the conditional with its branches, which the second
     then gets parts of.
     """
@@ -126,9 +126,11 @@ class ComposingBackend(BackendDetails):
         return backends.compiled(inside, cls)
 
 
-def test_composition_runs():
+def test_outer_runtime_loads_the_inner_blob():
     """nested.test: the runtime of the outer backend loads the inner one's blob; the
     outer's program stays as it was.
+
+    nested.test_composition_runs
     """
     a = torch.randn(2, 2)
     b = torch.randn(2, 2)

@@ -115,7 +115,9 @@ def find_placeholder(program, name):
 # --- rows -----------------------------------------------------------------------------
 
 
-def test_partitioner_with_spec():
+def test_settings_become_compile_specs_and_are_read_only():
+    """partitioner.test_partitioner_with_spec"""
+
     partitioner = Tagged(tag_everything, spec={"path": b"/a/b/c/d"})
     edge = to_edge(
         export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))
@@ -199,7 +201,9 @@ def test_partitioner_not_tag_data():
     assert arguments == 5, "the delegate, x, const1, const2, const3"
 
 
-def test_partitioner_tag_data():
+def test_tagged_constants_move_into_the_delegate():
+    """partitioner.test_partitioner_tag_data"""
+
     program, arguments, child = lower_with_constant(tag_placeholders(*CONST))
     assert count_tensors(program) == (0, 0)
     assert count_tensors(child) == (2, 1)
@@ -320,7 +324,9 @@ def accumulates(s, x):
     return x + s.b
 
 
-def test_buffer_mutation1():
+def test_delegate_keeps_the_buffer_that_it_writes():
+    """partitioner.test_buffer_mutation1"""
+
     x = torch.ones(3, 3)
     edge = to_edge(export(accumulates, x, b=torch.ones(3, 3)))
     program, arguments = lower_with_kept_buffer(
@@ -349,8 +355,11 @@ def test_buffer_mutation_llama_repro():
     )
 
 
-def test_buffer_mutation_unsupported():
-    """An AssertionError there: a written value that is also returned. It is both here."""
+def test_written_buffer_may_also_be_returned():
+    """An AssertionError there: a written value that is also returned. It is both here.
+
+    partitioner.test_buffer_mutation_unsupported
+    """
     x = torch.randn(2, 3)
     edge = to_edge(export(lambda s, x: s.state.add_(x), x, state=torch.zeros(2, 3)))
     program, arguments = lower_with_kept_buffer(
@@ -363,7 +372,7 @@ def test_buffer_mutation_unsupported():
 # --- feature table --------------------------------------------------------------------
 
 
-def test_partitioner_interface():
+def test_partitioner_is_abstract_and_called_like_a_function():
     """Row ``Partitioner``: abstract, called like a function, without settings unless it
     is given some.
     """
@@ -380,7 +389,7 @@ def test_partitioner_interface():
         Unfinished()
 
 
-def test_partition_result():
+def test_partition_result_needs_tags_and_the_given_program():
     """Row ``PartitionResult``: it needs ``partition_tags``; another program than the
     one that was given is refused.
     """
@@ -404,7 +413,7 @@ def test_partition_result():
             to_backend(export(lambda s, x: x + 1, torch.ones(2)), Returning(made))
 
 
-def test_delegation_spec():
+def test_delegation_spec_keeps_compile_specs_in_order():
     """Row ``DelegationSpec``: backend id and compile specs, in order, duplicates kept."""
     twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
     spec = DelegationSpec(BACKEND, twice)
@@ -462,7 +471,7 @@ def test_ops_to_not_decompose():
     assert aten.linear.default not in call_targets(program)
 
 
-def test_no_copy():
+def test_unsharable_constant_is_refused_only_where_shared():
     """Row ``no_copy``: a constant that may not be shared is an error only where it is
     shared.
     """
@@ -475,7 +484,7 @@ def test_no_copy():
     )
 
 
-def test_tag_constant_data():
+def test_constants_get_the_tags_of_their_users():
     """Row ``tag_constant_data``: what no delegated call uses stays untagged; the rest
     gets the tags of its users.
     """
@@ -490,7 +499,7 @@ def test_tag_constant_data():
     assert "delegation_tag" not in find_placeholder(program, "b_host").meta
 
 
-def test_tag_mutated_buffer():
+def test_written_buffers_are_tagged_with_all_their_uses():
     """Row ``tag_mutated_buffer``: only written buffers, only where the partition has
     all readers and the last write.
     """
@@ -523,7 +532,7 @@ def test_tag_mutated_buffer():
     assert tag_of_buffer(reads_first, "add_1") is None, "mul reads it"
 
 
-def test_validation_switch():
+def test_validation_cannot_be_turned_off():
     """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so
     nothing turns it off.
     """
@@ -573,7 +582,7 @@ def export_model():
         else type(value).__name__
     ),
 )
-def test_operator_support(check, kept):
+def test_additional_checks_keep_calls_on_the_host(check, kept):
     """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule;
     exact or by part of the name.
     """
@@ -602,7 +611,7 @@ def test_additional_checks_of_an_installed_backend():
     assert lowered.verify(x).relative_error < 1e-6
 
 
-def test_why_no_partition(caplog):
+def test_each_refusal_is_reported_once_and_not_logged(caplog):
     """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node,
     with its line; none in a log.
     """
@@ -924,8 +933,11 @@ class Chain(nn.Module):
         return x
 
 
-def test_defect_quadratic_time():
-    """There, partitions of a chain with every tenth call refused take n^2.8 steps."""
+def test_partitioning_a_chain_takes_linear_time():
+    """There, partitions of a chain with every tenth call refused take n^2.8 steps.
+
+    partitioner.test_defect_quadratic_time
+    """
     partitioner = CapabilityPartitioner(
         lambda n: None if n.target is aten.sin.default else "sin only", BACKEND
     )

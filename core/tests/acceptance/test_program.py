@@ -254,7 +254,7 @@ def test_to_edge_with_preserved_ops(make, kept, found):
     assert {op: call_targets(program).count(op) for op in found} == found
 
 
-def test_no_getattr():
+def test_number_in_an_operation_is_no_constant():
     """program.test_no_getattr: a number in an operation is no constant of the program."""
     program = to_edge(export(lambda s, x: x * 3.14, torch.ones(1))).exported_program()
     assert [node.op for node in program.graph.nodes] == [
@@ -265,7 +265,7 @@ def test_no_getattr():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_while():
+def test_edge_program_may_have_a_loop():
     """program.test_while: an edge program may loop. The file's half: loops are refused
     there, with an InternalError.
     """
@@ -342,7 +342,7 @@ def test_data_dependent():
         )
 
 
-def test_issue_3659():
+def test_product_of_dynamic_shapes_is_valid():
     """program.test_issue_3659: a product of dynamic shapes is valid in edge form."""
     rows = torch.export.Dim("rows", min=2, max=100)
     columns = torch.export.Dim("columns", min=2, max=100)
@@ -409,7 +409,7 @@ def test_edge_manager_basic_api():
     assert_close(run_method(edge, "foo", torch.ones(1)), 2 * torch.ones(1))
 
 
-def test_edge_manager_dialect():
+def test_every_call_has_a_type_and_a_handle():
     """program.test_edge_manager_dialect: there is one dialect here; every call has a
     type and a debug handle.
     """
@@ -422,7 +422,7 @@ def test_edge_manager_dialect():
     )
 
 
-def test_edge_manager_transform():
+def test_transform_changes_all_methods_of_a_copy():
     """program.test_edge_manager_transform: all methods; the original manager is
     unchanged.
     """
@@ -436,7 +436,7 @@ def test_edge_manager_transform():
     assert_close(run_method(edge, "forward", x, y), x * y + x)
 
 
-def test_transform_dict_api():
+def test_transform_takes_passes_for_each_method():
     """program.test_transform_dict_api: by method; a single pass will do."""
     x = torch.full((1,), 2.0)
     y = torch.full((1,), 3.0)

@@ -117,7 +117,7 @@ def completions_of(site, tmp_path):
         ("completion ", ["bash", "fish", "zsh"]),
     ],
 )
-def test_offers(completions_of, typed, offered):
+def test_completion_offers_what_fits_the_line(completions_of, typed, offered):
     assert completions_of(typed) == offered
 
 

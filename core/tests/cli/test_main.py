@@ -138,7 +138,7 @@ def test_the_backend_follows_from_the_output(model, tmp_path, capsys):
     )
 
 
-def test_an_exported_program(tmp_path, echo, capsys):
+def test_lower_takes_an_exported_program(tmp_path, echo, capsys):
     program = torch.export.export(torch.nn.ReLU().eval(), (torch.randn(4),))
     torch.export.save(program, tmp_path / "net.pt2")
     code, out, _ = run_command(
@@ -523,7 +523,7 @@ def test_a_plugin_that_ends_the_process_is_a_row(site):
     assert re.search(r"^npu +ok ", completed.stdout, re.MULTILINE)
 
 
-def test_version_and_help(capsys):
+def test_version_and_help_are_printed(capsys):
     assert run_command(capsys, "--version")[:2] == (
         0,
         f"delegraph {delegraph.__version__}\n",

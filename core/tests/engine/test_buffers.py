@@ -201,7 +201,7 @@ def test_kept_by_the_parent(name, registry):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_left_outside(name, registry):
+def test_untagged_buffers_stay_outside_of_the_delegate(name, registry):
     """The writes stay on the host; the rest is delegated."""
     lower_and_check(
         CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"),

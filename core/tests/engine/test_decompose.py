@@ -581,7 +581,7 @@ def test_attention_with_dropout_stays_whole(registry):
     ]
 
 
-def test_symbolic_sizes(registry):
+def test_decomposition_keeps_symbolic_sizes(registry):
     x = torch.randn(2, 4, 8)
     batch = torch.export.Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}}

@@ -300,7 +300,7 @@ def test_one_that_names_nothing_gives_all_of_its_call_back():
     assert_equals_eager(program, torch.ones(3, 2))
 
 
-def test_by_threads():
+def test_refused_partitions_are_divided_in_threads_too():
     x = torch.randn(2, 4)
     first = make_backend(
         "FirstBackend", lambda names: "full" if "sin" in names else None, safe=True

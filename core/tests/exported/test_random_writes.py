@@ -15,7 +15,7 @@ from programs.tests.support import aliasing_programs
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(10, 400, 10))]
 )
-def test_random_aliasing_programs(first):
+def test_random_aliasing_programs_equal_eager(first):
     """400 programs equal eager, results and state, over three calls; hardly any is
     retraced.
 

@@ -217,7 +217,7 @@ def higher_order(module: GraphModule, name: str) -> Node:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mine", [MINE, PRODUCTS, ()], ids=["most", "products", "none"])
-def test_equal_to_eager(name, mine, registry):
+def test_programs_with_subgraphs_equal_eager(name, mine, registry):
     make, cases = MODELS[name]
     model = make().eval()
     lowered = delegraph.lower(

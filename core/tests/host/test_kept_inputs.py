@@ -70,7 +70,7 @@ def test_the_first_call_names_the_runtime(run, thread_safe):
 
 @pytest.mark.parametrize("per_operator", [True, False])
 @pytest.mark.parametrize("run", [relu_in_place_by_torch, relu_in_place_by_numpy])
-def test_verify_names_it(run, per_operator):
+def test_verify_names_delegates_that_write_inputs(run, per_operator):
     with pytest.raises(ContractViolation, match="wrote to its input 0"):
         lower_relu_to(run).verify(
             torch.tensor([-1.0, 0.0, 2.0]), per_operator=per_operator

@@ -8,7 +8,7 @@ import torch
 from delegraph.host.verify import Verification
 
 
-def test_figures():
+def test_verification_gives_errors_of_each_output():
     found = Verification.of(
         (torch.tensor([1.0, 2.0]), torch.tensor([3])),
         (torch.tensor([1.0, 4.0]), torch.tensor([3])),

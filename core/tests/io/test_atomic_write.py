@@ -28,7 +28,7 @@ class Blob:
         file.write(b"cd")
 
 
-def test_write_whole(tmp_path):
+def test_write_whole_replaces_the_file(tmp_path):
     write_whole(tmp_path / "a", b"old")
     write_whole(tmp_path / "a", Blob(fails=False))
     assert (tmp_path / "a").read_bytes() == b"abcd"
@@ -49,7 +49,7 @@ def test_failed_writes_keep_the_old_file_only(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_unwritable_paths(tmp_path):
+def test_unwritable_paths_raise_an_error(tmp_path):
     with pytest.raises(WriteError, match="cannot write .*: No such file"):
         write_whole(tmp_path / "missing" / "a", b"x")
     with pytest.raises(WriteError, match="Is a directory|directory"):

@@ -46,7 +46,7 @@ def fewest(calls, accepted):
 
 @given(graphs())
 @settings(max_examples=120, deadline=None)
-def test_random_graphs(case):
+def test_random_graphs_get_the_fewest_acyclic_parts(case):
     calls, accepted = case
     parts = partition(calls, accepted)
     assert {n for part in parts for n in part} == accepted
@@ -60,7 +60,7 @@ def test_random_graphs(case):
 
 @given(graphs(), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_options(case, largest):
+def test_connected_and_limited_parts_stay_acyclic(case, largest):
     calls, accepted = case
     assert is_acyclic(calls, partition(calls, accepted, connected_components))
     small = partition(

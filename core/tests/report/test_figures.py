@@ -154,7 +154,7 @@ def test_a_target_is_shown_where_there_are_several():
     assert {row["target"] for row in one.to_json()["delegates"]} == {"npu-1"}
 
 
-def test_branches_and_copies():
+def test_figures_of_branches_add_up():
     class Branches(nn.Module):
         def forward(self, x):
             return torch.cond(

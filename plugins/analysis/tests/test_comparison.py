@@ -160,7 +160,7 @@ def test_failed_runs_end_their_row_and_keep_inputs(capsys):
     assert "load" in rows
 
 
-def test_text(compared_backends):
+def test_comparison_is_printed_as_a_table(compared_backends):
     _, compared = compared_backends
     lines = str(compared).splitlines()
     assert lines[1].startswith("echobackend")
@@ -217,7 +217,7 @@ def test_all_usable_backends_are_compared_by_default(compared_backends):
     "backends, error",
     [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)],
 )
-def test_wrong_backends(compared_backends, backends, error):
+def test_wrong_backends_are_refused(compared_backends, backends, error):
     with pytest.raises(error):
         delegraph.compare(
             Net().eval(),

@@ -41,7 +41,7 @@ def reason_for(function, *inputs, **more):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values(name):
+def test_compiled_programs_compute_as_eager(name):
     function, *inputs = CASES[name]
     lowered = lower(function, *inputs)
     assert lowered.delegates
@@ -395,7 +395,7 @@ def model(tmp_path):
     return str(path)
 
 
-def test_the_command(model, capsys):
+def test_lower_command_verifies_the_model(model, capsys):
     assert (
         cli.main(["lower", model, "--backend", "compiler-demo", "--verify", "--json"])
         == 0

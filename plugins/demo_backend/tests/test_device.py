@@ -47,7 +47,7 @@ def expect_equal(got, wanted):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values(name, tmp_path):
+def test_delegates_compute_as_eager_on_the_device(name, tmp_path):
     function, *inputs = CASES[name]
     lowered = lower(function, *inputs)
     assert lowered.delegates

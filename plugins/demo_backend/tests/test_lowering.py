@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_from_tan,3,div_decomp_from_tan,4,"
 
 
-def test_a_whole_program():
+def test_whole_program_has_the_expected_blob_and_handles():
     program = torch.export.export(
         *BackendWithDelegateMappingDemo.get_test_model_and_inputs()
     )

@@ -280,7 +280,7 @@ def test_a_number_that_varies():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference_modes(mode):
+def test_compiled_model_runs_in_inference_modes(mode):
     model = Classifier()  # made with gradients, in training mode
     called, _ = compile_and_list_graphs(model)
     with mode():

@@ -32,7 +32,7 @@ LETTERS = {
 
 
 @pytest.mark.parametrize("kind", EXTREMES)
-def test_numbers(kind: str) -> None:
+def test_extreme_numbers_are_read_as_written(kind: str) -> None:
     for number in EXTREMES[kind]:
         builder = Builder()
         fields = [
@@ -92,7 +92,7 @@ def test_equal_content_is_written_once() -> None:
     assert builder.vector("int64", [1, 2]) not in lists
 
 
-def test_strings() -> None:
+def test_strings_are_read_as_written() -> None:
     builder = Builder()
     made = builder.strings(["", "\u6f22\u00e9", "\ud800", "a" * 3000])
     table = root(

@@ -79,7 +79,7 @@ def _lower(
 @pytest.mark.parametrize(
     "backends", [[], ["compiler-demo"], ["tosa", "compiler-demo"]], ids=str
 )
-def test_saved_and_loaded(
+def test_loaded_file_computes_as_the_lowered_program(
     registry: delegraph.Registry, tmp_path: Path, backends: list[str]
 ) -> None:
     lowered = _lower(registry, backends)
@@ -92,7 +92,9 @@ def test_saved_and_loaded(
     assert_equal(list(actual.values()), list(expected.values()))
 
 
-def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_inspection_shows_the_content_of_a_file(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     path = tmp_path / "net.pte"
     _lower(registry, ["compiler-demo"]).save(path)
     facts = PteFormat.inspect(path)
@@ -309,7 +311,7 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
         ({"kernels": "missing.json"}, "missing.json cannot be read"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_leave_the_old_file(
     registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     path = tmp_path / "net.pte"

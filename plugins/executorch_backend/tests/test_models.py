@@ -51,7 +51,9 @@ def test_in_the_stock_runtime_with_delegates_in_between(name: str) -> None:
     "backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"]
 )
 @pytest.mark.parametrize("name", _parameters(FEW))
-def test_in_torch(name: str, backends: list[str]) -> None:
+def test_models_compute_as_eager_when_torch_runs_the_file(
+    name: str, backends: list[str]
+) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
     emitted = emit(lower(module, calls[0], shapes, backends=backends))

@@ -63,7 +63,9 @@ def saved(request: Any, tmp_path: Path) -> tuple[torch.nn.Module, Path]:
     return net, tmp_path / "net.pte"
 
 
-def test_the_deserializer(saved: tuple[torch.nn.Module, Path]) -> None:
+def test_deserializer_of_executorch_reads_our_files(
+    saved: tuple[torch.nn.Module, Path],
+) -> None:
     from executorch.exir._serialize._program import deserialize_pte_binary
     from executorch.exir.print_program import pretty_print
 
@@ -107,7 +109,9 @@ def test_the_deserializer_of_data_files(tmp_path: Path) -> None:
     assert torch.equal(stored.view(4, 4), net.linear.weight)
 
 
-def test_bundled_programs(saved: tuple[torch.nn.Module, Path], tmp_path: Path) -> None:
+def test_executorch_verifies_our_file_in_a_bundle(
+    saved: tuple[torch.nn.Module, Path], tmp_path: Path
+) -> None:
     """A file bundled with a test case, verified by ExecuTorch's runtime."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import (
@@ -139,7 +143,7 @@ def test_bundled_programs(saved: tuple[torch.nn.Module, Path], tmp_path: Path) -
     ).verify_result_with_bundled_expected_output("forward", 0)
 
 
-def test_pte_tool(tmp_path: Path) -> None:
+def test_diff_pte_shows_only_the_changed_weight(tmp_path: Path) -> None:
     """What tells two files apart is the weight that differs, and nothing else."""
     pytest.importorskip("executorch")
     from executorch.devtools.pte_tool.diff_pte import diff_pte, format_diff_result

@@ -60,7 +60,7 @@ Y = torch.randn(3)
 PROGRAM = export(lambda x, y: (x.exp() + y, x), X, Y)
 
 
-def test_the_file():
+def test_blob_is_a_graph_that_computes_as_eager():
     result = preprocess(PROGRAM)
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
@@ -159,7 +159,7 @@ def test_partitions_keep_the_names_of_inputs_and_outputs():
         ),
     ],
 )
-def test_wrong_compile_specs(specs, text):
+def test_wrong_compile_specs_are_refused(specs, text):
     with pytest.raises(OptionError) as caught:
         preprocess(PROGRAM, **specs)
     assert text in caught.value.message
@@ -176,7 +176,7 @@ def test_missing_and_repeated_compile_specs():
         TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"\xff")])
 
 
-def test_filter():
+def test_filter_keeps_compile_specs_of_tosa():
     given = [
         CompileSpec("tosa_spec", b"TOSA-1.0+FP"),
         CompileSpec("chip", b"u85"),
@@ -193,7 +193,7 @@ def test_filter():
     ]
 
 
-def test_input_order():
+def test_input_order_reorders_the_inputs_of_the_graph():
     graph = read(preprocess(PROGRAM, input_order="1,0").processed_bytes.join())
     assert [value.name for value in graph.inputs] == ["args_1", "args_0"]
     lowered = delegraph.lower(
@@ -230,7 +230,7 @@ def test_shared_weights_are_written_once():
     assert len(blob) < 1.5 * 64 * 64 * 4
 
 
-def test_debug_files(tmp_path):
+def test_debug_path_receives_each_compiled_file(tmp_path):
     folder = tmp_path / "new" / "debug"
     blob = preprocess(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
     (file,) = folder.iterdir()
@@ -263,7 +263,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         preprocess(PROGRAM, debug_artifact_path=str(tmp_path / "file"))
 
 
-def test_debug_handles():
+def test_blob_maps_operators_to_debug_handles():
     program = export(lambda x, y: torch.maximum(F.relu(x * 2), y), X, Y)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     for handle, node in enumerate(calls, start=7):

@@ -40,7 +40,7 @@ def path(tmp_path):
     return file
 
 
-def test_statistics(path):
+def test_inspection_counts_operators_and_constants(path):
     found = TosaFormat.inspect(path)
     assert found.operators == {"ADD": 1, "CAST": 1}
     assert found.constants == 1
@@ -62,7 +62,7 @@ def test_shortened_texts_mark_omissions(path):
     assert "const ..." in text
 
 
-def test_running(path):
+def test_running_a_file_returns_named_results(path):
     x = np.ones((2, 32), np.float32)
     (name, total), (_, wide) = TosaFormat.run(path, [x])
     assert name == "sum"

@@ -32,7 +32,7 @@ def lower_to_one_delegate(*args, **options):
 VOTES = torch.tensor([3, 1, 4, 1, 5])
 
 
-def test_int64():
+def test_hints_for_int64_name_range_or_dtype():
     lowered = lower(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES)
     (cause,) = lowered.report.causes
     assert cause.count == 5
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         return self.layer(x).mean(1)
 
 
-def test_dynamic_sizes():
+def test_hint_for_dynamic_sizes_is_a_static_export():
     ids = torch.randint(0, 50, (2, 6))
     mask = torch.ones(2, 6)
     batch = Dim("batch", min=2, max=8)
@@ -131,7 +131,7 @@ def test_data_dependent_sizes_have_a_hint():
     ],
     ids=["given", "made"],
 )
-def test_element_types(function, changed, dtype, hint):
+def test_hints_for_float64_name_the_changed_call(function, changed, dtype, hint):
     (cause,) = lower(function, torch.ones(3, dtype=dtype)).report.causes
     assert cause.reason.endswith("TOSA has no torch.float64")
     assert hint in cause.hint
@@ -180,7 +180,7 @@ class Constants(nn.Module):
         )
 
 
-def test_constants():
+def test_large_constants_get_the_hint_to_be_buffers():
     x = torch.randn(1, 6, 8)
     lowered = delegraph.lower(Constants(100).eval(), (x,), backends=["tosa"])
     assert len(lowered.delegates) == 1, lowered.report
@@ -195,7 +195,7 @@ def test_constants():
     ], large
 
 
-def test_another_target():
+def test_hint_for_integer_targets_is_to_quantize():
     lowered = lower(
         lambda x: (x * 2).exp().sum(),
         torch.ones(3),

@@ -311,7 +311,7 @@ def test_folded_and_computed_calls_are_checked_separately():
     ]
 
 
-def test_options():
+def test_options_become_compile_specs():
     specs = TOSAPartitioner(
         "tosa-1.0+fp", "folder", "1,0"
     ).delegation_spec.compile_specs

@@ -71,11 +71,11 @@ def assert_close(mine, eager):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_equals_eager(seed):
+def test_random_programs_equal_eager(seed):
     assert_random_program_equals_eager(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30, 1000))
-def test_many_equal_eager(seed):
+def test_many_random_programs_equal_eager(seed):
     assert_random_program_equals_eager(seed)

@@ -54,7 +54,7 @@ def layer():
     return delegate, weight, bias
 
 
-def test_equals_torch(layer):
+def test_convolution_in_the_runtime_equals_torch(layer):
     delegate, weight, bias = layer
     x = torch.randn(1, 6, 7, 2)
     result, turned = delegate(x)
@@ -103,7 +103,7 @@ def test_inputs_of_any_strides_and_with_gradients(layer):
         ((3.5,), r"input 0 must be a tensor on the CPU; 3\.5 was given"),
     ],
 )
-def test_wrong_inputs(layer, arguments, message):
+def test_wrong_inputs_are_refused(layer, arguments, message):
     with pytest.raises(InputError, match=message) as caught:
         layer[0](*arguments)
     assert caught.value.code == "input-invalid"
@@ -209,7 +209,7 @@ def test_threads_share_a_delegate(layer):
         assert all(torch.equal(a, b) for a, b in zip(results, delegate(x), strict=True))
 
 
-def test_damaged_blob():
+def test_damaged_blobs_are_refused():
     with pytest.raises(FormatError):
         TOSARuntime.load(b"not a tosa file", [], {})
 

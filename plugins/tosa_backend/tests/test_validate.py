@@ -223,7 +223,7 @@ def test_operands_before_uses():
     )
 
 
-def test_inputs():
+def test_wrong_inputs_of_graphs_are_violations():
     x = value(2)
     constant = literal([1.0], F32, np.float32)
     shape = value(2, dtype=DType.SHAPE)
@@ -282,14 +282,14 @@ def test_operands_that_must_be_constant():
         (ops.CONCAT((), axis=0), "at least one tensor"),
     ],
 )
-def test_malformed_operators(operator, words):
+def test_malformed_operators_are_violations(operator, words):
     operator.outputs = (value(2, 3),)
     text = problems_of(Graph(operator.inputs, operator.outputs, [operator]))[0]
     assert re.search(words, text)
 
 
 @pytest.mark.parametrize("version", [(1, 0), (1, 1)])
-def test_operators_without_results(version):
+def test_operators_without_results_are_violations(version):
     for sample in samples(version=version):
         operator = parse(render(sample.graph)).operators[0]
         inferred = operator.outputs
@@ -303,7 +303,7 @@ def test_operators_without_results(version):
         assert rules & {"result-type", "result-count"} or not inferred, sample.label
 
 
-def test_unknown_operators():
+def test_unknown_operators_are_violations():
     class SOFTMAX(Operator):
         input: Value
 
@@ -343,7 +343,7 @@ def nested_graph(depth: int) -> Graph:
     return graph
 
 
-def test_nesting():
+def test_control_flow_nested_too_deep_is_a_violation():
     spec = TosaSpec.parse("TOSA-1.0+FP+cf")
     assert problems_of(nested_graph(5), spec) == []
     assert problems_of(nested_graph(6), spec) == [

@@ -122,7 +122,7 @@ def test_a_sample_of_the_corpus():
 
 
 @pytest.mark.slow
-def test_the_whole_corpus():
+def test_validation_agrees_with_the_tools_on_the_corpus():
     accepted, refused, wrong = disagreements(CORPUS)
     assert accepted >= 300
     assert refused >= 300

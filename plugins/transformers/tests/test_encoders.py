@@ -180,7 +180,7 @@ def greedy_tokens(model, given, prompt, count=COUNT):
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("bart", "smolvlm")),
     ],
 )
-def test_tokens(name, tmp_path):
+def test_lowered_models_generate_the_tokens_of_eager(name, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model, given, prompt = build(name)

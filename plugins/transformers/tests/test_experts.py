@@ -57,7 +57,7 @@ ROUTINGS = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_routing(block, name):
+def test_experts_compute_as_eager_for_each_routing(block, name):
     model, lowered = block
     assert len(lowered.delegates) == 1
     tokens = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -473,7 +473,7 @@ def test_quantized_weights_work_with_kept_caches(weights, backend, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral", "Mamba2"]
 )
-def test_families(kind, backend, weights, tmp_path):
+def test_each_family_generates_the_tokens_of_eager(kind, backend, weights, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     more = {

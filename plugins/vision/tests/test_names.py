@@ -167,7 +167,7 @@ def test_missing_libraries_are_named_with_an_install_command():
 @pytest.mark.parametrize(
     "text", ["timm:efficientnet_b0", "torchvision:mobilenet_v3_small"]
 )
-def test_a_real_model(text):
+def test_real_models_are_delegated_whole(text):
     pytest.importorskip(text.partition(":")[0])
     model, inputs = forward_program_and_inputs(text)
     lowered = delegraph.lower(model, inputs, backends=["tosa"])

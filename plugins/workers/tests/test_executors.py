@@ -355,7 +355,9 @@ def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_submitit(registry, folder, monkeypatch, tmp_path):
+def test_submitit_compiles_as_this_process_does(
+    registry, folder, monkeypatch, tmp_path
+):
     """Its jobs are no futures of concurrent.futures, and have ``result()`` all the
     same.
     """

@@ -155,7 +155,7 @@ def test_a_registered_backend_is_refused(registry):
         ({"memory_limit": "1G"}, "memory_limit is a finite number above 0, not '1G'"),
     ],
 )
-def test_wrong_choices(choices, text, registry):
+def test_wrong_options_of_isolation_are_refused(choices, text, registry):
     with pytest.raises(OptionError, match=text):
         lower_steps(["sin"], registry, **choices)
 

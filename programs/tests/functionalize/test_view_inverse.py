@@ -117,7 +117,7 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sample(kind):
+def test_sample_of_views_and_writes_equals_eager(kind):
     """Every view, with writes in turn."""
     assert {view for view, _ in SAMPLE} >= {
         view for view in VIEWS if view not in RETRACED
@@ -143,7 +143,7 @@ def test_writes_through_views_use_their_inverse(view):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_cell(view, kind):
+def test_every_view_and_write_equals_eager(view, kind):
     assert_cells_equal_eager([cell for cell in CELLS if cell[0] == view], kind)
 
 

@@ -327,7 +327,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_local(name):
+def test_writes_to_local_tensors_become_functional(name):
     normal, notes = normalize_and_compare(
         LOCAL[name], torch.randn(SHAPES.get(name, (3, 4)))
     )
@@ -677,7 +677,7 @@ def test_symbolic_integers_and_floats_promote_differently():
 @pytest.mark.parametrize(
     "name", ["write_through_view", "pieces", "reshape_that_copies", "written_twice"]
 )
-def test_loaded_from_disk(name, tmp_path):
+def test_loaded_programs_with_writes_become_functional(name, tmp_path):
     """A saved program has lost its storages; schemas and calls under fake tensors still
     tell what aliases.
     """

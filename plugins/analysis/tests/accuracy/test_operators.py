@@ -250,7 +250,7 @@ class Chain(torch.nn.Module):
         return x.sin().relu().cos().tanh().exp()
 
 
-def test_same_bits():
+def test_is_same_compares_types_shapes_and_bits():
     zero = torch.zeros(2, 2)
     nan = torch.full((), torch.nan)
     assert is_same(zero, zero.clone().T)

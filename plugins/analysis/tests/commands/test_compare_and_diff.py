@@ -43,7 +43,7 @@ def test_unknown_report_suffixes_are_refused_before_lowering(
     assert not report.exists()
 
 
-def test_compare(model, tmp_path, capsys):
+def test_compare_shows_candidates_and_refuses_unknown_backends(model, tmp_path, capsys):
     code, found = run_for_json(
         capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.txt"
     )
@@ -64,7 +64,7 @@ def test_compare(model, tmp_path, capsys):
     )
 
 
-def test_diff(model, tmp_path, capsys):
+def test_diff_shows_changed_rows_of_two_reports(model, tmp_path, capsys):
     reports = []
     for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
         reports.append(tmp_path / f"{k}.json")

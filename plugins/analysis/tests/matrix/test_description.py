@@ -33,7 +33,7 @@ def by_key(listed):
     return {cell.key: cell for cell in listed}
 
 
-def test_a_file(read_changed_matrix):
+def test_file_describes_models_targets_and_settings(read_changed_matrix):
     found = read_changed_matrix()
     assert [m.name for m in found.models] == ["small", "inverse 3x3"]
     assert [t.name for t in found.targets] == [
@@ -201,7 +201,7 @@ def test_options_are_checked_before_any_cell(option, said, folder):
         cells.cells_of(description.read_matrix(folder / "m.toml"))
 
 
-def test_globs(folder):
+def test_globs_expand_to_existing_files(folder):
     assert description.expand("*.py", folder) == ["zoo.py"]
     assert description.expand("none.py", folder) == ["none.py"], (
         "which is said to be missing later, by its name"

@@ -63,7 +63,7 @@ def test_a_vendors_nightly_run(folder):
 
 
 @pytest.mark.slow
-def test_a_researchers_comparison(folder):
+def test_example_script_compares_targets_of_a_matrix(folder):
     (folder / "m.toml").write_text(TOML)
     completed = run_in_folder(
         folder, sys.executable, EXAMPLES / "matrix_comparison.py", "store", "m.toml"

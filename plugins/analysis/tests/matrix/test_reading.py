@@ -306,7 +306,7 @@ def test_rows_come_and_go(rows):
     }
 
 
-def test_junit_of_changes(rows):
+def test_junit_names_the_failed_cell(rows):
     found, after = changes_after(rows, make_fail)
     root = ElementTree.fromstring(changes.junit(after, found, changes.ALWAYS))
     failing = [

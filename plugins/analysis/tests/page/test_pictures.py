@@ -312,7 +312,7 @@ def test_only_results_of_verify_are_accepted_as_figures():
         report.to_html({"forward": verification_of(report).operators})
 
 
-def test_signal_to_noise():
+def test_signal_to_noise_is_in_decibels():
     x = torch.tensor([3.0, 4.0])
     assert Verification.of(x + torch.tensor([0.3, 0.4]), x).outputs[
         0

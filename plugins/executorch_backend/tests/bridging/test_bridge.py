@@ -123,7 +123,7 @@ def test_refused_operators_stay_with_their_source_line(tmp_path: Any) -> None:
     check_both_runtimes(lowered, module, [(x,)], tmp_path / "m.pte")
 
 
-def test_sizes_that_vary(tmp_path: Any) -> None:
+def test_xnnpack_delegates_need_bounded_sizes(tmp_path: Any) -> None:
     torch.manual_seed(0)
     module = Split().eval()
     calls = [(torch.randn(n, 8),) for n in (3, 1, 16)]
@@ -161,7 +161,7 @@ def test_data_dependent_sizes_elsewhere_are_accepted(tmp_path: Any) -> None:
     check_both_runtimes(lowered, module, [(x,)], tmp_path / "m.pte")
 
 
-def test_branches(tmp_path: Any) -> None:
+def test_each_branch_has_an_xnnpack_delegate(tmp_path: Any) -> None:
     torch.manual_seed(0)
     module = Branch().eval()
     calls = [(torch.randn(2, 8),) for _ in range(4)]
@@ -393,7 +393,7 @@ class Scalars(nn.Module):
         return self.scale * x + torch.full_like(x, 2.0)
 
 
-def test_constants_without_dimensions(tmp_path: Any) -> None:
+def test_constants_without_dimensions_are_delegated(tmp_path: Any) -> None:
     module = Scalars().eval()
     call = (torch.tensor(2.0),)
     lowered = lower(module, call, backends=["xnnpack"])

@@ -65,7 +65,7 @@ def test_the_stock_runtime_loads_saved_files(saved):
         ("executorch " + "9" * 5000, None),
     ],
 )
-def test_the_versions_decide(fingerprint, verdict):
+def test_versions_decide_whether_a_blob_is_compatible(fingerprint, verdict):
     pytest.importorskip("executorch")
     answer = answer_of_runtime(fingerprint)
     assert (answer and answer.verdict) == verdict

@@ -257,7 +257,9 @@ def tag_around(program: Any, tag: str) -> None:
         "around what it leaves",
     ],
 )
-def test_strange_partitioners(tag: Any, kind: type[DelegraphError], text: str) -> None:
+def test_wrong_tags_of_partitioners_are_refused(
+    tag: Any, kind: type[DelegraphError], text: str
+) -> None:
     with (
         bridge(backend_compiling_with(raise_no_luck), tag),
         pytest.raises(kind, match=text),
@@ -298,7 +300,7 @@ def test_a_partitioner_that_wants_nothing() -> None:
     ],
     ids=["raises", "nothing", "a number", "text"],
 )
-def test_strange_backends(
+def test_wrong_results_of_backends_are_refused(
     preprocess: Any, kind: type[DelegraphError], text: str
 ) -> None:
     with (

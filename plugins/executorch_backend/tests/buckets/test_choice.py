@@ -158,7 +158,7 @@ class Shapes(nn.Module):
         return image.mT, image[..., ::2]
 
 
-def test_axes_of_results(registry):
+def test_axes_of_results_follow_axes_of_inputs(registry):
     """An axis follows the input's axis that has its sizes in all buckets; what is not
     clear is refused, not guessed.
     """
@@ -221,7 +221,7 @@ def test_models_that_write_state_are_refused(registry, model, written):
         lower_to_buckets(registry, model, tensors_of_sizes(2, 8))
 
 
-def test_wrong_buckets(registry):
+def test_wrong_buckets_are_refused(registry):
     for given, text in (
         ([], "buckets must be a list of example inputs"),
         (torch.randn(2, 4), "buckets must be a list of example inputs"),
@@ -315,7 +315,7 @@ def test_a_table_in_a_file():
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_table(name):
+def test_damaged_tables_of_sizes_are_refused(name):
     damage = DAMAGED[name]
     with pytest.raises(
         FormatError, match="its table of sizes, delegraph.buckets, cannot be read"

@@ -65,7 +65,7 @@ def test_another_process_chooses(saved):
     assert completed.stdout == "torch.Size([5, 4])\n"
 
 
-def test_inputs_in_containers(tmp_path):
+def test_buckets_take_inputs_in_containers(tmp_path):
     class Named(nn.Module):
         def forward(self, x, by):
             return {
@@ -138,7 +138,7 @@ def test_only_exact_sizes_without_padding(tmp_path):
     assert "padding=0" in str(failed.value)
 
 
-def test_inspect_and_run(saved, tmp_path, capsys):
+def test_inspect_shows_the_sizes_of_buckets(saved, tmp_path, capsys):
     path, _ = saved
     assert main(["inspect", str(path)]) == 0
     assert main(["inspect", str(path), "--summary"]) == 0

@@ -22,7 +22,7 @@ def export_sine():
     return torch.export.export(Sine().eval(), (torch.randn(3),))
 
 
-def test_whole_program(installed):
+def test_whole_program_becomes_a_lowered_module(installed):
     specs = [CompileSpec("k", b"v"), CompileSpec("k", b"w")]
     given = export_sine()
     before = str(given.graph)
@@ -34,7 +34,7 @@ def test_whole_program(installed):
     assert str(given.graph) == before
 
 
-def test_partitioner(installed):
+def test_partitioner_chooses_the_delegated_calls(installed):
     keep_sine = CapabilityPartitioner(
         lambda n: None if "sin" in n.name else "no", "EchoBackend"
     )
@@ -46,7 +46,7 @@ def test_partitioner(installed):
     ]
 
 
-def test_methods(installed):
+def test_only_methods_with_a_partitioner_are_delegated(installed):
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
     spec = MethodProgramsPartitionerSpec(
         {"a": export_sine(), "b": export_sine()}, {"a": everything}
@@ -59,7 +59,7 @@ def test_methods(installed):
     assert delegates == {"a": 1, "b": 0}
 
 
-def test_unknown_backend():
+def test_unknown_backend_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="FakeBackend"):
         to_backend("FakeBackend", export_sine(), [])
 

@@ -13,7 +13,7 @@ from ..support.judge import check_in_both_runtimes
 # torch.export of recurrent networks
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("name", STATIC)
-def test_static(name: str) -> None:
+def test_static_programs_compute_as_eager_in_both_runtimes(name: str) -> None:
     module, calls = STATIC[name]
     check_in_both_runtimes(module, calls)
 
@@ -39,13 +39,13 @@ IN_BETWEEN = [
         for k, name in enumerate(IN_BETWEEN)
     ],
 )
-def test_delegates_in_between(name: str) -> None:
+def test_programs_with_delegates_compute_as_eager(name: str) -> None:
     module, calls = STATIC[name]
     check_in_both_runtimes(module, calls, backends=["compiler-demo"])
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_dynamic_batch(name: str) -> None:
+def test_dynamic_batches_compute_as_eager_in_both_runtimes(name: str) -> None:
     module, shapes = DYNAMIC[name]
     check_in_both_runtimes(
         module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes
@@ -67,7 +67,7 @@ def test_memory_of_the_caller(name: str) -> None:
     )
 
 
-def test_several_memories() -> None:
+def test_tensors_are_planned_in_the_chosen_memories() -> None:
     module, calls = STATIC["convolution"]
     options = EmitOptions(memory_of=lambda node: 2 if "convolution" in node.name else 1)
     emitted = check_in_both_runtimes(module, calls, options=options)

@@ -270,7 +270,7 @@ def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_options(options: dict[str, Any], said: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         to_edge(export(Attributes())).to_executorch(options)
 

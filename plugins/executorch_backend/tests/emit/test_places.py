@@ -153,7 +153,7 @@ def test_memory_that_is_written_by_place() -> None:
         lambda x: x.as_strided((x.shape[0] - 1, 4), (4, 1), 4),
     ],
 )
-def test_sizes_that_vary(function: Callable[..., Any]) -> None:
+def test_dynamic_strided_programs_equal_eager(function: Callable[..., Any]) -> None:
     calls = [(torch.randn(n, 4),) for n in (4, 3, 8)]
     assert_equals_eager(function, calls, (({0: Dim("n", min=3, max=8)},),))
 
@@ -258,6 +258,8 @@ def _afresh(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     ],
     ids=["few", "few-tosa", "500", "500-tosa", "500-demo"],
 )
-def test_random_programs(seeds: range, backends: list[str]) -> None:
+def test_most_random_strided_programs_equal_eager(
+    seeds: range, backends: list[str]
+) -> None:
     counted = Counter(outcome(seed, backends) for seed in seeds)
     assert counted["right"] >= 0.7 * len(seeds), counted

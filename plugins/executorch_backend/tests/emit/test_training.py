@@ -90,7 +90,9 @@ def test_trained_as_torch_trains(
         )
 
 
-def test_read_back(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_loaded_training_program_gives_loss_and_gradients(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
     """The outputs as a list: the loss, gradients, parameters; and what a trainer asks,
     by the names of methods.
     """

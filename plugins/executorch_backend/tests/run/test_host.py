@@ -46,13 +46,15 @@ def assert_host_equals_eager(
     ids=["planned", "given"],
 )
 @pytest.mark.parametrize("name", STATIC)
-def test_static(name: str, options: EmitOptions | None) -> None:
+def test_host_runs_static_programs_as_eager(
+    name: str, options: EmitOptions | None
+) -> None:
     module, calls = STATIC[name]
     assert_host_equals_eager(module, calls, options=options)
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_dynamic_batch(name: str) -> None:
+def test_host_runs_dynamic_batches_as_eager(name: str) -> None:
     module, shapes = DYNAMIC[name]
     assert_host_equals_eager(
         module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes

@@ -37,7 +37,7 @@ def test_shown_and_proven(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in FIXTURES if n != "xnnpack"])
-def test_run(name: str) -> None:
+def test_files_of_executorch_compute_as_eager(name: str) -> None:
     module, calls, _ = FIXTURES[name]
     program = host_program(read_program(open_bytes(FOLDER / f"{name}.pte")))
     for call in calls:

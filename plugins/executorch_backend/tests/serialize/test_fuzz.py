@@ -119,17 +119,17 @@ def _fuzz(count: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # a damaged program may well divide by zero
-def test_damaged_files() -> None:
+def test_two_thousand_damaged_files_are_read_or_refused() -> None:
     _fuzz(2_000)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_many_damaged_files() -> None:
+def test_twenty_thousand_damaged_files_are_read_or_refused() -> None:
     _fuzz(20_000)
 
 
-def test_every_truncation() -> None:
+def test_every_truncated_file_is_refused() -> None:
     data, _ = _files()[0]
     for length in range(len(data)):
         with pytest.raises(FormatError):

@@ -427,7 +427,7 @@ def test_moved_pairs_are_the_bits_that_they_were(value):
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_lists_without_scales(value):
+def test_blocks_of_one_element_have_no_scales(value):
     """Blocks of one element have no scales; bits are moved as they are."""
     bits = random_elements(value, 2, 9, 64)
     rows = constant(np.array([[3, 1], [0, 7]]), I32)

@@ -57,7 +57,7 @@ def graph_of_one(cls, size):
 # ---- constants
 
 
-def test_batch_norm_expression():
+def test_scales_of_batch_norms_fold_into_weights():
     weight = np.random.default_rng(0).standard_normal((5, 3))
     variance = [0.5, 2.0, 4.0]
     scale = folded_constant(ops.RSQRT, fp32([variance]))

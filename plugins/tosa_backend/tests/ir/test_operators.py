@@ -392,7 +392,7 @@ INFERRED = {
 
 
 @pytest.mark.parametrize("case", INFERRED)
-def test_infers(case):
+def test_operators_infer_their_result_types(case):
     operator, types = INFERRED[case]
     assert list(operator.infer()) == types
 
@@ -578,7 +578,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
+def test_illegal_operators_are_refused(case):
     operator, words = REFUSED[case]
     with pytest.raises(Illegal, match=words):
         operator.infer()

@@ -101,7 +101,7 @@ def assert_lowers_as_eager(function, *inputs):
 
 
 @TYPES
-def test_casts(dtype):
+def test_casts_of_float8_equal_eager(dtype):
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         # of what is too large, CAST may make anything
         clamps = ["CLAMP"] * (dtype is E4)
@@ -344,7 +344,7 @@ def test_delegates_refuse_inputs_of_other_types():
             call(wrong)
 
 
-def test_views_and_aliases():
+def test_returned_views_do_not_share_memory_of_inputs():
     x = all_elements_of(E4).reshape(16, 16)
     program = lower(lambda x: (x.t(), x), x.t())
     found = program(x.t())

@@ -104,7 +104,7 @@ def test_types_are_the_table_s():
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
-def test_pairs_and_parts(dtype):
+def test_values_and_scales_survive_pairing(dtype):
     constant = constant_of_all_patterns(dtype, 2, 3, 64).constant
     pairs = paired(constant.values, constant.scales, constant.type)
     values, scales = parted(pairs, constant.type)
@@ -127,7 +127,7 @@ graph @main(%x: [1x32]bs32_fp8ue8m0_fp4e2m1) {
 """
 
 
-def test_golden_text():
+def test_golden_text_survives_parsing_and_files():
     graph = parse(GOLDEN)
     assert render(graph) == GOLDEN
     assert render(read(write(graph))) == GOLDEN.replace("%0", "%concat_0")
@@ -358,7 +358,7 @@ def test_unknown_features_are_refused():
 # ---- legality
 
 
-def test_targets():
+def test_block_scaled_graphs_need_their_extensions():
     graph = graph_with_cast(constant_of_all_patterns(FP4, 2, 64))
     needed = required(graph, VERSION)
     assert str(needed) == "FP+mx-common+mx-fp4e2m1"
@@ -456,7 +456,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("words", ILLEGAL)
-def test_rules_of_blocks(words):
+def test_illegal_blocks_are_refused(words):
     with pytest.raises(Illegal, match=words):
         ILLEGAL[words]()
 
@@ -474,7 +474,7 @@ def test_values_that_are_not_made_of_whole_blocks_are_violations():
 # ---- inspection and the boundary to torch
 
 
-def test_inspection(tmp_path):
+def test_inspection_counts_bytes_of_block_scaled_tensors(tmp_path):
     x = Value(Type((4, 64), INT8), name="x")
     joined = make_operator(ops.CONCAT, x, constant_of_all_patterns(INT8, 2, 64), axis=0)
     cast = make_operator(ops.CAST, *joined.outputs, dtype=FP32)

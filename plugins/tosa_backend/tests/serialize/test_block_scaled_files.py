@@ -152,7 +152,7 @@ def by_us(
     return found
 
 
-def test_generated_files(tmp_path):
+def test_generated_files_are_read_evaluated_and_written(tmp_path):
     folders = generated(tmp_path)
     texts = ""
     for folder in folders:

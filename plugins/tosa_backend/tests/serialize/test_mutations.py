@@ -51,5 +51,5 @@ def test_sharing_in_a_file_does_not_multiply_memory(kind):
 
 
 @pytest.mark.slow
-def test_many_more():
+def test_two_hundred_thousand_damaged_files_are_read_or_refused():
     assert sum(outcomes(200_000, seed=2)) == 200_000

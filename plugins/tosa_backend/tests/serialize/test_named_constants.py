@@ -175,7 +175,7 @@ def as_bytes(value, size=4):
     return value.to_bytes(size, "little")
 
 
-def test_damaged_blobs(shared):
+def test_damaged_blobs_are_refused(shared):
     blob = shared.program.delegates[0].processed_bytes
     data = named_constants_of(shared.program)
     (key,) = data
@@ -199,7 +199,7 @@ def test_damaged_blobs(shared):
             join_constants(broken, there)
 
 
-def test_damaged_graphs(shared):
+def test_damaged_packed_graphs_are_refused(shared):
     """That are packed: cut short, of another size than is stated, of far more, with
     something behind, or no zlib.
     """

@@ -429,7 +429,7 @@ def test_control_flow_keeps_its_graphs():
     reference_tools.check_strictly(file, extensions="controlflow")
 
 
-def test_variables():
+def test_variables_survive_files_and_run():
     initial = literal([1.0, 2.0], F32, np.float32)
     declared = make_operator(ops.VARIABLE, initial, variable="state")
     state = make_operator(ops.VARIABLE_READ, variable="state", types=(initial.type,))
@@ -517,7 +517,7 @@ def serialize_by_tosa_opt(module: str, folder: Path) -> bytes:
         (DType.SHAPE, [-1, 2, 3], b"\xff" * 8 + b"\2" + b"\0" * 7 + b"\3" + b"\0" * 7),
     ],
 )
-def test_elements_in_files(dtype, numbers, packed):
+def test_elements_are_packed_as_files_store_them(dtype, numbers, packed):
     array = np.array(numbers, ARRAY_DTYPES[dtype])
     type = Type((3,), dtype)
     assert bytes(elements.pack(array, type)) == packed
@@ -589,7 +589,7 @@ def test_elements_round_trip(dtype, shape):
     "dtype", [F32, DType.FP16, DType.BF16, DType.INT8, DType.INT16]
 )
 @pytest.mark.parametrize("number", [0, -1, 6.0, 1e-3, 0.1, math.inf, -math.inf])
-def test_bounds_of_clamp(dtype, number):
+def test_bounds_of_clamp_survive_packing(dtype, number):
     if dtype in (DType.INT8, DType.INT16) and number != int(
         min(max(number, -1e9), 1e9)
     ):

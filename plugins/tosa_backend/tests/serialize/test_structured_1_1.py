@@ -60,7 +60,7 @@ def test_graphs_are_legal_only_with_their_extensions(label):
 
 
 @pytest.mark.parametrize("label", GRAPHS)
-def test_round_trips(label):
+def test_structured_graphs_survive_files_and_text(label):
     file = write(label)
     assert TosaFile(read(file), spec_of(label)).join() == file
     assert render(parse(render(read(file)))) == render(read(file))

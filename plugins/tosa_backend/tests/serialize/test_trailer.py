@@ -90,7 +90,7 @@ def test_inputs_in_another_order_keep_their_scales(tmp_path):
     assert [p and p.zero_point for p in inputs.values()] == [0, None, 3]
 
 
-def test_bytes_without_sign(tmp_path):
+def test_quantized_bytes_keep_their_unsigned_type(tmp_path):
     """The file has them as int8, its operators know that they are not."""
     limits = (0.05, 128, 0, 255, torch.uint8)
     there, back = (

@@ -73,7 +73,7 @@ def test_a_graph_of_1_0_needs_1_0_only():
 
 
 @pytest.mark.parametrize("label", list(some()))
-def test_round_trips(label):
+def test_graphs_of_1_1_survive_files_and_text(label):
     graph = NEW[label].graph
     written = TosaFile(graph, spec_of(graph)).join()
     again = read(written)
@@ -148,11 +148,11 @@ def shape_result(kind, *operands, **attributes) -> tuple[int, ...]:
         (ops.CONCAT_SHAPE, [(1, 2), (), (3,)], (1, 2, 3)),
     ],
 )
-def test_shape_operators(kind, operands, entries):
+def test_shape_operators_compute_entries(kind, operands, entries):
     assert shape_result(kind, *(shape_constant(*o) for o in operands)) == entries
 
 
-def test_sizes_and_slices():
+def test_sizes_and_slices_of_shapes_are_computed():
     one = literal([1], DType.INT32, np.int32)
     assert shape_result(
         ops.SLICE_SHAPE,

@@ -40,6 +40,6 @@ def test_the_published_figures_are_of_the_whole_sweep():
 
 
 @pytest.mark.slow
-def test_the_whole_sweep():
+def test_legality_differs_from_tosa_opt_only_as_recorded():
     judged, found = differences(everything())
     assert {"judged": judged, "differences": found} == RESULTS

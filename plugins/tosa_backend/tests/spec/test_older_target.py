@@ -26,7 +26,7 @@ OLD = (0, 80)
         ("TOSA-0.80.1+8k+BI", "TOSA-0.80+BI"),
     ],
 )
-def test_reads_targets(text, canonical):
+def test_texts_of_older_targets_are_read(text, canonical):
     spec = TosaSpec.parse(text)
     assert str(spec) == canonical
     assert TosaSpec.parse(canonical) == spec
@@ -62,7 +62,7 @@ def test_reads_targets(text, canonical):
         ),
     ],
 )
-def test_wrong_targets(text, why):
+def test_wrong_older_targets_are_refused(text, why):
     with pytest.raises(OptionError, match=why):
         TosaSpec.parse(text)
 

@@ -97,7 +97,7 @@ def test_the_default_is_both_profiles_at_level_8k():
         ("", "not of the form"),
     ],
 )
-def test_refuses_wrong_texts(text, words):
+def test_wrong_texts_of_targets_are_refused(text, words):
     with pytest.raises(OptionError, match=words):
         TosaSpec.parse(text)
 
@@ -260,7 +260,7 @@ def test_the_validator_has_the_same_limits(limit):
 
 
 @pytest.mark.parametrize("limit", AT_THE_LIMIT)
-def test_level_limits(limit):
+def test_operators_beyond_a_level_are_refused(limit):
     within, beyond, words = AT_THE_LIMIT[limit]
     assert DEFAULT.why_not(within) is None
     assert words in (DEFAULT.why_not(beyond) or "")

@@ -54,7 +54,7 @@ def network_graph() -> Graph:
     )
 
 
-def test_golden(golden):
+def test_printed_network_equals_the_golden_text(golden):
     text = render(network_graph())
     golden("network", text)
     assert render(parse(text)) == text
@@ -158,7 +158,7 @@ def test_small_constants_are_numbers(dtype, elements, text):
     assert constant_text(np.array(elements, ARRAY_DTYPES[dtype]), dtype) == text
 
 
-def test_scalars():
+def test_scalars_are_printed_in_brackets():
     assert constant_text(np.array(2.5, np.float32), F32) == "[2.5]"
 
 

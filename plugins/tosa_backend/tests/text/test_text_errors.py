@@ -70,7 +70,7 @@ def test_a_short_text_does_not_take_much_memory():
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int48", "fp4e2m1", "fp32", "bool"])
-def test_nothing_in_base64(dtype):
+def test_empty_base64_is_an_empty_constant(dtype):
     assert parse_elements(f'[0]{dtype} = const base64 ""').shape == (0,)
 
 
@@ -88,7 +88,7 @@ def test_nothing_in_base64(dtype):
         ),
     ],
 )
-def test_attributes(line, words):
+def test_wrong_attributes_are_refused(line, words):
     with pytest.raises(FormatError, match=words):
         parse(
             "// lines count from 1\ngraph @main(%x: [1]fp32) {\n  %y: [1]fp32 ="

@@ -103,7 +103,7 @@ def test_a_graph_of_nothing_has_nothing(tmp_path):
     } <= set(lines)
 
 
-def test_the_summary(tmp_path):
+def test_summary_lists_values_and_largest_constants(tmp_path):
     graph = chain_graph()
     weights = [literal(np.ones((8,)) * k, DType.FP32, np.float32) for k in range(7)]
     for k, weight in enumerate(weights):
@@ -179,7 +179,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_multiply_accumulates(name):
+def test_multiply_accumulates_are_counted(name):
     operator = next(
         s.graph.operators[0]
         for s in samples(DType.FP32)
@@ -253,7 +253,7 @@ def path(tmp_path):
     return file
 
 
-def test_command(path, tmp_path, capsys):
+def test_inspect_command_writes_page_and_verdicts(path, tmp_path, capsys):
     reference_tools.tools()
     assert (
         main(

@@ -118,7 +118,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_unsupported_transforms_are_refused_and_run_on_the_host(name):
     function, operator, reason = REFUSED[name]
     module = Function(function).eval()
     lowered = delegraph.lower(module, (signal,), backends=["tosa"])

@@ -222,7 +222,7 @@ def test_the_reference_tools_agree(name):
     "name",
     [n if n == "while" else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
 )
-def test_floats_alone_do(name):
+def test_float_profile_runs_loops_of_dynamic_sizes(name):
     """Without integer arithmetic a loop counts in floats, and sizes are read off casts."""
     module, result = lower(name, "TOSA-1.1+FP+shape+controlflow")
     assert len(result.delegates) == 1, result.report

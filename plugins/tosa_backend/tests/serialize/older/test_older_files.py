@@ -173,7 +173,7 @@ def test_constants_of_bfloat16_are_floats_of_32_bits():
     np.testing.assert_array_equal(read(data).constants()[0].constant.array, bits)
 
 
-def test_version_and_names():
+def test_files_have_the_older_version_and_region_names():
     data = write(SAMPLES["ADD(fp32)"])
     assert dump_by_older_schema(data)["version"] == {
         "_major": 0,

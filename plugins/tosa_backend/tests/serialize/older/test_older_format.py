@@ -37,7 +37,7 @@ def quantized(tmp_path_factory):
     return path, lowered
 
 
-def test_inspection(quantized):
+def test_inspection_shows_version_and_profile(quantized):
     path, _ = quantized
     found = TosaFormat.inspect(path)
     assert found.version == "0.80"
@@ -64,7 +64,7 @@ def without_names(text):
     return re.sub(r"%\w+", "%", text)
 
 
-def test_it_runs(quantized):
+def test_older_file_computes_as_the_lowered_program(quantized):
     path, lowered = quantized
     inputs = TosaFormat.sample(path, 0)
     ((_, found),) = TosaFormat.run(path, inputs)
