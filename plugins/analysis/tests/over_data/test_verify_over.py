@@ -363,9 +363,9 @@ class Difference(torch.nn.Module):
 def test_an_input_with_the_name_of_a_label_is_an_input():
     x = torch.ones(1)
     lowered = delegraph.lower(Difference().eval(), (x, x.clone()), backends=[])
-    data = [{"x": x * 5, "y": x, "label": 100}]
-    found = verify_over(lowered, data, lambda outputs, label: float(outputs) + label)
-    assert found.samples[0].scores == (104, 104)
+    data = [{"x": x * 5, "y": x}, {"x": x * 5, "y": x, "label": 100}]
+    found = verify_over(lowered, data, lambda outputs, label: float(outputs + label))
+    assert [row.scores for row in found.samples] == [(8, 8), (104, 104)]
 
 
 def test_errors_name_the_sample_and_the_program(lowered):
