@@ -77,7 +77,7 @@ def publish_rows(*rows, whole=False, before=None, run=RUN, columns=("model", "us
     )
 
 
-def test_a_row_is_of_the_newest_run_that_has_it():
+def test_newest_run_of_a_row_is_shown():
     first = publish_rows(["a", "1"], ["b", "2"])
     second = publish_rows(["b", "3"], ["c", "4"], before=first, run=LATER)
     assert first == publish_rows(["a", "1"], ["b", "2"])

@@ -80,7 +80,7 @@ def installed(work, tmp_path_factory):
     return site
 
 
-def test_it_takes_few_commands():
+def test_guide_needs_few_commands():
     assert 8 <= len(COMMANDS) <= 15
 
 
@@ -100,7 +100,7 @@ def test_new_backend_is_listed(installed, work):
     )
 
 
-def test_it_lowers_its_example(installed, work):
+def test_new_backend_lowers_its_example(installed, work):
     shown = json.loads(
         run_module(
             installed, *command_in_guide("delegraph lower"), "--json", folder=work
@@ -112,7 +112,7 @@ def test_it_lowers_its_example(installed, work):
 
 
 @pytest.mark.slow  # a minute; the checks that take no time are among its own tests
-def test_it_passes_the_conformance_kit(installed, work):
+def test_new_backend_passes_the_conformance_kit(installed, work):
     shown = json.loads(
         run_module(
             installed,

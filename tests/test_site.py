@@ -189,7 +189,7 @@ def test_every_module_and_command_page_has_its_examples(site, hooks):
     assert commands - shown == set()
 
 
-def test_every_command_has_its_help_there(site):
+def test_site_has_the_help_of_every_command(site):
     shown = re.findall(
         r"^## delegraph (\S+)$", site.pages["reference/commands.md"].text, re.MULTILINE
     )
@@ -288,7 +288,7 @@ def test_a_notebook_runs_in_jupyter(name, site, tmp_path, monkeypatch):
 @pytest.mark.skipif(
     find_spec("mkdocs") is None, reason="pip install -r docs/requirements.txt"
 )
-def test_it_builds_without_a_warning(tmp_path):
+def test_site_builds_without_a_warning(tmp_path):
     command = [
         sys.executable,
         "-m",

@@ -199,7 +199,9 @@ def test_loaded_step_files_are_called_like_the_method(stepping, tmp_path):
         (Sized, "sym_size"),
     ],
 )
-def test_formats_refuse_programs_they_cannot_represent(model, why, stepping, tmp_path):
+def test_formats_refuse_programs_without_a_representation(
+    model, why, stepping, tmp_path
+):
     sizes = (
         {"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=9)}}}
         if model is Sized

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "module", ["delegraph_programs", "delegraph_programs.errors", "delegraph.errors"]
 )
-def test_importing_it_imports_no_torch(module):
+def test_importing_delegraph_programs_imports_no_torch(module):
     if find_spec(module.partition(".")[0]) is None:
         pytest.skip("delegraph is not installed")
     code = f"import sys, {module}; print('torch' in sys.modules)"

@@ -376,9 +376,7 @@ def test_names_that_are_near_are_free(name):
 
 
 @pytest.mark.parametrize("name", ["con", "None", "src"])
-def test_a_backend_of_another_package_has_no_such_name_either(
-    name, tmp_path, monkeypatch, capsys
-):
+def test_new_backend_cannot_have_a_reserved_name(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new-backend", "my-npu", "--backend", name]) == 2
     assert f"no backend can be called {name!r}" in capsys.readouterr().err

@@ -259,7 +259,7 @@ def test_buffers_that_another_method_writes_are_read() -> None:
     check_no_symbols(alone.exported_program())
 
 
-def test_the_given_program_stays_as_it_was() -> None:
+def test_given_program_is_unchanged() -> None:
     _, program = export_model("size")
     code = program.graph_module.code
     ranges = dict(program.range_constraints)

@@ -43,7 +43,7 @@ def test_a_runtime_that_is_safe_passes():
     assert found.figures["threads"] == 4
 
 
-def test_a_runtime_that_does_not_declare_it_is_skipped():
+def test_runtime_without_declared_thread_safety_is_skipped():
     found = devkit.run_check(
         CHECK, devkit.BackendUnderTest("compiler-demo", gate=0, randoms=0)
     )

@@ -228,9 +228,11 @@ def test_lists_are_of_the_program_that_is_partitioned():
         PatternPartitioner(lambda given: module_lists(other), "Backend")(program)
 
 
-def test_defect_lists_leave_no_metadata_behind():
+def test_lists_leave_no_metadata_in_the_program():
     """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where
     a listed node is not placed.
+
+    graph_partition.test_defect_lists_leave_no_metadata_behind
     """
     program = export_convolutions()
     before = {node.name: set(node.meta) for node in program.graph.nodes}

@@ -86,8 +86,11 @@ def recording_backend(preprocess=lambda program, specs: PreprocessResult(b"blob"
 # --- CompileSpec, PreprocessResult, BackendDetails ------------------------------------
 
 
-def test_compile_specs_arrive_as_they_were_given():
-    """CompileSpec: order and duplicates are kept, for preprocess and for the runtime."""
+def test_compile_specs_reach_the_backend_unchanged():
+    """CompileSpec: order and duplicates are kept, for preprocess and for the runtime.
+
+    interfaces.test_compile_specs_arrive_as_they_were_given
+    """
     backend, runtime, given, loaded = recording_backend()
     specs = [CompileSpec("b", b"1"), CompileSpec("a", b""), CompileSpec("b", b"1")]
     with delegraph.register(backend, runtime=runtime):
@@ -196,8 +199,11 @@ def test_defect_copies_of_weights():
 # --- look-up --------------------------------------------------------------------------
 
 
-def test_backend_that_is_not_there():
-    """look-up: NotImplementedError, on all three forms, before any backend is called."""
+def test_missing_backend_is_refused_by_name():
+    """look-up: NotImplementedError, on all three forms, before any backend is called.
+
+    interfaces.test_backend_that_is_not_there
+    """
     source = export(sine, X)
     for call in (
         lambda: to_backend("AbsentBackend", source, []),
@@ -425,8 +431,11 @@ def test_defect_operators_are_registered_globally():
     assert set(torch._C._dispatch_get_all_op_names()) == before
 
 
-def test_defect_nobody_knows_who_made_a_blob():
-    """The report has the distribution and version of every delegate's backend."""
+def test_blob_names_its_producer():
+    """The report has the distribution and version of every delegate's backend.
+
+    interfaces.test_defect_nobody_knows_who_made_a_blob
+    """
     lowered = delegraph.lower(export(sine, X), backends=[partitioner_for_all()])
     assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
@@ -514,8 +523,11 @@ def test_a_backend_may_fold_its_constants():
     assert list(inner.original_module.state_dict) == ["c"]
 
 
-def test_defect_tags_leak_into_what_a_backend_gets():
-    """No program that a backend gets has tags, so it may partition it itself."""
+def test_partitions_have_no_tags_of_the_partitioner():
+    """No program that a backend gets has tags, so it may partition it itself.
+
+    interfaces.test_defect_tags_leak_into_what_a_backend_gets
+    """
     backend, _, given, _ = recording_backend()
     with delegraph.register(backend):
         to_backend(

@@ -857,9 +857,11 @@ def test_defect_unknown_tags_are_ignored():
         to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(tag_additions))
 
 
-def test_defect_kept_operator_that_nobody_takes():
+def test_kept_operator_without_a_backend_stays_whole():
     """There: RuntimeError "Node ... was not decomposed or delegated". Here the host
     gets its decomposition.
+
+    partitioner.test_defect_kept_operator_that_nobody_takes
     """
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
     program = targets_after_lowering(nobody)

@@ -84,7 +84,7 @@ def run_with_acme(site, tmp_path):
     return Acme()
 
 
-def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(
+def test_help_lists_commands_of_plugins_without_importing_them(
     run_with_acme, monkeypatch
 ):
     # argparse breaks lines at the width of the terminal
@@ -97,7 +97,7 @@ def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(
     assert "the target is imported" not in shown.stdout + shown.stderr
 
 
-def test_it_runs_with_the_flags_that_all_commands_have(run_with_acme):
+def test_commands_of_plugins_accept_the_common_flags(run_with_acme):
     run_with_acme.install()
     shown = run_with_acme.run("measure", "net.py", "--runs", "3")
     assert shown.returncode == 3
@@ -112,7 +112,7 @@ def test_it_runs_with_the_flags_that_all_commands_have(run_with_acme):
     assert "--runs" in run_with_acme.run("measure", "--help").stdout
 
 
-def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(
+def test_errors_of_plugin_commands_look_like_others(
     run_with_acme,
 ):
     run_with_acme.install(
@@ -183,7 +183,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("fields", "error"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_command_costs_only_itself(run_with_acme, fields, error):
+def test_broken_command_leaves_other_commands_usable(run_with_acme, fields, error):
     source = fields["target"]
     run_with_acme.install(
         target=(
@@ -205,7 +205,7 @@ def test_a_broken_command_costs_only_itself(run_with_acme, fields, error):
     )
 
 
-def test_what_it_requires_is_looked_for_before_it_is_imported(run_with_acme):
+def test_requirements_are_checked_before_a_command_is_imported(run_with_acme):
     run_with_acme.install(
         requires=("absent_module",), install_hint="pip install acme-sdk"
     )
@@ -222,7 +222,7 @@ def test_what_it_requires_is_looked_for_before_it_is_imported(run_with_acme):
     )
 
 
-def test_two_plugins_with_one_command_are_a_conflict_that_names_both(run_with_acme):
+def test_conflict_of_two_commands_names_both_plugins(run_with_acme):
     run_with_acme.install()
     run_with_acme.install("acme-tpu")
     shown = run_with_acme.run("measure", "net.py")
@@ -258,7 +258,7 @@ def test_one_plugin_that_declares_a_command_twice_is_broken(run_with_acme):
 
 
 @pytest.mark.parametrize("command", ["check", "doctor", "new-backend"])
-def test_the_devkits_commands_say_where_they_come_from(run_with_acme, command):
+def test_missing_devkit_commands_name_their_distribution(run_with_acme, command):
     """Disabled is as good as not installed; both are one error with what to do."""
     shown = run_with_acme.run(command, "x", only="")
     assert "not installed" not in shown.stderr

@@ -138,7 +138,7 @@ main()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_there_is_a_script_for_each_shell(shell):
+def test_each_shell_has_a_completion_script(shell):
     completed = run_python("-m", "delegraph", "completion", shell)
     assert completed.returncode == 0
     assert "_ARGCOMPLETE" in completed.stdout

@@ -80,7 +80,7 @@ def model_path(tmp_path, echo):
     return path
 
 
-def test_the_report_and_the_figures_are_there_whatever_fails(
+def test_failed_gates_still_write_report_and_verification(
     model, tmp_path, capsys, monkeypatch
 ):
     report = tmp_path / "r.json"
@@ -126,7 +126,7 @@ def test_gates_that_are_passed(model, tmp_path, capsys):
     assert "--min-delegated" in wrong
 
 
-def test_what_a_model_file_may_return(model_path, capsys):
+def test_model_files_may_return_several_forms(model_path, capsys):
     for function, methods in (
         ("whole", 1),
         ("keywords", 1),
@@ -172,9 +172,7 @@ def test_an_export_that_fails_has_the_line(model_path, capsys):
     assert "torch.cond" in found["hint"]
 
 
-def test_nothing_is_written_over_what_is_read_or_over_another_file(
-    model, tmp_path, capsys
-):
+def test_outputs_never_overwrite_inputs_or_each_other(model, tmp_path, capsys):
     source = Path(model).read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "net.echo")
     (tmp_path / "hard.echo").hardlink_to(model)
@@ -268,5 +266,5 @@ def test_without_a_named_backend(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", [("backends",), ("completion", "bash")])
-def test_what_other_commands_print_is_in_the_schema(echo, capsys, command):
+def test_schema_describes_the_json_of_other_commands(echo, capsys, command):
     assert run_for_json(capsys, *command)[0] == 0

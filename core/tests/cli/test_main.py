@@ -149,7 +149,7 @@ def test_lower_takes_an_exported_program(tmp_path, echo, capsys):
     assert "largest error 0" in out
 
 
-def test_what_a_model_prints_does_not_disturb_the_result(model, capsys):
+def test_prints_of_a_model_do_not_disturb_the_result(model, capsys):
     model.write_text(model.read_text() + "\nprint('loading weights')\n")
     _, out, err = run_command(capsys, "lower", model, "--backend", "echo", "--json")
     assert json.loads(out)["schema"] == "delegraph.lower/1"
@@ -277,9 +277,7 @@ def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
     assert err.endswith("interrupted\n")
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(
-    model, tmp_path, capsys
-):
+def test_unwritable_path_is_refused_before_the_model_runs(model, tmp_path, capsys):
     model.write_text("raise SystemExit('the model ran')")
     lower = ("lower", model, "--backend", "echo")
     for option in ("-o", "--report"):
@@ -304,9 +302,7 @@ class LyingRuntime(EchoRuntime):
         return lambda *args: tuple(r + 1 for r in load(*args))
 
 
-def test_results_that_differ_from_eager_are_a_failure_and_nothing_is_written(
-    model, tmp_path, capsys, monkeypatch
-):
+def test_wrong_results_fail_and_write_nothing(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(default_registry(), "runtime_for", lambda name: LyingRuntime)
     lower = (
         "lower",
@@ -413,7 +409,7 @@ def test_backends_verbose_shows_everything_that_is_declared(site):
     assert "\n".join(shown[:end]) + "\n" == VERBOSE.replace("SITE", str(site.folder))
 
 
-def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model):
+def test_broken_unused_plugin_is_a_warning_on_stderr(site, model):
     site.plugin("bad-one", "raise ValueError('no luck')")
     completed = run_python(
         "-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder
@@ -429,7 +425,7 @@ def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model
     "command",
     [["backends"], ["backends", "-v"], ["backends", "--json"], ["lower", "--help"]],
 )
-def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command):
+def test_listing_and_help_import_no_torch_or_numpy(command):
     program = (
         f"import sys; from delegraph.cli import main; code = main({command!r});assert"
         " code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} &"
@@ -439,7 +435,7 @@ def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command)
     assert completed.returncode == 0, completed.stderr
 
 
-def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_nor_numpy(
+def test_listing_many_plugins_imports_no_torch_or_numpy(
     site,
 ):
     for k in range(150):

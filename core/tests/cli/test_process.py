@@ -95,7 +95,7 @@ def run_delegraph(start_delegraph):
 
 
 @pytest.mark.parametrize("when", ["command", "light import"])
-def test_a_crash_of_native_code_shows_the_file_of_the_plugin(run_delegraph, when):
+def test_native_crash_shows_the_file_of_the_plugin(run_delegraph, when):
     completed = run_delegraph(when, "ctypes.string_at(0)", "rough")
     assert completed.returncode == -signal.SIGSEGV
     assert completed.stdout == ""
@@ -115,7 +115,7 @@ def test_an_exit_of_a_plugin_at_work_is_its_failure(run_delegraph, act):
 
 
 @pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)", "1 / 0"])
-def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(run_delegraph, act):
+def test_light_module_that_exits_is_listed_as_broken(run_delegraph, act):
     completed = run_delegraph("light import", act, "backends", "--json")
     found = json.loads(completed.stdout)
     assert completed.returncode == 0
@@ -195,7 +195,7 @@ def nothing_is_ignored():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["command", "light import"])
-def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(
+def test_signal_ends_a_command_with_its_exit_code(
     start_delegraph, tmp_path, number, when
 ):
     act = f"os.kept = tempfile.TemporaryDirectory(prefix='kept-'); {WAITING}"

@@ -42,9 +42,7 @@ def lower_slowly(registry):
         logging.getLogger("delegraph.progress").removeHandler(slow)
 
 
-def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(
-    echo_registry, monkeypatch
-):
+def test_log_file_names_the_current_partition_at_intervals(echo_registry, monkeypatch):
     kept = io.StringIO()
     monkeypatch.setattr("sys.stderr", kept)
     monkeypatch.setattr(outcome, "INTERVAL", 0.05)
@@ -60,7 +58,7 @@ def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(
     assert "\x1b" not in kept.getvalue()
 
 
-def test_a_short_command_says_nothing_where_stderr_is_kept(echo_registry, monkeypatch):
+def test_short_command_writes_no_progress_to_a_file(echo_registry, monkeypatch):
     kept = io.StringIO()
     monkeypatch.setattr("sys.stderr", kept)
     with outcome.progress("lowering net.py"):
@@ -84,7 +82,7 @@ def test_a_terminal_has_one_line(echo_registry, monkeypatch):
     assert "\n" not in shown.getvalue()
 
 
-def test_it_ends_when_the_work_fails(monkeypatch):
+def test_progress_ends_when_lowering_fails(monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with pytest.raises(ValueError), outcome.progress("lowering"):
         raise ValueError

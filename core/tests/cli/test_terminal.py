@@ -77,7 +77,7 @@ def test_no_text_of_others_reaches_the_terminal_with_control_characters(
     assert "x1b" in shown.out + shown.err or "u001b" in shown.out
 
 
-def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, site):
+def test_progress_is_escaped_and_prints_of_plugins_are_not(hostile, site):
     """On a terminal, which is where progress is shown."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "delegraph", "show", f"{hostile}.npu"]
@@ -125,7 +125,7 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
 @pytest.mark.parametrize(
     "command", ["backends", "backends --json", "--version", "lower --help", "--help"]
 )
-def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
+def test_unwritable_result_is_an_error_in_one_line(command):
     for redirection, reason in (
         (">/dev/full", "No space left on device"),
         (">&-", "it is closed"),
@@ -139,7 +139,7 @@ def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
-def test_an_error_that_nobody_can_be_told_still_has_its_exit_code(redirection):
+def test_unprintable_error_keeps_its_exit_code(redirection):
     assert run_shell(f"delegraph lower absent.py {redirection}").returncode == 2
     assert run_shell(f"delegraph backends {redirection}").returncode == 0
 
@@ -173,7 +173,7 @@ def test_a_file_does_not_become_a_closed_standard_stream(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
+def test_signals_leave_no_files(tmp_path, number):
     program = as_backends("""
         del os.O_TMPFILE  # as on a file system whose files have names while they are written
         class Slow:
@@ -205,7 +205,7 @@ def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
+def test_ignored_signals_and_old_handlers_are_kept():
     program = as_backends("""
         import atexit, signal
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -230,7 +230,7 @@ def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
         " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None
     ),
 )
-def test_paths_that_are_too_long_and_numbers_below_zero_are_the_users_error(
+def test_long_paths_and_negative_numbers_are_user_errors(
     site, tmp_path, command, code, capsys, monkeypatch
 ):
     site.plugin("evil", HOSTILE)

@@ -100,7 +100,7 @@ def lower_or_raise(backend, partitioner=None):
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), MemoryError(), BaseException("odd")])
-def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
+def test_interrupts_from_a_compiler_end_the_lowering(error):
     with pytest.raises(PluginFailed) as caught:
         lower_net(plugin_class_doing(raise_error(error)))
     assert caught.value.__cause__ is error
@@ -110,7 +110,7 @@ def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
     "error",
     [ValueError("bad weights"), SystemExit(0), MemoryError(), BaseException("odd")],
 )
-def test_whatever_preprocess_raises(error):
+def test_errors_of_preprocess_name_the_plugin(error):
     with pytest.raises(PluginFailed) as caught:
         lower_or_raise(plugin_class_doing(raise_error(error)))
     failed = caught.value
@@ -128,7 +128,7 @@ def test_whatever_preprocess_raises(error):
     assert failed.source.line == LINE
 
 
-def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
+def test_intended_error_keeps_its_class_and_names_its_plugin():
     error = InputError("toy/no", "no luck")
     with pytest.raises(InputError) as caught:
         lower_net(plugin_class_doing(raise_error(error)))
@@ -273,7 +273,7 @@ def acme(site):
     return Registry()
 
 
-def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, site):
+def test_error_names_version_and_line_of_the_plugin(acme, site):
     from acme_native import Willing
 
     program = torch.export.export(Net().eval(), (torch.ones(2),))
@@ -312,14 +312,14 @@ def test_a_constructor_is_the_plugins_too(acme):
         )
 
 
-def test_the_line_of_a_target_that_fails_to_load_is_its_own(acme, site):
+def test_failing_target_is_shown_with_its_line(acme, site):
     with pytest.raises(PluginBroken) as caught:
         acme.get_partitioner("absent")
     assert f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message
     assert ctypes.__file__ not in str(caught.value)
 
 
-def test_the_line_of_a_light_module_that_fails_is_its_own(site):
+def test_failing_light_module_is_shown_with_its_line(site):
     site.plugin("acme-light", "import ctypes\nctypes.CDLL('libabsent.so')\n")
     with pytest.warns(delegraph.DelegraphWarning, match="acme-light"):
         [record] = [r for r in Registry().plugins() if r.distribution == "acme-light"]

@@ -119,7 +119,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_plugin_is_a_row_and_the_good_one_works(site, case):
+def test_bad_plugin_is_listed_and_good_plugin_works(site, case):
     source, status, words = BAD[case]
     site.plugin("bad-one", source, version="0.7")
     site.backend("good-one", "good")
@@ -147,7 +147,7 @@ def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
         discover()
 
 
-def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
+def test_os_exit_breaks_only_the_importing_thread(site):
     """The plugin's own process, and its thread, end as they ask for; afterwards
     ``os._exit`` is itself.
     """
@@ -223,7 +223,7 @@ def test_install_hint_is_shown(site):
 @pytest.mark.parametrize(
     "named", ["exiter", "Exiter", "the_entry", "exiter/the_entry", " x , exiter"]
 )
-def test_disabled_before_it_is_imported(site, monkeypatch, named):
+def test_disabled_plugins_are_not_imported(site, monkeypatch, named):
     site.plugin("exiter", "import os; os._exit(3)", name="the_entry")
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", named)
     record = find_record("the_entry")
@@ -231,7 +231,7 @@ def test_disabled_before_it_is_imported(site, monkeypatch, named):
     assert "DELEGRAPH_DISABLE_PLUGINS" in record.error
 
 
-def test_only_what_is_allowed_is_imported(site, monkeypatch):
+def test_only_allowed_plugins_are_imported(site, monkeypatch):
     site.plugin("exiter", "import os; os._exit(3)")
     site.backend("good-one", "good")
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "good-one")
@@ -251,9 +251,7 @@ def test_same_entry_point_name_in_two_distributions(site):
     }
 
 
-def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(
-    site, tmp_path, monkeypatch
-):
+def test_first_of_duplicate_distributions_wins(site, tmp_path, monkeypatch):
     site.backend("doubled", "doubled")
     other = type(site)(tmp_path / "other")
     other.plugin("doubled", "raise SystemExit", version="0.1", name="doubled")
@@ -269,9 +267,7 @@ def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(
     assert "pip uninstall doubled" in warning.hint
 
 
-def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(
-    site, tmp_path, monkeypatch
-):
+def test_shadowed_copy_of_a_distribution_is_never_used(site, tmp_path, monkeypatch):
     (site.folder / "plain-2.0.dist-info").mkdir()
     (site.folder / "plain-2.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n"
@@ -315,9 +311,7 @@ def test_nothing_is_loaded_from_the_working_directory(site, start):
     assert "intruder" not in completed.stdout + completed.stderr
 
 
-def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(
-    site, tmp_path
-):
+def test_module_in_the_working_directory_does_not_replace_a_plugin(site, tmp_path):
     site.backend("honest", "honest")
     work = tmp_path / "work"
     work.mkdir()
@@ -359,7 +353,7 @@ def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
     assert re.search("^edited +ok", completed.stdout, re.MULTILINE)
 
 
-def test_declarations_are_checked_where_they_are_written():
+def test_wrong_declarations_raise_at_their_line():
     with pytest.raises(TypeError, match="requires is a tuple"):
         BackendSpec("a", "a:B", "B", 1, requires="torch")
     with pytest.raises(ValueError, match="name is a short name"):

@@ -29,7 +29,7 @@ def make_partitioner():
     return CapabilityPartitioner(lambda node: None, "EchoBackend")
 
 
-def test_a_factory_says_what_to_give():
+def test_factory_without_arguments_is_refused_with_advice():
     for factory in (make_partitioner, lambda: None):
         with pytest.raises(
             PluginBroken, match="a partitioner is a class or an instance of one"

@@ -16,7 +16,7 @@ SPECS = (
 )
 
 
-def test_defaults_fill_what_was_not_given():
+def test_missing_options_get_their_defaults():
     assert complete_options(SPECS, {}, "backend 'x'") == {
         "mode": "fast",
         "scale": 0.5,

@@ -92,7 +92,7 @@ def test_backends_are_sorted_and_described(site):
     ]
 
 
-def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
+def test_wrong_name_gets_a_suggestion_and_installed_names(hermetic):
     hermetic.register(Chip)
     with pytest.raises(
         BackendNotFound,
@@ -103,7 +103,7 @@ def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
         hermetic.get_backend("nothing like it")
 
 
-def test_what_is_chosen_for_whoever_names_no_backend(hermetic):
+def test_default_backends_are_chosen_without_a_name(hermetic):
     with pytest.raises(
         BackendNotFound, match="no backend is installed that can be used\n  hint"
     ) as none:
@@ -152,7 +152,7 @@ def test_a_plugin_may_declare_its_backend_the_default(hermetic):
         hermetic.default_backends()
 
 
-def test_a_broken_plugin_costs_only_itself_where_no_backend_is_named(site, monkeypatch):
+def test_broken_plugin_does_not_disturb_default_backends(site, monkeypatch):
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "vendor-good,vendor-bad")
     site.backend("vendor-good", "npu")
     site.plugin("vendor-bad", "raise ValueError('bad wheel')")
@@ -284,7 +284,7 @@ def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):
     assert Registry().get_backend("npu").__module__ == "vendor_b"
 
 
-def test_unusable_backends_say_why_when_they_are_asked_for(site):
+def test_unusable_backend_raises_its_reason(site):
     site.backend("old-one", "old", api=99)
     site.backend(
         "poor-one", "poor", requires=("nobody_has_it",), install_hint="pip install it"
@@ -300,7 +300,7 @@ def test_unusable_backends_say_why_when_they_are_asked_for(site):
     assert registry.spec("poor").install_hint == "pip install it"
 
 
-def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site):
+def test_broken_plugin_warns_once_and_fails_when_used(site):
     site.plugin("bad-one", "raise ValueError('no luck')", name="bad")
     site.backend("good-one", "good")
     with pytest.warns(
@@ -320,7 +320,7 @@ def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site
         again.get_backend("something")
 
 
-def test_a_disabled_plugin_says_so_when_it_is_asked_for(site, monkeypatch):
+def test_disabled_plugin_is_named_when_used(site, monkeypatch):
     site.plugin("exiter", "import os; os._exit(3)")
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "exiter")
     with pytest.raises(
@@ -341,7 +341,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_that_is_not_there_or_of_the_wrong_kind(site, target):
+def test_missing_or_wrong_targets_are_refused(site, target):
     (site.folder / "leaves.py").write_text("raise SystemExit(4)")
     (site.folder / "renamed.py").write_text(
         "from delegraph.backend import BackendDetails\n"
@@ -406,7 +406,7 @@ def test_registering_a_spec_and_a_ready_partitioner(hermetic):
     [3, "npu", ReportSpec(".x", "m:f", "a report")],
     ids=["number", "text", "report"],
 )
-def test_registering_what_declares_nothing(hermetic, what):
+def test_object_without_declarations_cannot_be_registered(hermetic, what):
     with pytest.raises(PluginBroken, match="declares nothing"):
         hermetic.register(what)
 
@@ -454,7 +454,7 @@ def test_a_name_that_exists_is_a_conflict(hermetic, name):
     assert [backend.name for backend in hermetic.backends()] == ["chip"]
 
 
-def test_what_is_no_backend_is_refused_at_once(hermetic):
+def test_object_that_is_no_backend_is_refused_at_once(hermetic):
     with pytest.raises(
         PluginBroken, match="no subclass of delegraph.backend.BackendDetails"
     ):
@@ -487,7 +487,7 @@ def test_registering_from_many_threads(hermetic):
     assert hermetic.backends() == []
 
 
-def test_no_runtime_says_what_to_do(hermetic):
+def test_missing_runtime_raises_with_advice(hermetic):
     hermetic.register(Chip)
     with pytest.raises(NoRuntime, match="declares no runtime for this host") as caught:
         hermetic.runtime_for("chip")
@@ -500,7 +500,7 @@ def test_a_backend_without_partitioner(hermetic):
         hermetic.get_partitioner("chip")
 
 
-def test_options_that_the_partitioner_does_not_take_are_the_plugins_defect(hermetic):
+def test_undeclared_partitioner_options_are_a_defect_of_the_plugin(hermetic):
     hermetic.register(
         Chip, partitioner=ChipPartitioner, options=(OptionSpec("other", int, 1),)
     )

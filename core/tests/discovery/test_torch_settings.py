@@ -71,7 +71,7 @@ def lower_and_call(act):
 
 @pytest.mark.parametrize("when", ["partition", "preprocess", "load", "delegate"])
 @pytest.mark.parametrize("said", CHANGES)
-def test_it_is_named_and_put_back(said, when):
+def test_plugins_that_change_settings_are_named_and_undone(said, when):
     said_here = (
         said.replace("from True to False", "from False to False")
         if when in ("load", "delegate")
@@ -87,7 +87,7 @@ def test_it_is_named_and_put_back(said, when):
     assert f", changed torch's {said}; it is " in text
 
 
-def test_a_runtime_that_does_so_with_each_call_is_named_once():
+def test_runtime_that_changes_settings_is_named_once():
     with pytest.warns(delegraph.DelegraphWarning) as told:
         program = lower_and_call(
             lambda now: torch.set_num_threads(3) if now == "delegate" else None
@@ -128,7 +128,7 @@ def delegraph_backends():
 @pytest.mark.parametrize(
     "first", ["", "import torch;"], ids=["which imports torch", "after torch"]
 )
-def test_a_module_that_does_so_when_it_is_imported(site, first):
+def test_settings_changed_by_an_import_are_restored(site, first):
     site.plugin("odd-one", LIGHT)
     (site.folder / "odd_target.py").write_text(TARGET)
     program = f"{first}import delegraph; delegraph.get_backend('odd'); import torch; "

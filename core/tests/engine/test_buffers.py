@@ -429,7 +429,7 @@ def two_vectors(k=0):
         "test_partitioner_tag_only_params",
     ],
 )
-def test_data_goes_where_its_tag_says(tags, passed, registry):
+def test_tagged_data_goes_to_its_partition(tags, passed, registry):
     """Rows of those names: what is untagged stays with the parent and is passed; what
     is tagged moves.
     """

@@ -93,7 +93,7 @@ def test_a_check_of_no_known_line_hides_no_other(echo_registry):
     [(X * 1000, "Runtime|input"), (X * 40, "result")],
     ids=["input", "result"],
 )
-def test_they_are_checked_at_run_time(echo_registry, x, said):
+def test_checks_of_values_run_at_run_time(echo_registry, x, said):
     with pytest.raises(RuntimeError, match=said):
         Checked()(x)
     with pytest.raises(RuntimeError, match=said):
@@ -107,7 +107,7 @@ class Unused(nn.Module):
         return y
 
 
-def test_what_feeds_nothing_else_is_no_refusal(echo_registry):
+def test_calls_that_only_feed_checks_are_no_refusals(echo_registry):
     lowered = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
     assert lowered.report.host_operators == 0
     assert not lowered.report.notes
@@ -133,7 +133,7 @@ def test_checks_in_branches_are_no_refusals(echo_registry):
         lowered(X * 100)
 
 
-def test_a_program_of_checks_alone(echo_registry):
+def test_program_of_only_checks_runs_on_the_host(echo_registry):
     class Alone(nn.Module):
         def forward(self, x):
             torch._assert_async((x < 5).all(), "alone")
@@ -146,7 +146,7 @@ def test_a_program_of_checks_alone(echo_registry):
         lowered(X * 100)
 
 
-def test_what_writes_or_draws_is_no_check(echo_registry):
+def test_writing_or_random_calls_are_no_checks(echo_registry):
     class Acts(nn.Module):
         def __init__(self):
             super().__init__()

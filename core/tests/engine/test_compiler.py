@@ -115,7 +115,7 @@ def blobs_of(result):
     return [delegate.processed_bytes for delegate in result.delegates]
 
 
-def test_a_compiler_of_somebody_else_gets_each_partition(registry):
+def test_registered_compiler_gets_each_partition(registry):
     here = Here()
     result = lower_steps(registry, here, ["text"])
     assert blobs_of(result) == blobs_of(lower_steps(registry))
@@ -128,7 +128,7 @@ def test_a_compiler_of_somebody_else_gets_each_partition(registry):
     assert "this one compiles here" in result.report.notes
 
 
-def test_what_a_compiler_refuses_stays_on_the_host(registry):
+def test_partitions_that_a_compiler_refuses_stay_on_the_host(registry):
     result = lower_steps(registry, RefusingTheFirst())
     assert len(result.delegates) == 1
     assert [row.reason for row in result.report.given_back] == ["not today"]
@@ -303,7 +303,7 @@ def test_a_conflict_of_flags_names_both_distributions(monkeypatch):
         parser_with_flags(monkeypatch, "acme", "other")
 
 
-def test_a_flag_whose_distribution_is_missing_names_it(monkeypatch):
+def test_flag_of_a_missing_distribution_names_it(monkeypatch):
     parser_with_flags(monkeypatch)
     with pytest.raises(
         UsageError, match="the flag --isolation comes with delegraph-workers"

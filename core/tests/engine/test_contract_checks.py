@@ -28,7 +28,7 @@ def test_results_are_counted_and_not_written_as_text():
         flat_results("Acme", {"a": ["p"]}, {"a": results})
 
 
-def test_what_is_no_mapping_is_named():
+def test_object_that_is_no_mapping_is_named():
     with pytest.raises(
         ContractViolation,
         match=r"Acme.preprocess_multimethod returned \[1\] results for each method",

@@ -116,7 +116,7 @@ def operators_by_delegate(made):
     return [dict(delegate.operators) for delegate in made.report.delegates]
 
 
-def test_what_the_backend_keeps_stays_whole(registry):
+def test_operators_that_the_backend_keeps_stay_whole(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -293,7 +293,7 @@ def test_a_kept_operator_stays_whole_inside_of_another():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_calls_on_sparse_tensors_are_told_apart_without_strides(registry):
+def test_calls_on_sparse_tensors_are_distinguished_without_strides(registry):
     class Sparse(nn.Module):
         def forward(self, a, b):
             return F.linear(torch.sparse.mm(a, b), b)
@@ -343,7 +343,7 @@ def test_pieces_keep_debug_handle_and_source(registry):
     assert all(p.meta["nn_module_stack"] for p in pieces)
 
 
-def test_the_host_calls_what_the_model_calls(registry):
+def test_host_calls_the_operators_of_the_model(registry):
     """Also where a partitioner that only tags, for which all was decomposed, takes
     nothing of a call.
     """
@@ -407,7 +407,7 @@ def _views(found):
     return {t for t in found if getattr(t, "is_view", False)}
 
 
-def test_refusals_name_the_piece_and_the_operator_around_it(registry):
+def test_refusals_name_the_part_and_its_composite_operator(registry):
     lowered = lower_and_verify(
         Block(), (torch.randn(2, 4, 8),), [partitioner_for(aten.bmm.default)], registry
     )
@@ -427,7 +427,7 @@ def test_refusals_name_the_piece_and_the_operator_around_it(registry):
     )
 
 
-def test_views_alone_make_no_delegate(registry):
+def test_partition_of_only_views_is_no_delegate(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -467,7 +467,7 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
     assert every.report.host_operators == 0
 
 
-def test_a_later_backend_keeps_what_the_first_refuses(registry):
+def test_later_backend_keeps_operators_refused_by_the_first(registry):
     x = torch.randn(2, 4, 8)
     lowered = lower_and_verify(
         Block(),
@@ -495,7 +495,7 @@ def test_a_later_backend_keeps_what_the_first_refuses(registry):
     ) == sorted(map(str, operators_by_delegate(lowered)))
 
 
-def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
+def test_tagging_partitioner_keeps_the_operators_it_names(registry):
     both = (aten.linear.default, aten.addmm.default)
     keeps = Tags(both, kept=[aten.linear.default])
     lowered = lower_and_verify(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
@@ -520,7 +520,7 @@ def test_the_filter_decides_for_each_call(registry):
     ]
 
 
-def test_a_kept_operator_that_nobody_takes_is_whole(registry):
+def test_kept_operator_without_a_backend_stays_whole(registry):
     lowered = lower_and_verify(
         Block(),
         (torch.randn(2, 4, 8),),
@@ -548,7 +548,7 @@ class Left(nn.Module):
         return torch.rand_like(x), F.dropout(x, 0.5, True), x[x > 0], torch.nonzero(x)
 
 
-def test_random_and_data_dependent_operators_are_left_alone():
+def test_random_and_data_dependent_operators_are_not_decomposed():
     program, _ = normalize(
         torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2)))
     )
@@ -669,7 +669,7 @@ OPERATORS = {
 }
 
 
-def test_operands_that_were_decomposed_alike_stay_apart(registry):
+def test_equally_decomposed_operands_stay_separate(registry):
     """As the heads of attention are: the pieces of their transposes share their
     recorded values.
     """
@@ -816,7 +816,7 @@ def test_random_programs_for_partitioners_that_only_tag(
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_each_operator_on_the_host_alone(name, echo_registry):
+def test_each_single_operator_runs_on_the_host(name, echo_registry):
     x = torch.randn(4, 4)
     module = Random([(name, 0, 0)]).eval()
     lowered = api.lower(module, (x,), backends=[], registry=echo_registry)
@@ -897,7 +897,7 @@ def test_unused_results_add_no_node_to_a_decomposition():
     assert unused is None
 
 
-def test_operators_decompose_as_torch_says_without_its_whole_table():
+def test_operators_decompose_as_in_torch_without_its_table():
     """Collecting the composites for it takes a tenth of a second, and each is its own
     decomposition.
     """
@@ -939,7 +939,7 @@ def test_recurrent_layers_decompose_by_a_table_of_torch(layer):
     assert torch.ops.aten.tanh.default in left
 
 
-def test_what_torch_decomposes_in_python_alone_is_decomposed():
+def test_python_only_decompositions_of_torch_are_used():
     assert to_core(torch.ops.aten._upsample_nearest_exact2d.default) is not None
 
 

@@ -93,7 +93,7 @@ def test_a_returned_constant_may_be_written_to(echo_registry):
     assert lowered(X)[1].tolist() == [0, 1, 3]
 
 
-def test_what_is_written_random_or_large_is_not_computed(echo_registry):
+def test_written_random_or_large_values_are_not_folded(echo_registry):
     lowered = lower(echo_registry, Written(), X, takes=("sin",))
     host = lowered.report.host["forward"]
     assert {
@@ -108,7 +108,7 @@ def test_what_is_written_random_or_large_is_not_computed(echo_registry):
     assert not torch.equal(lowered(X)[0], first), "the buffer was written in between"
 
 
-def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
+def test_backend_gets_the_constant_calls_that_it_supports(echo_registry):
     everything = (
         "arange",
         "embedding",
@@ -186,7 +186,7 @@ class Normed(nn.Module):
         )
 
 
-def test_what_would_be_larger_is_left_to_the_host(echo_registry):
+def test_values_larger_than_their_sources_are_not_folded(echo_registry):
     x = torch.randn(2, 64)
     lowered = lower(echo_registry, Swin(), x, takes=("mm", "matmul"))
     assert not lowered.report.notes
@@ -198,7 +198,7 @@ def test_what_would_be_larger_is_left_to_the_host(echo_registry):
     )
 
 
-def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
+def test_values_smaller_than_their_sources_are_folded(echo_registry):
     """A weight that the program needs besides does not go away, and so its norm is
     computed by the host.
     """

@@ -98,7 +98,7 @@ def test_a_partitioner_that_edits_is_named(edit, name, registry):
 
 
 @pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
-def test_a_backend_that_edits_what_others_share_is_named(edit, name):
+def test_backend_that_edits_shared_objects_is_named(edit, name):
     class Edits(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -232,7 +232,7 @@ ECHO = DelegationSpec("EchoBackend")
         ),
     ],
 )
-def test_what_a_partitioner_hands_over_is_checked(make, tag, text, registry):
+def test_results_of_partitioners_are_checked(make, tag, text, registry):
     with pytest.raises(ContractViolation, match=re.escape(f"partitioner Hands{text}")):
         delegraph.lower(
             Sine().eval(), (X,), backends=[Hands(make, tag)], registry=registry
@@ -294,7 +294,7 @@ def result_with_data(data):
         ),
     ],
 )
-def test_what_a_backend_hands_over_is_checked(result, text):
+def test_results_of_backends_are_checked(result, text):
     class Made(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -461,7 +461,7 @@ def test_lower_names_a_partitioner_that_removes_recorded_types(registry, change)
         )
 
 
-def test_a_partitioner_may_compute_recorded_values_anew(registry):
+def test_partitioner_may_recompute_recorded_values(registry):
     """Passes that look at a graph do; the program has its own afterwards."""
     again = partitioner_changing_values(
         lambda meta: meta.update(val=meta["val"].clone())

@@ -213,7 +213,7 @@ class Broken(ThreadPoolExecutor):
         (Broken, "no worker"),
     ],
 )
-def test_threads_of_other_places_are_refused_by_what_they_do(made, text):
+def test_executors_outside_of_this_process_are_refused(made, text):
     """None of them is known by its class. A backend that is not thread-safe has no use
     for it.
     """
@@ -436,13 +436,13 @@ def test_formats_may_trace_during_a_verification(formats):
     assert noticed == {"serialize": False, "read": False}
 
 
-def test_formats_may_trace_behind_to_executorch(formats):
+def test_formats_may_trace_after_to_executorch(formats):
     program = torch.export.export(Steps(1), (torch.ones(3),))
     ExecutorchProgramManager(to_edge(program), FileFormat("a.noticing", formats), {})
     assert noticed == {"serialize": False}
 
 
-def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
+def test_logs_of_torch_are_dropped_during_nested_lowering(caplog):
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     with unlogged():
         with unlogged():

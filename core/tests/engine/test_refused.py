@@ -182,7 +182,7 @@ def test_one_partition_in_three_is_given_to_the_host():
     assert_equals_eager(program, x)
 
 
-def test_another_backend_gets_it_with_what_is_around():
+def test_next_backend_gets_the_refused_part_and_its_neighbours():
     """Also with ``require_full``, since nothing is left over."""
     x = torch.randn(2, 4)
     first = backend_refusing_sines()
@@ -215,7 +215,7 @@ def test_require_full_raises_for_operators_on_the_host():
         lower_for(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
 
 
-def test_only_a_report_can_say_it():
+def test_refusal_without_a_report_is_an_error():
     """``to_backend`` has none, and ends as it does in ExecuTorch."""
     kind = make_backend("LoneBackend", lambda names: "too large")
     program = torch.export.export(nn.ReLU().eval(), (torch.ones(2),))
@@ -238,7 +238,7 @@ def test_an_exception_is_an_error_where_all_is_required():
         lower_for(nn.ReLU(), (torch.ones(2),), pair, require_full=True)
 
 
-def test_who_refuses_may_not_write_weights_either():
+def test_refusing_backend_must_not_write_weights():
     class WritingBackend(BackendDetails):
         @staticmethod
         def preprocess(edge_program, compile_specs):
@@ -470,7 +470,7 @@ class Tagging(Partitioner):
     "partitioner",
     [Tagging(), partitioner_for("TagBackend", "sinh", "native_layer_norm", "tanh")],
 )
-def test_what_was_decomposed_for_it_is_whole_again(partitioner):
+def test_operators_decomposed_for_a_refusing_backend_are_restored(partitioner):
     x = torch.randn(2, 4)
     first = make_backend(
         "TagBackend", lambda names: "full" if "native_layer_norm" in names else None

@@ -582,7 +582,7 @@ def test_the_second_backend_gets_operators_left_in_branches(registry):
         torch.testing.assert_close(lowered(each), model(each))
 
 
-def test_the_callers_program_stays_as_it_was(registry):
+def test_program_of_the_caller_is_unchanged(registry):
     program = torch.export.export(Cond().eval(), (torch.ones(3, 4),))
     texts = [str(g) for g in graphs(program.graph_module)]
     owners = [g.owning_module for g in graphs(program.graph_module)]

@@ -71,7 +71,7 @@ def test_modules_equal_in_both_modes_get_no_note():
     assert training_note(export(Alike().train())) is None
 
 
-def test_the_report_has_it_also_of_a_branch():
+def test_report_notes_training_mode_of_branches():
     class Branch(nn.Module):
         def forward(self, x):
             return torch.cond(

@@ -100,7 +100,7 @@ def saved(tmp_path):
     del LOADED[:], ASKED[:]
 
 
-def test_a_runtime_is_asked_with_a_header_and_nothing_is_loaded(saved):
+def test_compatibility_is_decided_without_loading(saved):
     registry, path, lowered = saved
     assert lowered.delegates[0].fingerprint == "halver 1.5"
     HalvingRuntime.answer = Compatibility("rebuild", "version 2 is faster")
@@ -123,7 +123,7 @@ def test_a_runtime_is_asked_with_a_header_and_nothing_is_loaded(saved):
     assert ASKED[-1][2] is None
 
 
-def test_what_cannot_run_is_not_loaded_and_the_error_begins_with_the_reason(saved):
+def test_incompatible_blobs_are_refused_with_the_reason(saved):
     registry, path, _ = saved
     HalvingRuntime.answer = Compatibility(
         "cannot", "it is of version 1, and 2 is read here"
@@ -144,7 +144,7 @@ def test_a_program_that_was_lowered_here_is_not_asked_about(saved):
     assert ASKED == []
 
 
-def test_a_runtime_that_does_not_say_loads(saved):
+def test_runtime_without_an_answer_loads_the_blob(saved):
     registry, path, _ = saved
     loaded = delegraph.load(path, registry=registry)
     assert loaded.compatible().verdict is None
@@ -207,7 +207,7 @@ def test_a_name_in_a_file_forges_no_line():
     assert "\x1b" not in text
 
 
-def test_a_format_that_does_not_say_its_delegates_says_so(tmp_path, registry):
+def test_format_without_blobs_is_refused(tmp_path, registry):
     class Offering:
         @hookimpl
         def delegraph_formats(self):
@@ -232,7 +232,7 @@ def test_a_producer_is_a_distribution_and_a_version():
 
 
 @pytest.mark.parametrize("kind", [OptionError, FormatError])
-def test_what_a_runtime_cannot_read_it_cannot_run(saved, kind):
+def test_errors_of_runtimes_mean_incompatible_blobs(saved, kind):
     registry, path, _ = saved
     HalvingRuntime.answer = kind("option-invalid", "no such setting")
     answer = delegraph.load(path, registry=registry).compatible()

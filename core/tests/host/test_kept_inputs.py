@@ -98,7 +98,7 @@ def test_one_that_begins_to_write_later():
     assert x.tolist() == [-1.0, 0.0, 2.0]
 
 
-def test_who_writes_beside_the_input_is_no_fault_of_the_runtime():
+def test_writes_by_other_threads_do_not_blame_the_runtime():
     """As a thread does that fills the other half of a buffer during the call."""
     buffer = torch.tensor([-1.0, 0.0, 2.0, 4.0, 5.0, 6.0])
 

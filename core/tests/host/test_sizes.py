@@ -91,7 +91,7 @@ COUNTED_ON = {
 
 
 @pytest.mark.parametrize("name", COUNTED_ON)
-def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
+def test_dropped_dimension_that_is_needed_is_refused(name):
     function, sizes, backends = COUNTED_ON[name]
     result = lower_dynamic(function, backends)
     x = torch.randn(3, 4, 5)
@@ -104,7 +104,7 @@ def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
     assert "test_sizes.py" in str(raised.value.source)
 
 
-def test_what_fails_for_a_small_size_says_so():
+def test_errors_at_small_sizes_name_the_size():
     result = lower_dynamic(lambda x: x.amax(0))  # which an empty row does not have
     with pytest.raises(
         InputError,
@@ -114,7 +114,7 @@ def test_what_fails_for_a_small_size_says_so():
     assert isinstance(raised.value.__cause__, IndexError)
 
 
-def test_what_fails_for_other_reasons_stays_as_it_is():
+def test_errors_for_other_reasons_are_unchanged():
     program = export_dynamic(
         lambda x: torch.arange(4)[x], torch.tensor([1, 2, 3]), {0: Dim("n")}
     )

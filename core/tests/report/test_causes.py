@@ -70,7 +70,7 @@ def causes_of(registry, function, *inputs, **options):
     return lowered.report.causes, lowered
 
 
-def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
+def test_dependent_refusals_count_for_their_first_cause(registry):
     found, _ = causes_of(
         registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES
     )
@@ -125,7 +125,7 @@ def test_two_values_of_one_kind_are_two_causes(registry):
     ]
 
 
-def test_what_follows_from_another_refusal_comes_after_it(registry):
+def test_refusals_that_follow_from_others_come_later(registry):
     found, _ = causes_of(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
     # sort passes it on as well
     assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]
@@ -144,7 +144,7 @@ def test_what_follows_from_another_refusal_comes_after_it(registry):
     ]
 
 
-def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry):
+def test_dynamic_sizes_are_one_cause(registry):
     def double(x):
         return x.sin().reshape(x.shape[0] * x.shape[1]).cos(), torch.sort(x)[0]
 
@@ -226,7 +226,7 @@ def test_counts_agree_everywhere(registry, backends):
     assert all(data["causes"][row["cause"]]["reason"] for row in data["refusals"])
 
 
-def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
+def test_plain_reason_is_a_cause_without_hint_per_operator(registry):
     refused = CapabilityPartitioner(lambda node: "not mine", "Any32")
     lowered = api.lower(
         Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry
@@ -239,7 +239,7 @@ def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
     assert Refusal(None, Reason("no", hint="go")).hint == "go"
 
 
-def test_what_blames_itself_or_is_blamed_in_turn_follows_from_nothing(registry):
+def test_circular_reasons_are_independent_causes(registry):
     class Pairs(CapabilityPartitioner):
         """Sine and cosine only together, tan never: the first two blame each other, the
         last blames itself.

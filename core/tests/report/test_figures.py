@@ -141,7 +141,7 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
     assert "more" not in report.to_text(verbose=True)
 
 
-def test_a_target_is_shown_where_there_are_several():
+def test_target_is_shown_if_there_are_several():
     both = lower_net(
         partitioner_for(("linear", "cholesky_inverse"), "npu-1"),
         partitioner_for(("cholesky_inverse",), "npu-2"),
@@ -191,7 +191,7 @@ def test_without_figures_nothing_is_said(monkeypatch):
         ({"figures": {0: {"cycles": True}}}, "the figure 'cycles' of 0"),
     ],
 )
-def test_what_is_no_fact_or_figure(more, said, monkeypatch):
+def test_wrong_facts_and_figures_are_refused(more, said, monkeypatch):
     monkeypatch.setattr(TellingBackend, "more", more)
     with pytest.raises(
         ContractViolation, match=f"(?s)TellingBackend.preprocess returned {said}"

@@ -123,9 +123,7 @@ def test_the_suffix_chooses_a_plugins_format(registry, result, tmp_path):
     ]
 
 
-def test_text_and_json_are_delegraphs_own_and_no_plugin_takes_them(
-    registry, result, tmp_path
-):
+def test_plugins_cannot_replace_text_and_json(registry, result, tmp_path):
     for name in ("r.txt", "r"):
         write_report(result, tmp_path / name, registry)
         assert (tmp_path / name).read_text() == f"{result.report}\n"
@@ -136,16 +134,14 @@ def test_text_and_json_are_delegraphs_own_and_no_plugin_takes_them(
     }
 
 
-def test_only_a_format_that_tells_failures_is_asked_without_a_report(
-    registry, tmp_path
-):
+def test_only_formats_for_failures_run_without_a_report(registry, tmp_path):
     failed = LoweringResult(None, error=InputError("input-invalid", "no model"))
     assert write_report(failed, tmp_path / "r.csv", registry) == []
     assert len(write_report(failed, tmp_path / "r.two", registry)) == 2
     assert [path.name for path in tmp_path.iterdir()] != ["r.csv"]
 
 
-def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):
+def test_errors_of_formats_name_the_format(registry, result, tmp_path):
     with pytest.raises(FormatNotFound, match="there is no report format for 'r.doc'"):
         write_report(result, "r.doc", registry)
     with pytest.raises(
@@ -158,7 +154,7 @@ def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["html", "junit.xml", "nodes.json"])
-def test_what_analysis_has_is_named_with_its_pip_command(registry, result, suffix):
+def test_missing_analysis_is_named_with_its_pip_command(registry, result, suffix):
     with pytest.raises(
         FormatNotFound, match="comes with delegraph-analysis, which is not installed"
     ) as caught:
@@ -241,7 +237,7 @@ def test_an_observer_sees_a_run_in_order(registry):
         lowered.verify(x, observer=Record(), runtime="executorch")
 
 
-def test_a_delegate_inside_of_a_delegate_is_observed_as_part_of_it(registry):
+def test_nested_delegate_is_observed_as_part_of_the_outer(registry):
     """Without a runtime of the outer one, its original operators run here."""
 
     class InnerBackend(BackendDetails):

@@ -127,6 +127,6 @@ def test_wrong_times_name_the_runtime(spent):
         observed_times(spent)
 
 
-def test_an_error_while_times_are_read_is_the_plugin_s():
+def test_errors_while_reading_times_name_the_plugin():
     with pytest.raises(PluginFailed, match="profile of SlowRuntime"):
         observed_times(lambda: 1 / 0)

@@ -357,7 +357,7 @@ def test_wrong_repeats_and_missing_inputs_are_refused():
         lowered.profile(repeats=1)
 
 
-def test_the_command_prints_it_as_text_and_json(path, capsys):
+def test_profile_command_prints_text_and_json(path, capsys):
     words = ["profile", f"{path}:net", "--backend", "compiler-demo", "--repeats", "2"]
     assert main(words) == 0
     stdout = capsys.readouterr().out

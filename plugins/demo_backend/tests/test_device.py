@@ -55,7 +55,7 @@ def test_delegates_compute_as_eager_on_the_device(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_conformance_kit_s_numerics(capsys):
+def test_device_passes_the_numerics_of_the_conformance_kit(capsys):
     assert main(["check", "compiler-demo", "--device", "--quick"]) == 0
     assert "compiler-demo: 3 passed; " in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ from .support import bad_backends as backends
 from .support.kit import backend_under_test
 
 
-def test_a_crash_costs_one_program_and_is_named():
+def test_crash_loses_one_program_and_is_named():
     one = backend_under_test(
         backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs")
     )

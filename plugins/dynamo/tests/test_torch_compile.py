@@ -139,7 +139,7 @@ def test_results_that_are_views_of_inputs_stay_views():
     assert (model.seen.view(-1)[1:] == 5).all()
 
 
-def test_results_that_share_memory_of_the_graph_are_eager_s():
+def test_graphs_whose_results_share_memory_run_in_eager():
     def function(x):
         y = x * 2
         return y, y[1:]

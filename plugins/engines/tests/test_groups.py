@@ -132,7 +132,7 @@ def test_a_path_through_the_host_keeps_a_group_apart():
     assert refused == {relu: text, tanh: text}
 
 
-def test_what_lies_between_the_calls_of_a_group_joins_them():
+def test_calls_between_a_group_join_its_part():
     relu, neg, tanh = calls = make_chain(torch.relu, torch.neg, torch.tanh)
     assert settle(calls, set(calls), [[relu, tanh]], largest=3) == (
         [[relu, neg, tanh]],
@@ -145,7 +145,7 @@ def test_what_lies_between_the_calls_of_a_group_joins_them():
     }
 
 
-def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
+def test_wider_of_two_conflicting_groups_is_dropped():
     """Each alone is convex, but each needs a result of the other through the host."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

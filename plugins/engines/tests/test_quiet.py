@@ -38,7 +38,7 @@ def elsewhere():
     end()
 
 
-def test_it_is_quiet_inside_and_only_there():
+def test_output_is_silenced_only_inside_the_context():
     before = list(warnings.filters)
     with quietly():
         with quietly():

@@ -98,7 +98,7 @@ def test_values_that_the_engine_has(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_that_it_lacks_or_computes_otherwise(name):
+def test_unsupported_values_are_refused(name):
     function, given, said = REFUSED[name]
     assert said in CHECK(last_call(function, given)).replace("inputs_0", "x")
 

@@ -78,7 +78,7 @@ def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
         [channels_last_borders, integer_borders],
     ],
 )
-def test_with_integers_in_either_order(transforms):
+def test_integer_borders_work_in_both_orders(transforms):
     def through(x):
         pooled = nn.functional.max_pool2d(
             dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3), 2

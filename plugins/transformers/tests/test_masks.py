@@ -60,7 +60,7 @@ def arguments(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_one_delegate(name):
+def test_masked_models_are_one_delegate(name):
     torch.manual_seed(0)
     model = getattr(transformers, name)
     model = model(model.config_class(**MODELS[name])).eval()

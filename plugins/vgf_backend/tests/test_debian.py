@@ -72,7 +72,7 @@ def debian(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_skipped_here_pass_there(debian):
+def test_skipped_tests_pass_in_debian(debian):
     tests = str(Path(__file__).parent / "test_vgf.py")
     done = debian(
         sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", tests
@@ -82,7 +82,7 @@ def test_the_tests_that_are_skipped_here_pass_there(debian):
 
 
 @pytest.mark.slow
-def test_mobilenet_v2_is_verified_there(debian):
+def test_mobilenet_v2_is_verified_in_debian(debian):
     model = str(ROOT / "examples/mobilenet_v2.py")
     done = debian(
         sys.executable,
@@ -101,6 +101,6 @@ def test_mobilenet_v2_is_verified_there(debian):
 
 
 @pytest.mark.slow
-def test_the_conformance_kit_passes_there(debian):
+def test_conformance_kit_passes_in_debian(debian):
     done = debian(sys.executable, "-m", "delegraph", "check", "vgf", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -406,7 +406,7 @@ def test_the_entries_used_least_recently_go(tmp_path):
     assert [path.stem[-1] for path in entries_in(tmp_path)] == ["0", "2", "r"]
 
 
-def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
+def test_refused_programs_are_not_cached(registry, tmp_path):
     class Refused(nn.Module):
         def forward(self, x):
             return torch.digamma(x.relu())

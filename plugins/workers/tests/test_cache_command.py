@@ -71,7 +71,7 @@ def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     ] == [path.stem]
 
 
-def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
+def test_command_caches_in_local_and_remote_folders(tmp_path, capsys, monkeypatch):
     (tmp_path / "m.py").write_text(MODEL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")

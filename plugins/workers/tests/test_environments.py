@@ -407,7 +407,7 @@ def test_settings_that_are_no_toml_name_the_file(tmp_path):
         ('python = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
     ],
 )
-def test_a_table_that_is_wrong_costs_its_backend_alone(
+def test_wrong_table_disables_only_its_backend(
     table, why, tosa, registry_from_settings, monkeypatch
 ):
     real = config.description_of
@@ -799,7 +799,7 @@ class OwnObserver(MinMaxObserver):
         ("validate", lambda self, model: 1 / 0, "ZeroDivisionError|division by zero"),
     ],
 )
-def test_quantizers_there_that_cannot_be_used(
+def test_unusable_quantizers_of_environments_are_refused(
     method, function, why, registry_with_far, monkeypatch
 ):
     monkeypatch.setattr(TOSAQuantizer, method, function)
@@ -923,7 +923,7 @@ def test_arrays_of_messages_are_not_trusted(rows):
         arrays.read_arrays(rows, [memoryview(bytes(8))])
 
 
-def test_a_backend_there_meets_the_delegates_of_one_here(registry_with_far):
+def test_remote_backend_works_beside_a_local_one(registry_with_far):
     with registry_with_far.register(
         SinBackend, partitioner=CapabilityPartitioner(only_sin, "SinBackend")
     ):
@@ -986,7 +986,7 @@ class Marking(CapabilityPartitioner):
         return result
 
 
-def test_marks_of_a_partitioner_there_arrive_or_nothing_does(
+def test_marks_of_remote_partitioners_arrive_completely_or_are_refused(
     registry_with_far, monkeypatch
 ):
     """Some were left out without a word, and the backend then compiled something else."""

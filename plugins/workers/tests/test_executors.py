@@ -148,7 +148,7 @@ def test_workers_without_the_folder_get_weights_with_jobs(registry, monkeypatch)
     assert [len(job) > 2_000_000 for job in pool.jobs] == [False, True]
 
 
-def test_a_lost_worker_costs_one_retry(registry):
+def test_lost_worker_causes_one_retry(registry):
     pool = Copying(OSError("the worker is gone"))
     assert contents_of_delegates(lower_steps(registry, pool)) == contents_of_delegates(
         lower_steps(registry)
@@ -183,7 +183,7 @@ def test_errors_are_those_of_a_serial_lowering(names, registry):
     assert told[0] == told[1]
 
 
-def test_another_version_there_is_refused(registry, monkeypatch):
+def test_workers_of_another_version_are_refused(registry, monkeypatch):
     pool = Copying()
     real = execute.versions_of
     monkeypatch.setattr(

@@ -53,7 +53,7 @@ def blobs_of(result):
     ]
 
 
-def test_a_crash_costs_one_partition(registry):
+def test_crash_loses_only_one_partition(registry):
     """Two workers: one that dies, and the one that the others are compiled in."""
     result = lower_steps(
         ["sin", "sinh"], registry, "crashing", "refusing", isolation="process"
@@ -160,7 +160,7 @@ def test_wrong_options_of_isolation_are_refused(choices, text, registry):
         lower_steps(["sin"], registry, **choices)
 
 
-def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
+def test_missing_workers_distribution_is_one_error(registry, monkeypatch):
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
     with pytest.raises(
         PluginUnavailable, match="comes with delegraph-workers"

@@ -119,9 +119,7 @@ def test_workers_that_close_their_descriptors_are_stopped(worker_that, monkeypat
     assert not worker.alive
 
 
-def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(
-    worker_that, tmp_path, monkeypatch
-):
+def test_interrupted_job_gets_no_late_answer(worker_that, tmp_path, monkeypatch):
     worker = worker_that(
         "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
         " time.sleep(60)"

@@ -255,7 +255,7 @@ def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
         ("builtins:dict", "has no method submit"),
     ],
 )
-def test_executors_that_there_are_not(text, said, tmp_path):
+def test_missing_executors_are_refused(text, said, tmp_path):
     if text == "dask":
         pytest.importorskip("distributed", reason="pip install distributed")
     with (

@@ -145,7 +145,7 @@ def test_a_command_that_is_killed_goes_on(folder, rounds):
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
+def test_full_disk_ends_the_command_and_keeps_finished_rows(folder, tmp_path):
     """A file system of 256 kB, which reports fill."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -345,7 +345,7 @@ def test_methods_lead_to_their_sections(report):
     ]
 
 
-def test_reports_without_delegates_are_shown_as_such():
+def test_page_shows_that_a_report_has_no_delegates():
     page = lower_net(partitioners=[]).report.to_html()
     parse_checked_page(page)
     assert "No backend was asked." in page

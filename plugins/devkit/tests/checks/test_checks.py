@@ -250,7 +250,7 @@ def test_a_worse_backend_fails_several_checks(name):
     assert checks <= set(failed_checks(devkit.run_checks(backend_under_test(register))))
 
 
-def test_there_is_a_bad_backend_for_every_check():
+def test_every_check_has_a_bad_backend():
     assert {*backends.BAD, "light_declaration"} == set(devkit.CHECKS)
     assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
     check_of = {name: check for check, named in backends.BAD.items() for name in named}

@@ -89,7 +89,7 @@ def test_another_device_is_refused():
     )
 
 
-def test_a_file_without_fingerprints_is_as_it_was():
+def test_file_without_fingerprints_is_unchanged():
     plain = encode_outputs(ONE, [1], ["a 1"])
     assert encode_outputs(ONE, [1], ["a 1"], [""]) == plain
     assert "fingerprints" not in plain
@@ -152,7 +152,7 @@ def test_metadata_of_delegates_is_read_once_for_each_method(saved, monkeypatch):
     assert len(decoded) == 2
 
 
-def test_a_text_that_all_delegates_have_is_there_once():
+def test_text_common_to_all_delegates_is_stored_once():
     told = ContainerMetadata("", encode_outputs(ONE, [1, 2, 1], ["a 1"] * 3, ["b"] * 3))
     assert told.outputs.count("a 1") == told.outputs.count('"b"') == 1
     assert producers(told) == ["a 1"] * 3

@@ -52,7 +52,7 @@ def test_control_flow_and_state(name: str) -> None:
     check_in_both_runtimes(module, calls, backends=["xnnpack"])
 
 
-def test_types_that_it_does_not_take() -> None:
+def test_xnnpack_refuses_unsupported_types() -> None:
     """Ints, bools and doubles stay on the host, beside floats and halves that do not."""
 
     def mixed(x: Any, i: Any, b: Any, h: Any) -> Any:

@@ -155,7 +155,7 @@ def test_an_operator_without_a_name_is_refused() -> None:
     )
 
 
-def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
+def test_missing_vector_differs_from_an_empty_one() -> None:
     """ExecuTorch's runtime ends the process where a method has no list of inputs. Each
     list is left out in turn.
     """
@@ -175,7 +175,7 @@ def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
     } <= told
 
 
-def test_enumerations_that_there_are() -> None:
+def test_known_enumerations_are_accepted() -> None:
     assert load_content(program_that_sums(t.Int(6))).run(
         "forward", [torch.arange(4.0)]
     ) == [torch.tensor(6.0)]

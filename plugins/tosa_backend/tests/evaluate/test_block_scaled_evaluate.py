@@ -412,7 +412,7 @@ def test_equals_the_operator_on_the_numbers(name, value):
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_moved_pairs_are_the_bits_that_they_were(value):
+def test_moved_pairs_keep_their_bits(value):
     """Nothing is decoded on the way: NaN keep their payload, blocks their scale even
     where it does not matter.
     """

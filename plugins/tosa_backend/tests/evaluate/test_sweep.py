@@ -97,7 +97,7 @@ def _outputs(files):
     return dict(zip(files, results, strict=True))
 
 
-def test_there_are_enough_of_them(reference):
+def test_sweep_covers_enough_samples(reference):
     computed = [
         label for label, outputs in reference.items() if not isinstance(outputs, str)
     ]

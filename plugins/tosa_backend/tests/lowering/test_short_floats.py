@@ -169,7 +169,7 @@ def test_divisors_are_rounded_as_torch_does(dtype):
         assert relative_distance(found, eager.double()) < 2 * ULP[dtype]
 
 
-def test_weights_are_stored_as_short_as_they_are():
+def test_weights_are_stored_in_their_short_type():
     model = nn.Linear(64, 64).bfloat16().eval()
     given = randn(1, 64).bfloat16()
     options = {"tosa": {"spec": TARGETS[torch.bfloat16]}}

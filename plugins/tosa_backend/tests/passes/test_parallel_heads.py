@@ -118,7 +118,7 @@ def test_grouped_heads_without_bias_are_joined():
     assert only_operator(result, "CONV2D").inputs[1].shape == (40, 1, 1, 7)
 
 
-def test_keys_and_values_alone_stay_two_layers():
+def test_keys_and_values_without_queries_stay_two_layers():
     """The key is moved once more, so that nothing is gained."""
     draft = Draft()
     x = draft.input(1, 5, 7)

@@ -197,7 +197,7 @@ def test_only_factors_after_half_precision_convolutions_fold():
     ]
 
 
-def test_hard_swish_between_convolutions_costs_one_product():
+def test_hard_swish_between_convolutions_needs_one_product():
     draft = Draft()
     x = draft.norm(draft.conv(draft.input(1, 3, 6, 6), 4))
     gate = draft.op(
@@ -865,7 +865,7 @@ def test_products_with_transposed_matrices_become_matmul_t():
     ]
 
 
-def test_heads_are_joined_before_such_a_product():
+def test_heads_are_joined_before_a_product():
     draft = Draft()
     heads = draft.transpose(draft.input(2, 3, 5, 4), 0, 1, 3, 2)
     y = draft.matmul(draft.input(6, 2, 4), draft.reshape(heads, 6, 4, 5))

@@ -193,7 +193,7 @@ def test_norms_are_split_into_blocks_of_similar_size(npu):
     assert count_operators(result)["CONCAT"] == 1
 
 
-def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
+def test_table_of_8_bits_is_looked_up_in_blocks(npu):
     draft = Draft()
     q = cast_to_int32(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
     total = draft.op(tosa.REDUCE_SUM, q, axis=2)

@@ -54,7 +54,7 @@ def test_values_with_other_uses_are_transposed_for_linear_layers():
     assert operators == {"MATMUL": 1, "TRANSPOSE": 1, "RESHAPE": 3, "CONV2D": 1}
 
 
-def test_a_weight_that_another_layer_has_stays_as_it_is():
+def test_shared_weight_is_not_transposed():
     draft = Draft()
     weight = draft.constant(6, 1, 1, 12)
     bias = draft.constant(6)

@@ -40,7 +40,7 @@ def optimize_one_transpose(spec, *shape, perms=NHWC, dtype=DType.INT8):
     "shape, perms",
     [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)],
 )
-def test_it_is_a_convolution_for_npus(npu, shape, perms):
+def test_transpose_becomes_a_convolution_for_npus(npu, shape, perms):
     assert optimize_one_transpose(npu, *shape, perms=perms) == {
         "RESHAPE": 2,
         "CONV2D": 1,

@@ -423,7 +423,7 @@ def test_training_with_quantization_takes_a_step_and_is_lowered():
     assert step.max() <= 1.01
 
 
-def test_a_module_that_is_not_there():
+def test_missing_module_is_refused():
     with pytest.raises(
         OptionError,
         match=(

@@ -83,7 +83,7 @@ def shape_constant(*entries: int) -> Value:
 # ---- types and constants
 
 
-def test_types_are_the_table_s():
+def test_types_are_those_of_the_table():
     names = {d.name.lower() for d in BLOCK_SCALED}
     labels = {
         label

@@ -82,7 +82,7 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
     assert shared.verify(x).agrees(1e-5)
 
 
-def test_a_program_file_has_it_once_and_runs(shared, plain, model, tmp_path):
+def test_program_file_stores_a_shared_constant_once(shared, plain, model, tmp_path):
     shared.save(tmp_path / "shared.pte")
     plain.save(tmp_path / "plain.pte")
     saved = (tmp_path / "plain.pte").stat().st_size - (

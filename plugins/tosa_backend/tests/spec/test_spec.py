@@ -293,7 +293,7 @@ def test_required_is_sufficient_and_smallest(label):
     assert len(needed.profiles) <= max(1, smallest)
 
 
-def test_required_of_a_float_network_is_fp_alone():
+def test_float_network_requires_only_fp():
     graphs = [s.graph for s in samples(DType.FP32, DType.BOOL) if "FFT" not in s.label]
     assert required(merged(graphs)) == (frozenset({"FP"}), frozenset())
     assert required(merged([*graphs, SAMPLES["ADD(bf16)"].graph])) == ({"FP"}, {"bf16"})

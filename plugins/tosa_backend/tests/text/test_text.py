@@ -241,7 +241,7 @@ def test_result_types_are_shown_without_attributes():
     )
 
 
-def test_names_that_are_numbers_or_there_twice():
+def test_numeric_and_duplicate_names_are_renamed():
     a = value(2, name="0")
     b = value(2, name="same")
     c = value(2, name="same")

@@ -213,7 +213,7 @@ def lower(function, *inputs, target=TARGET):
     return delegraph.lower(module.eval(), inputs, backends=["tosa"], options=options)
 
 
-def test_branches_are_taken_alone_without_the_control_flow_extension():
+def test_branches_stay_on_the_host_without_control_flow_extension():
     module, (given, *_) = (
         WithConstant(branches_with_weights, weight, randn(4)).eval(),
         FAMILY.rows["cond-0"][1],

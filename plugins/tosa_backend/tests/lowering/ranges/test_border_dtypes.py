@@ -70,7 +70,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_it_crosses_as_its_uses_read_it(name):
+def test_tensor_crosses_the_border_in_the_type_of_its_uses(name):
     kind, function = CARRIED[name]
     lowered = lower(function, X, INPUTS)
     (delegate,) = lowered.delegates
@@ -107,7 +107,7 @@ def test_operators_that_need_int64_run_on_the_host(name):
     assert "is not known to fit into 32 bits" in lowered.report.refusals[0].reason
 
 
-def test_a_view_that_the_host_computes_crosses_so_as_well():
+def test_view_on_the_host_crosses_in_the_narrow_type():
     """The first conversion is the host's, since random numbers stand between; both
     partitions read the mask's truth.
     """
