@@ -87,6 +87,29 @@ def test_cell_identities_depend_on_contents_and_not_on_folders(
     }
 
 
+def test_cells_depend_on_the_file_of_weights(read_changed_matrix, folder):
+    text = 'models = ["zoo.py:small", "zoo.py:small@w.pt"]\nbackends = ["tosa"]\n'
+    read_changed_matrix()
+    (folder / "m.toml").write_text(text)
+    identities = []
+    for content in ("first", "second"):
+        (folder / "w.pt").write_text(content)
+        matrix = description.read_matrix(folder / "m.toml")
+        found = by_key(cells.cells_of(matrix))
+        identities.append({key[0]: cell.identity for key, cell in found.items()})
+    first, second = identities
+    assert first.keys() == {"small", "small@w.pt"}
+    assert first["small"] == second["small"]
+    assert first["small@w.pt"] != second["small@w.pt"]
+    places = {
+        "zoo.py:small@w.pt": f"{folder / 'zoo.py'}:small@{folder / 'w.pt'}",
+        "a@b.py": str(folder / "a@b.py"),
+        "timm:net@w.pt": "timm:net@w.pt",
+    }
+    for model, place in places.items():
+        assert description.place_of(model, folder) == place
+
+
 def test_a_model_with_another_name_is_another_row(read_changed_matrix, folder):
     before = {cell.identity for cell in cells.cells_of(read_changed_matrix())}
     (folder / "m.toml").write_text(TOML.replace("inverse 3x3", "inverse"))

@@ -20,7 +20,16 @@ from delegraph.command import check_model
 from delegraph.errors import DelegraphError, OptionError, UsageError
 from delegraph.plugin import BackendSpec, FormatSpec, ModelSpec
 
-from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
+from .description import (
+    LIMITS,
+    Matrix,
+    Model,
+    Quantization,
+    Settings,
+    Target,
+    place_of,
+    without_weights,
+)
 
 FORM = 1
 """Part of each identity; changes when the way of measuring changes."""
@@ -203,13 +212,17 @@ class _Digests:
         return self._known[name]
 
     def of_model(self, text: str) -> str | None:
-        """Return the hash of the file in ``path.py:function`` or ``path``.
+        """Return the hash of the file in ``path.py:function`` or ``path``, with that of
+        a file of weights.
 
         None for other models.
         """
-        head = text.rpartition(":")[0]
-        name = head if head.endswith(".py") else text
-        return self.of(name) if name.endswith((".py", ".pt2")) else None
+        model, weights = without_weights(text)
+        head = model.rpartition(":")[0]
+        name = head if head.endswith(".py") else model
+        if not name.endswith((".py", ".pt2")):
+            return None
+        return f"{self.of(name)} {self.of(weights)}" if weights else self.of(name)
 
 
 def versions_of(

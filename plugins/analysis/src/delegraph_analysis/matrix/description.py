@@ -359,6 +359,15 @@ def place_of(text: str, folder: Path) -> str:
     """A MODEL as it is read from any folder: paths become absolute, ``scheme:name``
     stays.
     """
-    head = text.rpartition(":")[0]
-    is_path = head.endswith(".py") or text.endswith((".py", ".pt2"))
-    return os.path.join(folder, text) if is_path else text
+    model, weights = without_weights(text)
+    head = model.rpartition(":")[0]
+    if not (head.endswith(".py") or model.endswith((".py", ".pt2"))):
+        return text
+    place = os.path.join(folder, model)
+    return f"{place}@{os.path.join(folder, weights)}" if weights else place
+
+
+def without_weights(text: str) -> tuple[str, str]:
+    """Return a MODEL without its file of weights, and that file; "" if it has none."""
+    model, _, weights = text.rpartition("@")
+    return (model, weights) if ".py" in model else (text, "")
