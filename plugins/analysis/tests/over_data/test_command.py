@@ -5,6 +5,7 @@ import textwrap
 import jsonschema
 import numpy as np
 import pytest
+from delegraph_analysis.over_data.files import _picture
 
 from core.tests.support.command_line import (
     SCHEMA,
@@ -170,6 +171,7 @@ def test_pictures_in_folders_of_classes(bars, capsys, tmp_path, save_picture):
         save_picture(f"lying/indoors/{number}/picture.JPG", True)
     save_picture("lying/._0.png", False)
     save_picture(".trash/0.png", False)
+    save_picture("__MACOSX/lying/0.png", False)
     (tmp_path / "photos" / "readme.txt").write_text("bars")
     words = ["--data", "photos", "--metric", "top1"]
     _, found = run_for_json(capsys, *bars, *words)
@@ -213,6 +215,14 @@ def test_pixels_have_numbers_from_0_to_1(
     # the model returns the mean of the bar's row
     for score in found["samples"][0]["scores"]:
         assert score == pytest.approx(200 / 255, abs=0.1)
+
+
+def test_resized_pixels_of_16_bits_stay_in_range(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    black_and_white = np.indices((5, 5)).sum(0).astype(np.uint16) % 2 * 65535
+    Image.fromarray(black_and_white).save(tmp_path / "0.png")
+    picture = _picture(tmp_path / "0.png", (1, 8, 8))
+    assert (picture.min(), picture.max()) == (0, 1)
 
 
 def test_pictures_that_do_not_fit_are_named(bars, capsys, tmp_path, save_picture):
