@@ -1,11 +1,14 @@
 """``delegraph accuracy --data``: samples from files, and a metric of the user."""
 
+import math
 import textwrap
 
 import jsonschema
 import numpy as np
 import pytest
+from delegraph_analysis.commands.over_data import _outcome
 from delegraph_analysis.over_data.files import _picture
+from delegraph_analysis.over_data.scores import SampleScores, VerificationOverData
 
 from core.tests.support.command_line import (
     SCHEMA,
@@ -258,6 +261,14 @@ def test_a_loss_above_the_limit_fails(bars, capsys):
     code, out, _ = run_command(capsys, *bars, *words, "--max-loss", "-0.5")
     assert code == 1 and "echo loses 0, and --max-loss accepts -0.5" in out
     assert run_command(capsys, *bars, *words, "--max-loss", "0")[0] == 0
+
+
+def test_a_loss_of_nan_fails():
+    found = VerificationOverData(("eager", "echo"), "is_right")
+    for index, score in enumerate((math.nan, math.inf)):
+        found.add(SampleScores(index, (1.0, score)), lambda: "")
+    assert math.isnan(found.summary()[1].loss)
+    assert _outcome(found, 0.5, "").code == 1
 
 
 def test_outputs_are_kept_for_the_next_run(bars, capsys, tmp_path):
