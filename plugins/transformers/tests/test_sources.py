@@ -101,6 +101,22 @@ def test_models_that_are_not_in_the_cache_are_refused(text, reason, hint, here):
     assert hint is None or hint in found.value.hint
 
 
+def test_a_checkpoint_without_some_weights_is_refused(bert, tmp_path):
+    bert.bert.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    assert '"BertModel"' in text
+    config.write_text(text.replace("BertModel", "BertForSequenceClassification"))
+    with pytest.raises(InputError, match="lacks 2 weights of .*such as classifier.b"):
+        read(str(tmp_path))
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert read(str(tmp_path))["methods"].keys() == {"prefill", "decode"}
+
+
 def test_images_and_unknown_inputs_of_models():
     image = transformers.ViTConfig(**{**SIZES, "image_size": 8, "patch_size": 4})
     found = read(transformers.ViTForImageClassification(image).eval())

@@ -74,7 +74,9 @@ def _load(folder: str) -> Any:
         try:
             if Path(folder, "export.json").is_file():
                 return _load_export(folder)
-            return _class_of(folder).from_pretrained(folder, **_LOCAL).eval()
+            model, found = _class_of(folder).from_pretrained(
+                folder, output_loading_info=True, **_LOCAL
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as e:
             # the errors of transformers for checkpoints that it cannot read
             text = (
@@ -82,6 +84,14 @@ def _load(folder: str) -> Any:
                 f" {type(e).__name__}: {e}"
             )
             raise InputError("input-invalid", text) from e
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers would only warn, and take random weights
+        raise InputError(
+            "input-invalid",
+            f"the checkpoint in {folder!r} lacks {len(missing)} weights of"
+            f" {type(model).__name__}, such as {missing[0]}",
+        )
+    return model.eval()
 
 
 def _load_export(folder: str) -> Any:
