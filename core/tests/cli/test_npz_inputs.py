@@ -11,15 +11,15 @@ from delegraph.errors import InputError
 
 
 class Keywords(torch.nn.Module):
-    def forward(self, x, *, a, b):
-        return x + 10 * a["k"] + 100 * a["l"] + 1000 * b
+    def forward(self, x, *, a, b, factor):
+        return (x + 10 * a["k"] + 100 * a["l"] + 1000 * b) * factor
 
 
 @pytest.fixture
 def example():
     """Keyword arguments in another order than in ``forward``."""
     a = {"l": torch.zeros(1), "k": torch.zeros(1)}
-    return (torch.zeros(1),), {"b": torch.zeros(1), "a": a}
+    return (torch.zeros(1),), {"factor": 2, "b": torch.zeros(1), "a": a}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_keyword_inputs_get_the_arrays_of_their_names(
     np.savez(path, **{k: np.array([v], "float32") for k, v in arrays.items()})
     given = example if has_example else (None, {})
     args, kwargs = read_inputs(path, "forward", program, given)
-    assert Keywords()(*args, **kwargs).item() == 1 + 20 + 300 + 4000
+    assert Keywords()(*args, **kwargs).item() == 2 * (1 + 20 + 300 + 4000)
 
 
 def test_damaged_archives_are_input_errors(tmp_path):
