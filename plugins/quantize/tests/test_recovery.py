@@ -257,6 +257,29 @@ def test_work_in_floats_includes_fused_convolutions_once():
         assert trial.work <= 0.75
 
 
+class Powers(nn.Module):
+    """Squares values of very different sizes between two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 16)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x.pow(2)
+        return self.last(x)
+
+
+def test_cheap_calls_are_tried_before_layers_that_make_outputs():
+    batches = [(torch.randn(1, 16) * 10 ** -(k % 4),) for k in range(8)]
+    net = Powers()
+    found = recover_accuracy(net, batches, agreement(net, batches), backend="tosa")
+    assert found.trials[1].work == 0 < found.trials[2].work
+    assert {*found.trials[1].floats} < {*found.trials[2].floats}
+
+
 def test_a_folded_batch_norm_selects_its_convolution():
     batches = images(2)
     by_norm, by_layer = (
