@@ -98,10 +98,10 @@ def lower(
     to program, called with the normalized program. ``require_full``: raise
     NotFullyDelegated, which lists the operators, if any is left to the host.
     ``compiler``: compiles the partitions, such as
-    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: they are
-    compiled in this process, one after the other. The installed compiler that is
-    declared as the default takes over if the environment variable ``DELEGRAPH_CACHE``
-    is set, or if a backend declares to be isolated.
+    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: the installed
+    compiler that is declared as the default, if the environment variable
+    ``DELEGRAPH_CACHE`` is set or a backend declares to be isolated; otherwise they are
+    compiled in this process, one after the other.
 
     If a backend refuses a call that has only constant operands, ``lower`` computes the
     call itself, unless the result has more than 16 MiB. A number that the model reads
@@ -118,8 +118,8 @@ def lower(
         backends, why_these_backends = registry.default_backends(options)
     backends = _expect_backends(backends)
     names = [b for b in backends if isinstance(b, str)]
-    # A program stores bare backend ids. If several backends have the same id, a name
-    # such as ``acme/npu`` decides which of them the id means in ``chosen``.
+    # A program stores only ids of backends. If several backends have the same id, this
+    # registry finds the one that the user named, such as ``acme/npu``.
     chosen = registry.preferring(names)
     why_not_cached = None
     if compiler is None:
@@ -140,7 +140,7 @@ def lower(
             program, example_inputs, example_kwargs, dynamic_shapes
         )
         turns = [
-            Turn(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
+            Turn(name, dict.fromkeys(sources, partitioner), own=isinstance(given, str))
             for given, (name, partitioner) in zip(backends, partitioners, strict=True)
         ]
         settings = Settings(

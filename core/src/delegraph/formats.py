@@ -508,15 +508,16 @@ class ProgramFormat:
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write the result of ``ProgramFormat.files``. The file ``path`` (the name "") is
-    written last, so that it never exists without the others.
+    """Write the result of ``ProgramFormat.files``: the entry "" to ``path``, and each
+    other entry beside it.
 
-    The file ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
+    For ``model.pte``, the entry ``weights.ptd`` becomes ``model.weights.ptd``. ``path``
+    is written last, so that it never exists without the others.
     """
-    for name in [*(n for n in files if n), ""]:
-        write_whole(
-            path.with_name(f"{path.stem}.{name}") if name else path, files[name]
-        )
+    for name, content in files.items():
+        if name:
+            write_whole(path.with_name(f"{path.stem}.{name}"), content)
+    write_whole(path, files[""])
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:

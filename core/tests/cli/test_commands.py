@@ -167,7 +167,7 @@ BROKEN = {
         {"target": "import absent_module"},
         "cannot be loaded: ModuleNotFoundError",
     ),
-    "no such name": ({"target": "Profil = 1"}, "has no 'Profile'; it has 'Profil'"),
+    "no such name": ({"target": "Profil = 1"}, "has no 'Profile', but 'Profil'"),
     "no command": (
         {"target": "class Profile: pass"},
         "has no add_arguments and no run",

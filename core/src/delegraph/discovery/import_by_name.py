@@ -112,8 +112,8 @@ def import_installed(module: str) -> Any:
     """Import ``module`` and return it.
 
     Raises ShadowedByWorkingDirectory if Python would take the module's package from the
-    working directory although the package is not installed there. Other errors of the
-    import pass unchanged.
+    working directory although the package is not installed there (an editable
+    installation may be). Other errors of the import pass unchanged.
     """
     top = module.partition(".")[0]
     # if the package was imported before, the location from which it was loaded counts
@@ -121,7 +121,7 @@ def import_installed(module: str) -> Any:
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     location = _location(spec) if spec is not None else None
     if location is not None and os.path.dirname(location) == _working_directory():
-        installed = find(top)
+        installed = find(top)  # does not search the working directory
         if installed is None or _location(installed) != location:
             text = (
                 f"module {top!r} would be loaded from the working directory"
@@ -208,7 +208,7 @@ def load(target: str, installed: bool = True) -> Any:
     (``"package.module:Qualified.name"``) names.
 
     ``installed=False`` allows imports from the working directory, for targets that the
-    program itself registered. Raises the errors of the import, or TargetMissing if the
+    user's own code registered. Raises the errors of the import, or TargetMissing if the
     module lacks the name.
     """
     module, _, qualified = target.partition(":")
@@ -222,8 +222,9 @@ def load(target: str, installed: bool = True) -> Any:
             file = getattr(sys.modules[module], "__file__", None) or "built in"
             text = f"module {module!r} ({file}) has no {qualified!r}"
             names = [name for name in dir(value) if not name.startswith("_")]
-            for near in get_close_matches(part, names, n=1):
-                text += f"; it has {near!r}"
+            near = get_close_matches(part, names, n=1)
+            if near:
+                text += f", but {near[0]!r}"
             raise TargetMissing(text)
         value = getattr(value, part)
     return value

@@ -215,10 +215,10 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """Add a cast of ``node`` in core ATen to ``graph``, and return the cast.
+    """Add a call to ``graph`` that casts ``node`` to ``dtype``, and return the call.
 
-    The cast is named after the node and the dtype, and has the source and the debug
-    handle of the node.
+    The call is named after the node and the dtype. It has the metadata of the node,
+    such as its source, but not its tag: the call belongs to no partition of the host.
     """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node(

@@ -125,8 +125,8 @@ class _Given:
 def _compile(call: Sequence[_Given]) -> None:
     """Call a backend with the programs of ``call``, and store the ``result`` of each.
 
-    All requests of ``call`` have the same backend. If the backend raises an exception,
-    some are refused and the others are compiled in calls of their own.
+    All requests of ``call`` have the same backend. If the backend refuses some of the
+    requests, the rest is compiled again. Errors that are no refusal pass.
     """
     backend = call[0].request.backend
     name = backend.kind.__name__
@@ -136,12 +136,13 @@ def _compile(call: Sequence[_Given]) -> None:
         method = given.request.method
         programs.setdefault(method, []).append(given.program)
         specs.setdefault(method, []).append(list(given.request.compile_specs))
-    # the backend gets the programs by method, so its results come in this order
+    # The backend gets the programs by method, and its results come in the same order.
     in_order = [g for method in programs for g in call if g.request.method == method]
     try:
         returned = _call_backend(backend, in_order, programs, specs)
     except DelegraphError as error:
-        if not isinstance(error, Unsupported) and not may_be_refusal(error):
+        is_refusal = isinstance(error, Unsupported) or may_be_refusal(error)
+        if not is_refusal:
             raise
         for given in call:
             check_others(name, given.request.tag, given.before)

@@ -440,22 +440,23 @@ class _Search:
 def _constants_of(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     """Return the nodes in ``constant`` that ``part`` needs, each before its users.
 
-    ``part`` needs the operands of its calls, and the operands of these. Nodes in
-    ``part`` itself are left out.
+    These are the constant operands of its calls, the constant operands of these, and so
+    on, without the nodes in ``part`` itself.
     """
     members = set(part)
     found: dict[Node, None] = {}  # an ordered set
-    # Depth first without recursion. A constant is on the stack twice: first its
-    # operands are put above it, then, when they were found, it is found itself.
-    # (node, whether its operands were found)
+    # Depth first, without recursion. A constant that is popped for the first time is
+    # pushed again, below its operands. When it is popped again, these are in ``found``.
+
+    # (node, whether it is popped for the second time)
     stack: list[tuple[Node, bool]] = [
         (i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)
     ]
     while stack:
-        node, has_operands = stack.pop()
+        node, is_second_time = stack.pop()
         if node not in constant or node in members or node in found:
             continue
-        if has_operands:
+        if is_second_time:
             found[node] = None
         else:
             stack.append((node, True))
