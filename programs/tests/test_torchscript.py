@@ -6,6 +6,7 @@ import pytest
 import torch
 from delegraph_programs.errors import InputError
 from delegraph_programs.export_module import export_module
+from delegraph_programs.torchscript import module_of_torchscript
 from torch import nn
 
 # torch advises against TorchScript, but files of it exist
@@ -52,12 +53,30 @@ def test_the_exported_program_computes_the_same(make):
     script = make(module) if make is torch.jit.script else make(module, (x,))
     wanted = saved_and_loaded(script)
     program = export_module(saved_and_loaded(script), (x,))
+    assert program.graph_signature.user_inputs == ("x",)
     run = program.module()
     for given in (x, x + 1):
         found = run(given)
         assert type(found) is type(found[1]) is tuple
         torch.testing.assert_close(found, wanted(given))
     assert not program.range_constraints  # all sizes are static
+
+
+class Clashing(nn.Module):
+    def forward(self, add_tensor, relu):
+        y = add_tensor + 1
+        return (y + relu).relu() * add_tensor - relu
+
+
+def test_inputs_may_have_names_of_calls():
+    given = torch.randn(3), torch.randn(3)
+    script = torch.jit.script(Clashing().eval())
+    wanted = Clashing()(*given)
+    for run in (
+        module_of_torchscript(script, given),
+        export_module(script, given).module(),
+    ):
+        torch.testing.assert_close(run(*given), wanted)
 
 
 def test_unknown_code_is_refused_with_a_way_out():

@@ -33,8 +33,13 @@ class _Converter(TS2EPConverter):
     ) -> Any:
         script: Any = self.ts_model
         output = gm.graph.output_node()
-        [returned] = script.forward.schema.returns
-        output.args = (_as_tuples(output.args[0], returned.type),)
+        schema = script.forward.schema
+        output.args = (_as_tuples(output.args[0], schema.returns[0].type),)
+        # The graph of TorchScript calls the input x "x.1". The first argument is self.
+        inputs = gm.graph.find_nodes(op="placeholder")
+        for node, argument in zip(inputs, schema.arguments[1:], strict=False):
+            node.target = argument.name
+            node._rename(argument.name)  # to another name if a call has this one
         gm.recompile()
         self.module = gm
         return SimpleNamespace(state_dict=script.state_dict())
