@@ -580,7 +580,7 @@ def test_refreshing_replaces_blocks_in_the_page(pytester, monkeypatch):
         def test_it(monkeypatch, refreshing):
             monkeypatch.setattr(docs, "ROOT", Path(__file__).parent)
             guide = docs.Guide("guide.md", {}, docs.ROOT, refreshing)
-            for block in docs.blocks("guide.md"):
+            for block in docs.blocks_of("guide.md"):
                 guide.run(block)
     """)
 

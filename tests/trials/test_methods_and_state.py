@@ -177,11 +177,8 @@ def test_forward_with_parameters_needs_examples() -> None:
 
 
 def test_verify_of_a_method_without_inputs() -> None:
-    assert (
-        delegraph.lower(Method(Holder(), get_twice), (), backends=["tosa"])
-        .verify()
-        .agrees
-    )
+    lowered = delegraph.lower(Method(Holder(), get_twice), (), backends=["tosa"])
+    assert lowered.verify().agrees
 
 
 def lowered_methods(backends: list[str], **more: Any) -> Any:

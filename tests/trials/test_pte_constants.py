@@ -241,9 +241,8 @@ def test_tosa_file_with_a_constant_without_elements(tmp_path: Any) -> None:
     delegraph.lower(Joined(), (torch.ones(2, 3),), backends=["tosa"]).save(
         tmp_path / "model.tosa"
     )
-    assert torch.equal(
-        delegraph.load(tmp_path / "model.tosa")(torch.ones(2, 3))[0], torch.ones(2, 3)
-    )
+    loaded = delegraph.load(tmp_path / "model.tosa")
+    assert torch.equal(loaded(torch.ones(2, 3))[0], torch.ones(2, 3))
 
 
 def test_tosa_file_refuses_a_result_without_elements(tmp_path: Any) -> None:

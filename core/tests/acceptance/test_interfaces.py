@@ -230,10 +230,8 @@ def test_defect_two_backends_of_one_name():
             delegraph.register(second),
         ):
             to_backend("RecordingBackend", export(sine, X), [])
-        assert (
-            to_backend("RecordingBackend", export(sine, X), []).processed_bytes
-            == b"blob"
-        )
+        lowered = to_backend("RecordingBackend", export(sine, X), [])
+        assert lowered.processed_bytes == b"blob"
 
 
 def test_defect_definition_is_registration():

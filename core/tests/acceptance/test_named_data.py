@@ -119,10 +119,8 @@ def test_named_data_over_methods():
     }
     edge = to_edge(programs)
     store = edge.to_backend(named_data_partitioner()).named_data
-    assert (
-        delegraph.lower(programs, backends=[named_data_partitioner()]).named_data
-        == store
-    )
+    lowered = delegraph.lower(programs, backends=[named_data_partitioner()])
+    assert lowered.named_data == store
     assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
     assert len(store.buffers) == 2
     assert edge.named_data.buffers == []

@@ -479,9 +479,8 @@ def test_unsharable_constant_is_refused_only_where_shared():
     program = export(
         lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2)
     )
-    assert (
-        len(get_delegates(to_backend(program, Tagged(tag_additions, mark)).graph)) == 1
-    )
+    lowered = to_backend(program, Tagged(tag_additions, mark))
+    assert len(get_delegates(lowered.graph)) == 1
 
 
 def test_constants_get_the_tags_of_their_users():

@@ -542,12 +542,10 @@ def test_defect_configuration_lost_by_to_backend():
     )
     assert edge.compile_config is config
     assert edge.compile_config.check_validity
-    assert (
-        edge.transform([])
-        .to_backend(partitioner_for(LINEAR, backend="ExecutorBackend"))
-        .compile_config
-        is config
+    lowered = edge.transform([]).to_backend(
+        partitioner_for(LINEAR, backend="ExecutorBackend")
     )
+    assert lowered.compile_config is config
 
 
 def test_defect_nothing_verified_after_delegation():

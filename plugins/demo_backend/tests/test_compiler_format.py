@@ -242,8 +242,8 @@ def test_the_same_bytes_in_another_process(lowered):
     blob, data = lowered
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     code += (
-        "from test_compiler_format import delegate\nblob, data ="
-        " delegate()\nprint(blob.hex(), *sorted(data))"
+        "from test_compiler_format import lower_to_one_delegate\nblob, data ="
+        " lower_to_one_delegate()\nprint(blob.hex(), *sorted(data))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     completed = subprocess.run(

@@ -126,7 +126,8 @@ def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) ->
     path = tmp_path / "net.pte"
     lowered = _lower(registry)
     lowered.save(path, external_constants="weights")
-    assert PteFormat.inspect(path).external_tensors == (
+    facts = PteFormat.inspect(path)
+    assert facts.external_tensors == (
         "first.bias",
         "first.weight",
         "second.bias",

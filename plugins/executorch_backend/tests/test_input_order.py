@@ -266,10 +266,8 @@ def test_inputs_are_ordered_by_first_use_like_executorch(case: str) -> None:
     expected = inputs_and_results_of_calls(_theirs(program, tag).graph_module)
     assert expected
     with delegraph.register(InputOrderDemo):
-        assert (
-            inputs_and_results_of_calls(to_backend(program, Tagging(tag)).graph_module)
-            == expected
-        )
+        lowered_program = to_backend(program, Tagging(tag))
+        assert inputs_and_results_of_calls(lowered_program.graph_module) == expected
         edge = to_edge_transform_and_lower(program, partitioner=[Tagging(tag)])
         assert (
             inputs_and_results_of_calls(edge.exported_program().graph_module)

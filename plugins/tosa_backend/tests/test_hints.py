@@ -255,6 +255,7 @@ def test_float_borders_of_integer_targets_have_a_hint():
     (cause,) = lower(sigmoid, torch.randn(3), options=options).report.causes
     assert cause.count == 2
     assert "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
-    assert not lower(
+    lowered = lower(
         sigmoid, torch.randn(3), options=options, transforms=[integer_borders]
-    ).report.causes
+    )
+    assert not lowered.report.causes

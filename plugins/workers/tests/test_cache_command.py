@@ -41,18 +41,22 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
     assert "backend BackendWithCompilerDemo, producer delegraph-demo " in line
     assert total.startswith("1 file, ")
     assert total.endswith(f", in {kept}")
-    assert run_command(capsys, "cache", "size")[1] == f"{total}\n"
+    _, printed, _ = run_command(capsys, "cache", "size")
+    assert printed == f"{total}\n"
     (entry,) = kept.iterdir()
     (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
-    assert "  damaged\n" in run_command(capsys, "cache", "list", "--cache", kept)[1]
+    _, printed, _ = run_command(capsys, "cache", "list", "--cache", kept)
+    assert "  damaged\n" in printed
     code, found = run_for_json(capsys, "cache", "verify")
     assert found["removed"] == ["0" * 64]
     assert [row["key"] for row in found["entries"]] == [entry.stem]
-    assert run_command(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
+    _, printed, _ = run_command(capsys, "cache", "clear")
+    assert printed.splitlines()[0] == "removed: 1 file"
     assert list(kept.iterdir()) == []
-    assert "there is no folder" in run_failing(
+    message = run_failing(
         capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid"
     )
+    assert "there is no folder" in message
 
 
 @pytest.mark.parametrize(
@@ -61,14 +65,10 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
 def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     path = tmp_path / f"{0:064}.entry"
     path.write_bytes(write_entry(path, header))
-    assert (
-        run_command(capsys, "cache", "--cache", tmp_path)[1]
-        .splitlines()[0]
-        .endswith("  damaged")
-    )
-    assert run_for_json(capsys, "cache", "verify", "--cache", tmp_path)[1][
-        "removed"
-    ] == [path.stem]
+    _, out, _ = run_command(capsys, "cache", "--cache", tmp_path)
+    assert out.splitlines()[0].endswith("  damaged")
+    _, data = run_for_json(capsys, "cache", "verify", "--cache", tmp_path)
+    assert data["removed"] == [path.stem]
 
 
 def test_command_caches_in_local_and_remote_folders(tmp_path, capsys, monkeypatch):
@@ -111,10 +111,8 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
     rows = run_for_json(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
     assert [row["damaged"] for row in rows] == [False] * 3
     assert {"backend": "7"} in [row["facts"] for row in rows]
-    assert (
-        "  cannot be read: Permission denied\n"
-        in run_command(capsys, "cache", "--cache", tmp_path)[1]
-    )
+    _, out, _ = run_command(capsys, "cache", "--cache", tmp_path)
+    assert "  cannot be read: Permission denied\n" in out
     assert len(list(tmp_path.iterdir())) == 3
     real_unlink = Path.unlink
 
@@ -136,16 +134,14 @@ def test_unreadable_entries_are_kept_and_failed_removals_reported(
 def test_all_commands_that_lower_have_cache_flags(command, tmp_path, capsys):
     (tmp_path / "m.py").write_text(MODEL)
     kept = tmp_path / "kept"
-    assert (
-        run_command(
-            capsys,
-            command,
-            f"{tmp_path / 'm.py'}:made",
-            "--backend",
-            "tosa",
-            "--cache",
-            kept,
-        )[0]
-        == 0
+    code, _, _ = run_command(
+        capsys,
+        command,
+        f"{tmp_path / 'm.py'}:made",
+        "--backend",
+        "tosa",
+        "--cache",
+        kept,
     )
+    assert code == 0
     assert len(list(kept.iterdir())) == 1

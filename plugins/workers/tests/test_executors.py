@@ -110,15 +110,11 @@ def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
 def test_a_cache_and_a_pool(registry, tmp_path):
     pool = Copying()
     expected = contents_of_delegates(lower_steps(registry))
-    assert (
-        contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
-        == expected
-    )
+    lowered = lower_steps(registry, pool, cache=tmp_path / "cache")
+    assert contents_of_delegates(lowered) == expected
     jobs = len(pool.jobs)
-    assert (
-        contents_of_delegates(lower_steps(registry, pool, cache=tmp_path / "cache"))
-        == expected
-    )
+    lowered = lower_steps(registry, pool, cache=tmp_path / "cache")
+    assert contents_of_delegates(lowered) == expected
     assert len(pool.jobs) == jobs == 2
 
 
@@ -288,10 +284,8 @@ def test_pools_survive_a_process_that_dies(registry, monkeypatch):
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        assert (
-            contents_of_delegates(lower_steps(registry, pool, ("sin", "cos", "sin")))
-            == expected
-        )
+        lowered = lower_steps(registry, pool, ("sin", "cos", "sin"))
+        assert contents_of_delegates(lowered) == expected
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
@@ -315,10 +309,8 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
         n_workers=2, threads_per_worker=1, dashboard_address=None
     ) as cluster:
         with distributed.Client(cluster) as client:
-            assert (
-                contents_of_delegates(lower_steps(registry, client.get_executor()))
-                == expected
-            )
+            lowered = lower_steps(registry, client.get_executor())
+            assert contents_of_delegates(lowered) == expected
             pids = client.run(os.getpid)
 
             def kill_a_busy_one():
@@ -334,10 +326,8 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 
             killer = threading.Thread(target=kill_a_busy_one)
             killer.start()
-            assert (
-                contents_of_delegates(lower_steps(registry, client.get_executor()))
-                == expected
-            )
+            lowered = lower_steps(registry, client.get_executor())
+            assert contents_of_delegates(lowered) == expected
             killer.join()
             assert len(killed) == 1
             assert not {*killed} & {*client.run(os.getpid).values()}

@@ -66,9 +66,8 @@ def test_crash_loses_only_one_partition(registry):
     assert "troubled.py" in crashed.reason
     assert " s;" in crashed.reason
     assert "no plan for it" in refused.reason
-    assert blobs_of(result) == blobs_of(
-        lower_steps(["sin", "sinh"], registry, "refusing")
-    )
+    lowered = lower_steps(["sin", "sinh"], registry, "refusing")
+    assert blobs_of(result) == blobs_of(lowered)
     row = result.report.delegates[0]
     assert row.backend == "good"
     assert row.output == "compiled well"

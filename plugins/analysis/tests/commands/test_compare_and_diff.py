@@ -53,7 +53,7 @@ def test_compare_shows_candidates_and_refuses_unknown_backends(model, tmp_path, 
     assert row["relative_error"] == 0
     assert found["only"] == {}
     assert (tmp_path / "c.txt").read_text().startswith("BACKENDS")
-    assert "Backend nobody was not found" in run_failing(
+    message = run_failing(
         capsys,
         "compare",
         model,
@@ -62,30 +62,29 @@ def test_compare_shows_candidates_and_refuses_unknown_backends(model, tmp_path, 
         code=2,
         error="backend-not-found",
     )
+    assert "Backend nobody was not found" in message
 
 
 def test_diff_shows_changed_rows_of_two_reports(model, tmp_path, capsys):
     reports = []
     for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
         reports.append(tmp_path / f"{k}.json")
-        assert (
-            run_command(
-                capsys, "lower", model, *LOWER, *options, "--report", reports[-1]
-            )[0]
-            == 0
+        exit_code, _, _ = run_command(
+            capsys, "lower", model, *LOWER, *options, "--report", reports[-1]
         )
+        assert exit_code == 0
     code, out, _ = run_command(capsys, "diff", reports[0], reports[1])
     assert code == 0
     assert "all: delegated operators  1 -> 2" in out
     assert "forward: on the host aten.sin.default  1 -> -" in out
     assert "forward: kept from echo because echo has no sin  1 -> -" in out
     assert "second" not in out
-    assert run_command(capsys, "diff", reports[0], reports[2])[1] == "no changes\n"
+    _, printed, _ = run_command(capsys, "diff", reports[0], reports[2])
+    assert printed == "no changes\n"
     _, found = run_for_json(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
-    assert "is no report" in run_failing(
-        capsys, "diff", reports[0], model, error="format-invalid"
-    )
+    message = run_failing(capsys, "diff", reports[0], model, error="format-invalid")
+    assert "is no report" in message
 
 
 def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
@@ -121,15 +120,18 @@ def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
     assert lines[5] == "forward: in echo aten.op0.default  1 -> 3"
     assert len(lines) == 20
     assert lines[-1] == "and 26 smaller changes: --all prints them, --json contains all"
-    assert len(run_command(capsys, "diff", *files, "--all")[1].splitlines()) == 45
-    assert len(run_for_json(capsys, "diff", *files)[1]["changes"]) == 45
+    _, out, _ = run_command(capsys, "diff", *files, "--all")
+    assert len(out.splitlines()) == 45
+    _, data = run_for_json(capsys, "diff", *files)
+    assert len(data["changes"]) == 45
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.htm"])
 def test_html_suffixes_write_the_report_as_a_page(model, tmp_path, capsys, name):
-    assert (
-        run_command(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
+    code, _, _ = run_command(
+        capsys, "lower", model, *LOWER, "--report", tmp_path / name
     )
+    assert code == 0
     written = (tmp_path / name).read_text()
     assert written.startswith("<!DOCTYPE html>")
     assert written.endswith("\n")

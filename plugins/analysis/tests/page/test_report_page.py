@@ -357,9 +357,8 @@ def test_copies_keep_pictures_and_released_reports_keep_tables(report):
     assert copied.to_html() == report.to_html()
     copied.release()
     assert "No picture" in copied.to_html()
-    assert len(table_rows(parse_checked_page(copied.to_html()), ["delegate"])) == len(
-        report.delegates
-    )
+    root = parse_checked_page(copied.to_html())
+    assert len(table_rows(root, ["delegate"])) == len(report.delegates)
     parse_checked_page(Report().to_html())
 
 
@@ -595,11 +594,11 @@ def test_boxes_without_drawn_inside_link_to_their_rows(monkeypatch):
 SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
-from report_pages import lowered, without_times
+from report_pages import lower_net, without_times
 page = ("delegraph_analysis.page.report_page", "delegraph_analysis.page.graphs", "delegraph_analysis.drawing")
 for module in [m for m in sys.modules if m.startswith(page)]:
     del sys.modules[module]
-report = without_times(lowered().report)
+report = without_times(lower_net().report)
 assert not [m for m in sys.modules if m.startswith(page)], "pictures are drawn when they are asked for"
 print(hashlib.sha256(report.to_html().encode()).hexdigest())
 """

@@ -48,9 +48,8 @@ def test_files_name_their_executorch_version_and_run_here(saved):
 def test_the_stock_runtime_loads_saved_files(saved):
     runtime = pytest.importorskip("executorch.runtime")
     method = runtime.Runtime.get().load_program(saved).load_method("forward")
-    assert torch.equal(
-        method.execute([torch.ones(1, 8)])[0], delegraph.load(saved)(torch.ones(1, 8))
-    )
+    loaded = delegraph.load(saved)
+    assert torch.equal(method.execute([torch.ones(1, 8)])[0], loaded(torch.ones(1, 8)))
 
 
 @pytest.mark.parametrize(
@@ -161,11 +160,7 @@ def test_text_common_to_all_delegates_is_stored_once():
 
 @pytest.mark.parametrize("outputs", ["3", None, {"1": 1}])
 def test_a_text_of_all_delegates_needs_their_number(outputs):
-    assert (
-        producers(
-            ContainerMetadata(
-                "", json.dumps({"producers": "a 1", "delegate_outputs": outputs})
-            )
-        )
-        == []
+    container_metadata = ContainerMetadata(
+        "", json.dumps({"producers": "a 1", "delegate_outputs": outputs})
     )
+    assert producers(container_metadata) == []

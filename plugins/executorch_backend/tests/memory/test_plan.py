@@ -54,9 +54,8 @@ def test_no_value_is_overwritten_before_it_is_read(
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_plans_of_dynamic_programs(name: str) -> None:
     module, shapes = DYNAMIC[name]
-    assert (
-        conflicts_in(emit(lower(module, (randn(3, 4),), shapes)).program.plans[0]) == []
-    )
+    lowered = lower(module, (randn(3, 4),), shapes)
+    assert conflicts_in(emit(lowered).program.plans[0]) == []
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_convolution_batch_norm_and_relu_become_two_operators():
     y = draft.relu(
         draft.norm(draft.conv(draft.relu(draft.norm(draft.conv(x, 4, 3))), 6))
     )
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 2,
         "CLAMP": 2,
@@ -82,7 +83,8 @@ def test_convolution_batch_norm_and_relu_become_two_operators():
 def test_batch_norm_folds_into_depthwise_with_a_multiplier():
     draft = Draft()
     y = draft.norm(draft.depthwise(draft.input(1, 4, 6, 6), multiplier=3))
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "DEPTHWISE_CONV2D": 1,
     }
@@ -111,9 +113,8 @@ def test_a_subtracted_constant_folds_and_a_minuend_does_not():
 def test_a_convolution_that_something_else_uses_keeps_its_value():
     draft = Draft()
     y = draft.conv(draft.input(1, 3, 4, 4), 5)
-    assert count_operators(
-        optimize_and_compare(draft, draft.add(draft.norm(y), y))
-    ) == {
+    optimized = optimize_and_compare(draft, draft.add(draft.norm(y), y))
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 1,
         "MUL": 1,
@@ -129,9 +130,8 @@ def test_a_convolution_that_is_a_result_keeps_its_value():
         draft.constant(5, 1, 1, 3),
         draft.constant(5),
     )
-    assert count_operators(
-        optimize_and_compare(draft, draft.mul(y, draft.constant(1, 1, 1, 5)), y)
-    ) == {
+    optimized = optimize_and_compare(draft, draft.mul(y, draft.constant(1, 1, 1, 5)), y)
+    assert count_operators(optimized) == {
         "CONV2D": 1,
         "MUL": 1,
     }
@@ -145,7 +145,8 @@ def test_a_factor_before_a_convolution_folds_into_its_weight(shape):
         draft.conv(draft.mul(x, draft.constant(*shape)), 4, 3),
         draft.depthwise(draft.mul(draft.constant(*shape), x), multiplier=2),
     ]
-    assert count_operators(optimize_and_compare(draft, *ys)) == {
+    optimized = optimize_and_compare(draft, *ys)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 3,
         "CLAMP": 1,
         "CONV2D": 2,
@@ -166,14 +167,10 @@ def test_a_factor_that_something_else_uses_stays():
 def test_a_factor_that_makes_channels_stays():
     draft = Draft()
     x = draft.relu(draft.conv(draft.input(1, 3, 6, 6), 1))
-    assert (
-        count_operators(
-            optimize_and_compare(
-                draft, draft.conv(draft.mul(x, draft.constant(1, 5, 1, 1)), 3)
-            )
-        )["MUL"]
-        == 1
+    optimized = optimize_and_compare(
+        draft, draft.conv(draft.mul(x, draft.constant(1, 5, 1, 1)), 3)
     )
+    assert count_operators(optimized)["MUL"] == 1
 
 
 def test_only_factors_after_half_precision_convolutions_fold():
@@ -206,7 +203,8 @@ def test_hard_swish_between_convolutions_needs_one_product():
     y = draft.norm(
         draft.conv(draft.mul(draft.mul(x, gate), draft.constant(1, 1, 1, 1)), 5)
     )
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 2,
         "ADD": 1,
@@ -383,7 +381,8 @@ def test_integers_are_not_folded():
     graph = draft.graph(
         draft.add(y, literal(np.ones((1, 1, 1, 4)), DType.INT32, np.int32))
     )
-    assert count_operators(run_passes(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {
+    optimized = run_passes(graph, TosaSpec.parse("TOSA-1.0+INT"))
+    assert count_operators(optimized) == {
         "CONV2D": 1,
         "ADD": 1,
     }
@@ -396,7 +395,8 @@ def test_an_inverted_residual_chain_has_two_transposes():
         y = draft.relu(draft.norm(draft.conv(x, 8)))
         y = draft.relu(draft.norm(draft.depthwise(y)))
         x = draft.add(x, draft.norm(draft.conv(y, 4)))
-    assert count_operators(optimize_and_compare(draft, x)) == {
+    optimized = optimize_and_compare(draft, x)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 7,
         "DEPTHWISE_CONV2D": 3,
@@ -408,9 +408,8 @@ def test_an_inverted_residual_chain_has_two_transposes():
 def test_a_residual_of_the_input_transposes_the_input_once():
     draft = Draft()
     x = draft.input(1, 4, 6, 6)
-    assert count_operators(
-        optimize_and_compare(draft, draft.relu(draft.add(draft.conv(x, 4), x)))
-    ) == {
+    optimized = optimize_and_compare(draft, draft.relu(draft.add(draft.conv(x, 4), x)))
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 1,
         "ADD": 1,
@@ -480,7 +479,8 @@ def test_a_channel_shuffle_is_one_transpose_within_the_channels(batch):
     y = draft.conv(draft.input(batch, 3, 8, 8), 6)
     for _ in range(2):
         y = draft.depthwise(draft.shuffle(y, 2))
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2 + 2,
         "RESHAPE": 4,
         "CONV2D": 1,
@@ -494,7 +494,8 @@ def test_patches_of_a_vision_transformer_need_no_transpose(batch):
     y = draft.transpose(
         draft.reshape(draft.conv(draft.input(batch, 3, 8, 8), 6), batch, 6, 64), 0, 2, 1
     )
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 1,
         "CONV2D": 1,
         "RESHAPE": 1,
@@ -519,7 +520,8 @@ def test_attention_heads_cost_one_transpose_each_way(batch):
 def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
     draft = Draft()
     y = draft.reshape(draft.conv(draft.input(2, 3, 4, 5), 6), 2, 120)
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 1,
         "RESHAPE": 1,
@@ -528,26 +530,21 @@ def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
 
 def test_a_transpose_that_only_moves_single_axes_is_a_reshape():
     draft = Draft()
-    assert count_operators(
-        optimize_and_compare(
-            draft, draft.transpose(draft.input(1, 1, 7, 1), 2, 1, 0, 3)
-        )
-    ) == {"RESHAPE": 1}
+    optimized = optimize_and_compare(
+        draft, draft.transpose(draft.input(1, 1, 7, 1), 2, 1, 0, 3)
+    )
+    assert count_operators(optimized) == {"RESHAPE": 1}
 
 
 def test_views_move_past_operands_that_broadcast_added_axes():
     draft = Draft()
     x = draft.reshape(draft.input(2, 3), 2, 3, 1)
-    assert (
-        count_operators(
-            optimize_and_compare(
-                draft,
-                draft.add(x, draft.input(2, 3, 4)),
-                draft.add(draft.constant(2, 3, 4), x),
-            )
-        )["RESHAPE"]
-        == 1
+    optimized = optimize_and_compare(
+        draft,
+        draft.add(x, draft.input(2, 3, 4)),
+        draft.add(draft.constant(2, 3, 4), x),
     )
+    assert count_operators(optimized)["RESHAPE"] == 1
 
 
 def test_a_constant_that_is_transposed_already_is_transposed_once():
@@ -563,7 +560,8 @@ def test_a_constant_that_is_transposed_already_is_transposed_once():
 def test_axes_of_size_one_inside_a_group_that_is_joined():
     draft = Draft()
     y = draft.reshape(draft.transpose(draft.input(1, 5, 2, 3), 2, 0, 3, 1), 6, 5)
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 1,
         "RESHAPE": 1,
     }
@@ -572,9 +570,10 @@ def test_axes_of_size_one_inside_a_group_that_is_joined():
 def test_joining_axes_around_size_one_is_a_reshape():
     """Heads of a single token: [N,H,1,E] to [N,H*E]."""
     draft = Draft()
-    assert count_operators(
-        optimize_and_compare(draft, draft.reshape(draft.input(2, 4, 1, 3), 2, 12))
-    ) == {"RESHAPE": 1}
+    optimized = optimize_and_compare(
+        draft, draft.reshape(draft.input(2, 4, 1, 3), 2, 12)
+    )
+    assert count_operators(optimized) == {"RESHAPE": 1}
 
 
 def test_no_rank_above_the_level_arises():
@@ -609,20 +608,18 @@ def test_reshapes_in_a_row_are_one():
 def test_a_shape_and_back_is_nothing():
     draft = Draft()
     x = draft.relu(draft.input(6, 4))
-    assert count_operators(
-        optimize_and_compare(
-            draft, draft.relu(draft.reshape(draft.reshape(x, 2, 3, 4), 6, 4))
-        )
-    ) == {"CLAMP": 2}
+    optimized = optimize_and_compare(
+        draft, draft.relu(draft.reshape(draft.reshape(x, 2, 3, 4), 6, 4))
+    )
+    assert count_operators(optimized) == {"CLAMP": 2}
 
 
 def test_one_value_is_transposed_once_for_all_its_uses():
     draft = Draft()
     x = draft.relu(draft.input(1, 3, 4, 4))
     ys = [draft.conv(x, 3), draft.conv(x, 3, 3)]
-    assert (
-        count_operators(optimize_and_compare(draft, draft.add(*ys)))["TRANSPOSE"] == 2
-    )
+    optimized = optimize_and_compare(draft, draft.add(*ys))
+    assert count_operators(optimized)["TRANSPOSE"] == 2
 
 
 def test_the_smaller_of_two_operands_is_transposed():
@@ -657,16 +654,12 @@ def test_transposes_avoid_types_the_target_cannot_transpose():
         "CAST",
         "TRANSPOSE",
     ]
-    assert (
-        count_operators(
-            optimize_and_compare(
-                draft,
-                draft.transpose(y, 1, 2, 0),
-                spec=TosaSpec.parse("TOSA-1.0+FP+INT"),
-            )
-        )["TRANSPOSE"]
-        == 0
+    optimized = optimize_and_compare(
+        draft,
+        draft.transpose(y, 1, 2, 0),
+        spec=TosaSpec.parse("TOSA-1.0+FP+INT"),
     )
+    assert count_operators(optimized)["TRANSPOSE"] == 0
 
 
 def test_scales_of_channels_stay_on_the_last_axis():
@@ -728,7 +721,8 @@ def test_writing_a_variable_is_a_use():
     draft.operators.append(
         tosa.VARIABLE_WRITE((draft.op(tosa.EXP, x),), variable="state")
     )
-    assert count_operators(run_passes(draft.graph(draft.relu(x)), FP)) == {
+    optimized = run_passes(draft.graph(draft.relu(x)), FP)
+    assert count_operators(optimized) == {
         "EXP": 1,
         "VARIABLE_WRITE": 1,
         "CLAMP": 1,
@@ -742,12 +736,8 @@ def test_variable_reads_around_a_write_are_kept():
     before = draft.op(tosa.VARIABLE_READ, variable="state", types=types)
     draft.operators.append(tosa.VARIABLE_WRITE((x,), variable="state"))
     after = draft.op(tosa.VARIABLE_READ, variable="state", types=types)
-    assert (
-        count_operators(run_passes(draft.graph(draft.add(before, after)), FP))[
-            "VARIABLE_READ"
-        ]
-        == 2
-    )
+    optimized = run_passes(draft.graph(draft.add(before, after)), FP)
+    assert count_operators(optimized)["VARIABLE_READ"] == 2
 
 
 def test_each_output_is_a_value_of_its_own():
@@ -869,7 +859,8 @@ def test_heads_are_joined_before_a_product():
     draft = Draft()
     heads = draft.transpose(draft.input(2, 3, 5, 4), 0, 1, 3, 2)
     y = draft.matmul(draft.input(6, 2, 4), draft.reshape(heads, 6, 4, 5))
-    assert count_operators(optimize_and_compare(draft, y, spec=DRAFT)) == {
+    optimized = optimize_and_compare(draft, y, spec=DRAFT)
+    assert count_operators(optimized) == {
         "RESHAPE": 1,
         "MATMUL_T": 1,
     }
@@ -879,11 +870,10 @@ def test_other_transposes_and_targets_keep_matmul():
     draft = Draft()
     x = draft.input(5, 3, 4)
     matrix = draft.input(4, 5, 2)
-    assert count_operators(
-        optimize_and_compare(
-            draft, draft.matmul(x, draft.transpose(matrix, 1, 0, 2)), spec=DRAFT
-        )
-    ) == {
+    optimized = optimize_and_compare(
+        draft, draft.matmul(x, draft.transpose(matrix, 1, 0, 2)), spec=DRAFT
+    )
+    assert count_operators(optimized) == {
         "TRANSPOSE": 1,
         "MATMUL": 1,
     }
@@ -891,7 +881,8 @@ def test_other_transposes_and_targets_keep_matmul():
     y = draft.matmul(
         draft.input(2, 3, 4), draft.transpose(draft.input(2, 5, 4), 0, 2, 1)
     )
-    assert count_operators(optimize_and_compare(draft, y)) == {
+    optimized = optimize_and_compare(draft, y)
+    assert count_operators(optimized) == {
         "TRANSPOSE": 1,
         "MATMUL": 1,
     }

@@ -41,14 +41,14 @@ def optimize_one_transpose(spec, *shape, perms=NHWC, dtype=DType.INT8):
     [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)],
 )
 def test_transpose_becomes_a_convolution_for_npus(npu, shape, perms):
-    assert optimize_one_transpose(npu, *shape, perms=perms) == {
+    optimized = optimize_one_transpose(npu, *shape, perms=perms)
+    assert optimized == {
         "RESHAPE": 2,
         "CONV2D": 1,
         "RESCALE": 1,
     }
-    assert optimize_one_transpose(INT, *shape, perms=perms) == {"TRANSPOSE": 1}, (
-        "other targets transpose"
-    )
+    optimized = optimize_one_transpose(INT, *shape, perms=perms)
+    assert optimized == {"TRANSPOSE": 1}, "other targets transpose"
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,12 @@ def test_transposes_that_convolutions_would_slow_down_stay(npu, shape):
 
 
 def test_transposes_of_other_types_stay(npu):
-    assert (
-        optimize_one_transpose(
-            replace(npu, extensions=frozenset({"int16"})),
-            1,
-            3,
-            64,
-            96,
-            dtype=DType.INT16,
-        )["CONV2D"]
-        == 0
+    optimized = optimize_one_transpose(
+        replace(npu, extensions=frozenset({"int16"})),
+        1,
+        3,
+        64,
+        96,
+        dtype=DType.INT16,
     )
+    assert optimized["CONV2D"] == 0

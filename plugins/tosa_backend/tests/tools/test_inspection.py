@@ -302,9 +302,8 @@ def test_the_page_and_the_text_of_every_structure(sample, tmp_path):
         for graph in sample.graph.reachable()
         for op in graph.operators
     )
-    assert TosaFormat.inspect(file).text.count("graph @") == len(
-        sample.graph.reachable()
-    )
+    facts = TosaFormat.inspect(file)
+    assert facts.text.count("graph @") == len(sample.graph.reachable())
 
 
 VERIFIED = (
