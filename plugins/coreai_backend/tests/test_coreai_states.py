@@ -2,16 +2,19 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 
 import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError
 from delegraph.formats import join
+from delegraph.runtime import BlobHeader
 from delegraph_engines import Signature
 from torch import nn
 
 pytest.importorskip("coreai_torch")
+from coreai.authoring.asset import AIModelAsset
 from delegraph_coreai.names import MARK
 from delegraph_coreai.runtime import CoreAIRuntime
 
@@ -98,6 +101,98 @@ def test_a_wrong_list_of_states_is_an_error(tmp_path, damage):
     path.write_bytes(content)
     with pytest.raises(FormatError):
         CoreAIRuntime.load(signature.seal(path, MARK, **facts), [], {})
+
+
+def test_a_state_may_have_the_name_of_an_input(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Overwrites()
+            self.register_buffer("x", torch.zeros(3))
+
+        def forward(self, x):
+            self.x.add_(x)
+            return self.inner(x * 2) + self.x
+
+    model = Model()
+    model.inner.last.zero_()
+    x = torch.ones(3)
+    lowered = lower(model, x)
+    lowered.save(tmp_path / "net.aimodel")
+    loaded = delegraph.load(tmp_path / "net.aimodel")
+    summary = loaded.summary.methods[0]
+    assert [tensor.name for tensor in summary.inputs] == ["x"]
+    asset = AIModelAsset.load(tmp_path / "net.aimodel")
+    states = sorted(name for name, _ in asset.summary().function_states("main"))
+    assert states == ["inner_last", "x_state_0"]
+    for _ in range(2):
+        torch.testing.assert_close(loaded(x)[0], model(x))
+
+
+WEIGHTS = {
+    "a negative place": lambda row: [[-1, *row[1:]]],
+    "a place after the end": lambda row: [[2**40, *row[1:]]],
+    "another size": lambda row: [[row[0], row[1] - 4, row[2]]],
+    "a text as size": lambda row: [[row[0], "4", row[2]]],
+    "in the wrong order": lambda row: [row, [row[0] - 1, *row[1:]]],
+    "none": lambda row: None,
+}
+
+
+@pytest.mark.parametrize("damage", WEIGHTS)
+def test_a_wrong_list_of_weights_is_an_error(tmp_path, damage):
+    lowered = lower(nn.Linear(64, 64), torch.randn(2, 64))
+    (delegate,) = lowered.delegates
+    content, signature, facts = Signature.unseal(bytes(delegate.blob), MARK)
+    facts["weights"] = WEIGHTS[damage](facts["weights"][0])
+    path = tmp_path / "main.mlirb"
+    path.write_bytes(content)
+    data = {
+        key: bytes(join(delegate.named_data.buffers[entry.buffer_index]))
+        for key, entry in delegate.named_data.pte_data.items()
+    }
+    with pytest.raises(FormatError):
+        CoreAIRuntime.load(signature.seal(path, MARK, **facts), [], data)
+
+
+def test_a_program_with_other_types_than_its_blob_is_an_error(tmp_path):
+    (delegate,) = lower(nn.ReLU(), torch.ones(3)).delegates
+    content, signature, facts = Signature.unseal(bytes(delegate.blob), MARK)
+    path = tmp_path / "main.mlirb"
+    for types in ([("float32", (4,))], [("int32", (3,))], []):
+        path.write_bytes(content)
+        other = Signature(tuple(types), signature.outputs)
+        blob = other.seal(path, MARK, **facts)
+        with pytest.raises(FormatError, match="does not fit its blob"):
+            CoreAIRuntime.load(blob, [], {})
+
+
+@pytest.mark.parametrize("least", [None, 3, [[0, 0]], [[0, 1, 1]], [[0, 0, "1"]]])
+def test_a_wrong_list_of_sizes_is_an_error(tmp_path, least):
+    dims = (({0: torch.export.Dim.DYNAMIC},),)
+    lowered = delegraph.lower(
+        nn.Linear(4, 4).eval(),
+        (torch.randn(3, 4),),
+        backends=["coreai"],
+        dynamic_shapes=dims[0],
+    )
+    content, signature, facts = Signature.unseal(bytes(lowered.delegates[0].blob), MARK)
+    assert facts["least"] == [[0, 0, 1]]
+    path = tmp_path / "main.mlirb"
+    path.write_bytes(content)
+    blob = signature.seal(path, MARK, **{**facts, "least": least})
+    with pytest.raises(FormatError, match="lists no sizes"):
+        CoreAIRuntime.load(blob, [], {})
+
+
+def test_a_blob_of_another_release_may_run():
+    header = lambda release: BlobHeader(
+        "CoreAIBackend", 0, b"", fingerprint=f"coreai-torch {release}"
+    )
+    verdict = lambda release: CoreAIRuntime.compatible(header(release), []).verdict
+    assert verdict(version("coreai-torch")) == "runs"
+    assert verdict("0.1.0") == "runs"
+    assert verdict("99.0.0") != "runs"
 
 
 def test_instances_and_comparisons_begin_with_the_first_values():
