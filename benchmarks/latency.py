@@ -2,7 +2,7 @@
 delegraph and by their own APIs, XNNPACK in comparison with ExecuTorch's.
 
     python benchmarks/latency.py [openvino|xnnpack|onnx|coreai ...] [--model NAME ...]
-        [--seconds 10]
+        [--seconds 10] [--pairs 20] [--cpu]
 
 From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`,
 `Core.compile_model` with float32, and `openvino.serialize`, since delegraph stores the
@@ -17,7 +17,9 @@ its table of them, which both of the others run as well, over the whole program.
 
 Then both are called in turns in one process, on one thread, in pairs: the ratio is the
 median of the pairs, with its interval of 95 % from their order; milliseconds are
-medians. "load" is how many processes wanted a processor, for each processor.
+medians. With --cpu, calls are measured in CPU seconds of the process: on a busy
+machine, wall times of the same call differ too much. "load" is how many processes
+wanted a processor, for each processor.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-18", "ResNet-50", "BERT-base", "ViT-B/16")
+DECODER = "Llama, 8 layers"
 SMALL = (
     "mobilenet-v2, small",
     "resnet-18, small",
@@ -73,15 +76,19 @@ def main() -> None:
     """Print the table, a row a model and engine, each of a process of its own."""
     parser = publishing.parser(__doc__)
     parser.add_argument("engines", nargs="*", metavar="ENGINE")
-    parser.add_argument("--model", action="append", choices=(*MODELS, *SMALL))
+    parser.add_argument("--model", action="append", choices=(*MODELS, DECODER, *SMALL))
     parser.add_argument("--seconds", type=float, default=10.0, help="of calls of each")
+    parser.add_argument("--pairs", type=int, default=20, help="at least so many calls")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU seconds")
     arguments = measuring.parse(
         parser, lambda engine, rest: lambda: _row(engine, *rest.split(":"))
     )
+    clock = "cpu" if arguments.cpu else "wall"
+    settings = f"{arguments.seconds}:{arguments.pairs}:{clock}"
     rows = []
     for engine in arguments.engines or ("openvino", "xnnpack", "onnx"):
         for name in arguments.model or MODELS:
-            row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
+            row = measuring.once(__file__, engine, f"{name}:{settings}")
             rows.append(publishing.told([name, engine, *row["cells"]]))  # type: ignore[misc]
     packages = ["torch", "openvino", "executorch", "onnxscript", "onnxruntime"]
     if "coreai" in arguments.engines:
@@ -101,7 +108,9 @@ def _model(name: str) -> tuple[Any, tuple[Any, ...]]:
     return made["model"], made["args"]
 
 
-def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
+def _row(
+    engine: str, name: str, seconds: str, pairs: str, clock: str
+) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     ours, theirs = {
@@ -118,8 +127,9 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
             with watched(spent, engine):
                 call, total = measuring.cpu_seconds(partial(ours, program, args))
             own, own_total = measuring.cpu_seconds(partial(theirs, program, args))
-        pairs = _pairs(call(), own(), float(seconds))
-    low, middle, high = _median_with_interval([a / b for a, b in pairs])
+        now = time.process_time if clock == "cpu" else time.perf_counter
+        taken = _pairs((call(), own()), float(seconds), int(pairs), now)
+    low, middle, high = _median_with_interval([a / b for a, b in taken])
     figures = [
         total,
         spent["engine"],
@@ -129,7 +139,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
     ]
     cells = [*(f"{figure:.2f}" for figure in figures), f"{total / own_total:.2f}"]
     cells += [
-        f"{1000 * statistics.median(pair[k] for pair in pairs):.2f}" for k in (0, 1)
+        f"{1000 * statistics.median(pair[k] for pair in taken):.2f}" for k in (0, 1)
     ]
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return {
@@ -137,7 +147,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
             *cells,
             f"{middle:.3f}",
             f"{low:.3f} to {high:.3f}",
-            str(len(pairs)),
+            str(len(taken)),
             f"{load:.1f}",
         ]
     }
@@ -351,26 +361,29 @@ def watched(spent: dict[str, float], engine: str) -> ExitStack:
 # --- calls ----------------------------------------------------------------------------
 
 
-def _pairs(ours: Call, theirs: Call, seconds: float) -> list[tuple[float, float]]:
+def _pairs(
+    calls: tuple[Call, Call], seconds: float, least: int, now: Callable[[], float]
+) -> list[tuple[float, float]]:
     """Seconds of a call of each, in turns, and of every second pair the other one
     first.
     """
+    ours, theirs = calls
     pairs: list[tuple[float, float]] = []
     for call in (ours, theirs) * 3:
         call()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(pairs) < 20:
+    while time.perf_counter() < end or len(pairs) < least:
         if len(pairs) % 2:
-            pairs.append((_seconds(ours), _seconds(theirs)))
+            pairs.append((_seconds(ours, now), _seconds(theirs, now)))
         else:
-            pairs.append((_seconds(theirs), _seconds(ours))[::-1])
+            pairs.append((_seconds(theirs, now), _seconds(ours, now))[::-1])
     return pairs
 
 
-def _seconds(call: Call) -> float:
-    start = time.perf_counter()
+def _seconds(call: Call, now: Callable[[], float]) -> float:
+    start = now()
     call()
-    return time.perf_counter() - start
+    return now() - start
 
 
 def _median_with_interval(ratios: list[float]) -> tuple[float, float, float]:
