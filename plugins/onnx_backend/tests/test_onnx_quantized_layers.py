@@ -337,6 +337,7 @@ def check_on_npu(function, x, step):
     )
     assert lowered.host_operators == 0, lowered.report
     assert (lowered(x) - function(x)).abs().max() < 1.01 * step
+    return lowered.delegates
 
 
 @needs_qnn
@@ -347,15 +348,18 @@ def test_channels_of_a_transposed_convolution_have_scales_on_an_npu(groups, with
     weight = integers_of(4, 4 // groups, 3, 3)
     scales = SCALES[: 4 // groups]
     zeros = ZEROS[: 4 // groups]
-    bias = torch.tensor([3.0, -2.0, 1.0, 0.5]) if with_bias else None
+    bias = torch.tensor([300, -200, 100, 50], dtype=torch.int32)
 
     def function(x):
         w = QUANTIZED.dequantize_per_channel(weight, scales, zeros, 1, *INT8)
-        y = nn.functional.conv_transpose2d(quantized(x, 0.05), w, bias, groups=groups)
+        b = QUANTIZED.dequantize_per_tensor(bias, 0.01, 0, *INT32)
+        b = b if with_bias else None
+        y = nn.functional.conv_transpose2d(quantized(x, 0.05), w, b, groups=groups)
         return quantized(y, STEP_OF_RESULT)
 
     x = torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(0))
-    check_on_npu(function, x, STEP_OF_RESULT)
+    [delegate] = check_on_npu(function, x, STEP_OF_RESULT)
+    assert delegate.facts["on ONNX Runtime's CPU"] == "nothing"
 
 
 class Heads(nn.Module):
