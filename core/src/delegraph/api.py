@@ -98,10 +98,10 @@ def lower(
     to program, called with the normalized program. ``require_full``: raise
     NotFullyDelegated, which lists the operators, if any is left to the host.
     ``compiler``: compiles the partitions, such as
-    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: the installed
-    compiler that is declared as the default, if the environment variable
-    ``DELEGRAPH_CACHE`` is set or a backend declares to be isolated; otherwise they are
-    compiled in this process, one after the other.
+    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: partitions are
+    compiled in this process, one after the other. But if the environment variable
+    ``DELEGRAPH_CACHE`` is set, or a backend needs isolation, the installed default
+    compiler is used. ``registry``: the plugins; None: those that are installed.
 
     If a backend refuses a call that has only constant operands, ``lower`` computes the
     call itself, unless the result has more than 16 MiB. A number that the model reads
@@ -120,11 +120,11 @@ def lower(
     names = [b for b in backends if isinstance(b, str)]
     # A program stores only ids of backends. If several backends have the same id, this
     # registry finds the one that the user named, such as ``acme/npu``.
-    chosen = registry.preferring(names)
+    registry_of_names = registry.preferring(names)
     why_not_cached = None
     if compiler is None:
-        compiler, why_not_cached = _default_compiler(chosen)
-    with compiler.session(chosen, names) as session:
+        compiler, why_not_cached = _default_compiler(registry_of_names)
+    with compiler.session(registry_of_names, names) as session:
         partitioners = _named_partitioners(backends, options, registry)
         model = None
         if example_inputs is None:
@@ -144,7 +144,7 @@ def lower(
             for given, (name, partitioner) in zip(backends, partitioners, strict=True)
         ]
         settings = Settings(
-            chosen,
+            registry_of_names,
             session,
             turns,
             transforms=dict.fromkeys(sources, transforms),
@@ -162,7 +162,12 @@ def lower(
     # the programs before lowering
     eager = {method: source.program for method, source in sources.items()}
     return LoweredProgram(
-        lowered.programs, eager, lowered.delegates, report, chosen, lowered.changed
+        lowered.programs,
+        eager,
+        lowered.delegates,
+        report,
+        registry_of_names,
+        lowered.changed,
     )
 
 

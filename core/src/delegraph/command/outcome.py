@@ -165,8 +165,8 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     # file -> why nothing else may be written to it
     taken = {_file_identity(path): "is read" for path in read}
     for path in written:
-        # An existing folder is replaced by renaming another one, which needs permission
-        # to write in its parent. ``.new`` is such a new file.
+        # A package is a folder. It is written under another name beside the old one,
+        # and then renamed, so the folder around both must be writable.
         expect_writable(path.parent / ".new" if _is_package(path) else path)
         file = _file_identity(path)
         # several contents can be written to a stream, one after the other

@@ -34,8 +34,8 @@ def put_back(who: Any) -> None:
     """Pop the settings that ``remember`` pushed, and restore those that changed, with a
     warning.
 
-    Call this when the plugin's work is done. ``who.text`` describes the work in the
-    warning. Each warning is shown once in the process.
+    Call this when the plugin's work is done. ``who.text`` begins the warning, such as
+    "acme 1.0, compiling lowered_module_0". Each warning is shown once in the process.
     """
     before = _local.before.pop()
     now = _settings()
@@ -43,8 +43,8 @@ def put_back(who: Any) -> None:
     if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    # ``before`` is None if torch was imported in the meantime: then torch's initial
-    # settings count, with any number of threads
+    # ``before`` is None if torch was imported in the meantime. Then torch's initial
+    # settings are wanted, but the initial number of threads is unknown.
     wanted = before or (torch.float32, True, now[2])
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
     for name, old, new, restore in zip(_NAMES, wanted, now, setters, strict=True):

@@ -53,7 +53,7 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     named = {n.name for p in plan.partitions for n in p.boundary}
     plan.refusals = plan.composites.restore(plan.tags, named, plan.refusals)
     for partition in plan.partitions:
-        partition.inputs = [plan.composites.now(n) for n in partition.inputs]
+        partition.inputs = [plan.composites.present_node(n) for n in partition.inputs]
     plan.units = order(plan)
 
 
@@ -76,22 +76,24 @@ def _tags_left(
 
 
 def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
-    """Add the tags of ``parts`` to ``plan``.
+    """Add the tags of ``parts`` to ``plan``, and the host's tag to calls that the host
+    must compute as well.
 
-    Parts have no outputs for calls on constants. If the host, or a partition without a
-    copy, needs such a call of a part, the host computes the call as well.
+    These are calls that have only constant operands. No partition returns the result of
+    such a call: each partition that uses it has a copy of the call. If the host uses
+    it, or a partition that has no copy, the host computes it.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
             plan.tags[node] = (*plan.tags.get(node, ()), part.tag)
     returned = {node for part in parts for node in part.outputs}
-    # the calls of parts that are no outputs, among them all calls on constants
+    # the calls that no part returns; other parts use only those on constants
     not_returned = {n for part in parts for n in part.nodes if n not in returned}
     # users come first, because the host needs the operands of calls that it computes
     for node in reversed(plan.program.graph.nodes):
         if (
             node in not_returned
-            and plan.tags[node][0] is not None
+            and plan.tags[node][0] is not None  # the host's tag, None, is the first
             and _is_needed_elsewhere(node, plan.tags)
         ):
             plan.tags[node] = (None, *plan.tags[node])

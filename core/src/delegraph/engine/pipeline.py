@@ -69,10 +69,11 @@ class Settings(NamedTuple):
 
     ``session``: calls partitioners and compiles partitions. ``turns``: one for each
     backend, in order of preference. ``transforms``: the user's, by method.
-    ``decomposes``: decompose operators that no backend keeps. ``has_report``: fold
-    constants, and leave a partition that its compiler refuses to the next backend or
-    the host. Without a report, such a refusal is an error, and so is an exception of a
-    partitioner. ``whole``: the one partition of a method is called with all inputs of
+    ``decomposes``: decompose operators that no backend keeps. ``has_report``: the
+    caller gets a report with all that went another way than asked for. Only then are
+    constants folded, and partitions that their compiler refuses left to the next
+    backend or the host. Without a report, such a refusal is an error, and so is an
+    exception of a partitioner. ``whole``: the one partition of a method is called with all inputs of
     its program.
     """
 
@@ -176,7 +177,7 @@ def lower_exported(
                 for method, plan in _all_plans(plans)
                 for partition in plan.partitions
             ]
-        with journal.step("compile", alone=False):
+        with journal.step("compile", alone=False):  # compilers may run side by side
             expect_known_backends(work, turn.name, settings.registry)
             compiler = PartitionCompiler(
                 settings.registry, settings.session, gives_back=settings.has_report

@@ -115,7 +115,7 @@ class Composites:
                     new_refusals.append(Refusal(call, first.reason))
         return [*(r for r in refusals if r.node not in erased), *new_refusals]
 
-    def now(self, node: Node) -> Node:
+    def present_node(self, node: Node) -> Node:
         """Return the node that has the value of ``node`` now.
 
         That is another node if the call was decomposed or restored, else ``node``.
@@ -143,7 +143,7 @@ class Composites:
             return False
         computed_operands = {
             n
-            for n in map(self.now, _operands(composite))
+            for n in map(self.present_node, _operands(composite))
             if n.op not in ("placeholder", "get_attr")
         }
         if any(n._erased for n in computed_operands):
@@ -159,12 +159,15 @@ class Composites:
     def _put_together(self, composite: Composite) -> Node:
         """Replace the parts by the call, erase the parts, and return the call.
 
-        The call has its old name and metadata. Its operands are the nodes that have the
-        values of the old operands now.
+        The call has its old name, and its old metadata without a tag, because it
+        belongs to no partition. An operand that was itself replaced becomes its
+        replacement.
         """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
-            args, kwargs = map_arg((composite.args, composite.kwargs), self.now)
+            args, kwargs = map_arg(
+                (composite.args, composite.kwargs), self.present_node
+            )
             call = graph.call_function(composite.target, args, kwargs)
             call.name = composite.name
             call.meta = {
