@@ -117,7 +117,7 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
         if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
             return f"with the identifier {identifier!r:.80}"
         if not isinstance(handle_list, (tuple, list)):
-            return f"with {handle_list!r:.80} for {identifier!r:.80}"
+            return f"with {handle_list!r:.80} as the handles of {identifier!r:.80}"
         unknown = [handle for handle in handle_list if handle not in handles]
         if unknown:
             return (
@@ -144,7 +144,7 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
                 f"figures for {identifier!r:.80}, which debug_handle_map does not have"
             )
         if not isinstance(amounts, Mapping):
-            return f"the figures {amounts!r:.80} for {identifier!r:.80}"
+            return f"{amounts!r:.80} as the figures of {identifier!r:.80}"
         for name, amount in amounts.items():
             is_number = isinstance(amount, (int, float)) and not isinstance(
                 amount, bool

@@ -101,7 +101,7 @@ def _with_range(
     Raises Unsupported if ``of`` is no input of this program.
     """
     if of is None or of.op != "placeholder":
-        raise _impossible("only inputs have a range")
+        raise _impossible(f"{of} is no input, and only inputs have a range")
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Any]()
     for node in program.graph.nodes:

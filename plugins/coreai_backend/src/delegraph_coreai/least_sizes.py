@@ -155,7 +155,7 @@ def least_of(facts: Mapping[str, Any], signature: Signature) -> list[Least]:
     except TypeError:
         are_valid = False
     if not are_valid:
-        text = f"the blob of CoreAIBackend lists no sizes: {facts['least']!r:.80}"
+        text = f"the blob of CoreAIBackend has a damaged list of sizes: {facts['least']!r:.80}"
         raise FormatError("format-invalid", text)
     return rows
 

@@ -73,6 +73,6 @@ def _why_no_graph(blob: bytes) -> str | None:
     if identifier in _XNNPACK or (start and start + 8 > len(blob)):
         return None
     return (
-        f"it begins with {blob[:16]!r}; ExecuTorch's runtime reads no such graph of"
-        " XNNPACK"
+        f"the blob begins with {blob[:16]!r}, which is no graph of XNNPACK that"
+        " ExecuTorch's runtime reads"
     )

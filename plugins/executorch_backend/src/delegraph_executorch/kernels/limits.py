@@ -140,7 +140,7 @@ def _why_not_type(kernel: str, given: Arguments, results: Sequence[Any]) -> str 
     if kernel in _DIVISIONS and given["rounding_mode"] == "trunc" and is_integer:
         return "it truncates integers in float64, which cannot represent all integers"
     if kernel in _SUM_IN_16_BITS and result.dtype in _HALVES:
-        return f"it sums in {_name(result.dtype)}"
+        return f"it adds up in {_name(result.dtype)}, and eager in float32"
     if kernel in _DEQUANTIZE and result.dtype == torch.bfloat16:
         return "its kernel cannot return bfloat16"
     if kernel in _POWERS and is_integer:

@@ -106,7 +106,7 @@ class _Check:
             self.delegate(delegate)
         if len(plan.chains) != 1:
             raise self.fault(
-                f"it has {len(plan.chains)} chains of instructions, not one"
+                f"it has {len(plan.chains)} chains of instructions; a method has one"
             )
         calls = [instruction.call for instruction in plan.chains[0].instructions]
         for number, call in enumerate(calls):

@@ -260,7 +260,7 @@ class _Parser:
     def constant(self, declared: list[Declaration]) -> None:
         """Define a constant from its elements."""
         if len(declared) != 1:
-            raise self.wrong(f"a constant must have one name, not {len(declared)}")
+            raise self.wrong(f"a constant defines one value, not {len(declared)}")
         type, printed = declared[0]
         if type.is_dynamic:
             raise self.wrong(f"a constant must have fixed sizes, not {type}")

@@ -79,9 +79,7 @@ def written(
     try:
         return _TAGS[value]
     except (KeyError, TypeError):  # TypeError: it has no hash
-        raise NoForm(
-            f"the form cannot express {value!r:.80}, a {kind.__name__}"
-        ) from None
+        raise NoForm(f"it has {value!r:.80}, a {kind.__name__}") from None
 
 
 def read(form: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
@@ -172,8 +170,8 @@ class TypesWritten:
         is_dense = val.device.type == "cpu" and val.layout is torch.strided
         if not is_dense or val.dtype not in NAMES:
             raise NoForm(
-                f"the form cannot express a tensor on {val.device}, {val.dtype},"
-                f" {val.layout}"
+                f"it has a tensor on {val.device}, {val.dtype}, {val.layout}; tensors"
+                " must be dense, on the CPU and of a usual dtype"
             )
         shape = [self._symbols.write(size) for size in val.shape]
         strides = [self._symbols.write(step) for step in val.stride()]
@@ -223,7 +221,7 @@ class TypesRead:
         if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):
             raise FormatError(
                 "format-invalid",
-                f"no tensor has the shape {shape} and the strides {steps}",
+                f"it has a tensor of shape {shape} and strides {steps}, which cannot be",
             )
         # without the mode, which would look up the operator: three times as slow
         meta = torch.empty_strided(shape, steps, dtype=DTYPES[dtype], device="meta")

@@ -129,7 +129,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
     if why is None and tensor.dtype not in NAMES:
         why = f"its dtype is {tensor.dtype}"
     if why is not None:
-        raise NoForm(f"the form cannot express a constant: {why}")
+        raise NoForm(f"it has a constant that cannot be stored: {why}")
     return None if tensor.is_conj() or tensor.is_neg() else addresses(tensor)
 
 
@@ -146,8 +146,7 @@ def _row(
     place = None if memory.place is None or span is None else span[0] - memory.place
     if place is not None and place % tensor.element_size():
         raise NoForm(
-            "the form cannot express a constant that begins inside an element of"
-            " another constant"
+            "it has a constant that begins inside an element of another constant"
         )
     return [
         NAMES[tensor.dtype],

@@ -50,7 +50,7 @@ def name_of(target: Any) -> str:
         return f"higher_order.{target._name}"
     if target in _FUNCTION_NAMES:
         return _FUNCTION_NAMES[target]
-    raise NoForm(f"the form cannot express a call of {target}")
+    raise NoForm(f"it has a call of {target}")
 
 
 @cache

@@ -139,7 +139,7 @@ class SymbolsWritten:
             return ["Rational", expression.p, expression.q]
         name = type(expression).__name__
         if FUNCTIONS.get(name) is not type(expression):
-            raise NoForm(f"the form cannot express the size {expression}, a {name}")
+            raise NoForm(f"it has the size {expression}, a {name}")
         operands = [self._expression(part) for part in expression.args]
         if name in _COMMUTATIVE:
             operands.sort(key=json.dumps)
@@ -176,9 +176,7 @@ class SymbolsWritten:
         hint = environment.backed_var_to_val.get(symbol)
         is_number = hint is None or hint.is_Integer or hint.is_Float
         if not kinds or not is_number:
-            raise NoForm(
-                f"the form cannot express the symbol {symbol}: it is no number"
-            )
+            raise NoForm(f"it has the symbol {symbol}, which is no number")
         example = None
         if hint is not None and is_related:
             example = self._expression(hint)

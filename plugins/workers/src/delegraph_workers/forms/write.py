@@ -52,7 +52,7 @@ def write(program: ExportedProgram) -> Form:
         return writer.form()
     except NoForm as e:
         node = writer.node
-        text = f"{e}, so the program cannot be written as bytes"
+        text = f"the program cannot be written as bytes: {e}"
         source = None if node is None else source_of(node)
         raise Unsupported("unsupported", text, node, source) from e
 
@@ -113,9 +113,7 @@ class _Writer:
                 position[spec.target] = k
                 constant = self._constant(constant_tensor(self.program, spec))
             else:
-                raise NoForm(
-                    f"the form cannot express the input {node.name}, a {spec.kind.name}"
-                )
+                raise NoForm(f"it has the input {node.name}, a {spec.kind.name}")
             inputs.append([spec.kind.name, constant, spec.persistent])
         outputs = []
         for output in self.program.graph_signature.output_specs:
@@ -187,9 +185,7 @@ class _Writer:
         for k, module in enumerate(self._graphs):
             if module is attribute:
                 return "graph", k
-        raise NoForm(
-            f"the form cannot express {node.name}, a {type(attribute).__name__}"
-        )
+        raise NoForm(f"it has {node.name}, a {type(attribute).__name__}")
 
     def _beside(self) -> list[Any]:
         """Return the tables of names, debug handles and source lines."""

@@ -38,7 +38,8 @@ class CONCAT(Operator):
         ):
             types = ", ".join(str(v.type) for v in self.inputs)
             raise Illegal(
-                f"tensors differ outside of axis {self.axis}: {types}", "concat-shapes"
+                f"the inputs of CONCAT differ outside of axis {self.axis}: {types}",
+                "concat-shapes",
             )
         joined = sum(v.type.shape[self.axis] for v in self.inputs)
         return (
