@@ -636,7 +636,7 @@ def test_backends_that_change_their_signature_are_refused(change, lists):
     assert "OddBackend.preprocess" in str(error.value)
 
 
-def test_garbage_collection_comes_back_after_an_error_of_a_backend():
+def test_garbage_collection_resumes_after_an_error_of_a_backend():
     def exits(program, specs):
         raise SystemExit("OddBackend exits")
 

@@ -95,7 +95,7 @@ def test_reinsert_delegate_debug_identifier(nodes):
         assert_entry_refused("'1' is used already", builder, **entry, identifier="1")
 
 
-def test_passing_both_nodes_and_handles(nodes):
+def test_nodes_together_with_handles_are_refused(nodes):
     """map_builder.test_passing_both_nodes_and_handles"""
     assert_entry_refused(
         "nodes or handles",

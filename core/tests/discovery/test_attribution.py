@@ -141,7 +141,7 @@ def test_intended_error_keeps_its_class_and_names_its_plugin():
     )
 
 
-def test_an_interrupt_and_a_signal_handler_pass():
+def test_interrupts_and_signal_handlers_pass_through():
     with pytest.raises(KeyboardInterrupt):
         lower_net(plugin_class_doing(raise_error(KeyboardInterrupt())))
 

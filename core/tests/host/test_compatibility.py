@@ -174,7 +174,7 @@ def test_a_runtime_that_answers_wrongly_is_named(saved, answer, error, text):
         delegraph.load(path, registry=registry).compatible()
 
 
-def test_without_the_backend_a_file_cannot_run_for_that_reason(saved):
+def test_file_without_its_backend_is_incompatible(saved):
     _, path, _ = saved
     other = Registry(discover=False)
 

@@ -405,7 +405,7 @@ def test_lower_command_verifies_the_model(model, capsys):
     assert shown["report"]["delegates"][0]["backend"] == "compiler-demo"
 
 
-def test_the_command_with_max_value(model, capsys):
+def test_max_value_option_limits_results(model, capsys):
     arguments = ["lower", model, "--backend", "compiler-demo", "--verify", "--option"]
     assert cli.main([*arguments, "max_value=2.0"]) == 0
     assert cli.main([*arguments, "max_value=1.5"]) == 1

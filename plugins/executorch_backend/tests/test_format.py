@@ -461,7 +461,7 @@ def test_in_the_stock_runtime_by_its_name(
     )
 
 
-def test_a_backend_that_the_stock_runtime_has_not(
+def test_backend_missing_in_the_stock_runtime_is_named(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     stock_runtime()

@@ -164,7 +164,7 @@ def test_an_axis_of_size_1_is_reversed():
     "dtype",
     [torch.bool, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32],
 )
-def test_every_element_type_goes_in_and_out(dtype):
+def test_every_element_type_passes_through_the_runtime(dtype):
     x = Value(
         Type(
             (2, 2),

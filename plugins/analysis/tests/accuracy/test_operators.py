@@ -507,7 +507,7 @@ def test_operators_that_are_not_observed_are_counted(loops, monkeypatch):
     assert whole.not_compared == {reference.WHOLE: 3}
 
 
-def test_worst_of_several_inputs(image):
+def test_worst_verification_of_several_inputs_is_kept(image):
     lowered = lower_for_telling(Net(), (image,))
     found = [lowered.verify(scale * image, per_operator=True) for scale in (0.0, 1.0)]
     worst = type(found[0]).worst_of(found)

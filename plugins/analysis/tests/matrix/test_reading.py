@@ -180,7 +180,7 @@ def test_refusals_of_all_models(rows):
         if r.backend == "tosa" and "inv_ex" in r.operator
     )
     assert found.count == 2, "a model counts once"
-    assert found.models == ["inverse", "other"], "a model counts once"
+    assert found.models == ["inverse", "other"]
 
 
 def test_the_latest_measurement_of_a_row_is_used(rows):

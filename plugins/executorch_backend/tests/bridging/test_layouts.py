@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_layout(name: str, tmp_path: Any) -> None:
+def test_layouts_of_xnnpack_delegates_match_eager(name: str, tmp_path: Any) -> None:
     torch.manual_seed(0)
     make, x = CASES[name]
     module = make().eval()

@@ -27,7 +27,7 @@ FEW = ["mlp", "dynamic batch"]
     "name",
     [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in MODELS],
 )
-def test_network(name: str) -> None:
+def test_xnnpack_networks_compute_as_eager_in_both_runtimes(name: str) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
     check_in_both_runtimes(module, calls, shapes, backends=["xnnpack"])

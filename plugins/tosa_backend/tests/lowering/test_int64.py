@@ -79,7 +79,7 @@ WHOLE = {
     [(name, "TOSA-1.0+FP+INT") for name in WHOLE]
     + [(n, "TOSA-1.0+FP") for n in WHOLE if n != "bits"],
 )
-def test_in_one_delegate(name, spec):
+def test_int64_programs_are_one_delegate(name, spec):
     """PRO-FP alone neither moves nor compares integers: what fp32 holds exactly runs as
     such.
     """

@@ -45,7 +45,7 @@ def graph_of(lowered):
     ("largest", "error"), [(1, 1e-7), (12_000, 2e-7), (100_000, 1e-6)]
 )
 @pytest.mark.parametrize("function", [torch.sin, torch.cos])
-def test_waves(function, largest, error):
+def test_sine_and_cosine_are_accurate_within_a_bound(function, largest, error):
     x = (torch.rand(4096, generator=torch.Generator().manual_seed(0)) * 2 - 1) * largest
     lowered = lower(Call(function), x)
     assert lowered.host_operators == 0

@@ -151,7 +151,7 @@ REFUSALS = [
 @pytest.mark.parametrize(
     ("function", "inputs", "text"), REFUSALS, ids=[text[:60] for *_, text in REFUSALS]
 )
-def test_refusals(function, inputs, text):
+def test_refused_programs_have_the_expected_message(function, inputs, text):
     assert refusal_message(function, *inputs) == text
 
 
@@ -171,7 +171,7 @@ def test_the_target_decides():
     )
 
 
-def test_dynamic_shapes():
+def test_dynamic_shapes_are_refused_by_tosa_1_0():
     rows = torch.export.Dim("rows")
     said = refusal_message(
         lambda x: x + 1, torch.ones(3, 4), dynamic_shapes=(({0: rows},),)

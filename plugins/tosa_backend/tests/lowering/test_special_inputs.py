@@ -172,7 +172,7 @@ def agrees(mine, eager):
     [(ONE, (NUMBERS,)), (TWO, PAIRS), (ROW, (ROWS,))],
     ids=["one", "two", "row"],
 )
-def test_equals_eager(functions, inputs):
+def test_special_inputs_equal_eager(functions, inputs):
     module = Outputs(functions).eval()
     lowered = delegraph.lower(module, inputs, backends=["tosa"])
     assert lowered.report.host_operators == 0, lowered.report

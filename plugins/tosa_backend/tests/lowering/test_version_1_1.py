@@ -32,7 +32,7 @@ OLD = {"attention": {"TRANSPOSE"}, "linear": {"TRANSPOSE"}, "truth": {"LOGICAL_N
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
-def test_equals_eager(name, target):
+def test_programs_equal_eager_in_both_versions(name, target):
     function, inputs = CASES[name]
     options = {"tosa": {"spec": target}}
     program = delegraph.lower(

@@ -30,7 +30,7 @@ def rows():
 # torch.export says so of every recurrent layer
 @pytest.mark.filterwarnings("ignore:The tensor attributes self")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-def test_one_delegate(name, target, monkeypatch):
+def test_small_models_are_one_legal_delegate(name, target, monkeypatch):
     model, inputs = (vision if name in vision.MODELS else sequences).built(name)
     program = torch.export.export(model, inputs)
     lowered = check_whole(program, *inputs, target=target)

@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_delegate(name, monkeypatch):
+def test_token_models_are_one_delegate_without_int64(name, monkeypatch):
     torch.manual_seed(0)
     model, inputs = MODELS[name]
     program = torch.export.export(model().eval(), inputs)

@@ -289,7 +289,7 @@ def exported(name, library):
     ("name", "target"),
     [(n, t) for n in MODELS for t in TARGETS[: 1 if n in EXPERTS else None]],
 )
-def test_one_delegate(name, target, monkeypatch):
+def test_transformers_are_one_legal_delegate(name, target, monkeypatch):
     program, inputs = exported(name, pytest.importorskip("transformers"))
     lowered = check_whole(program, target=target, **inputs)
     check_with_reference_tools(monkeypatch, lowered, program, target=target, **inputs)

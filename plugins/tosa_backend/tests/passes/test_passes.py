@@ -41,7 +41,7 @@ def before_and_after(draft: Draft, *outputs: Value) -> str:
     )
 
 
-def test_golden_residual_block(golden):
+def test_optimized_residual_block_equals_golden_text(golden):
     """Transposes meet and go; batch norms fold."""
     draft = Draft()
     x = draft.relu(draft.norm(draft.conv(draft.input(1, 2, 4, 4), 3)))
@@ -49,7 +49,7 @@ def test_golden_residual_block(golden):
     golden("residual_block", before_and_after(draft, draft.relu(draft.add(x, y))))
 
 
-def test_golden_head(golden):
+def test_optimized_head_equals_golden_text(golden):
     """A mean over height and width is taken in NHWC, where its reshape needs no
     transpose.
     """

@@ -94,7 +94,7 @@ def test_bodies_become_integers(kind):
         )
 
 
-def test_a_setting_names_a_module_that_no_body_calls():
+def test_module_settings_must_name_a_called_module():
     from delegraph_tosa.quantizer import TOSAQuantizer
 
     class Both(nn.Module):

@@ -177,7 +177,7 @@ def test_a_bias_is_in_steps_of_the_product(program):
     ("settings", "low", "high", "per_channel"),
     [({"weight_bits": 4}, -7, 7, True), ({"per_channel": False}, -127, 127, False)],
 )
-def test_weights(settings, low, high, per_channel):
+def test_weights_are_quantized_by_the_chosen_settings(settings, low, high, per_channel):
     module = nn.Linear(6, 4).eval()
     quantized = delegraph.quantize(
         module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings))
@@ -455,7 +455,7 @@ def test_missing_module_is_refused():
         ),
     ],
 )
-def test_wrong_settings(wrong, message):
+def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(OptionError, match=message):
         wrong()
 

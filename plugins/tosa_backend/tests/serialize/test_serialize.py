@@ -727,7 +727,7 @@ def test_sizes_that_files_cannot_hold():
         TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
 
 
-def test_equal_bytes_in_any_process():
+def test_file_bytes_are_equal_in_any_process():
     script = (
         "import hashlib, plugins.tosa_backend.tests.serialize.test_serialize as"
         " t\nprint(hashlib.sha256(t.write(t.merged(s.graph for s in t.samples()),"

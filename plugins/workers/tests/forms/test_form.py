@@ -152,7 +152,7 @@ def test_names_of_arguments_modules_and_dims_do_not_matter():
     assert write(sizes(names="ab")).key == write(sizes(names="yx")).key
 
 
-def test_the_size_of_the_example_does_not_matter():
+def test_form_does_not_depend_on_example_sizes():
     assert write(sizes(rows=4)).key == write(sizes(rows=6)).key
 
 
