@@ -174,7 +174,7 @@ def test_blobs_stay_unread(module):
 
 
 @pytest.mark.parametrize("face", [api, edge, edge.manager])
-def test_public_modules_do_not_import_the_steps(face):
+def test_public_modules_take_no_names_from_the_steps(face):
     steps = (
         "plan",
         "planner",
