@@ -145,9 +145,10 @@ class Draft(NumberedCalls):
 
 
 def _copy_bodies(module: GraphModule) -> None:
-    """Replace branches and loop bodies by copies: the host's program shares them.
+    """Copy branches and loop bodies, and write their constants into their metadata.
 
-    The exporter takes tensors in them from the metadata of nodes.
+    The exporter reads the constants of a body from the metadata of nodes. The bodies
+    are copied first, because the host's program shares them and must not change.
     """
     for name, body in list(module.named_children()):
         if isinstance(body, GraphModule):

@@ -163,7 +163,7 @@ class _Output(NamedTuple):
     type_number: int
     sizes: tuple[int, ...] | None
     """Its shape; None if each call chooses it, or if there are no elements."""
-    number: type | None
+    python_type: type | None
     """int or float if the output is a number, else None."""
 
     @classmethod
@@ -228,15 +228,17 @@ class Loaded:
         binding = self._binding()
         # IOBinding's own methods make an OrtDevice each time, which takes 8 us
         fast_binding = binding._iobinding
-        for (name, number), tensor in zip(self._inputs, tensors, strict=True):
-            fast_binding.bind_input(name, HOST, number, tensor.shape, tensor.data_ptr())
+        for (name, type_number), tensor in zip(self._inputs, tensors, strict=True):
+            fast_binding.bind_input(
+                name, HOST, type_number, tensor.shape, tensor.data_ptr()
+            )
         results: list[Any] = [output.bind(fast_binding) for output in self._outputs]
         self.session.run_with_iobinding(binding)
         for place, output in enumerate(self._outputs):
-            if output.sizes is None:
+            if output.sizes is None:  # ONNX Runtime made the tensor
                 results[place] = _copied(binding.get_outputs()[place])
-            elif output.number is not None:
-                results[place] = output.number(results[place].item())
+            elif output.python_type is not None:
+                results[place] = output.python_type(results[place].item())
         return tuple(results)
 
     def _binding(self) -> ort.IOBinding:

@@ -85,8 +85,8 @@ def quantize(
     determine the scales. Each batch is a tuple, a dict by names, or a tensor if the
     program takes one. ``quantizer``: a configured quantizer of torchao
     (``delegraph_tosa.quantizer.TOSAQuantizer``). By default it is that of ``backend``
-    without settings. Without a backend, it is that of the only installed backend that
-    has one, or of the default one. ``progress(done, total)`` is called after each
+    without settings. Without a backend, the only installed backend with a quantizer is
+    taken; of several, the default backend. ``progress(done, total)`` is called after each
     batch; the total is None for a generator. The model is not changed. Buffers that it
     writes carry over from batch to batch. In the result they have their values before
     the first batch.

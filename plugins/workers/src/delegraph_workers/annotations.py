@@ -110,10 +110,16 @@ class _Writer:
             return ["observer", name]
         # torchao wraps the partial object of ``with_args``
         partial = getattr(value, "p", value)
-        if isinstance(partial, functools.partial) and not partial.args:
-            if not getattr(value, "callable_args", None):
-                keywords = dict(partial.keywords)
-                return ["partial", self.write(partial.func), self.write(keywords)]
+        # Positional arguments, and functions that make an argument for each call
+        # (``with_callable_args``), cannot be written: the object then stays here.
+        can_be_written = (
+            isinstance(partial, functools.partial)
+            and not partial.args
+            and not getattr(value, "callable_args", None)
+        )
+        if can_be_written:
+            keywords = dict(partial.keywords)
+            return ["partial", self.write(partial.func), self.write(keywords)]
         if callable(value):
             return ["function", self._keep(value)]
         raise Unsupported(

@@ -424,9 +424,9 @@ class _Rewrite:
 
         A cast is inserted if ``functional``, the functional form of ``node``, returns
         another dtype: in-place calls cast silently. For a ``copy_`` to a view from a
-        source of equal type, the returned node is the source.
+        source of equal type that is not expanded, the returned node is the source.
         """
-        val = node.meta["val"]
+        written = node.meta["val"]
         source = node.args[1] if functional is aten.copy.default else None
         if (
             isinstance(source, Node)
@@ -438,13 +438,14 @@ class _Rewrite:
             # share memory.
             if "0" not in map(str, source.meta["val"].stride()):
                 return source
-        dtype = self._dtype_of(node, functional)
-        if dtype is val.dtype:
+        computed_dtype = self._dtype_of(node, functional)
+        if computed_dtype is written.dtype:
             return node
         cast = self._insert(
-            self.after, aten.to.dtype, node, val.dtype, like=node, origin=node
+            self.after, aten.to.dtype, node, written.dtype, like=node, origin=node
         )
-        node.meta["val"] = val.to(dtype)  # before, it was the value after the cast
+        # the cast has the metadata of the written value now, and ``node`` its own
+        node.meta["val"] = written.to(computed_dtype)
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:

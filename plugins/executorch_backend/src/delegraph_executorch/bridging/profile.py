@@ -181,9 +181,12 @@ def spent(
 ) -> Mapping[int | None, Mapping[str, Any]]:
     """Return the times of each node's operators, by its debug handle.
 
-    Operators without a known node are under None. ``middle``: the middle of the call
-    in seconds of ``time.perf_counter()``. ETDump has another clock, so this aligns the
-    two. The error is at most half of the time that the call takes around ETDump's.
+    ``nodes``: kind and debug handle of each node. Events and nodes of a kind belong
+    together in their order; if their numbers differ, the events are under None.
+    ``middle``: the time halfway through the call, in seconds of
+    ``time.perf_counter()``. ETDump has another clock, and events count from the middle
+    of its recording. Both middles are taken for the same moment. So the intervals are
+    off by at most half of the difference between the two durations.
     """
     handles = defaultdict(list)
     for kind, handle in nodes:
@@ -194,7 +197,7 @@ def spent(
     total: dict[int | None, dict[str, Any]] = {}
     for kind, listed in of_kind.items():
         owners: Sequence[int | None] = handles[kind]
-        if len(owners) != len(listed):
+        if len(owners) != len(listed):  # none can be told from another
             owners = [None] * len(listed)
         for owner, event in zip(owners, listed, strict=True):
             amounts = total.setdefault(owner, {"seconds": 0.0})

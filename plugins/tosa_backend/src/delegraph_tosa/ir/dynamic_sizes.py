@@ -58,8 +58,8 @@ class Extreme(NamedTuple):
         return f"{'max' if self.larger else 'min'}({self.left}, {self.right})"
 
 
-MOST_ATOMS = 256
-"""The most atoms of a size. Files could otherwise demand endless polynomials."""
+MOST_PARTS = 256
+"""The most parts of a size. Files could otherwise demand endless polynomials."""
 
 Atom = Symbol | Quotient | Extreme
 Monomial = tuple[Atom, ...]
@@ -71,19 +71,20 @@ Terms = dict[Monomial, int]
 class Size:
     """A sum of monomials with coefficients, at least one of which has an atom.
 
-    Immutable. ``atoms`` is their number. Raises Undecided for more than MOST_ATOMS.
+    Immutable. ``parts``: the number of terms and atoms, with the atoms inside of
+    others. Raises Undecided for more than MOST_PARTS.
     """
 
-    __slots__ = ("_hash", "_range", "atoms", "terms")
+    __slots__ = ("_hash", "_range", "parts", "terms")
 
     def __init__(self, terms: Terms) -> None:
-        self.atoms = sum([_atoms(one) for monomial in terms for one in monomial]) + len(
-            terms
-        )
-        if self.atoms > MOST_ATOMS:
+        atoms = [_parts_of_atom(atom) for product in terms for atom in product]
+        # a term counts as a part, too, so that long sums of numbers are limited
+        self.parts = sum(atoms) + len(terms)
+        if self.parts > MOST_PARTS:
             raise Undecided(
-                f"a size is made of more than {MOST_ATOMS} others, which is too many"
-                " to compute with"
+                f"a size has more than {MOST_PARTS} parts, which is too many to"
+                " compute with"
             )
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
@@ -240,7 +241,7 @@ def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
     return sign + "*".join(factors + [str(atom) for atom in monomial])
 
 
-def _atoms(one: Atom) -> int:
+def _parts_of_atom(one: Atom) -> int:
     """Return how many atoms an atom has, those inside of it included."""
     if isinstance(one, Symbol):
         return 1
@@ -248,8 +249,8 @@ def _atoms(one: Atom) -> int:
 
 
 def weight(size: int) -> int:
-    """Return how many atoms a size has; 0 for a number."""
-    return size.atoms if isinstance(size, Size) else 0
+    """Return how many parts a size has; 0 for a number."""
+    return size.parts if isinstance(size, Size) else 0
 
 
 def _as_int(size: Size) -> int:
