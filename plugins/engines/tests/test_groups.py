@@ -15,7 +15,7 @@ from delegraph.partitioner.levels import (
     sink,
     size,
 )
-from delegraph_engines.groups import Groups
+from delegraph_engines.groups import Groups, fewest_partitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +100,7 @@ def test_groups_share_a_partition_or_have_none(case):
     assert (lowest is not None) == (not refused)
     if lowest is not None:
         assert len(parts) <= len({lowest[n] for n in accepted})
+    assert fewest_partitions(calls, accepted, named) == (None if refused else parts)
 
 
 @given(cases(), st.integers(1, 5))

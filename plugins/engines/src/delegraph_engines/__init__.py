@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .grouped_partitioner import GroupedPartitioner, NodeLists
+    from .groups import fewest_partitions
     from .indices import mark_indices
     from .kernels import Kernel, computed_by
     from .named_weights import add_by_content, expect_data
@@ -38,6 +39,7 @@ __all__ = [
     "compare_releases",
     "computed_by",
     "expect_data",
+    "fewest_partitions",
     "from_specs",
     "mark_indices",
     "quietly",
@@ -65,6 +67,7 @@ _HOME = {
     "compare_releases": "releases",
     "computed_by": "kernels",
     "expect_data": "named_weights",
+    "fewest_partitions": "groups",
     "from_specs": "text_settings",
     "mark_indices": "indices",
     "quietly": "quiet",

@@ -12,11 +12,40 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.levels import Unit, flatten, size, units
+from delegraph.partitioner.levels import (
+    Unit,
+    flatten,
+    group_by_level,
+    levels,
+    sink,
+    size,
+    units,
+)
 from delegraph_programs.node_sets import find_root
 
 if TYPE_CHECKING:
     from torch.fx import Node
+
+
+def fewest_partitions(
+    calls: Sequence[Node],
+    accepted: Collection[Node],
+    groups: Iterable[Iterable[Node]] = (),
+) -> list[list[Node]] | None:
+    """Return the fewest partitions of ``accepted`` calls that need no own result.
+
+    ``calls``: the calls of the program, in graph order. The calls of each list in
+    ``groups`` are in one partition. Returns None if a group needs its own result
+    through a call that is not accepted.
+    """
+    grouped = Groups(groups, calls)
+    ordered, refused = grouped.units(calls, accepted)
+    if refused:
+        return None
+    level = levels(ordered, accepted)
+    sink(ordered, level, accepted)
+    parts = group_by_level(ordered, level, accepted)
+    return [flatten(part, grouped.position) for part in parts]
 
 
 class Groups:

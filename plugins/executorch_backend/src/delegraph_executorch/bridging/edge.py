@@ -230,7 +230,10 @@ class _Copy:
         """Append a copy of a node that records its origin, and return it."""
         new = copy_node(self.graph, node, self.env.__getitem__)
         if isinstance(node.target, OpOverload):
-            new.args = _with_float_operands(node.target, new)
+            target = node.target
+            if _has_equal_overload(node):
+                new.target = target = _WITH_TENSORS[target]
+            new.args = _with_float_operands(target, new)
             new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
         new.meta[ORIGIN] = node.name
         dropped = ["delegation_tag", MARKS]
@@ -253,6 +256,30 @@ class _Copy:
         )
         new.meta = {"val": node.meta["val"], ORIGIN: node.name}
         return new
+
+
+_WITH_TENSORS = {
+    torch.ops.aten.add.Scalar: torch.ops.aten.add.Tensor,
+    torch.ops.aten.div.Scalar: torch.ops.aten.div.Tensor,
+    torch.ops.aten.mul.Scalar: torch.ops.aten.mul.Tensor,
+    torch.ops.aten.sub.Scalar: torch.ops.aten.sub.Tensor,
+}
+"""Overload for a number -> the overload for a tensor, which more partitioners take.
+
+In edge dialect, its number becomes a tensor.
+"""
+
+
+def _has_equal_overload(node: Node) -> bool:
+    """Return whether the overload for a tensor computes the same floats."""
+    if node.target not in _WITH_TENSORS or len(node.args) != 2 or node.kwargs:
+        return False
+    operand: Any = node.args[0]
+    val = node.meta["val"]
+    is_number = type(node.args[1]) in (int, float)
+    return (
+        is_number and val.is_floating_point() and operand.meta["val"].dtype is val.dtype
+    )
 
 
 def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:

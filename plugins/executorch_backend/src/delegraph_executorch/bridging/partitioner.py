@@ -147,7 +147,7 @@ class BridgedPartitioner(Partitioner):
         name = type(self.theirs).__name__
         found: dict[Node, str] = {}
         for node in calls:
-            if len(_tags(pieces.get(node.name, ()))) > 1:
+            if len(_tags(_pieces_of_call(node, pieces))) > 1:
                 found[node] = f"{name} takes only a part of it"
         for node in _clones_of_results(calls, tags):
             found[node] = (
@@ -322,9 +322,9 @@ def _tags_of(
     """
     tags: dict[Node, Any] = {}
     for node in calls:
-        found = _tags(pieces.get(producer_of(node).name, ()))
+        found = _tags(_pieces_of_call(producer_of(node), pieces))
         tags[node] = next(iter(found), None)
-    dropped = [n for n in calls if producer_of(n).name not in pieces]
+    dropped = [n for n in calls if not _pieces_of_call(producer_of(n), pieces)]
     for node in dropped:
         before = {tags.get(i) for i in node.all_input_nodes}
         tags[node] = next(iter(before)) if len(before) == 1 else None
@@ -332,6 +332,16 @@ def _tags_of(
         if not node.users or any(tags.get(user) != tags[node] for user in node.users):
             tags[node] = None
     return tags
+
+
+def _pieces_of_call(node: Node, pieces: Mapping[str, Sequence[Node]]) -> Sequence[Node]:
+    """Return the pieces of a call; those of its results if only these have pieces.
+
+    The other partitioner may replace a call with several results by one call for each.
+    """
+    if node.name in pieces or not isinstance(node.meta.get("val"), (list, tuple)):
+        return pieces.get(node.name, ())
+    return [piece for user in node.users for piece in pieces.get(user.name, ())]
 
 
 def _clones_of_results(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:

@@ -7,13 +7,16 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from delegraph_engines import quietly
+from delegraph_engines import fewest_partitions, quietly
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.passes.infra.partitioner import Partition
 
 from . import bridge
 from .constants_by_layer import separate_constants
+from .edge import calls_of, pieces_of
 from .xnnpack_configs import correct
+from .xnnpack_equivalents import MOVED, express_by_slices_and_views, shape_for_prelu
 
 with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
@@ -53,7 +56,10 @@ _WEIGHTS_AT = {
 
 def _why_no_dimensions(node: Node) -> str | None:
     """Return why XNNPACK cannot compute a scalar with a number as operand, or None."""
-    # XNNPACK stores a number among the operands as a constant with one dimension.
+    # XNNPACK stores a number among the operands as a constant with one dimension. The
+    # numbers of these two are no operands.
+    if node.target in (aten.select.int, aten.squeeze.dim):
+        return None
     val = node.meta.get("val")
     is_scalar = isinstance(val, torch.Tensor) and val.dim() == 0
     if is_scalar and any(isinstance(a, (int, float)) for a in node.args):
@@ -130,6 +136,11 @@ def _name(node: Node) -> str:
     return "" if packet is None else str(packet.__name__)
 
 
+def _edge_name(node: Node) -> str:
+    """Return the operator of a call in edge dialect, such as aten.view_copy.default."""
+    return getattr(node.target, "__name__", "")
+
+
 def _weights(node: Node) -> list[Any]:
     """Return the operands that XNNPACK packs if they are constants."""
     positions = _WEIGHTS_AT.get(_name(node), ())
@@ -137,11 +148,14 @@ def _weights(node: Node) -> list[Any]:
 
 
 def _why_prelu_of_no_image(node: Node) -> str | None:
-    """Return why a prelu of another rank than 4 is refused, or None."""
+    """Return why a prelu is refused that is not computed as an image, or None."""
     # The partitioner ignores the rank, and the compiler then fails.
-    if node.target is aten.prelu.default and node.meta["val"].dim() != 4:
-        return "XNNPACK computes prelu for images [N, C, H, W] only"
-    return None
+    if node.target is not aten.prelu.default:
+        return None
+    shape = node.meta["val"].shape
+    if len(shape) == 4 or shape_for_prelu(shape) is not None:
+        return None
+    return "XNNPACK computes prelu for images [N, C, H, W] only"
 
 
 def _why_approximate_gelu(node: Node) -> str | None:
@@ -268,6 +282,7 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
 
 def _prepare(edge: ExportedProgram) -> ExportedProgram:
     """Change the program of a partition to one that ExecuTorch compiles rightly."""
+    express_by_slices_and_views(edge)
     _compute_conversions_at_borders(edge)
     return separate_constants(edge)
 
@@ -293,9 +308,87 @@ def _compute_conversions_at_borders(edge: ExportedProgram) -> None:
             node.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
 
 
+_MOVES = (
+    "aten.clone.default",
+    "aten.slice_copy.Tensor",
+    "aten.unsqueeze_copy.default",
+    "aten.view_copy.default",
+)
+"""Operators that only move values. Alone, they are not worth the call of a delegate."""
+
+
+class _Partitioner(TheirPartitioner):  # type: ignore[misc]
+    """ExecuTorch's partitioner, which forms the fewest partitions.
+
+    ExecuTorch merges partitions pair by pair. A merge may prevent a better one, and the
+    time grows with the square of the number of calls.
+    """
+
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        express_by_slices_and_views(exported_program)
+        return super().partition(exported_program)
+
+    def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
+        if self.per_op_mode:
+            return super().generate_partitions(ep)  # type: ignore[no-any-return]
+        matches = self.get_matched_nodes_from_configs(ep)
+        matched = {n for match in matches for n in match if n.op == "call_function"}
+        accepted = _worthwhile(matched - _moved_at_borders(ep, matched))
+        # The pieces of a call share a partition.
+        groups = [*matches, *pieces_of(ep).values()]
+        parts = fewest_partitions(calls_of(ep), accepted, groups)
+        if parts is None:
+            # A match needs its own result. Partitions on cycles are split later.
+            return super().generate_partitions(ep)  # type: ignore[no-any-return]
+        part_of = {node: part for part in parts for node in part}
+        for match in matches:
+            # Constants of a layer are tagged like the layer.
+            layer = next((node for node in match if node in part_of), None)
+            if layer is not None:
+                constants = [node for node in match if node.op != "call_function"]
+                part_of[layer] += constants
+        return [Partition(number, part) for number, part in enumerate(parts)]
+
+
+def _moved_at_borders(program: ExportedProgram, matched: set[Node]) -> set[Node]:
+    """Return the calls that express moves which would cut nothing on the host.
+
+    A call cuts a partition if a computing call is before it and another one after it.
+    """
+    calls = calls_of(program)
+    computing = {node for node in matched if _edge_name(node) not in _MOVES}
+    after: set[Node] = set()
+    for node in calls:
+        if any(i in computing or i in after for i in node.all_input_nodes):
+            after.add(node)
+    before: set[Node] = set()
+    for node in reversed(calls):
+        if any(user in computing or user in before for user in node.users):
+            before.add(node)
+    return {n for n in matched - (after & before) if MOVED in n.meta}
+
+
+def _worthwhile(accepted: Collection[Node]) -> set[Node]:
+    """Return the accepted calls that compute, and the moves that are next to them.
+
+    A move is also next to a computing call if only moves are between them.
+    """
+    waiting = [node for node in accepted if _edge_name(node) not in _MOVES]
+    found: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in accepted and node not in found:
+            found.add(node)
+            waiting += [*node.all_input_nodes, *node.users]
+    return found
+
+
+_Partitioner.__name__ = TheirPartitioner.__name__  # reasons of refusals name it
+
+
 def _partitioner(**options: Any) -> TheirPartitioner:
-    """Return ExecuTorch's partitioner with corrected configurations."""
-    partitioner = TheirPartitioner(**options)
+    """Return the partitioner with corrected configurations."""
+    partitioner = _Partitioner(**options)
     correct(partitioner.target_partitioner_configs.items())
     return partitioner
 
