@@ -231,9 +231,10 @@ def test_a_failed_verification_names_the_command_that_explains_it(
 ):
     path = tmp_path / "tied model.py"
     path.write_text(TIED)
-    wrong = delegraph.LoweredProgram._run_here
+    run_here = delegraph.LoweredProgram._run_here
+    # the other of the two tied positions
     monkeypatch.setattr(
-        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args)
+        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - run_here(*args)
     )
     assert main(["lower", str(path), "--host-only", "--verify"]) == 1
     stderr = capsys.readouterr().err
@@ -265,9 +266,10 @@ def test_verify_ties_accepts_results_that_verify_rejects(monkeypatch):
             return tied(x)
 
     lowered = delegraph.lower(Tied(), (x,), backends=[])
-    wrong = delegraph.LoweredProgram._run_here
+    run_here = delegraph.LoweredProgram._run_here
+    # the other of the two tied positions
     monkeypatch.setattr(
-        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args)
+        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - run_here(*args)
     )
     assert not lowered.verify(x).agrees()
     assert verify_ties(lowered, x).agrees()

@@ -194,7 +194,9 @@ def lower_with_constant(*tag_data):
     return program, len(call.args), inner.original_module
 
 
-def test_partitioner_not_tag_data():
+def test_untagged_constants_stay_outside_of_the_delegate():
+    """partitioner.test_partitioner_not_tag_data"""
+
     program, arguments, child = lower_with_constant()
     assert count_tensors(program) == (2, 1)
     assert count_tensors(child) == (0, 0)

@@ -224,7 +224,7 @@ def test_wrong_usage(model, tmp_path, capsys):
     assert ".echo" in wrong
 
 
-def test_work_that_fails(model, tmp_path, capsys):
+def test_failing_models_and_files_end_with_a_message(model, tmp_path, capsys):
     lower = ("--backend", "echo")
     run_failing(capsys, "lower", f"{model}:training", *lower, error="training-mode")
     wrong = run_failing(

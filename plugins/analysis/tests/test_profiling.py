@@ -483,7 +483,8 @@ def test_a_method_of_several_is_chosen_by_name(tmp_path, capsys):
     lowered.save(tmp_path / "two.pte")
     words = ["profile", str(tmp_path / "two.pte"), "--repeats", "1"]
     assert main(words)
-    assert "['encode', 'decode']" in (told := capsys.readouterr().err)
-    assert "--method" in told
+    stderr = capsys.readouterr().err
+    assert "['encode', 'decode']" in stderr
+    assert "--method" in stderr
     assert main([*words, "--method", "decode"]) == 0
     assert capsys.readouterr().out.startswith("method decode: ")
