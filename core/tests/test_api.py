@@ -21,7 +21,7 @@ from delegraph.partitioner import (
     PartitionResult,
 )
 from delegraph.partitioner.capability_partitioner import Predicate
-from delegraph.report.collect import host_calls
+from delegraph.report.left_on_host import host_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

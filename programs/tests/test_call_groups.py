@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
-from delegraph_programs.call_groups import inseparable_groups
+from delegraph_programs.inseparable_calls import inseparable_groups
 
 quantized = torch.ops.quantized_decomposed
 RANGE = (-128, 127, torch.int8)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from delegraph_programs import TRACING
-from delegraph_programs.argument_types import ExampleInputs, Program, Transform
+from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
 from .discovery.error_advice import suggestion
@@ -33,7 +33,7 @@ from .partitioner import Partitioner
 from .plugin import ModelSpec
 
 if TYPE_CHECKING:
-    from .command.model import GivenModel
+    from .command.load_model import GivenModel
 
 
 Given = ParamSpec("Given")
@@ -243,7 +243,7 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     types |= {f"{k.__module__.partition('.')[0]}:{k.__qualname__}" for k in kinds}
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
-            from .command.model import from_elsewhere
+            from .command.load_model import from_elsewhere
 
             return from_elsewhere(spec, program, spec.title, registry)
     return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .errors import ContractViolation
-from .io.lazy_blob import Blob
+from .io.blob_pieces import Blob
 from .named_data import DataEntry, NamedDataStore, NamedDataStoreOutput, TensorLayout
 
 if TYPE_CHECKING:

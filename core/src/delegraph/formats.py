@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from .backend import Blob, CompileSpec, NamedDataStoreOutput
 from .errors import InputError, OptionError
 from .io.atomic_write import write_whole
-from .io.lazy_blob import join
+from .io.blob_pieces import join
 from .runtime import BEGINNING, BlobHeader
 
 if TYPE_CHECKING:

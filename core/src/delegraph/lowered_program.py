@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from delegraph_programs import TRACING, written_targets
-from delegraph_programs.argument_types import Program
 from delegraph_programs.export_module import expect_no_training
+from delegraph_programs.type_aliases import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
@@ -33,7 +33,7 @@ from .delegates.lowered_module import LoweredBackendModule
 from .discovery.first_party import provided
 from .discovery.registry import Registry
 from .engine.decompose_on_demand import in_core_aten
-from .engine.delegate_of_method import whole_delegate
+from .engine.whole_method_delegate import whole_delegate
 from .errors import InputError, OptionError
 from .host.executor import (
     Delegates,

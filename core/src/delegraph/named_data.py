@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import NamedDataError, NamedDataTypeError
-from .io.lazy_blob import Blob, TensorBlob, equal, head, is_blob
+from .io.blob_pieces import Blob, TensorBlob, equal, head, is_blob
 
 if TYPE_CHECKING:
     import torch

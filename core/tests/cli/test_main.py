@@ -179,7 +179,7 @@ def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
     (tmp_path / "net.py").write_text(
         text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1)
     )
-    from delegraph.command.model import _find_function, _run_file
+    from delegraph.command.load_model import _find_function, _run_file
 
     assert (
         _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1]

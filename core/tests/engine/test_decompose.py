@@ -16,7 +16,7 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from delegraph.report.collect import host_calls
+from delegraph.report.left_on_host import host_calls
 from delegraph_programs import all_nodes, normalize, to_core
 from delegraph_programs.call_names import LEFT
 from delegraph_programs.decompose import trace

@@ -11,7 +11,12 @@ from delegraph.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from delegraph_programs import add_constant, constant_values, placeholders, user_inputs
+from delegraph_programs import (
+    add_constant,
+    compute_constant_calls,
+    placeholders,
+    user_inputs,
+)
 from torch import nn
 
 aten = torch.ops.aten
@@ -50,7 +55,7 @@ class Written(nn.Module):
     def forward(self, x):
         before = torch.exp(self.count)
         self.count += 1
-        large = torch.ones(constant_values.LARGEST // 4 + 1).cumsum(0)[0]
+        large = torch.ones(compute_constant_calls.LARGEST // 4 + 1).cumsum(0)[0]
         return (
             x * before + torch.rand(4) + torch.exp(torch.empty(4).zero_()) * 0,
             x + large,

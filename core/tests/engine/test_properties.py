@@ -19,7 +19,7 @@ import pytest
 import torch
 from delegraph.errors import InputError
 from delegraph.partitioner import Limits
-from delegraph.report.collect import host_calls
+from delegraph.report.left_on_host import host_calls
 from delegraph_programs import constant_placeholders, normalize, to_core
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

@@ -15,7 +15,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
 from delegraph_programs import all_nodes, normalize, placeholders
-from delegraph_programs.extract_subgraphs import graphs
+from delegraph_programs.higher_order_subgraphs import graphs
 from torch._higher_order_ops import scan
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.while_loop import while_loop

@@ -6,7 +6,7 @@ import operator
 
 import pytest
 import torch
-from delegraph.partitioner.levels import (
+from delegraph.partitioner.fewest_groups import (
     connected_components,
     flatten,
     group_by_level,

@@ -172,9 +172,9 @@ def test_objects_of_another_library_are_models(registry):
 
 
 def test_a_model_by_scheme(registry, monkeypatch):
-    from delegraph.command import check_model, model, read_model
+    from delegraph.command import check_model, load_model, read_model
 
-    monkeypatch.setattr(model, "default_registry", lambda: registry)
+    monkeypatch.setattr(load_model, "default_registry", lambda: registry)
     assert check_model("zoo:any") is None
     loaded = read_model("zoo:any")
     module = loaded.programs["forward"]

@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.levels import (
+from delegraph.partitioner.fewest_groups import (
     flatten,
     group_by_level,
     levels,

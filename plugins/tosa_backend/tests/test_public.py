@@ -13,7 +13,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph.runtime import BackendRuntime
 from delegraph_engines import WrappingPartitioner
 from delegraph_tosa.plugin import OPTIONS

@@ -10,7 +10,7 @@ import pytest
 import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, OptionError, WriteError
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph.plugin import BackendSpec, BackendTraits
 from delegraph.runtime import BackendRuntime
 from delegraph_programs import constant_tensor, placeholders

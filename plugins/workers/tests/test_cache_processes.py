@@ -11,7 +11,7 @@ import pytest
 import torch
 from delegraph.backend import NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError
-from delegraph.io.lazy_blob import TensorBlob, join
+from delegraph.io.blob_pieces import TensorBlob, join
 from delegraph_workers.entry_bytes import read_result, write_result
 from delegraph_workers.forms import write
 
@@ -20,7 +20,7 @@ import os, random, signal, sys, time, traceback
 import delegraph, torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers.entry_bytes import unpacked

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import DelegraphError, InputError, Unsupported
 
 if TYPE_CHECKING:
+    from .assertion_calls import erase, find_checks
     from .call_names import is_operator, operator_name
-    from .check_calls import erase, find_checks
-    from .constant_values import ConstantValues
+    from .compute_constant_calls import ConstantValues
     from .decompose.decompose_calls import decompose_calls
     from .decompose.decomposition_tables import to_core
     from .exported_program import (
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
         written_targets,
         written_values,
     )
-    from .extract_subgraphs import all_nodes
     from .functionalize.normalize import normalize
+    from .higher_order_subgraphs import all_nodes
+    from .input_size_conditions import input_names
+    from .load_weights import load_weights
     from .operator_schema import bound_arguments, is_random
     from .source_line import Source, line_of, source_of
-    from .symbolic_input_sizes import input_names
     from .tensor_bytes import memory_of, why_no_bytes
     from .tracing_lock import TRACING
-    from .weights import load_weights
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "check_calls": "erase find_checks",
+    "assertion_calls": "erase find_checks",
     "call_names": "is_operator operator_name",
-    "constant_values": "ConstantValues",
+    "compute_constant_calls": "ConstantValues",
     "decompose.decomposition_tables": "to_core",
     "decompose.decompose_calls": "decompose_calls",
     "exported_program": (
@@ -63,13 +63,13 @@ _MODULES = {
         "written_targets written_values"
     ),
     "functionalize.normalize": "normalize",
-    "symbolic_input_sizes": "input_names",
+    "input_size_conditions": "input_names",
     "operator_schema": "bound_arguments is_random",
     "source_line": "Source line_of source_of",
-    "extract_subgraphs": "all_nodes",
+    "higher_order_subgraphs": "all_nodes",
     "tensor_bytes": "memory_of why_no_bytes",
     "tracing_lock": "TRACING",
-    "weights": "load_weights",
+    "load_weights": "load_weights",
 }
 """Module -> its public names. A module is imported when one of its names is first used.
 """

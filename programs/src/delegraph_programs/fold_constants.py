@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call_names import is_operator
-from .constant_values import (
+from .compute_constant_calls import (
     ConstantValues,
     ancestors,
     constant_calls,
@@ -32,7 +32,7 @@ from .exported_program import (
     placeholders,
 )
 from .memory_overlap import overlapping
-from .node_sets import find_root
+from .reachable_nodes import find_root
 
 TOGETHER = 64 * 2**20
 """The most bytes of all values together that one call of ``fold_constants`` computes."""

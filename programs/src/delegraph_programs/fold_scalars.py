@@ -23,9 +23,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .constant_values import ConstantValues, constants_of
+from .compute_constant_calls import ConstantValues, constants_of
 from .exported_program import add_constant, has_effect, output_node
-from .extract_subgraphs import graphs, rewrite_subgraphs
+from .higher_order_subgraphs import graphs, rewrite_subgraphs
 
 aten = torch.ops.aten
 _COND = torch.ops.higher_order.cond

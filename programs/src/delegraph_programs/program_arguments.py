@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from .call_names import INDEXED, WITHIN
 from .errors import InputError
 from .exported_program import flat_arguments, user_inputs
+from .input_size_conditions import InputSizes, input_names
 from .size_names import named
-from .symbolic_input_sizes import InputSizes, input_names
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 VARYING = (torch.Tensor, *_SYMBOLS)

@@ -21,8 +21,8 @@ from torch.fx import GraphModule, Node
 from .delegate_protocol import Opaque
 from .errors import Unsupported
 from .exported_program import output_node, user_inputs
-from .node_sets import reachable
 from .operator_schema import is_view, overloads
+from .reachable_nodes import reachable
 from .source_line import source_of
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from .exported_program import (
     placeholders,
     user_inputs,
 )
-from .symbolic_input_sizes import input_names
+from .input_size_conditions import input_names
 
 _HINT = (
     "export it with tensors of their own, x and x.clone(); delegraph.lower(module,"

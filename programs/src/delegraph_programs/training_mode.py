@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call_names import operator_name
-from .extract_subgraphs import all_nodes
+from .higher_order_subgraphs import all_nodes
 from .operator_schema import bound_arguments
 from .source_line import source_of
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..command import terminal
 from ..command.compiler_flags import add_compiler_flags, chosen_compiler
 from ..command.inputs import read_inputs
-from ..command.model import check_model, read_model
+from ..command.load_model import check_model, read_model
 from ..command.outcome import (
     Failed,
     Outcome,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..io.escape_for_terminal import table
     from .compiler_flags import add_compiler_flags, chosen_compiler
     from .inputs import read_array, read_arrays, read_inputs
-    from .model import check_model, read_model, read_object
+    from .load_model import check_model, read_model, read_object
     from .outcome import (
         Outcome,
         as_json,
@@ -63,7 +63,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
             ".compiler_flags": "add_compiler_flags chosen_compiler",
             ".protocol": "Command parse_options",
             ".inputs": "read_array read_arrays read_inputs",
-            ".model": "check_model read_model read_object",
+            ".load_model": "check_model read_model read_object",
             ".outcome": (
                 "Outcome as_json expect_file expect_places natural_number output_path"
                 " progress show"

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
-from ..io.lazy_blob import join
+from ..io.blob_pieces import join
 
 
 @dataclass(frozen=True)

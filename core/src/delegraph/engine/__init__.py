@@ -4,8 +4,8 @@ The names below are public, for other faces of the one pipeline and for support 
 the modules are not.
 """
 
-from .delegate_of_method import whole_delegate
 from .extract import extract_partition
 from .pipeline import lower_programs
+from .whole_method_delegate import whole_delegate
 
 __all__ = ["extract_partition", "lower_programs", "whole_delegate"]

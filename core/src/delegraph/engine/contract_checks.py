@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..backend import PreprocessResult
 from ..delegates.lowered_module import Argument
 from ..errors import ContractViolation
-from ..io.lazy_blob import is_blob
+from ..io.blob_pieces import is_blob
 from ..named_data import check_output
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from delegraph_programs.call_groups import inseparable_groups
-from delegraph_programs.node_sets import reachable
+from delegraph_programs.inseparable_calls import inseparable_groups
+from delegraph_programs.reachable_nodes import reachable
 from torch.fx import Node
 
 from ..partitioner import PartitionResult
 from .ask_partitioner import connected_partitions
 from .extract import begin_work
-from .order_calls import draws
+from .order_host_program import draws
 from .partition_records import Partition, Tags, Work
 
 MOST_COMPILATIONS = 8

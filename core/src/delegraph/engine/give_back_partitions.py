@@ -19,7 +19,7 @@ from ..partitioner.interface import Reason, Refusal
 from ..report.rows import GivenBack
 from .compiler_interface import Refused
 from .find_failing_part import Narrowed
-from .order_calls import order
+from .order_host_program import order
 from .partition_records import Partition, Plan, Tags, Work
 
 

@@ -19,7 +19,7 @@ from delegraph_programs import (
 )
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.exported_program import outputs as program_outputs
-from delegraph_programs.extract_subgraphs import put_back
+from delegraph_programs.higher_order_subgraphs import put_back
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node

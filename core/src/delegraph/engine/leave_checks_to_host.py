@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from delegraph_programs import erase, find_checks, line_of
-from delegraph_programs.check_calls import ASSERTIONS
+from delegraph_programs.assertion_calls import ASSERTIONS
 from torch.fx import Node
 
 from ..report.facts import pluralize

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 from delegraph_programs import normalize, user_inputs
-from delegraph_programs.argument_types import Transform
 from delegraph_programs.exported_program import forget_guards, results, why_not_valid
 from delegraph_programs.fold_scalars import fold_scalars
 from delegraph_programs.state_across_methods import mark_shared_state
 from delegraph_programs.training_mode import training_note
+from delegraph_programs.type_aliases import Transform
 from torch.export import ExportedProgram
 from torch.fx import Node
 

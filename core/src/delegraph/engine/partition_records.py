@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from delegraph_programs import is_operator, source_of
-from delegraph_programs.extract_subgraphs import Subgraph
+from delegraph_programs.higher_order_subgraphs import Subgraph
 from delegraph_programs.program_snapshot import Snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -15,16 +15,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from delegraph_programs import TRACING, all_nodes
-from delegraph_programs.argument_types import Transform
-from delegraph_programs.extract_subgraphs import next_handles
+from delegraph_programs.higher_order_subgraphs import next_handles
 from delegraph_programs.separate_inputs import equal_inputs_note
+from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from ..delegates.find_delegates import DelegateInfo
 from ..discovery.registry import Registry, default_registry
 from ..partitioner import Partitioner
-from ..report.collect import reasons_of
+from ..report.left_on_host import reasons_of
 from ..report.model import Report
 from ..report.rows import GivenBack, Reasons, ReportOrigin, Rows, SupportCheck
 from .compile_partitions import PartitionCompiler, expect_known_backends
@@ -35,11 +35,11 @@ from .extract import begin_work
 from .give_back_partitions import given_back_row
 from .insert import insert_delegates
 from .normalize import normalize_programs
-from .order_calls import random_notes
+from .order_host_program import random_notes
 from .partition_records import Plan, Work
 from .planner import Planner, compute_constants
-from .repeatable_check import repeatable_check
 from .serial_compiler import Serial
+from .support_check_for_report import repeatable_check
 
 STEPS = (
     "export",

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from delegraph_programs import user_inputs
-from delegraph_programs.extract_subgraphs import Subgraph, extract_subgraphs, put_back
 from delegraph_programs.fold_constants import fold_constants
+from delegraph_programs.higher_order_subgraphs import (
+    Subgraph,
+    extract_subgraphs,
+    put_back,
+)
 from delegraph_programs.program_arguments import VARYING
 from torch.export import ExportedProgram
 
@@ -21,7 +25,7 @@ from ..report.facts import format_size, pluralize
 from .ask_partitioner import ask, check_settings, make_plan
 from .decompose_on_demand import Decomposer, rebuild, support_of
 from .leave_checks_to_host import settle_checks
-from .order_calls import order
+from .order_host_program import order
 from .partition_records import Plan, Tags
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from delegraph_programs.decompose.inline import Inlining
-from delegraph_programs.node_sets import reachable
+from delegraph_programs.reachable_nodes import reachable
 from torch.fx import Node, map_arg
 
 from ..partitioner import Refusal

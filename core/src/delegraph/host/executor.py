@@ -32,9 +32,9 @@ from delegraph_programs.required_strides import (
     same_strides,
 )
 from delegraph_programs.restore_inputs import KeptInputs, count_writes
+from delegraph_programs.sizes_below_two import failed_at
 from delegraph_programs.source_line import first_source
 from delegraph_programs.tracing_lock import ForkSafeLock
-from delegraph_programs.untraced_sizes import failed_at
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node

@@ -26,9 +26,9 @@ from ..formats import (
     defines,
     write_files,
 )
-from ..io.check_path import as_path
+from ..io.as_path import as_path
+from ..io.blob_pieces import is_blob
 from ..io.escape_for_terminal import printable
-from ..io.lazy_blob import is_blob
 from ..plugin import FormatSpec
 from ..runtime import BEGINNING, BlobHeader
 from .blob_compatibility import ProgramCompatibility, compatibility_of

@@ -11,7 +11,7 @@ from delegraph_programs.call_names import INDEXED
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.program_arguments import outside
 from delegraph_programs.required_strides import Layout, arrange, subgraph_layouts
-from delegraph_programs.untraced_sizes import check_rank, squeeze_breaks_rank
+from delegraph_programs.sizes_below_two import check_rank, squeeze_breaks_rank
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 

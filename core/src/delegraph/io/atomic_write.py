@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import WriteError
-from .check_path import as_path
-from .lazy_blob import Blob
+from .as_path import as_path
+from .blob_pieces import Blob
 
 __all__ = ["expect_writable", "write_whole"]
 

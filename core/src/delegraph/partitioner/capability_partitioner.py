@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import ContractViolation
-from .interface import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
-from .levels import (
+from .fewest_groups import (
     Unit,
     connected_components,
     flatten,
@@ -32,6 +31,7 @@ from .levels import (
     sink,
     units,
 )
+from .interface import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

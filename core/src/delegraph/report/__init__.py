@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
-    from .collect import NOT_TAGGED, host_calls, left_operators, refused_by
     from .facts import (
         Fact,
         format_seconds,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         verification_content,
         write_report,
     )
+    from .left_on_host import NOT_TAGGED, host_calls, left_operators, refused_by
     from .model import SCHEMA, Report
     from .rows import Cause, DelegateRow, MethodRow
     from .user_names import Notation
@@ -60,7 +60,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     __getattr__ = lazy_names(
         __name__,
         {
-            ".collect": "NOT_TAGGED host_calls left_operators refused_by",
+            ".left_on_host": "NOT_TAGGED host_calls left_operators refused_by",
             ".facts": (
                 "Fact format_seconds format_size list_counts most_frequent pluralize"
             ),

@@ -12,7 +12,7 @@ from delegraph_programs.call_names import count_operators
 from torch.fx import Node
 
 from ..delegates.find_delegates import DelegateInfo
-from .collect import add_up, figures_by_line, left_operators
+from .left_on_host import add_up, figures_by_line, left_operators
 from .root_causes import find_causes
 from .rows import Compilation, DelegateRow, LineFigures, ReportOrigin, Rows
 from .user_names import Notation

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..discovery.import_by_name import load, missing
 from ..partitioner.interface import Reason
-from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
+from .left_on_host import LeftOperator, RefusedOperator, find_refusal, full_reason
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 from .user_names import Notation
 

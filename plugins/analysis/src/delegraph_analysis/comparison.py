@@ -18,7 +18,7 @@ from delegraph.host import FileFormat, Verification, call_of_model
 from delegraph.io.escape_for_terminal import printable, table
 from delegraph.report import Report, format_seconds, format_size, left_operators
 from delegraph_programs import TRACING, all_nodes, operator_name
-from delegraph_programs.argument_types import ExampleInputs, Program, Transform
+from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
 from .profiling import load_of_machine

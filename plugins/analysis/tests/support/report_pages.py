@@ -10,7 +10,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import Unsupported
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.report.collect import host_calls
+from delegraph.report.left_on_host import host_calls
 from delegraph.report.rows import Cause
 from delegraph_analysis.accuracy.operators import (
     OperatorStatistics,

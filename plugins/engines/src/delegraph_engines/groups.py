@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delegraph.errors import ContractViolation
-from delegraph.partitioner.levels import (
+from delegraph.partitioner.fewest_groups import (
     Unit,
     flatten,
     group_by_level,
@@ -21,7 +21,7 @@ from delegraph.partitioner.levels import (
     size,
     units,
 )
-from delegraph_programs.node_sets import find_root
+from delegraph_programs.reachable_nodes import find_root
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from delegraph.backend import NamedDataStore
 from delegraph.errors import FormatError, NamedDataError
-from delegraph.io.lazy_blob import TensorBlob, digest
+from delegraph.io.blob_pieces import TensorBlob, digest
 from delegraph_programs import why_no_bytes
 from delegraph_programs.tensor_bytes import fingerprint
 

@@ -22,7 +22,7 @@ from delegraph_programs import (
     flat_call,
     placeholder_of,
 )
-from delegraph_programs.extract_subgraphs import graphs
+from delegraph_programs.higher_order_subgraphs import graphs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec

@@ -10,7 +10,7 @@ from typing import Any
 import delegraph
 import pytest
 import torch
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph_executorch.bridging.xnnpack import TheirBackend
 from delegraph_workers import Compiler
 from torch import Tensor, nn

@@ -25,7 +25,7 @@ import torch
 import torch.ao.quantization.fx._decomposed
 from delegraph_engines import NumberedCalls, Signature
 from delegraph_engines.numbered_calls import EngineError
-from delegraph_programs.extract_subgraphs import all_nodes, graphs, subgraphs_of
+from delegraph_programs.higher_order_subgraphs import all_nodes, graphs, subgraphs_of
 from onnxscript import optimizer, version_converter
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

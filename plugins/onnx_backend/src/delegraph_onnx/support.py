@@ -11,7 +11,7 @@ from delegraph.errors import OptionError
 from delegraph.partitioner import CapabilityPartitioner, Reason
 from delegraph_engines import TrialCompilation, to_specs, why_subgraph
 from delegraph_programs import bound_arguments, is_random
-from delegraph_programs.extract_subgraphs import subgraphs_of
+from delegraph_programs.higher_order_subgraphs import subgraphs_of
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols

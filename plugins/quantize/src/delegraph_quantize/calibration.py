@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import InputError
-from delegraph_programs.argument_types import Program
+from delegraph_programs.type_aliases import Program
 from torch.utils import _pytree as pytree
 
 from .unscaled import Unscaled, leave_in_floats, watched

@@ -23,9 +23,9 @@ from delegraph.errors import (
 )
 from delegraph_engines import quietly
 from delegraph_programs import TRACING, to_core, user_inputs, written_targets
-from delegraph_programs.argument_types import Program
 from delegraph_programs.decompose.decomposition_tables import RECURRENT
 from delegraph_programs.separate_inputs import distinct_inputs
+from delegraph_programs.type_aliases import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

@@ -22,7 +22,7 @@ from delegraph_programs import (
     output_node,
     source_of,
 )
-from delegraph_programs.argument_types import Program
+from delegraph_programs.type_aliases import Program
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Interpreter, Node

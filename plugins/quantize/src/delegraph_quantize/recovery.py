@@ -16,7 +16,7 @@ from delegraph.errors import InputError
 from delegraph.io.escape_for_terminal import table
 from delegraph_engines import quietly
 from delegraph_programs import TRACING
-from delegraph_programs.argument_types import Program
+from delegraph_programs.type_aliases import Program
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 

@@ -28,7 +28,7 @@ from delegraph.backend import (
     TensorLayout,
 )
 from delegraph.errors import ContractViolation, FormatError
-from delegraph.io.lazy_blob import stream
+from delegraph.io.blob_pieces import stream
 from delegraph_programs.tensor_bytes import is_written, state_of
 
 from .forms import DTYPES, Form, Memory

@@ -9,7 +9,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.compiler import compile_here
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph_workers import Compiler
 from delegraph_workers.forms import read, write
 from torch import nn

@@ -10,7 +10,7 @@ import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import Unsupported
-from delegraph.io.lazy_blob import TensorBlob, join
+from delegraph.io.blob_pieces import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers import Compiler

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..constant_values import ConstantValues
+from ..compute_constant_calls import ConstantValues
 from ..operator_schema import bound_arguments
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..exported_program import rebuild
-from ..extract_subgraphs import rewrite_subgraphs
+from ..higher_order_subgraphs import rewrite_subgraphs
 from ..tracing_lock import TRACING
 from .decomposition_tables import to_core
 from .inline import Inlining

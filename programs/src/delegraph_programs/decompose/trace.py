@@ -29,11 +29,11 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 
-from ..constant_values import ConstantValues, constants_of
+from ..compute_constant_calls import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
 from ..interpolation_scale_factors import why_factor_undecided
-from ..node_sets import reachable
 from ..operator_schema import is_random
+from ..reachable_nodes import reachable
 from ..source_line import source_of
 from ..tracing_lock import unlogged
 from .attention_mask import SEEN_ROWS, is_attention, sees_every_row

@@ -22,8 +22,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..node_sets import find_root
 from ..operator_schema import overloads
+from ..reachable_nodes import find_root
 from .operator_effects import aliased_arguments, effects
 
 aten = torch.ops.aten

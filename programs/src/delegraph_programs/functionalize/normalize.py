@@ -41,11 +41,11 @@ from ..exported_program import (
     output_node,
     root_call,
 )
-from ..extract_subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
+from ..higher_order_subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from ..interpolation_scale_factors import use_factors_of_eager
 from ..memory_overlap import overlapping, share_memory
-from ..node_sets import reachable
 from ..operator_schema import overloads
+from ..reachable_nodes import reachable
 from ..source_line import source_of
 from ..tensor_subclasses import unwrap_subclasses
 from .aliases import have_common_storage

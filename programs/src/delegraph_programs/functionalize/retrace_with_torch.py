@@ -34,7 +34,7 @@ from ..exported_program import (
     user_inputs,
     written_targets,
 )
-from ..extract_subgraphs import all_nodes, subgraphs_of
+from ..higher_order_subgraphs import all_nodes, subgraphs_of
 from ..required_strides import Layout, arrange, result_layouts
 from .aliases import families
 from .operator_effects import written_arguments, written_names

@@ -17,7 +17,7 @@ from typing import Any
 
 from delegraph.errors import InputError, WriteError
 from delegraph.io.atomic_write import write_whole
-from delegraph.io.lazy_blob import Blob, join
+from delegraph.io.blob_pieces import Blob, join
 
 if sys.platform != "win32":  # where rows are read, but no cells are done
     import fcntl

@@ -16,8 +16,8 @@ from delegraph import LoweredProgram
 from delegraph.errors import DelegraphError, InputError
 from delegraph.host import call_of_model
 from delegraph_programs import TRACING
-from delegraph_programs.argument_types import Program
 from delegraph_programs.export_module import expect_no_training
+from delegraph_programs.type_aliases import Program
 from torch.export import ExportedProgram
 
 from .metrics import Metric, ScoredMetric

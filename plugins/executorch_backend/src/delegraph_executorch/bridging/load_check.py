@@ -15,7 +15,7 @@ from threading import Lock
 
 from delegraph.backend import PreprocessResult
 from delegraph.errors import FormatError, NoRuntime
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 
 from ..wheel import stock_runtime
 from .runtime import BridgedRuntime

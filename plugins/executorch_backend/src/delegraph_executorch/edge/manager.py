@@ -19,11 +19,11 @@ from delegraph.engine import lower_programs, whole_delegate
 from delegraph.errors import InputError, OptionError, UnknownMethod
 from delegraph.formats import join, write_files, write_whole
 from delegraph.host import FileFormat
-from delegraph.io.check_path import as_path
+from delegraph.io.as_path import as_path
 from delegraph.partitioner import Partitioner
 from delegraph.report import left_operators
 from delegraph_programs import TRACING, all_nodes
-from delegraph_programs.argument_types import Transform
+from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 

@@ -18,7 +18,7 @@ from delegraph_programs import (
     root_call,
     source_of,
 )
-from delegraph_programs.argument_types import Transform
+from delegraph_programs.type_aliases import Transform
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import torch
 from delegraph.backend import Blob, NamedDataStore
-from delegraph.io.lazy_blob import equal, head
+from delegraph.io.blob_pieces import equal, head
 
 from ..serialize.file import write_content
 

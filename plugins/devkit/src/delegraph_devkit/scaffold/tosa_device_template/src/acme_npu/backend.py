@@ -7,7 +7,7 @@ from dataclasses import replace
 import delegraph
 import delegraph_tosa
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
-from delegraph.io.lazy_blob import join
+from delegraph.io.blob_pieces import join
 from delegraph_engines import from_specs
 from torch.export import ExportedProgram
 

@@ -33,7 +33,7 @@ from delegraph_programs.exported_program import (
     outputs,
     results,
 )
-from delegraph_programs.extract_subgraphs import next_handles
+from delegraph_programs.higher_order_subgraphs import next_handles
 from delegraph_programs.program_arguments import VARYING
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec

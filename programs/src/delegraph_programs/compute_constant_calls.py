@@ -14,8 +14,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .exported_program import constant_placeholders, constant_tensor, placeholders
-from .node_sets import reachable
 from .operator_schema import overloads
+from .reachable_nodes import reachable
 from .tensor_bytes import why_no_bytes
 
 LARGEST = 16 * 2**20

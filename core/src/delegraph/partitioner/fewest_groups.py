@@ -16,7 +16,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delegraph_programs.node_sets import find_root
+from delegraph_programs.reachable_nodes import find_root
 
 if TYPE_CHECKING:
     from torch.fx import Node

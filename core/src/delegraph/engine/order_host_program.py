@@ -10,9 +10,9 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from delegraph_programs import all_nodes, is_random
-from delegraph_programs.call_groups import sort_by_needs
 from delegraph_programs.call_names import handle_of
-from delegraph_programs.extract_subgraphs import subgraphs_of
+from delegraph_programs.higher_order_subgraphs import subgraphs_of
+from delegraph_programs.inseparable_calls import sort_by_needs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from torch.fx import Node
 
-from .node_sets import find_root
+from .reachable_nodes import find_root
 
 
 def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
