@@ -178,9 +178,9 @@ def test_a_cancelled_call_is_done_by_the_caller():
     )
 
 
-class Elsewhere(ThreadPoolExecutor):
-    """Runs a copy of what it is given, as Python's executor of interpreters does, whose
-    base this is.
+class PicklingExecutor(ThreadPoolExecutor):
+    """Pickles each call, and runs the copy. Python's ``InterpreterPoolExecutor``, which
+    is a ThreadPoolExecutor too, does so.
     """
 
     def submit(self, fn, /, *args, **kwargs):
@@ -189,8 +189,8 @@ class Elsewhere(ThreadPoolExecutor):
         )
 
 
-class Nowhere(ThreadPoolExecutor):
-    """Says that it is done with what it never ran in this process."""
+class SkippingExecutor(ThreadPoolExecutor):
+    """Reports each call as done, and never runs it in this process."""
 
     def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()
@@ -198,7 +198,9 @@ class Nowhere(ThreadPoolExecutor):
         return future
 
 
-class Broken(ThreadPoolExecutor):
+class BrokenExecutor(ThreadPoolExecutor):
+    """Reports an error for each call, and never runs it."""
+
     def submit(self, fn, /, *args, **kwargs):
         future: Future = Future()
         future.set_exception(ValueError("no worker is left"))
@@ -206,22 +208,31 @@ class Broken(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("executor_class", "text"),
     [
-        (Elsewhere, "cannot be sent to another"),
-        (Nowhere, "the executor is a Nowhere"),
-        (Broken, "no worker"),
+        (PicklingExecutor, "cannot be sent to another"),
+        (SkippingExecutor, "the executor is a SkippingExecutor"),
+        (BrokenExecutor, "no worker"),
     ],
 )
-def test_executors_outside_of_this_process_are_refused(made, text):
-    """None of them is known by its class. A backend that is not thread-safe has no use
-    for it.
+def test_executors_outside_of_this_process_are_refused(executor_class, text):
+    """All of them are ThreadPoolExecutors, so their class does not give them away. The
+    error comes from their first call.
     """
-    calls = make_backend(True)
+    backend = make_backend(True)
     with pytest.raises(OptionError, match=text):
-        lower_steps(calls, executor=made())
-    assert not calls.seen
-    lower_steps(make_backend(False), executor=made())
+        lower_steps(backend, executor=executor_class())
+    assert not backend.seen
+
+
+@pytest.mark.parametrize(
+    "executor_class", [PicklingExecutor, SkippingExecutor, BrokenExecutor]
+)
+def test_backends_without_thread_safety_never_use_the_executor(executor_class):
+    """So an executor that would be refused does no harm."""
+    backend = make_backend(False)
+    lower_steps(backend, executor=executor_class())
+    assert backend.seen == [threading.current_thread()] * 4
 
 
 def test_any_executor_serves():

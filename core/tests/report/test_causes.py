@@ -226,15 +226,25 @@ def test_counts_agree_everywhere(registry, backends):
     assert all(data["causes"][row["cause"]]["reason"] for row in data["refusals"])
 
 
-def test_plain_reason_is_a_cause_without_hint_per_operator(registry):
-    refused = CapabilityPartitioner(lambda node: "not mine", "Any32")
+def test_a_plain_string_is_a_separate_cause_for_each_operator(registry):
+    """A ``Reason`` may join refusals to one cause; a string that repeats does not."""
+    refuses_all = CapabilityPartitioner(lambda node: "not mine", "Any32")
     lowered = api.lower(
-        Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry
+        Block().eval(), (torch.ones(2, 8),), backends=[refuses_all], registry=registry
     )
-    assert [
-        (cause.reason, cause.hint, len(cause.operators))
-        for cause in lowered.report.causes
-    ] == [("not mine", "", 1)] * 6
+    causes = lowered.report.causes
+    assert [cause.operators for cause in causes] == [
+        {"aten.layer_norm.default": 1},
+        {"aten.linear.default": 1},
+        {"aten.split.Tensor": 1},
+        {"aten.softmax.int": 1},
+        {"aten.sort.default": 1},
+        {"aten.sin.default": 1},
+    ]
+    assert {(cause.reason, cause.hint) for cause in causes} == {("not mine", "")}
+
+
+def test_only_a_refusal_with_a_reason_object_has_a_hint():
     assert Refusal(None, "not mine").hint == ""
     assert Refusal(None, Reason("no", hint="go")).hint == "go"
 

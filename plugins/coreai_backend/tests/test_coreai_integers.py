@@ -70,13 +70,17 @@ RANGES = {
 }
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_ranges_contain_all_values(name):
-    function, expected = RANGES[name]
-    model = Function(lambda x: function(x.clamp(-5, 9)))
-    x = torch.arange(-7, 12)
-    x = torch.cat([x, torch.tensor([2**62, -(2**62)])])[3:18]
-    program = torch.export.export(model, (x,))
+INT64 = torch.iinfo(torch.int64)
+# 15 elements, with the extremes of the type
+EXTREMES = torch.tensor([*range(-4, 9), INT64.min, INT64.max])
+
+
+def prove_range(function):
+    """Return the range that is proved for the result of ``function``.
+
+    The values of all nodes are in the ranges proved for them, for several inputs.
+    """
+    program = torch.export.export(Function(function), (EXTREMES,))
     ranges = ranges_of(program)
     proved = {}
     for node in program.graph.nodes:
@@ -84,19 +88,37 @@ def test_ranges_contain_all_values(name):
         if isinstance(val, torch.Tensor) and val.dtype is torch.int64:
             proved[node.name] = ranges[node]
     for inputs in (
-        x,
-        x.flip(0),
-        x * 2**40,
-        torch.full_like(x, 9),
-        x.new_full(x.shape, -5),
+        EXTREMES,
+        EXTREMES.flip(0),
+        EXTREMES * 2**40,
+        torch.full_like(EXTREMES, 9),
+        torch.full_like(EXTREMES, -5),
+        torch.full_like(EXTREMES, INT64.max),
+        torch.full_like(EXTREMES, INT64.min),
     ):
         values = Values(program.module())
         values.run(inputs)
-        for key, (low, high) in values.found.items():
-            if key in proved:
-                assert proved[key].low <= low and high <= proved[key].high, key
+        checked = proved.keys() & values.found.keys()
+        assert len(checked) > 1, "the input and at least one result"
+        for name in checked:
+            low, high = values.found[name]
+            assert proved[name].low <= low and high <= proved[name].high, name
     (result,) = program.graph.output_node().args[0]
-    assert expected is None or tuple(ranges[result]) == expected
+    return tuple(ranges[result])
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_contain_all_values(name):
+    function, expected = RANGES[name]
+    found = prove_range(lambda x: function(x.clamp(-5, 9)))
+    assert expected is None or found == expected
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_contain_the_results_that_wrap(name):
+    """Without a clamp, a result may wrap: the negative of the least int64 is itself."""
+    function, _ = RANGES[name]
+    prove_range(function)
 
 
 WIDE = torch.tensor([[0, 1, 2, -1, 2**24, 2**24 + 1, 2**32, 2**40 + 1, -(2**63)]])

@@ -112,16 +112,31 @@ def test_sizes_vary_and_are_computed():
         assert lowered(*given)[2] == 2 * rows
 
 
-def test_strided_empty_and_unused_inputs_are_accepted():
-    inputs = torch.randn(2, 3, 3).unbind()
-    lowered = lower(
-        lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs
-    )
-    turned = torch.randn(3, 3).t()
-    assert lowered.verify(turned, turned[:, 0].expand(3, 3)).agrees()
-    assert lowered.verify(turned, turned).agrees()
-    empty = lower(lambda m, x: torch.cat([x, x], 1).sum(0), torch.ones(0, 3))
-    assert empty.verify(torch.ones(0, 3)).agrees()
+def test_strided_and_unused_inputs_are_accepted():
+    def function(module, x, only_shape):
+        # the program uses the sizes of the second input, and none of its elements
+        return torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(only_shape)])
+
+    lowered = lower(function, torch.randn(3, 3), torch.randn(3, 3))
+    transposed = torch.randn(3, 3).t()
+    stride_zero = transposed[:, 0].expand(3, 3)
+    assert transposed.stride() == (1, 3)
+    assert stride_zero.stride()[0] == 0
+    assert lowered.verify(transposed, stride_zero).agrees()
+    assert lowered.verify(transposed, transposed).agrees()
+    assert lowered.verify(stride_zero, transposed).agrees()
+
+
+def test_inputs_that_are_views_of_one_tensor_are_accepted():
+    x, y = torch.randn(2, 3, 3).unbind()
+    lowered = lower(lambda m, x, y: x * 2 - y, x, y)
+    assert lowered.verify(x, y).agrees()
+
+
+def test_empty_inputs_are_accepted():
+    no_rows = torch.ones(0, 3)
+    lowered = lower(lambda m, x: torch.cat([x, x], 1).sum(0), no_rows)
+    assert lowered.verify(no_rows).agrees()
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,8 @@ def test_malformed_operators_are_violations(operator, words):
 def test_operators_without_results_are_violations(version):
     for sample in samples(version=version):
         operator = parse(render(sample.graph)).operators[0]
-        inferred = operator.outputs
+        if operator.name == "ASSERT_EQUAL_SHAPE":  # the only one that has no results
+            continue
         operator.outputs = ()
         graph = Graph(
             [value for value in operator.inputs if value.constant is None],
@@ -300,7 +301,7 @@ def test_operators_without_results_are_violations(version):
             [operator],
         )
         rules = {v.rule for v in violations(graph, TosaSpec(version))}
-        assert rules & {"result-type", "result-count"} or not inferred, sample.label
+        assert rules & {"result-type", "result-count"}, sample.label
 
 
 def test_unknown_operators_are_violations():

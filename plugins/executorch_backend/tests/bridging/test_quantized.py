@@ -285,20 +285,18 @@ class Branches(nn.Module):
         return self.last(y.mean((2, 3)) if self.mean else y[:, :, 1, 1])
 
 
-@pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> None:
+def _lower_for_arm(mean: bool, example: torch.Tensor) -> tuple[Any, Any]:
+    """Return ``Branches``, quantized by the plugin tosa, and lowered by Arm's backend."""
     pytest.importorskip(
         "tosa_serializer",
         reason="ExecuTorch's TOSA backend needs it; the extra verify has it",
     )
     from delegraph_executorch.bridging import bridge
-    from delegraph_tosa.runtime import TOSARuntime
     from executorch.backends.arm.tosa.backend import TOSABackend
     from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
     from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
 
-    torch.manual_seed(0)
-    batches = [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
+    batches = [(example,), (torch.randn_like(example),)]
     program = delegraph.quantize(Branches(mean).eval(), batches, backend="tosa")
     made = bridge(TOSABackend, lambda: TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
     registry = delegraph.Registry(discover=False)
@@ -306,28 +304,45 @@ def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> No
         lowered = delegraph.lower(
             program, backends=[made.partitioner()], registry=registry
         )
-    left = [
+    return program, lowered
+
+
+@pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> None:
+    """It refuses a mean, which divides the program in two."""
+    torch.manual_seed(0)
+    _, lowered = _lower_for_arm(mean, torch.randn(1, 3, 8, 8))
+    refused = [
         row.operator
         for row in lowered.report.refusals
         if "quantize" not in row.operator
     ]
-    assert left == (["aten.mean.dim"] if mean else [])
-    assert len(lowered.delegates) == 1 + mean
-    if not mean:
-        first, last = (
-            _steps(program, name)
-            for name in ("quantize_per_tensor", "dequantize_per_tensor")
-        )
-        scale, zero, low, high, _ = first[0]
-        integers = torch.ops.quantized_decomposed.quantize_per_tensor(
-            *batches[0], scale, zero, low, high, torch.int8
-        )
-        (found,) = TOSARuntime.load(
-            bytes(lowered.delegates[0].processed_bytes), [], {}
-        )(integers)
-        scale, zero = last[-1][:2]
-        expected = program.module(check_guards=False)(*batches[0])
-        assert ((found.int() - zero) * scale - expected).abs().max() <= 1.01 * scale
+    assert refused == (["aten.mean.dim"] if mean else [])
+    assert len(lowered.delegates) == (2 if mean else 1)
+
+
+def test_arms_integers_are_within_one_step_of_the_program() -> None:
+    from delegraph_tosa.runtime import TOSARuntime
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 8, 8)
+    program, lowered = _lower_for_arm(False, x)
+    quantizes = _steps(program, "quantize_per_tensor")
+    dequantizes = _steps(program, "dequantize_per_tensor")
+    # the delegate takes and returns integers: the host quantizes the program's input
+    # by the first step, and dequantizes its output by the last one
+    scale, zero_point, low, high, dtype = quantizes[0]
+    assert dtype is torch.int8
+    integers = torch.ops.quantized_decomposed.quantize_per_tensor(
+        x, scale, zero_point, low, high, dtype
+    )
+    [delegate] = lowered.delegates
+    runtime = TOSARuntime.load(bytes(delegate.processed_bytes), [], {})
+    (found,) = runtime(integers)
+    scale, zero_point, *_ = dequantizes[-1]
+    result = (found.int() - zero_point) * scale
+    expected = program.module(check_guards=False)(x)
+    assert (result - expected).abs().max() <= 1.01 * scale
 
 
 @pytest.mark.parametrize(

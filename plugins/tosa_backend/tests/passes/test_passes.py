@@ -195,15 +195,19 @@ def test_only_factors_after_half_precision_convolutions_fold():
 
 
 def test_hard_swish_between_convolutions_needs_one_product():
+    """Hard swish is x * clamp(x + 3, 0, 6) * (1/6). The product with the constant goes
+    into the weights of the next convolution. The product of x and its gate stays.
+    """
     draft = Draft()
     x = draft.norm(draft.conv(draft.input(1, 3, 6, 6), 4))
-    gate = draft.op(
-        tosa.CLAMP, draft.add(x, draft.constant(1, 1, 1, 1)), min_val=0.0, max_val=6.0
-    )
-    y = draft.norm(
-        draft.conv(draft.mul(draft.mul(x, gate), draft.constant(1, 1, 1, 1)), 5)
-    )
+    three = draft.constant(1, 1, 1, 1)
+    sixth = draft.constant(1, 1, 1, 1)  # any number: both are random here
+    gate = draft.op(tosa.CLAMP, draft.add(x, three), min_val=0.0, max_val=6.0)
+    hard_swish = draft.mul(draft.mul(x, gate), sixth)
+    y = draft.norm(draft.conv(hard_swish, 5))
     optimized = optimize_and_compare(draft, y)
+    (product,) = [op for op in optimized.operators if op.name == "MUL"]
+    assert all(value.constant is None for value in product.inputs[:2])
     assert count_operators(optimized) == {
         "TRANSPOSE": 2,
         "CONV2D": 2,
@@ -633,11 +637,15 @@ def test_the_smaller_of_two_operands_is_transposed():
     assert math.prod(transpose.inputs[0].shape) == 30
 
 
-def test_argmax_over_the_channels_takes_the_transposition_along():
+def test_argmax_over_channels_removes_the_transposition_before_it():
+    """ARGMAX takes the convolution's NHWC result, with axis 3 in place of 1. The one
+    TRANSPOSE that stays turns the NCHW input.
+    """
     draft = Draft()
     y = draft.op(tosa.ARGMAX, draft.conv(draft.input(1, 3, 4, 4), 5), axis=1)
     result = optimize_and_compare(draft, y, spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
-    assert count_operators(result) == {"TRANSPOSE": 1, "CONV2D": 1, "ARGMAX": 1}
+    assert [op.name for op in result.operators] == ["TRANSPOSE", "CONV2D", "ARGMAX"]
+    assert result.operators[-1].axis == 3
 
 
 def test_transposes_avoid_types_the_target_cannot_transpose():

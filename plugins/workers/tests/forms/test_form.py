@@ -338,28 +338,49 @@ def test_memory_between_elements_does_not_change_the_key():
     assert write(program_with_constants(base[::2])).key == before
 
 
+LARGE = 1 << 18
+"""Elements of a float32 constant of 1 MiB: the form has only its digest and size."""
+
+
 def test_large_constants_are_fetched_and_used_without_copies():
-    program = program_with_constants(
-        torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18)
-    )
-    form = write(program)
-    given = []
-
-    def fetch(digest, size):
-        given.append(
-            bytearray(
-                next(b"".join(m.pieces()) for m in form.memories if m.digest == digest)
-            )
-        )
-        return given[-1]
-
+    constant = torch.randn(LARGE)
+    form = write(program_with_constants(constant))
     data = b"".join(form.pieces())
     assert len(data) < 10_000
-    first, one, other = tensors_of(read(data, fetch))
-    assert torch.equal(first, tensors_of(program)[0])
-    given[0][:4] = struct.pack("<f", 5.0)
-    assert first[0] == 5
-    assert one.data_ptr() != other.data_ptr()
+    (memory,) = form.memories
+    fetched = bytearray(b"".join(memory.pieces()))
+    asked = []
+
+    def fetch(digest, size):
+        asked.append((digest, size))
+        return fetched
+
+    (tensor,) = tensors_of(read(data, fetch))
+    assert asked == [(memory.digest, constant.nbytes)]
+    assert torch.equal(tensor, constant)
+    # the tensor is a view of the fetched buffer: writing the buffer changes it
+    fetched[:4] = struct.pack("<f", 5.0)
+    assert tensor[0] == 5
+
+
+@pytest.mark.parametrize("fetches_one_buffer", [False, True])
+def test_equal_large_constants_do_not_share_memory(fetches_one_buffer):
+    """A program that writes one of them must not change the other."""
+    ones = torch.ones(LARGE)
+    form = write(program_with_constants(ones, ones.clone()))
+    buffer = bytearray(ones.nbytes)
+    buffer[:] = ones.numpy().tobytes()
+
+    def fetch(digest, size):
+        return buffer if fetches_one_buffer else bytearray(buffer)
+
+    one, other = tensors_of(read(b"".join(form.pieces()), fetch))
+    one.zero_()
+    assert torch.equal(other, ones)
+
+
+def test_large_constants_that_are_not_fetched_raise_errors():
+    data = pack(program_with_constants(torch.ones(LARGE)))
     with pytest.raises(FormatError, match="damaged or missing"):
         read(data)
     with pytest.raises(FormatError, match="truncated"):
