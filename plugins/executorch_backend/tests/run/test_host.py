@@ -61,6 +61,12 @@ def test_host_runs_dynamic_batches_as_eager(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("operator", ["add", "sub", "rsub"])
+def test_a_number_times_a_factor_is_added_or_subtracted(operator: str) -> None:
+    scalar = getattr(torch.ops.aten, operator).Scalar
+    assert_host_equals_eager(p.Function(lambda x: scalar(x, 2, 3)), [(randn(3),)])
+
+
 def test_files_cannot_allocate_more_memory_than_declared() -> None:
     emitted = emit(lower(p.Function(lambda x: x + torch.full((8,), 2.0)), (randn(8),)))
     file = read_program(emitted.file.join())

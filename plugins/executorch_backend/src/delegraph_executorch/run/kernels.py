@@ -109,8 +109,9 @@ def _check_sizes(
     )
     try:
         target(*args, **kwargs, **outs)
-    except (NotImplementedError, RuntimeError):
-        # PyTorch cannot predict the sizes; faults show when the kernel runs.
+    except (NotImplementedError, RuntimeError, TypeError):
+        # PyTorch cannot predict the sizes; faults show when the kernel runs. For
+        # add.Scalar and sub.Scalar with a factor, it raises TypeError.
         return
     for name, value in results.items():
         _check_size(value, outs[name])
