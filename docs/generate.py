@@ -140,12 +140,13 @@ LEGALITY = """# Element types that TOSA operators take
 
 Generated from the specification's table by docs/generate.py. The page lists the profiles and extensions that permit
 each combination of element types of an operator; `+` joins those that are needed together. The builder, the validator and
-this page use the same table. `bs32_fp8ue8m0_*` is each of the six types of tensors with block scales, with the
-`EXT-MX-*` of its values.
+this page use the same table. `bs32_fp8ue8m0_*` stands for six types, whose tensors have block scales. Each type needs
+the `EXT-MX-*` extension of its values.
 
 plugins/tosa_backend/tests/support/legality.py compares this table with tosa-opt's strict validator, for files of TOSA
-1.0: each row of each operator, custom operators, variables and control flow up to the limits of level 8K, and element
-types without a row. It tries each choice of profiles without extensions, with each extension, and with all of them.
+1.0. It tests each row of each operator, and element types without a row. It also tests custom operators, and variables
+and control flow up to the limits of level 8K. It repeats this for each choice of profiles: without extensions, with
+one extension at a time, and with all extensions.
 Of {judged} verdicts, {count} differ.
 """
 
@@ -154,13 +155,13 @@ TOSA_RULES = """# Rules of the validator of delegraph-tosa
 Generated from delegraph_tosa.ir.rulebook by docs/generate.py: {count} rules.
 
 A violation names the rule, the section of the specification, the operator and the line of your program. The numbers
-of sections change from draft to draft, so the page uses names. These headings are below the operator's own section:
+of sections change from draft to draft, so the page uses names. The section of each operator has the headings
 {headings}.
 
 plugins/tosa_backend/tests/support/breaking has {graphs} illegal graphs, at least one for each rule and each operator
 that can break it. Each graph is a small change of a legal one and breaks one rule only. {files} of them can be written
-as files. The page counts the reference tools that refuse these files: tosa-opt, and the reference model for those of
-TOSA 1.0 that it could run.
+as files. The last two columns count the files that a reference tool refuses. tosa-opt gets all files. The reference
+model gets the files of TOSA 1.0 that it could run if they were legal.
 """
 
 ALONE = """

@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 RULES: dict[str, Rule] = {
     # of graphs
-    "input-once": Rule("Operator Graphs", "a value is an input once"),
+    "input-once": Rule("Operator Graphs", "no value is in the list of inputs twice"),
     "input-from-outside": Rule(
         "Operator Graphs", "an input is neither a constant nor a result"
     ),
@@ -106,18 +106,20 @@ RULES: dict[str, Rule] = {
     "bias": Rule(FUNCTION, "the bias has one element, or one for each output channel"),
     "pad": Rule(FUNCTION, "padding is not negative"),
     "pad-below-kernel": Rule(FUNCTION, "padding is smaller than the kernel"),
-    "out-pad": Rule(FUNCTION, "output padding takes away less than the kernel"),
+    "out-pad": Rule(
+        FUNCTION, "negative output padding removes less than the size of the kernel"
+    ),
     "stride": Rule(FUNCTION, "strides are at least 1"),
     "dilation": Rule(FUNCTION, "dilations are at least 1"),
     "kernel": Rule(FUNCTION, "kernels are at least 1"),
     # of single operators
     "clamp-order": Rule(FUNCTION, "min_val does not exceed max_val"),
     "shift-range": Rule(FUNCTION, "the shift is 0 to 63"),
-    "shift-type": Rule(FUNCTION, "the shift goes with the element type"),
+    "shift-type": Rule(FUNCTION, "the shift is 0 unless the element type is int32"),
     "table-size": Rule(ARGUMENTS, "the table has 256 or 513 elements"),
     "power-of-two": Rule(FUNCTION, "sizes are powers of two"),
     "matmul-shapes": Rule(
-        ARGUMENTS, "batches are equal, and rows are as long as columns"
+        ARGUMENTS, "batches are equal, and a row of A is as long as a column of B"
     ),
     "concat-shapes": Rule(FUNCTION, "tensors differ along the axis only"),
     "element-count": Rule(FUNCTION, "a new shape has as many elements"),
