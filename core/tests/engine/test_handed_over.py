@@ -268,7 +268,10 @@ def result_with_data(data):
             PreprocessResult(b"", {True: (1,)}),
             "a debug_handle_map with the identifier True",
         ),
-        (PreprocessResult(b"", {0: 1}), "a debug_handle_map with 1 for 0"),
+        (
+            PreprocessResult(b"", {0: 1}),
+            "a debug_handle_map with 1 as the handles of 0",
+        ),
         (
             PreprocessResult(b"", {0: (1, 99)}),
             "a debug_handle_map with debug handle 99 for 0, which no node",
