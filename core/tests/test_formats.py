@@ -330,7 +330,7 @@ class Inner(ProgramFormat):
             "pip",
         ),
         (
-            FormatSpec(".x", f"{__name__}:offering"),
+            FormatSpec(".x", f"{__name__}:plugin_with_formats"),
             errors.PluginBroken,
             "no subclass of delegraph.formats.ProgramFor",
         ),

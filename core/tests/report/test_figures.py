@@ -183,7 +183,7 @@ def test_without_figures_nothing_is_said(monkeypatch):
             {"figures": {99: {"cycles": 1}}},
             "figures for 99, which debug_handle_map does not have",
         ),
-        ({"figures": {0: 5}}, "the figures 5 for 0"),
+        ({"figures": {0: 5}}, "5 as the figures of 0"),
         ({"figures": {0: {"cycles": float("nan")}}}, "the figure 'cycles' of 0"),
         ({"figures": {0: {"cycles": 10**400}}}, "the figure 'cycles' of 0"),
         ({"figures": {0: {"cycles": "many"}}}, "the figure 'cycles' of 0"),
