@@ -117,6 +117,13 @@ DYNAMIC: dict[str, tuple[nn.Module, Calls, int, int]] = {
         1,
         0,
     ),
+    # a delegate takes no numbers, and this expand takes the size of the batch
+    "expand": (
+        Function(between(lambda x: x.expand(x.shape[0], -1, 4))),
+        [(torch.randn(n, 2, 4),) for n in (3, 1, 9)],
+        2,
+        1,
+    ),
     # XNNPACK has no slices of dynamic sizes
     "select": (
         Function(between(lambda x: x.select(1, 2))),

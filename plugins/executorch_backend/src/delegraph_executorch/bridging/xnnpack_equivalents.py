@@ -60,8 +60,8 @@ def _fixed_sizes(shape: Sequence[int | torch.SymInt]) -> list[int]:
 def _expand(node: Node) -> None:
     """Replace an expand to the same shape."""
     operand: Any = node.args[0]
-    shapes = (tuple(n.meta["val"].shape) for n in (node, operand))
-    if len(set(shapes)) == 1:
+    # an expand to dynamic sizes takes numbers, which ExecuTorch's delegates do not
+    if _is_static(node) and node.meta["val"].shape == operand.meta["val"].shape:
         _as_view(node)
 
 
@@ -100,8 +100,13 @@ def _split(node: Node) -> None:
 
 
 def _may_be_sliced(operand: Node) -> bool:
-    shape = operand.meta["val"].shape
-    return 0 not in shape and len(_fixed_sizes(shape)) == len(shape)
+    return _is_static(operand) and 0 not in operand.meta["val"].shape
+
+
+def _is_static(node: Node) -> bool:
+    """Return whether the sizes of a tensor are fixed."""
+    shape = node.meta["val"].shape
+    return len(_fixed_sizes(shape)) == len(shape)
 
 
 def _prelu(node: Node) -> None:
