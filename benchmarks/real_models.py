@@ -6,10 +6,11 @@ in 8 bits, beside eager's and ExecuTorch's.
 
 ``trained_models.py`` has the networks, the data and the scores. Every fourth sample
 calibrates; the others are scored. ``delegraph.quantize`` makes the 8-bit programs with
-its defaults. The backend ``executorch`` is ExecuTorch itself with its partitioner and
-quantizer for XNNPACK. "its time": milliseconds of a call divided by eager's; for
-xnnpack, divided by ExecuTorch's file. Both take turns in one process on one thread, and
-the least of the times counts. "kB": the size of the program as a .pte file.
+its defaults. The columns of ExecuTorch are those of its own partitioner and quantizer
+for XNNPACK, so only rows of xnnpack have them. ethosu has no rows in floats. "time": the
+least time of a call, divided by that of the program in "compared with": ExecuTorch's
+file for xnnpack, if there is one, else eager. Both take turns in one process on one
+thread. "kB": the size of the program as a .pte file.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _rows(
         its = rival if backend == "xnnpack" else None
         cells = _attempt(partial(_cells, model, precision, backend, its))
         if isinstance(cells, str):
-            cells = ["", "", cells, "", "", ""]
+            cells = ["", "", cells, "", "", ""]  # the error in place of the score
         theirs = ["", ""]
         if isinstance(its, Rival):
             theirs = [f"{its.score:.2%}", str(its.delegates)]

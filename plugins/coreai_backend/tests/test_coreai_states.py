@@ -181,7 +181,7 @@ def test_a_wrong_list_of_sizes_is_an_error(tmp_path, least):
     path = tmp_path / "main.mlirb"
     path.write_bytes(content)
     blob = signature.seal(path, MARK, **{**facts, "least": least})
-    with pytest.raises(FormatError, match="lists no sizes"):
+    with pytest.raises(FormatError, match="damaged list of sizes"):
         CoreAIRuntime.load(blob, [], {})
 
 

@@ -54,7 +54,8 @@ class _Place(NamedTuple):
 def least_sizes(program: ExportedProgram) -> list[Least]:
     """Return the least size of each dynamic place of the inputs.
 
-    Raises MaybeEmpty if other sizes make a tensor of the program empty.
+    Raises MaybeEmpty if a tensor may be empty whatever the least sizes are: its size
+    depends on several symbols, on one that is no size of an input, or is too large.
     """
     places = list(_places(program))
     least = dict[sympy.Symbol, int]()
@@ -64,14 +65,15 @@ def least_sizes(program: ExportedProgram) -> list[Least]:
             found = place.size.node.shape_env.var_to_range[symbol].lower
             # torch.export assumes sizes of at least 2, but its programs accept others
             least[symbol] = int(found) if found > 2 else 1
-    # numbers may be 0, such as a position, but no axis of an input is
-    known = {str(place.size) for place in places if place.axis is not None}
+    # sizes that are not 0: those of the axes of inputs (a number, such as a position,
+    # may be 0), and those that were made larger below
+    nonzero = {str(place.size) for place in places if place.axis is not None}
     for call in program.graph.nodes:
         if call.op != "call_function":
             continue
         for size in _dynamic_sizes(call):
-            if str(size) not in known:
-                known.add(str(size))
+            if str(size) not in nonzero:
+                nonzero.add(str(size))
                 _raise_least(least, call, size)
     rows = []
     for position, axis, size in places:
@@ -85,13 +87,16 @@ def least_sizes(program: ExportedProgram) -> list[Least]:
 def _raise_least(
     least: dict[sympy.Symbol, int], call: Node, size: torch.SymInt
 ) -> None:
-    """Raise the least values of symbols until a size is not 0."""
-    symbols = size.node.expr.free_symbols
+    """Raise the least value of the one symbol of a size until the size is not 0.
+
+    Raises MaybeEmpty if it cannot.
+    """
+    symbols = list(size.node.expr.free_symbols)
     while _lower_bound(size, least) < 1:
-        (symbol, *others) = symbols
-        if others or least.get(symbol, _LIMIT) >= _LIMIT:
+        can_be_raised = len(symbols) == 1 and symbols[0] in least
+        if not can_be_raised or least[symbols[0]] >= _LIMIT:
             raise MaybeEmpty(call, size)
-        least[symbol] += 1
+        least[symbols[0]] += 1
 
 
 def _lower_bound(size: torch.SymInt, least: Mapping[sympy.Symbol, int]) -> int:

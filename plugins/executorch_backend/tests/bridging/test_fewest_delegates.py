@@ -152,6 +152,13 @@ def test_moves_of_dynamic_sizes_are_right_at_their_borders(
     )
 
 
+def test_an_expand_to_a_dynamic_size_is_no_failure_of_executorch() -> None:
+    module, calls, _, _ = DYNAMIC["expand"]
+    lowered = lower(module, calls[0], (({0: BATCH},),), backends=["xnnpack"])
+    (refusal,) = lowered.report.refusals
+    assert "fails" not in refusal.reason
+
+
 def test_two_dynamic_sizes_are_not_viewed(tmp_path: Path) -> None:
     module = Function(between(lambda x: x.unsqueeze(1)))
     shapes = (({0: BATCH, 1: Dim("length", min=2, max=7)},),)

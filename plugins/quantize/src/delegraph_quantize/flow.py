@@ -113,9 +113,8 @@ def quantize(
     chosen = select(call_places(calibrated.exported), floats)
     with TRACING:
         if chosen:
-            module, exported = calibrated.module, calibrated.exported
-            calls = calls_in_floats(module, exported, chosen)
-            leave_calls_in_floats(module, calls)
+            calls = calls_in_floats(calibrated.module, calibrated.exported, chosen)
+            leave_calls_in_floats(calibrated.module, calls)
         with registry.attributing(quantizer, "conversion"):
             converted = convert(calibrated.module, calibrated.exported)
             first = calibrated.first

@@ -52,11 +52,11 @@ class OutputStore:
     def remembering(
         self, lowered: LoweredProgram, method: str, call: Callable[[Sample], Any]
     ) -> Callable[[Sample], Any]:
-        """Return a function like ``call``, which calls a method of ``lowered``.
+        """Return ``call``, a call of a method of ``lowered``, with its outputs kept.
 
-        It returns the outputs in the file, if there are some for the sample. If a part
-        of the program has no description that is sure to change with it, ``call``
-        itself is returned.
+        The returned function takes a sample's outputs from the file. If the file has
+        none, the function calls ``call`` and writes them. Programs and samples that
+        have no safe description are called each time.
         """
         program = lowered.exported_program(method)
         spec = program.call_spec.out_spec
@@ -141,8 +141,8 @@ def _describe(value: Any) -> Any:
 def _describe_program(program: ExportedProgram) -> list[Any]:
     """Return a description of everything that determines the outputs.
 
-    Raises _Unknown if there is none: a constant is no tensor, or a backend has no
-    runtime here.
+    Raises _Unknown if there is none: a constant has no bytes or is of an unknown class,
+    or a backend has no runtime here.
     """
     parts: list[Any] = [torch.__version__, delegraph.__version__]
     parts.append(str(program.graph_signature))

@@ -26,8 +26,8 @@ edge_aten = ops.edge.aten
 _FLOATS = (torch.float32, torch.float16)
 MOVED = "delegraph_executorch_moved"
 """Key of a call's meta: the call expresses another one that only moves values."""
-_MOST_PARTS = 2
-"""The most parts of a split that are sliced."""
+_MOST_USED_PARTS = 2
+"""A split with more used parts stays: its slices would cost more than the cut."""
 
 
 def express_by_slices_and_views(program: ExportedProgram) -> None:
@@ -90,7 +90,7 @@ def _split(node: Node) -> None:
     operand: Any = node.args[0]
     dim: Any = node.args[2] if len(node.args) > 2 else 0
     sizes = [part.shape[dim] for part in node.meta["val"]]
-    if not _may_be_sliced(operand) or 0 in sizes or len(node.users) > _MOST_PARTS:
+    if not _may_be_sliced(operand) or 0 in sizes or len(node.users) > _MOST_USED_PARTS:
         return
     for item in list(node.users):
         index: Any = item.args[1]
@@ -110,7 +110,7 @@ def _is_static(node: Node) -> bool:
 
 
 def _prelu(node: Node) -> None:
-    """Let a prelu of another rank than 4 compute an image."""
+    """Compute a prelu of another rank than 4 on a view of rank 4, and view the result."""
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
     image_shape = shape_for_prelu(shape)
@@ -120,7 +120,7 @@ def _prelu(node: Node) -> None:
     result = _call(node, node.target, image, *node.args[1:])
     final = _view(node, result, shape)
     for call in (image, result, final):
-        del call.meta[MOVED]  # this call computes
+        del call.meta[MOVED]  # together they compute: they replace no move
     _replace(node, final)
 
 
