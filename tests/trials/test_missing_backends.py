@@ -10,7 +10,7 @@ import delegraph
 import delegraph.discovery.first_party as own
 import pytest
 import torch
-from delegraph.discovery.error_advice import nearest
+from delegraph.discovery.nearest_name import nearest
 from delegraph.discovery.registry import Registry
 from delegraph.errors import BackendNotFound, DelegraphError, NoRuntime
 from delegraph.host import FileFormat

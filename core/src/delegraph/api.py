@@ -14,7 +14,7 @@ from delegraph_programs import TRACING
 from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
-from .discovery.error_advice import suggestion
+from .discovery.nearest_name import suggestion
 from .discovery.registry import Registry, default_registry
 from .engine.compiler_interface import Compiler
 from .engine.export import export_method, sources_by_method

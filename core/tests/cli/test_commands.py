@@ -167,7 +167,10 @@ BROKEN = {
         {"target": "import absent_module"},
         "cannot be loaded: ModuleNotFoundError",
     ),
-    "no such name": ({"target": "Profil = 1"}, "has no 'Profile', but 'Profil'"),
+    "no such name": (
+        {"target": "Profil = 1"},
+        "has no 'Profile'; did you mean 'Profil'?",
+    ),
     "no command": (
         {"target": "class Profile: pass"},
         "has no add_arguments and no run",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..command.outcome import Outcome
 from ..discovery.first_party import COMMANDS
 from ..discovery.import_by_name import load
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.records import canonical
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginFailed
@@ -59,7 +59,7 @@ class _PluginCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the plugin's command to ``parser``."""
-        with AtWork(self.target, "add_arguments", registry=default_registry()):
+        with PluginCall(self.target, "add_arguments", registry=default_registry()):
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
@@ -69,7 +69,7 @@ class _PluginCommand:
         Other exceptions of the command become PluginFailed, which names the plugin. A
         DelegraphError that the command raises on purpose does not name the plugin.
         """
-        work = AtWork(self.target, "run", registry=default_registry())
+        work = PluginCall(self.target, "run", registry=default_registry())
         try:
             with work:
                 outcome = self.target.run(args)

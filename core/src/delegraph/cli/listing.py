@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from ..command.outcome import Outcome
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.records import BackendInfo, PluginRecord, Status
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
@@ -75,7 +75,7 @@ def _why_unavailable(info: BackendInfo) -> str:
         return f"is {info.status}"
     try:
         runtime = default_registry().runtime_for(info.full_name)
-        with AtWork(runtime, "is_available", registry=default_registry()):
+        with PluginCall(runtime, "is_available", registry=default_registry()):
             return (
                 ""
                 if runtime.is_available()

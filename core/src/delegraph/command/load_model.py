@@ -20,7 +20,7 @@ from typing import Any
 
 from delegraph_programs import Source, load_weights
 
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.registry import Registry, default_registry
 from ..errors import FormatError, InputError, UsageError
 from ..plugin import ModelSpec
@@ -132,7 +132,7 @@ def from_elsewhere(
     it does not return a model.
     """
     read = registry.get(ModelSpec, spec.scheme)
-    with AtWork(read, "reading of models", registry=registry):
+    with PluginCall(read, "reading of models", registry=registry):
         returned = read(given)
     return _model_returned(returned, text)
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, NoReturn
 
+from .nearest_name import suggestion
+
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
@@ -216,16 +218,10 @@ def load(target: str, installed: bool = True) -> Any:
     # a qualified name such as ``Outer.Inner`` is looked up step by step
     for part in qualified.split("."):
         if not hasattr(value, part):
-            # imported late: only errors need it
-            from difflib import get_close_matches
-
             file = getattr(sys.modules[module], "__file__", None) or "built in"
             text = f"module {module!r} ({file}) has no {qualified!r}"
-            names = [name for name in dir(value) if not name.startswith("_")]
-            near = get_close_matches(part, names, n=1)
-            if near:
-                text += f", but {near[0]!r}"
-            raise TargetMissing(text)
+            names = (name for name in dir(value) if not name.startswith("_"))
+            raise TargetMissing(text + suggestion(part, names))
         value = getattr(value, part)
     return value
 

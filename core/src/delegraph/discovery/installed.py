@@ -15,8 +15,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 import pluggy
 
 from ..plugin import PROJECT
-from .declarations import plugin_manager, read_declarations
-from .error_advice import advice, describe, name_and_text, without
+from .explain_exception import advice, describe, disable_hint, name_and_text
 from .import_by_name import (
     exits_raise,
     find,
@@ -24,6 +23,7 @@ from .import_by_name import (
     import_installed,
     installed_path,
 )
+from .read_declarations import plugin_manager, read_declarations
 from .records import ALLOW, DENY, Fault, PluginRecord, Status, canonical
 
 
@@ -143,7 +143,7 @@ def _damaged(error: Exception, record: PluginRecord) -> Fault:
         Status.BROKEN,
         "its installation is damaged: entry_points.txt cannot be read:"
         f" {name_and_text(error)}",
-        f"reinstall {record.distribution}; {without(record)}",
+        f"reinstall {record.distribution}; {disable_hint(record)}",
     )
 
 

@@ -18,8 +18,8 @@ from ..errors import (
     UsageError,
 )
 from ..plugin import BackendSpec, BySuffix, Declaration, RemoteBackendSpec
-from .error_advice import nearest, suggestion
 from .first_party import Provider, names_of_backends, provider_of
+from .nearest_name import nearest, suggestion
 from .records import (
     DENY,
     BackendEntry,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..plugin import OptionSpec
-from .error_advice import suggestion
+from .nearest_name import suggestion
 
 
 def complete_options(

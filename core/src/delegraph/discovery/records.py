@@ -177,7 +177,7 @@ class InstalledBackend(BackendEntry):
 
     def owner(self, kind: type) -> PluginRecord:
         """Return the backend's plugin, for any ``kind``: errors of all its classes name
-        that plugin (``plugin_errors.Owners``).
+        that plugin (``plugin_call.Owners``).
         """
         return self.record
 

@@ -35,14 +35,9 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
-from .declarations import (
-    plugin_manager,
-    read_declarations,
-    registered_backend,
-    resolve,
-)
 from .first_party import OWN, provider_of
 from .import_by_name import missing
+from .import_target import import_target
 from .installed import discover, find_plugins
 from .lookup_errors import (
     backend_conflict,
@@ -55,7 +50,8 @@ from .lookup_errors import (
     unusable,
 )
 from .options import complete_options
-from .plugin_errors import AtWork
+from .plugin_call import PluginCall
+from .read_declarations import plugin_manager, read_declarations
 from .records import (
     DENY,
     BackendEntry,
@@ -68,6 +64,7 @@ from .records import (
     Status,
     key_of,
 )
+from .registered_backend import registered_backend
 
 if TYPE_CHECKING:
     from ..backend import BackendDetails
@@ -278,7 +275,7 @@ class Registry:
                 f"partitioner {target.__name__} of {record.owner} does not take the"
                 f" options that are declared: {e}",
             ) from e
-        with AtWork(target, "constructor", registry=self):
+        with PluginCall(target, "constructor", registry=self):
             partitioner: Partitioner = target(**values)
         return partitioner
 
@@ -644,7 +641,7 @@ class Registry:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
         if key not in self._targets:
-            self._targets[key] = resolve(spec, record)
+            self._targets[key] = import_target(spec, record)
         return self._targets[key]
 
     def owner(self, kind: type) -> PluginRecord | None:
@@ -668,11 +665,11 @@ class Registry:
                 return owners[0]
         return None
 
-    def attributing(self, plugin: Any, doing: str) -> AtWork:
+    def attributing(self, plugin: Any, doing: str) -> PluginCall:
         """Return a block that adds the name of ``plugin`` to errors: ``with
         registry.attributing(quantizer, "annotation"):``. ``doing``: the plugin's task.
         """
-        return AtWork(plugin, doing, registry=self)
+        return PluginCall(plugin, doing, registry=self)
 
     # --- plugins that are registered in this process
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DelegraphWarning
@@ -17,12 +19,28 @@ Settings = tuple[Any, bool, int]
 """(default dtype, whether gradients are recorded, number of threads)"""
 _NAMES = ("default dtype", "recording of gradients", "number of threads")
 _local = threading.local()
+"""``before``: a stack of settings, because a plugin may call delegraph, which calls
+another plugin.
+"""
 _warned: set[str] = set()
+"""The warnings that were shown."""
 
 
-def remember() -> None:
+@contextmanager
+def settings_kept(work: str) -> Iterator[None]:
+    """A block for code of a plugin that restores the settings of torch at its end.
+    ``work``: the plugin and its task, for the warning.
+    """
+    push_settings()
+    try:
+        yield
+    finally:
+        pop_settings(lambda: work)
+
+
+def push_settings() -> None:
     """Push the current settings on this thread's stack. Call this before a plugin works,
-    and ``put_back`` after it. Takes 0.5 microseconds.
+    and ``pop_settings`` after it. Takes 0.5 microseconds.
     """
     try:
         _local.before.append(_settings())
@@ -30,28 +48,29 @@ def remember() -> None:
         _local.before = [_settings()]
 
 
-def put_back(who: Any) -> None:
-    """Pop the settings that ``remember`` pushed, and restore those that changed, with a
-    warning.
+def pop_settings(work: Callable[[], str]) -> None:
+    """Pop the settings that ``push_settings`` pushed, and restore those that changed,
+    with a warning.
 
-    Call this when the plugin's work is done. ``who.text`` begins the warning, such as
-    "acme 1.0, compiling lowered_module_0". Each warning is shown once in the process.
+    ``work``: returns the plugin and its task, for the warning: "preprocess of
+    ToyBackend (toy 1.0)". Only called for a warning. Each warning is shown once in the
+    process.
     """
     before = _local.before.pop()
     now = _settings()
-    # nothing changed, or torch is still not imported
+    # None: torch is still not imported
     if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    # ``before`` is None if torch was imported in the meantime. Then torch's initial
-    # settings are wanted, but the initial number of threads is unknown.
+    # If ``before`` is None, torch was imported in the meantime. Then torch's initial
+    # settings are wanted. The initial number of threads is unknown, so it stays.
     wanted = before or (torch.float32, True, now[2])
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
     for name, old, new, restore in zip(_NAMES, wanted, now, setters, strict=True):
         if old != new:
             restore(old)
             text = (
-                f"{who.text}, changed torch's {name} from {old} to {new}; it is {old}"
+                f"{work()}, changed torch's {name} from {old} to {new}; it is {old}"
                 " again"
             )
             # a runtime may change a setting in each call, and one warning is enough

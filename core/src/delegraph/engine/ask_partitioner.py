@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..errors import PluginFailed
 from ..partitioner.check_result import check_result
 from ..partitioner.interface import Partitioner, PartitionResult, Refusal
@@ -46,7 +46,7 @@ def check_settings(
 
     ``programs``: those of all methods that the partitioner will be asked about.
     """
-    with AtWork(partitioner, "check_settings"):
+    with PluginCall(partitioner, "check_settings"):
         partitioner.check_settings(programs)
 
 
@@ -83,7 +83,7 @@ def ask(
 
 def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
     """Return the partitioner's result, unchecked; errors name the plugin."""
-    with AtWork(partitioner, "partition"):
+    with PluginCall(partitioner, "partition"):
         return partitioner(program)
 
 

@@ -32,7 +32,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..errors import PluginFailed
 from ..partitioner import Partitioner, Support
 from .ask_partitioner import Answer, ask, make_plan
@@ -231,7 +231,7 @@ class Decomposer:
         is asked about each call.
         """
         support = support_of(partitioner)
-        work = AtWork(partitioner, "support check")
+        work = PluginCall(partitioner, "support check")
         if support is None:
             with work:
                 operators, wanted = partitioner.ops_to_not_decompose(program)
@@ -261,7 +261,7 @@ class Decomposer:
         If partitioners may fail, the function returns False for a call about which
         ``keeps`` raises an exception.
         """
-        attributed = AtWork(partitioner, "support check").around(keeps)
+        attributed = PluginCall(partitioner, "support check").around(keeps)
         if not self._may_fail:
             return attributed
 

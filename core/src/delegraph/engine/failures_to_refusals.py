@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .. import errors
-from ..discovery.error_advice import name_and_text
+from ..discovery.explain_exception import name_and_text
 from ..errors import DelegraphError, PluginFailed
 from ..partitioner import Partitioner, Reason, Support
 

@@ -18,7 +18,7 @@ from delegraph_programs.higher_order_subgraphs import (
 from delegraph_programs.program_arguments import VARYING
 from torch.export import ExportedProgram
 
-from ..discovery.plugin_errors import attributing
+from ..discovery.plugin_call import using_registry
 from ..discovery.registry import Registry
 from ..partitioner import Partitioner
 from ..report.facts import format_size, pluralize
@@ -62,7 +62,7 @@ class Planner:
         """
         current = turns[0]
         asked = {m: program for m, program in programs.items() if m in current}
-        with attributing(registry):
+        with using_registry(registry):
             # each partitioner once, with all of its methods
             for partitioner in {id(p): p for p in current.values()}.values():
                 own = {m: p for m, p in asked.items() if current[m] is partitioner}

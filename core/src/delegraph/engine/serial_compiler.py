@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..backend import BackendDetails, CompileSpec, check_called_on_class
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.records import InstalledBackend
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, DelegraphError, Unsupported
@@ -171,7 +171,7 @@ def _call_backend(
     nodes = [n for given in call for n in given.program.graph.nodes]
     with nullcontext() if backend.kind.thread_safe else TRACING:
         start = time.perf_counter()
-        with AtWork(backend.kind, "preprocess", places, nodes, backend):
+        with PluginCall(backend.kind, "preprocess", places, nodes, backend):
             returned = backend.kind.preprocess_multimethod(programs, specs)
         seconds = (time.perf_counter() - start) / len(call)
     for given in call:
@@ -231,7 +231,7 @@ def fingerprint_of(
     """
     kind = backend.kind
     check_called_on_class(kind, "fingerprint", ("compile_specs",))
-    with AtWork(kind, "fingerprint", registry=backend):
+    with PluginCall(kind, "fingerprint", registry=backend):
         fingerprint = kind.fingerprint(list(compile_specs))
     if not isinstance(fingerprint, str | None):
         text = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..backend import CompileSpec, check_called_on_class
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..errors import ContractViolation, DelegraphError, FormatError, OptionError
 from ..formats import StoredBlob
 from ..io.escape_for_terminal import printable
@@ -101,7 +101,9 @@ def compatibility_of(
     if runtime.compatible is BackendRuntime.compatible:
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
-    with AtWork(runtime, "compatible", f"a blob of {header.backend_id}", (), registry):
+    with PluginCall(
+        runtime, "compatible", f"a blob of {header.backend_id}", (), registry
+    ):
         try:
             answer = runtime.compatible(header, list(compile_specs), device)
         except (OptionError, FormatError) as e:

@@ -43,7 +43,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ..backend import CompileSpec
 from ..delegates.find_delegates import delegate_calls
 from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .blob_compatibility import expect_compatible
@@ -310,11 +310,11 @@ class LoadedDelegate:
                     doing: str, function: Callable[..., Any]
                 ) -> Callable[..., Any]:
                     """Return ``function`` with errors that name the plugin."""
-                    return AtWork(runtime, doing, *module.place, registry).around(
+                    return PluginCall(runtime, doing, *module.place, registry).around(
                         function
                     )
 
-                with AtWork(runtime, "load", *module.place, registry):
+                with PluginCall(runtime, "load", *module.place, registry):
                     load = self._hook.loader(runtime)
                     loaded = load(
                         module.processed_bytes,

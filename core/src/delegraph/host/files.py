@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..discovery.first_party import provided
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
 from ..formats import (
@@ -186,11 +186,11 @@ class FileFormat:
         """
         return self._work("why_not").around(self.kind.why_not)(backend_ids)
 
-    def _work(self, doing: str) -> AtWork:
+    def _work(self, doing: str) -> PluginCall:
         """Return the context manager that attributes errors in ``doing`` to the
         format's plugin.
         """
-        return AtWork(self.kind, doing, str(self.path), registry=self.registry)
+        return PluginCall(self.kind, doing, str(self.path), registry=self.registry)
 
     def contents(
         self, program: ProgramContents, options: Mapping[str, Any]
@@ -446,7 +446,7 @@ class _AttributedBlob:
     """
 
     blob: Blob
-    work: AtWork
+    work: PluginCall
 
     def __len__(self) -> int:
         return len(self.blob)

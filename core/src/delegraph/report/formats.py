@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command.outcome import json_text
-from ..discovery.plugin_errors import AtWork
+from ..discovery.plugin_call import PluginCall
 from ..discovery.registry import Registry, default_registry
 from ..io.atomic_write import write_whole
 from ..io.escape_for_terminal import printable
@@ -170,6 +170,6 @@ def write_report(
     report_format = chosen.get(ReportSpec, declared_for(target))
     if result.report is None and not report_format.tells_failures:
         return []
-    with AtWork(report_format, "write", registry=chosen):
+    with PluginCall(report_format, "write", registry=chosen):
         paths: Sequence[Path] = report_format.write(result, target)
     return paths

@@ -202,8 +202,8 @@ ROWS = {
     "missing target": Row(
         backend_with_target("class BadBackends: ..."),
         r"backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
-        r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend', but"
-        r" 'BadBackends'",
+        r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend'; did you mean"
+        r" 'BadBackends'\?",
         "name what the module has; or reinstall bad-one; " + FORGO,
         listed=Status.OK,
     ),

@@ -26,10 +26,11 @@ from typing import Any
 
 import delegraph
 import delegraph_programs
-from delegraph.discovery.declarations import plugin_manager, resolve
-from delegraph.discovery.error_advice import without
+from delegraph.discovery.explain_exception import disable_hint
 from delegraph.discovery.import_by_name import missing
+from delegraph.discovery.import_target import import_target
 from delegraph.discovery.installed import load_plugin
+from delegraph.discovery.read_declarations import plugin_manager
 from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.errors import DelegraphError, NoRuntime
 from delegraph.plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
@@ -186,7 +187,7 @@ def _conclude(
     doing = step["doing"]
     if doing == _DONE:
         return ProbeResult.of(faults)
-    hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
+    hint = f"upgrade {record.distribution} or tell its authors; {disable_hint(record)}"
     if end.startswith("took"):  # longer than the limit
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
@@ -312,7 +313,7 @@ def target_faults(
             yield absent
             continue
         try:
-            target = resolve(declaration, record)
+            target = import_target(declaration, record)
             if isinstance(declaration, RuntimeSpec) and not target.is_available():
                 yield Fault(
                     Status.OK,
@@ -328,14 +329,16 @@ def target_faults(
             yield Fault(Status.OK, error, e.hint or "")
         except DelegraphError as e:
             yield Fault(Status.BROKEN, e.message, e.hint or "")
-        except Exception as e:  # ``resolve`` raises no other: the plugin is at fault
+        except (
+            Exception
+        ) as e:  # ``import_target`` raises no other: the plugin is at fault
             error = (
                 f"is_available of {declaration.target} raised {type(e).__name__}: {e}"
             )
             yield Fault(
                 Status.BROKEN,
                 error,
-                f"upgrade {record.distribution} or tell its authors; {without(record)}",
+                f"upgrade {record.distribution} or tell its authors; {disable_hint(record)}",
             )
 
 

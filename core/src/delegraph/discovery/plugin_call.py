@@ -1,17 +1,14 @@
 """Adds to errors of plugins the name of the plugin, its task, and the user's line.
 
-delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through
-``AtWork(...).around(function)``. An AtWork can be created in advance and entered many
-times (about a microsecond each), also by several threads at once::
+delegraph calls a plugin's code only inside of ``with PluginCall(...)``, or through
+``PluginCall(...).around(function)``::
 
     where = "partition ToyBackend_0 of method forward"
-    work = AtWork(runtime, "delegate", where, nodes, registry)
-    with work:
+    with PluginCall(runtime, "delegate", where, nodes, registry):
         results = delegate(*args)
 
 Only the call of the plugin belongs inside: an error that delegraph raises there would
-get the name of the plugin. Checks of the plugin's result come after the block, or raise
-a ContractViolation with the name of the plugin.
+get the name of the plugin. Checks of the plugin's result come after the block.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
-from types import FunctionType, SimpleNamespace, TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from delegraph_programs import source_of
@@ -32,9 +29,9 @@ from delegraph_programs.source_line import first_source
 
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
-from .error_advice import describe
+from .explain_exception import describe
 from .records import PluginRecord
-from .torch_settings import put_back, remember
+from .torch_settings import pop_settings, push_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,15 +48,16 @@ _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
 
 
 @dataclass(eq=False)
-class AtWork:
+class PluginCall:
     """A context manager around a call of a plugin: it adds the plugin's name to errors
-    that are raised inside.
+    that are raised inside. One object may serve many calls (about a microsecond each),
+    also in several threads at once.
 
     ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: the
     plugin's task, such as "preprocess". ``where``: the partition, if there
     is one. ``nodes``: the operators that the call is about; an error shows the first
     known line of the user's program among them. ``registry``: finds the plugin's
-    distribution; None for the registry of the enclosing ``attributing`` block.
+    distribution; None for the registry of the enclosing ``using_registry`` block.
 
     A DelegraphError keeps its class and code, and gets ``raised_by``. KeyboardInterrupt
     and errors of the program's own signal handlers pass unchanged. Every other error,
@@ -109,7 +107,7 @@ class AtWork:
 
     def __enter__(self) -> None:
         """Keep torch's settings, which ``__exit__`` restores."""
-        remember()
+        push_settings()
 
     def __exit__(
         self,
@@ -120,7 +118,7 @@ class AtWork:
         """Restore torch's settings and treat the error, if there is one, as the class
         describes.
         """
-        put_back(self)
+        pop_settings(lambda: self.text)
         if (
             error is None
             or isinstance(error, KeyboardInterrupt)
@@ -130,12 +128,12 @@ class AtWork:
         node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
-        # otherwise an AtWork inside of this one has already named its plugin
+        # otherwise a PluginCall inside of this one has already named its plugin
         if error.raised_by is None:
             error.raised_by = self.text
             error.node = error.node or node
-            # without a node, the source stays None
-            error.source = error.source or (node and source_of(node))
+            if error.source is None and node is not None:
+                error.source = source_of(node)
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a function that calls ``function`` with its own arguments, inside of
@@ -165,8 +163,8 @@ class AtWork:
 
 
 def _is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised ``error``: whether one of
-    the functions in the traceback is the handler of a signal.
+    """Return whether one of the functions in the traceback is the handler of a signal,
+    set by the user's program.
     """
     handlers = {
         getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()
@@ -177,11 +175,10 @@ def _is_from_signal_handler(error: BaseException) -> bool:
 def _node_argument(error: BaseException) -> Any:
     """Return the call node that ``error`` is about; None if not known.
 
-    The traceback lists the functions that were running. A plugin usually passes the
-    node that it works on from function to function. So this considers the functions
-    with exactly one call node among their arguments, and returns the node of the
-    innermost one. Other local variables are not considered, because a variable may be
-    left over from a loop.
+    A plugin usually passes the node that it works on from function to function, such as
+    ``lower_conv(node)``. So this returns the argument of the innermost function in the
+    traceback that has exactly one call node among its arguments. Other local variables
+    are not considered, because they may be left over from a loop.
     """
     node = None
     # from the outermost function to the innermost
@@ -201,24 +198,12 @@ def _node_argument(error: BaseException) -> Any:
 
 
 @contextmanager
-def attributing(registry: Owners) -> Iterator[None]:
-    """A block in which an ``AtWork`` without a registry of its own uses ``registry``."""
+def using_registry(registry: Owners) -> Iterator[None]:
+    """A block in which a ``PluginCall`` without a registry of its own uses
+    ``registry``.
+    """
     token = _registry.set(registry)
     try:
         yield
     finally:
         _registry.reset(token)
-
-
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """A block for plugin code that restores the settings of torch, as ``AtWork`` does,
-    but leaves errors unchanged: the caller words them itself.
-
-    The warning about changed settings describes the work by ``text``.
-    """
-    remember()
-    try:
-        yield
-    finally:
-        put_back(SimpleNamespace(text=text))

@@ -1,34 +1,26 @@
-"""Reads and checks the declarations of a plugin, and imports the objects that they
-name.
-"""
+"""Calls the hooks of a plugin, and checks the declarations that they return."""
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pluggy
 
-from ..errors import PluginBroken
 from ..plugin import (
     API_VERSION,
     DECLARATION_OF,
-    IN_PROCESS,
     PROJECT,
     BackendSpec,
     Declaration,
     Hooks,
-    OptionSpec,
     PartitionerSpec,
     RemoteBackendSpec,
-    RuntimeSpec,
 )
-from .error_advice import PluginDefect, advice, describe, suggestion, without
-from .import_by_name import exits_raise, load, missing
-from .plugin_errors import working
+from .explain_exception import PluginDefect
+from .import_by_name import missing
+from .nearest_name import suggestion
 from .records import Fault, PluginRecord, Status
 
 _BACKENDS = "delegraph_backends"
@@ -201,151 +193,3 @@ def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
             spec.install_hint or f"install what provides {', '.join(absent)}",
         )
     return None
-
-
-# --- importing targets ----------------------------------------------------------------
-
-
-def resolve(spec: Declaration, record: PluginRecord) -> Any:
-    """Import and return the target of ``spec``, which the plugin ``record`` declares.
-
-    Raises PluginBroken if the import fails, with the error of the import as cause, or
-    if the object is not of the declared kind.
-    """
-    title = f"{spec.noun} {spec.target!r} of {record.owner}"
-    try:
-        with exits_raise(), working(f"importing {title}"):
-            target = load(spec.target, installed=record.distribution != IN_PROCESS)
-            reason = _wrong_kind(spec, target)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # also SystemExit
-        text = f"{title} cannot be loaded: {describe(e, record.modules)}"
-        raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
-    if reason is not None:
-        rules = [spec.rule] if spec.rule else []
-        if spec.base:
-            base = spec.base.replace(":", ".")
-            rules.insert(0, f"a {spec.noun} is a subclass of {base}")
-        hint = (
-            f"for the authors of {record.distribution}: {', and '.join(rules)};"
-            f" {without(record)}"
-        )
-        raise PluginBroken("plugin-broken", f"{title} {reason}", hint=hint)
-    return target
-
-
-def _wrong_kind(spec: Declaration, target: Any) -> str | None:
-    """Return why the object ``target`` is not of the kind that ``spec`` declares; None
-    if it is.
-    """
-    if not spec.base:
-        return spec.why_not(target)
-    base = load(spec.base, installed=False)
-    if isinstance(target, type) and issubclass(target, base):
-        return spec.why_not(target)
-    text = (
-        f"is no subclass of {spec.base.replace(':', '.')} but {type(target).__name__}"
-        f" {target!r:.60}"
-    )
-    # ``__module__`` of an instance is that of its class
-    if isinstance(target, type) or inspect.isfunction(target):
-        file = getattr(sys.modules.get(target.__module__), "__file__", None)
-        text += f" of {file}" if file else ""
-    return text
-
-
-# --- registering objects --------------------------------------------------------------
-
-
-def registered_backend(
-    backend: Any,
-    partitioner: Any,
-    runtime: Any,
-    name: str | None,
-    options: tuple[OptionSpec, ...],
-) -> PluginRecord:
-    """Return the record of a backend that ``Registry.register`` adds; the arguments are
-    those of ``register``.
-
-    ``backend``: its class or BackendSpec. If the backend cannot be used here, the record
-    has the fault. Raises PluginBroken for an object of the wrong kind, and if there are
-    options but ``partitioner`` is an instance, which can take none.
-    """
-    # see ``PluginRecord.objects``; ``_target`` adds to it
-    objects: dict[str, Any] = {}
-    if isinstance(backend, BackendSpec):
-        spec = replace(
-            backend, name=name or backend.name, options=options or backend.options
-        )
-    else:
-        backend_id = backend.__name__
-        spec = BackendSpec(
-            name or backend_id.lower(),
-            _target(backend, objects),
-            backend_id,
-            API_VERSION,
-            options=options,
-        )
-    declarations: list[Declaration] = [spec]
-    if partitioner is not None:
-        target = _target(partitioner, objects)
-        declarations.append(PartitionerSpec(spec.name, spec.name, target, default=True))
-    if runtime is not None:
-        declarations.append(RuntimeSpec(spec.name, _target(runtime, objects)))
-    for declaration in declarations:
-        if declaration.target in objects:
-            _check_kind(declaration, objects[declaration.target])
-    is_instance = partitioner is not None and not isinstance(partitioner, (type, str))
-    if spec.options and is_instance:
-        raise PluginBroken(
-            "plugin-broken",
-            f"the partitioner of {spec.name!r} is ready made and can take no options",
-        )
-    record = PluginRecord(
-        spec.name,
-        IN_PROCESS,
-        "",
-        spec.target,
-        declarations=tuple(declarations),
-        objects=objects,
-    )
-    fault = fault_of(spec, record)
-    if fault is None:
-        return record
-    return replace(record, faults={spec.name: fault}).failed(fault)
-
-
-def _check_kind(declaration: Declaration, value: Any) -> None:
-    """Raise PluginBroken unless ``value`` is of the declared kind. A partitioner may
-    also be an instance of such a class.
-    """
-    is_instance = isinstance(declaration, PartitionerSpec) and not isinstance(
-        value, type
-    )
-    reason = _wrong_kind(declaration, type(value) if is_instance else value)
-    if reason is None:
-        return
-    if is_instance and callable(value):
-        raise PluginBroken(
-            "plugin-broken",
-            "a partitioner is a class or an instance of one, and"
-            f" {declaration.target!r} is a function",
-            hint="call it and give what it returns, or derive a class from the"
-            " Partitioner, which options are given to",
-        )
-    raise PluginBroken(
-        "plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}"
-    )
-
-
-def _target(value: Any, objects: dict[str, Any]) -> str:
-    """Return the target of ``value``. A str is the target itself. Any other object is
-    stored in ``objects``, and its key there is the target.
-    """
-    if isinstance(value, str):
-        return value
-    kind = value if isinstance(value, type) else type(value)
-    target = f"{kind.__module__}:{kind.__qualname__}"
-    objects[target] = value
-    return target

@@ -1,12 +1,10 @@
-"""Explains errors of plugins and wrong names: the line that failed, advice, and the
-name that was probably meant.
-"""
+"""Explains why code of a plugin failed: the exception and its line, and advice."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from traceback import walk_tb
 
 from .import_by_name import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
@@ -116,10 +114,10 @@ def advice(error: BaseException, record: PluginRecord) -> str:
         hint = f"for the authors of {owner}: a module that is imported must not exit"
     else:
         hint = f"reinstall or upgrade {owner}, or tell its authors"
-    return f"{hint}; {without(record)}"
+    return f"{hint}; {disable_hint(record)}"
 
 
-def without(record: PluginRecord) -> str:
+def disable_hint(record: PluginRecord) -> str:
     """Return the hint how to disable the plugin ``record``."""
     return f"to go on without it, set {DENY}={record.distribution}"
 
@@ -148,25 +146,3 @@ def _absent_module(name: str, record: PluginRecord) -> str:
         f"install what provides {name!r}; {record.distribution} should declare it in"
         " BackendSpec.requires"
     )
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, where x is the name in ``known`` that is
-    nearest to ``name``; "" if no name is near.
-    """
-    near = nearest(name, known)
-    return "" if near is None else f"; did you mean {near!r}?"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in ``known`` that is most similar to ``name``, without regard to
-    case; None if no name is similar.
-    """
-    from difflib import get_close_matches  # most commands do not need it
-
-    # name in lower case -> name
-    by_lower: dict[str, str] = {}
-    for candidate in known:
-        by_lower.setdefault(candidate.lower(), candidate)
-    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.66)
-    return by_lower[near[0]] if near else None
