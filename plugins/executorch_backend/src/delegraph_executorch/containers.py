@@ -74,7 +74,7 @@ def encode_inputs(
     eager PyTorch raises an error.
     """
     facts: dict[str, Any] = {}
-    if sizes.places:
+    if sizes.sizes:
         facts["sizes"] = sizes.to_json()
     if fixed:
         facts["fixed"] = list(fixed)

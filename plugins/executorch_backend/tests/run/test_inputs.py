@@ -172,7 +172,7 @@ def test_damaged_input_sizes_are_ignored(name):
         )
 
     assert stated(*DAMAGED[name]) is None
-    assert stated([PLACE], [BOUND]).places == [tuple(PLACE)]
+    assert stated([PLACE], [BOUND]).sizes == [tuple(PLACE)]
 
 
 HOSTILE = ['{"named": ["x"]}', '{"tuple": [5]}', '{"list": 5}', "{}"]

@@ -1,9 +1,12 @@
 """Emit ``as_strided`` and other operators that address memory instead of elements.
 
-``as_strided`` counts positions in the memory that its argument is a view of. In a
-program file, a tensor is dense and does not share memory with the source of a view. So
-the call is applied to a tensor that contains all the elements it reads. If there is no
-such tensor, it is refused.
+``as_strided`` counts positions in the memory that its argument is a view of: for
+``x[1:].as_strided((2,), (1,), 0)``, position 0 is that of ``x[0]``. In a program file,
+a tensor is dense and does not share memory with the source of a view. So the call is
+applied to another tensor that contains all the elements it reads, here ``x``. If there
+is no such tensor, the call is refused.
+
+The window of a call is the set of positions that it reads or writes.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.node import map_arg
 
-from .graph_emitter import unsupported
+from .graph_emitter import Replacement, unsupported
 
 aten = torch.ops.aten
 SCATTERS = aten.as_strided_scatter.default
-READ_MEMORY_BY_PLACE = frozenset(
+DEPEND_ON_LAYOUT = frozenset(
     {
         aten.as_strided.default,
         aten.as_strided_copy.default,
@@ -41,10 +44,8 @@ READ_MEMORY_BY_PLACE = frozenset(
 """Operators with results that depend on the memory layout of their argument."""
 
 
-def by_elements(
-    node: Node, given: Mapping[str, Any]
-) -> tuple[GraphModule, list[Node]] | None:
-    """Return a graph that computes the call from elements, and its inputs.
+def by_elements(node: Node, given: Mapping[str, Any]) -> Replacement | None:
+    """Return a graph that computes the call from tensors that a file has.
 
     ``given`` are the arguments by name. Returns None if the kernel computes the call as
     it is. Raises Unsupported if the call reads memory outside of all tensors in the
@@ -54,7 +55,8 @@ def by_elements(
     if node.target is SCATTERS:
         return _scatter(node, given["self"], given["src"], window)
     chain = _views_from_root(given["self"])
-    # The root comes first: it has more elements than its views, usually in C order.
+    # First choice: ``as_strided`` of a dense tensor that contains the window. The root
+    # comes first: it has more elements than its views, usually in C order.
     for source in chain:
         order = _dense_order(source.meta["val"])
         if order is None:
@@ -68,6 +70,7 @@ def by_elements(
             return None
         size_stride_offset = (given["size"], given["stride"], offset)
         return _as_strided_of(source, None if is_c_order else order, size_stride_offset)
+    # Second choice: select the elements one by one, from a tensor with gaps.
     if window.is_static:
         for source in chain:
             indices = window.indices_in(source.meta["val"])
@@ -93,7 +96,10 @@ def _why_not(node: Node, value: Node) -> str:
 
 
 class _Window:
-    """The part of memory that ``as_strided`` shows, with the sizes from export."""
+    """The positions in memory that a call of ``as_strided`` reads or writes.
+
+    Sizes, strides and offset are those from export: ints or SymInts.
+    """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         view = given["self"].meta["val"]
@@ -113,7 +119,7 @@ class _Window:
     def offset_in(self, val: Any) -> Any:
         """Return the window's offset in a dense tensor; None if it exceeds the tensor.
 
-        If sizes are only known at run time, the kernel checks the end.
+        If sizes are only known at run time, the kernel checks the window's end.
         """
         if any(statically_known_true(size == 0) for size in self.size):
             return 0
@@ -127,6 +133,7 @@ class _Window:
             return None
         if isinstance(first, int):
             return first
+        # a dynamic offset is a node of the program, so it can only be used as given
         starts_at_zero = statically_known_true(val.storage_offset() == 0)
         return self.given_offset if starts_at_zero else None
 
@@ -137,18 +144,16 @@ class _Window:
         """
         if not _is_static(val) or not val.numel():
             return None
-        window_places = _places(self.size, self.stride, self.offset)
-        index_at = _index_by_place(_places_of(val), window_places)
-        indices = index_at[window_places]
+        window_positions = _positions(self.size, self.stride, self.offset)
+        index_at = _index_by_position(_positions_of(val), window_positions)
+        indices = index_at[window_positions]
         return indices if bool((indices >= 0).all()) else None
 
 
-def _scatter(
-    node: Node, base: Node, src: Node, window: _Window
-) -> tuple[GraphModule, list[Node]]:
+def _scatter(node: Node, base: Node, src: Node, window: _Window) -> Replacement:
     """Return a graph that writes the elements of ``src`` to the window of ``base``.
 
-    Positions in memory are known at compile time. So the graph writes elements by their
+    All positions must be known at compile time. The graph writes elements by their
     index in the flattened ``base``.
     """
     val = base.meta["val"]
@@ -160,19 +165,21 @@ def _scatter(
         text = f"{node.target} needs sizes and strides that are known at compile time"
         raise unsupported(node, text, _HINT)
     graph = _Graph(val.fake_mode)
-    target = graph.take(base)
-    source = graph.take(src)
-    window_places = _places(window.size, window.stride, window.offset)
-    base_places = _places_of(val)
-    distinct = window_places.unique()  # type: ignore[no-untyped-call]
-    if distinct.numel() != window_places.numel():
+    target = graph.input_for(base)
+    source = graph.input_for(src)
+    window_positions = _positions(window.size, window.stride, window.offset)
+    base_positions = _positions_of(val)
+    distinct = window_positions.unique()  # type: ignore[no-untyped-call]
+    if distinct.numel() != window_positions.numel():
         text = f"{node.target} writes to the same memory twice"
         raise unsupported(node, text, _HINT)
     # for each element of ``base``, the index of its new value in ``src``, or -1
-    source_index = _index_by_place(window_places, base_places)[base_places.reshape(-1)]
+    source_index = _index_by_position(window_positions, base_positions)[
+        base_positions.reshape(-1)
+    ]
     replaced = (source_index >= 0).nonzero()[:, 0]
     if not replaced.numel():
-        return graph.returning(graph.call(aten.clone.default, target))
+        return graph.finish(graph.call(aten.clone.default, target))
     if src.meta["val"].dtype != val.dtype:
         source = graph.call(aten._to_copy.default, source, dtype=val.dtype)
     flat_target = graph.call(aten.reshape.default, target, [-1])
@@ -182,44 +189,42 @@ def _scatter(
     )
     flat_result = graph.call(aten.scatter.src, flat_target, 0, replaced, new_elements)
     result = graph.call(aten.reshape.default, flat_result, list(val.shape))
-    return graph.returning(result)
+    return graph.finish(result)
 
 
 def _as_strided_of(
     source: Node, order: list[int] | None, size_stride_offset: tuple[Any, ...]
-) -> tuple[GraphModule, list[Node]]:
+) -> Replacement:
     """Return a graph that computes ``as_strided`` of ``source``, and its inputs.
 
     ``order``: the order of the dimensions in memory, if it is not C order. In a file,
     tensors are in C order, so the permuted copy has the recorded memory.
     """
     graph = _Graph(source.meta["val"].fake_mode)
-    memory = graph.take(source)
+    memory = graph.input_for(source)
     if order is not None:
         memory = graph.call(aten.permute_copy.default, memory, order)
-    window = [map_arg(v, graph.take) for v in size_stride_offset]
-    return graph.returning(graph.call(aten.as_strided.default, memory, *window))
+    window = [map_arg(v, graph.input_for) for v in size_stride_offset]
+    return graph.finish(graph.call(aten.as_strided.default, memory, *window))
 
 
-def _select_elements(
-    source: Node, indices: torch.Tensor
-) -> tuple[GraphModule, list[Node]]:
+def _select_elements(source: Node, indices: torch.Tensor) -> Replacement:
     """Return a graph that selects elements by their index in the flattened ``source``.
 
     The result has the shape of ``indices``.
     """
     graph = _Graph(source.meta["val"].fake_mode)
-    flat = graph.call(aten.reshape.default, graph.take(source), [-1])
+    flat = graph.call(aten.reshape.default, graph.input_for(source), [-1])
     selected = graph.call(aten.index_select.default, flat, 0, indices.reshape(-1))
     result = graph.call(aten.reshape.default, selected, list(indices.shape))
-    return graph.returning(result)
+    return graph.finish(result)
 
 
 class _Graph:
-    """A graph that is being built.
+    """Builds a ``Replacement``.
 
-    Nodes of the program become its inputs, tensors its constants. Its values are dense,
-    each in its own memory, as in a program file.
+    Nodes of the program become inputs of the graph, and tensors its constants. All its
+    values are dense, each in its own memory, as in a program file.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -228,7 +233,7 @@ class _Graph:
         self.mode = mode
         self.inputs: dict[Node, Node] = {}
 
-    def take(self, node: Node) -> Node:
+    def input_for(self, node: Node) -> Node:
         """Return the input of the graph for a node of the program; add it if new."""
         if node not in self.inputs:
             self.inputs[node] = made = self.graph.placeholder(node.name)
@@ -257,17 +262,17 @@ class _Graph:
 
     def _constant(self, tensor: torch.Tensor) -> Node:
         """Store a tensor in the graph module, and return a node that reads it."""
-        name = f"places_{len(self.graph.nodes)}"
+        name = f"indices_{len(self.graph.nodes)}"
         self.root.register_buffer(name, tensor)
         made = self.graph.get_attr(name)
         with self.mode:
             made.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype)
         return made
 
-    def returning(self, result: Node) -> tuple[GraphModule, list[Node]]:
-        """Return the finished graph and its inputs."""
+    def finish(self, result: Node) -> Replacement:
+        """Return the graph, with ``result`` as its output."""
         self.graph.output(result)
-        return GraphModule(self.root, self.graph), list(self.inputs)
+        return Replacement(GraphModule(self.root, self.graph), list(self.inputs))
 
 
 def _views_from_root(value: Node) -> list[Node]:
@@ -300,10 +305,11 @@ def _source_of_view(view: Node) -> Node | None:
         or val.is_conj() != recorded.is_conj()
         or val.is_neg() != recorded.is_neg()
     ):
-        # The elements have another size, or change on the way.
+        # the view reads the bytes as other elements, or changes them on the way
         return None
     args, kwargs = _vals((call.args, call.kwargs))
-    # Some operators, such as reshape, return views only for some strides.
+    # Some operators, such as reshape, return views only for some strides: call again
+    # under fake tensors, and compare the memory.
     try:
         with val.fake_mode, _no_new_guards(val.fake_mode):
             again = call.target(*args, **kwargs)
@@ -316,17 +322,17 @@ def _source_of_view(view: Node) -> Node | None:
 
 
 def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    return (
-        nullcontext()
-        if mode.shape_env is None
-        else mode.shape_env.error_on_new_guards()
-    )
+    """Raise an error if code assumes something about dynamic sizes."""
+    if mode.shape_env is None:
+        return nullcontext()
+    return mode.shape_env.error_on_new_guards()
 
 
 def _dense_order(val: Any) -> list[int] | None:
     """Return the dimensions in their order in memory, outermost first.
 
-    None if there are gaps, or elements that share memory.
+    Sizes (2, 3, 4) with strides (12, 1, 3) give [0, 2, 1]. None if there are gaps, or
+    elements that share memory.
     """
     if is_contiguous_or_false(val):
         return list(range(val.dim()))
@@ -348,30 +354,30 @@ def _dense_order(val: Any) -> list[int] | None:
     return inner_first[::-1]
 
 
-def _places_of(val: Any) -> torch.Tensor:
+def _positions_of(val: Any) -> torch.Tensor:
     """Return the positions in memory of the elements of a recorded tensor."""
-    return _places(val.shape, val.stride(), val.storage_offset())
+    return _positions(val.shape, val.stride(), val.storage_offset())
 
 
-def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """Return the positions in memory of a tensor's elements, in its shape."""
-    places = torch.full(tuple(size), offset)
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Return a tensor of the shape ``size`` with the position in memory of each element."""
+    positions = torch.full(tuple(size), offset)
     for dim, (count, step) in enumerate(zip(size, stride, strict=True)):
         # shaped to broadcast: ``count`` along ``dim``, else 1
         shape = [1] * len(size)
         shape[dim] = count
-        places = places + (torch.arange(count) * step).reshape(shape)
-    return places
+        positions = positions + (torch.arange(count) * step).reshape(shape)
+    return positions
 
 
-def _index_by_place(places: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return a table: position in memory -> its index in the flattened ``places``, or -1.
+def _index_by_position(positions: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return a table: position -> its index in the flattened ``positions``, or -1.
 
-    The table is long enough for all positions in ``places`` and ``others``.
+    The table is long enough for all positions in ``positions`` and ``others``.
     """
-    ends = [int(p.max()) + 1 for p in (places, others) if p.numel()]
+    ends = [int(p.max()) + 1 for p in (positions, others) if p.numel()]
     table = torch.full((max(ends, default=0),), -1)
-    table[places.reshape(-1)] = torch.arange(places.numel())
+    table[positions.reshape(-1)] = torch.arange(positions.numel())
     return table
 
 

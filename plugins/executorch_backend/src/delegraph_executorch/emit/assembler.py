@@ -22,8 +22,9 @@ from .method_values import ScalarValue, TensorValue, ValueTable
 class Assembler:
     """The values, instructions and operators of a method.
 
-    ``loops`` are pairs of a loop's first and last instruction. ``kept`` are tensors
-    that are in use from an instruction on that does not name them. ``handle`` is the
+    ``operators`` maps each kernel to its position in the method's table. ``loops`` are
+    pairs of a loop's first and last instruction. ``kept`` are pairs of a tensor and an
+    instruction that counts as a use of it (see ``keep_from_here``). ``handle`` is the
     debug handle of the node that is being emitted, ``handles`` that of each
     instruction.
     """
@@ -37,52 +38,59 @@ class Assembler:
     handles: list[int | None] = field(default_factory=list)
 
     @property
-    def here(self) -> int:
+    def next_position(self) -> int:
         """Return the position of the next instruction."""
         return len(self.instructions)
 
-    def kernel(self, name: str, overload: str, args: Sequence[int]) -> None:
-        """Call a kernel; ``args`` are positions of values, the results last."""
+    def add_kernel_call(self, name: str, overload: str, args: Sequence[int]) -> None:
+        """Append a call of a kernel.
+
+        ``args`` are positions of values, the results last.
+        """
         operator = Operator(name, overload)
         index = self.operators.setdefault(operator, len(self.operators))
         self._append(KernelCall(index, tuple(args)))
 
-    def delegate(self, index: int, args: Sequence[int]) -> None:
-        """Call a delegate with its inputs and then its outputs."""
+    def add_delegate_call(self, index: int, args: Sequence[int]) -> None:
+        """Append a call of a delegate; ``args`` are its inputs and then its outputs."""
         self._append(DelegateCall(index, tuple(args)))
 
-    def move(self, source: ScalarValue | int, target: ScalarValue) -> None:
-        """Set a number to another one, which is a value or the position of one."""
+    def add_move(self, source: ScalarValue | int, target: ScalarValue) -> None:
+        """Append ``target = source``; ``source`` may be the position of a value."""
         position = source if isinstance(source, int) else self.values.position(source)
         self._append(MoveCall(position, self.values.position(target)))
 
-    def jump_if_false(self, condition: int, destination: int = -1) -> int:
-        """Jump if the value at a position is false; return the jump, for ``land``."""
+    def add_jump_if_false(self, condition: int, destination: int = -1) -> int:
+        """Append a jump to ``destination`` if the value at ``condition`` is false.
+
+        Return the jump's position. Without a destination, call ``set_target`` later.
+        """
         self._append(JumpFalseCall(condition, destination))
-        return self.here - 1
+        return self.next_position - 1
 
-    def jump(self, destination: int = -1) -> int:
-        """Jump always."""
-        return self.jump_if_false(self.values.constant(False), destination)
+    def add_jump(self, destination: int = -1) -> int:
+        """Append a jump that is always taken: one on the constant False."""
+        return self.add_jump_if_false(self.values.constant(False), destination)
 
-    def land(self, jump: int) -> None:
-        """Let a jump lead to the next instruction."""
+    def set_target(self, jump: int) -> None:
+        """Let the jump at position ``jump`` lead to the next instruction."""
         call = self.instructions[jump]
         assert isinstance(call, JumpFalseCall)
-        self.instructions[jump] = JumpFalseCall(call.condition, self.here)
+        self.instructions[jump] = JumpFalseCall(call.condition, self.next_position)
 
     def keep_from_here(self, tensors: Iterable[TensorValue]) -> None:
-        """Keep tensors in memory from the last instruction on.
+        """Let the last instruction count as a use of these tensors.
 
-        The rounds of a loop fill such a tensor together.
+        The rounds of a loop fill them together. They must be in use before the loop
+        begins, so that they keep their memory through all rounds.
         """
-        self.kept += [(tensor, self.here - 1) for tensor in tensors]
+        self.kept += [(tensor, self.next_position - 1) for tensor in tensors]
 
     def tensors_used(self) -> list[list[TensorValue]]:
         """Return the tensors that each instruction uses."""
         uses = [self._tensors_of(call) for call in self.instructions]
-        for tensor, place in self.kept:
-            uses[place].append(tensor)
+        for tensor, position in self.kept:
+            uses[position].append(tensor)
         return uses
 
     def _tensors_of(self, call: Call) -> list[TensorValue]:

@@ -1,7 +1,8 @@
 """Decompose operators on complex numbers into kernels that support them.
 
-Few kernels support complex numbers (``kernels.limits``), and only the Fourier
-transforms make them. All other kernels are called with real and imaginary parts.
+Few kernels support complex numbers (``kernels.limits``). Only the kernels of Fourier
+transforms make complex numbers from real ones. Formulas call all other kernels with real
+and imaginary parts. Each formula has the arguments of its operator.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _broadcast_shapes: Any = torch.broadcast_shapes
 def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
     """Join real and imaginary parts of one shape.
 
-    The Fourier transform of ``[a, 0, 0, b]`` has the exact value ``a + ib`` at index 1:
-    it is ``(a - 0) + i(b - 0)``.
+    No kernel joins them, so this uses a Fourier transform: that of ``[a, 0, 0, b]`` has
+    the exact value ``a + ib`` at index 1.
     """
     zero = torch.zeros_like(real)
     four = torch.stack([real, zero, zero, imaginary], -1)
@@ -54,6 +55,7 @@ def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
+    """Return the values, with the elements of lists and tuples among them."""
     flat: list[Any] = []
     for value in values:
         flat += value if isinstance(value, (tuple, list)) else [value]
@@ -98,16 +100,18 @@ def arithmetic(target: Any) -> Formula:
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]
         shape = _broadcast_shapes(*known)
         left, right = (value.expand(shape) for value in operands)
-        result: Tensor = (
-            target(left, right) if alpha == 1 else target(left, right, alpha=alpha)
-        )
+        # mul and div have no ``alpha``
+        if alpha == 1:
+            result: Tensor = target(left, right)
+        else:
+            result = target(left, right, alpha=alpha)
         return result
 
     return call
 
 
 def by_parts(target: Any) -> Formula:
-    """Apply an operator that only moves elements to the real and the imaginary parts."""
+    """Return a formula that calls ``target`` for the real and the imaginary parts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # an argument that is not complex is passed to both calls
@@ -155,6 +159,7 @@ def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) ->
 def full(
     size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
+    """Return a tensor with the complex number ``fill_value`` everywhere."""
     if dtype is None:
         dtype = torch.complex64
     if not dtype.is_complex:
@@ -169,16 +174,17 @@ def full(
 def full_like(
     self: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
+    """Return a tensor of the sizes of ``self`` with ``fill_value`` everywhere."""
     return full(self.shape, fill_value, dtype=dtype or self.dtype)
 
 
 def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
     """Pad the real and the imaginary parts with those of ``value``."""
     real, imaginary = _parts(self)
-    fill = _parts(value)
+    real_value, imaginary_value = _parts(value)
     return complex_from(
-        aten.constant_pad_nd.default(real, pad, fill[0]),
-        aten.constant_pad_nd.default(imaginary, pad, fill[1]),
+        aten.constant_pad_nd.default(real, pad, real_value),
+        aten.constant_pad_nd.default(imaginary, pad, imaginary_value),
     )
 
 
@@ -216,10 +222,11 @@ def mean(
 
 
 def equal(self: Tensor, other: Any) -> Tensor:
-    """Compare real and imaginary parts."""
+    """Return where both the real and the imaginary parts are equal."""
     like = self if self.is_complex() else other
-    left, right = (_parts(_as_complex(value, like)) for value in (self, other))
-    same: Tensor = (left[0] == right[0]) & (left[1] == right[1])
+    real, imaginary = _parts(_as_complex(self, like))
+    other_real, other_imaginary = _parts(_as_complex(other, like))
+    same: Tensor = (real == other_real) & (imaginary == other_imaginary)
     return same
 
 

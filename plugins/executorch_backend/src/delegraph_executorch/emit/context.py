@@ -21,32 +21,36 @@ from ..program.pte_tables import (
 from ..serialize.file import SEGMENT_ALIGNMENT
 from ..serialize.xnnpack_blob import BACKEND_ID
 from .pool import Pool
-from .state_memory import StatePlaces
+from .state_memory import StateOffsets
 
 TENSOR_ALIGNMENT = 16
 """Bytes that every tensor in a segment is aligned to."""
-
-
 _XNNPACK_ALIGNMENT = 16
 """Alignment of XNNPACK's blobs. Its compiler aligns data in them to no more."""
-
-"""Bytes that every tensor in a segment is aligned to."""
 
 
 @dataclass
 class Context:
     """The kernels and options of a program, and its pools of bytes.
 
-    ``emitter_of`` returns the function that emits a node; None if a file cannot hold
-    the node. It is passed in (see ``dispatch``), since branches and loops emit nodes as
-    well. ``file_of`` returns the name of the data file for a constant's placeholder, or
-    "" for the program's own file. Its second argument: whether the program returns the
-    constant's gradient. ``memory_of`` returns the memory for a node's results, from 1.
-    ``alignment`` is that of planned tensors, in bytes. ``stack_traces``: whether to
-    store source lines. ``plans_states``: whether written buffers get planned memory.
-    ``names_states``: whether the file stores their names. ``plans_devices``: whether
-    tensors of delegates on other devices are planned in their memory, with copies.
-    ``places``: written buffers with a place before the plan is made.
+    States are buffers that a method writes: they keep their content between runs.
+
+    - ``emitter_of`` returns the function that emits a node; None if a file cannot hold
+      the node. It is passed in, because ``dispatch`` imports ``control_flow``, which
+      emits the nodes of branches.
+    - ``file_of`` returns the name of the data file for a constant's placeholder, or ""
+      for the program's own file. Its second argument: whether the program returns the
+      constant's gradient.
+    - ``memory_of`` returns the memory for a node's results, from 1.
+    - ``alignment``: alignment of planned tensors, in bytes.
+    - ``stack_traces``: whether to store source lines.
+    - ``plans_states``: whether states get planned memory.
+    - ``names_states``: whether the file stores the names of states.
+    - ``plans_devices``: whether tensors of delegates on other devices are planned in
+      the memory of these devices, with copies.
+    - ``state_offsets``: the states that have an offset before a method is planned.
+    - ``external_data``: contents of the data files.
+    - ``constants``, ``states``, ``blobs``: contents of the program's own file.
     """
 
     kernels: KernelSet
@@ -58,7 +62,7 @@ class Context:
     plans_states: bool = True
     names_states: bool = False
     plans_devices: bool = True
-    places: StatePlaces = field(default_factory=StatePlaces)
+    state_offsets: StateOffsets = field(default_factory=StateOffsets)
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=lambda: Pool(TENSOR_ALIGNMENT))
     states: Pool = field(default_factory=lambda: Pool(TENSOR_ALIGNMENT))
@@ -66,33 +70,37 @@ class Context:
 
 
 class Delegates:
-    """The delegates of one method, by the attribute that holds each.
+    """The delegates of one method, by the name of the attribute that holds each.
 
-    A delegate is stored once, even if it is called several times.
+    ``used``: the delegates that are called, in the order of the file's table. A
+    delegate is stored once, even if it is called several times.
     """
 
-    def __init__(self, context: Context, contents: list[DelegateInfo]) -> None:
+    def __init__(self, context: Context, delegates: list[DelegateInfo]) -> None:
         self._context = context
-        self._by_name = {contents_of.name: contents_of for contents_of in contents}
+        self._by_name = {delegate.name: delegate for delegate in delegates}
         self.used: dict[str, DelegateInfo] = {}
 
     def named(self, name: str) -> DelegateInfo:
-        """Return the delegate of a dotted attribute."""
+        """Return the delegate that the dotted attribute ``name`` holds."""
         return self._by_name[name]
 
     def find(self, name: str) -> tuple[int, DelegateInfo]:
-        """Return a delegate and its position in the table; ``name`` is its attribute."""
+        """Return the position of a delegate in the table, and the delegate.
+
+        A delegate that is not in the table yet is appended.
+        """
         delegate = self.used.setdefault(name, self._by_name[name])
         return list(self.used).index(name), delegate
 
-    def tables(self) -> tuple[BackendDelegate, ...]:
-        """Return the records of the delegates.
+    def store_blobs(self) -> tuple[BackendDelegate, ...]:
+        """Add the delegates' blobs to the pool, and return the table of delegates.
 
-        The index of a blob is its position in the pool.
+        The index of a blob in the table is its position in the pool.
         """
-        return tuple(self._table(delegate) for delegate in self.used.values())
+        return tuple(self._record(delegate) for delegate in self.used.values())
 
-    def _table(self, delegate: DelegateInfo) -> BackendDelegate:
+    def _record(self, delegate: DelegateInfo) -> BackendDelegate:
         alignment = SEGMENT_ALIGNMENT
         if delegate.backend_id == BACKEND_ID:
             alignment = _XNNPACK_ALIGNMENT

@@ -1,6 +1,6 @@
 """Emit branches and loops as jumps.
 
-A branch writes its results where the users of the ``cond`` read them, without a copy.
+A branch writes its results to the results of the ``cond``, without a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..memory import Storage
 from .graph_emitter import GraphEmitter, Item, Result
 from .kernel_calls import copy_tensor
 from .method_values import (
@@ -28,16 +27,21 @@ higher_order = torch.ops.higher_order
 
 
 def emit_cond(emitter: GraphEmitter, node: Node) -> Result:
-    """Emit ``if``: both branches write to the same results."""
+    """Emit ``cond``: both branches write to the same results.
+
+    The instructions: jump to "else" if the condition is false, the true branch, jump to
+    the end, "else": the false branch, the end.
+    """
     condition, if_true, if_false, operands = node.args
     results = emitter.new_results(node)
     inputs = [emitter.item(o) for o in operands]  # type: ignore[union-attr]
-    to_else = emitter.assembler.jump_if_false(emitter.position(emitter.item(condition)))
+    condition_position = emitter.position(emitter.item(condition))
+    to_else = emitter.assembler.add_jump_if_false(condition_position)
     _emit_branch(emitter, if_true, inputs, results)
-    to_end = emitter.assembler.jump()
-    emitter.assembler.land(to_else)
+    to_end = emitter.assembler.add_jump()
+    emitter.assembler.set_target(to_else)
     _emit_branch(emitter, if_false, inputs, results)
-    emitter.assembler.land(to_end)
+    emitter.assembler.set_target(to_end)
     return list(results)
 
 
@@ -45,18 +49,19 @@ def _emit_branch(
     emitter: GraphEmitter, branch: Any, inputs: Sequence[Item], results: Sequence[Item]
 ) -> None:
     """Emit a branch that writes to ``results``."""
-    nested = emitter.subgraph(branch, inputs)
-    nested.targets = _direct_targets(nested.results, results)
+    nested = emitter.subgraph_emitter(branch, inputs)
+    nested.preset_results = _direct_targets(nested.output_arguments, results)
     nested.emit()
-    _assign(nested, [nested.item(r) for r in nested.results], results)
+    _assign(nested, nested.output_values(), results)
 
 
 def _direct_targets(
     returned: Sequence[Any], results: Sequence[Item]
 ) -> dict[tuple[Node, int], Computed]:
-    """Return the results that their nodes can write directly: tensors returned once.
+    """Return (node, number of its output) -> the result that it can write directly.
 
-    The keys are nodes and numbers of their outputs.
+    ``returned``: the nodes that a branch returns. A tensor that is returned twice is written once,
+    and copied to both results.
     """
     targets: dict[tuple[Node, int], Computed] = {}
     for value, result in zip(returned, results, strict=True):
@@ -75,70 +80,84 @@ def _direct_targets(
 def _assign(
     emitter: GraphEmitter, values: Sequence[Item], results: Sequence[Item]
 ) -> None:
-    """Set results to values, except results that were written directly."""
+    """Append copies of ``values`` to ``results``.
+
+    A result that was written directly needs none: it is the same object as the value.
+    """
     for value, result in zip(values, results, strict=True):
         if isinstance(result, TensorValue) and value is not result:
             assert isinstance(value, TensorValue)
             copy_tensor(emitter, value, result)
         elif isinstance(result, ScalarValue):
-            emitter.assembler.move(emitter.position(value), result)
+            emitter.assembler.add_move(emitter.position(value), result)
 
 
 def emit_while(emitter: GraphEmitter, node: Node) -> Result:
-    """Emit ``while``. A round replaces carried values after it computed all new ones."""
+    """Emit ``while_loop``.
+
+    The carried values are the results from the start. Each round computes all new
+    values, and then replaces the carried ones.
+    """
     condition, step, carried, constant = node.args
     results = emitter.new_results(node)
     _assign(emitter, [emitter.item(c) for c in carried], results)  # type: ignore[union-attr]
     inputs = [*results, *(emitter.item(c) for c in constant)]  # type: ignore[union-attr]
-    start = emitter.assembler.here
-    check = emitter.subgraph(condition, inputs)
+    start = emitter.assembler.next_position
+    check = emitter.subgraph_emitter(condition, inputs)
     check.emit()
-    to_end = emitter.assembler.jump_if_false(
-        check.position(check.item(check.results[0]))
+    to_end = emitter.assembler.add_jump_if_false(
+        check.position(check.output_values()[0])
     )
-    round_ = emitter.subgraph(step, inputs)
+    round_ = emitter.subgraph_emitter(step, inputs)
     round_.emit()
-    _assign_together(round_, [round_.item(r) for r in round_.results], results)
-    emitter.assembler.jump(start)
-    emitter.assembler.land(to_end)
-    emitter.assembler.loops.append((start, emitter.assembler.here - 1))
+    _assign_together(round_, round_.output_values(), results)
+    emitter.assembler.add_jump(start)
+    emitter.assembler.set_target(to_end)
+    emitter.assembler.loops.append((start, emitter.assembler.next_position - 1))
     return list(results)
 
 
 def _assign_together(
     emitter: GraphEmitter, values: Sequence[Item], results: Sequence[Item]
 ) -> None:
-    """Set results to values that may be other results, as in ``a, b = b, a``."""
+    """Append copies of ``values`` to ``results``, as in ``a, b = b, a``.
+
+    A value that is another result is saved first, before a copy overwrites it.
+    """
     memory = {r.storage for r in results if isinstance(r, TensorValue)}
     numbers = {r for r in results if isinstance(r, ScalarValue)}
-    safe: list[Item] = []
+    saved: list[Item] = []
     for value, result in zip(values, results, strict=True):
         if value is result:
-            safe.append(value)
+            saved.append(value)
         elif isinstance(value, TensorValue) and value.storage in memory:
-            storage = Storage(value.storage.nbytes, value.storage.home)
-            spare = TensorValue(value.dtype, value.sizes, storage, value.varies)
-            copy_tensor(emitter, value, spare)
-            safe.append(spare)
+            saved.append(_copy_of(emitter, value))
         elif isinstance(value, ScalarValue) and value in numbers:
-            spare_number = scalar_value(type(value.start.value))
-            emitter.assembler.move(value, spare_number)
-            safe.append(spare_number)
+            number = scalar_value(type(value.start.value))
+            emitter.assembler.add_move(value, number)
+            saved.append(number)
         else:
-            safe.append(value)
-    _assign(emitter, safe, results)
+            saved.append(value)
+    _assign(emitter, saved, results)
+
+
+def _copy_of(emitter: GraphEmitter, value: TensorValue) -> TensorValue:
+    """Append a copy of a tensor to new memory, and return it."""
+    copy = planned_tensor(value.dtype, value.sizes, value.varies)
+    copy_tensor(emitter, value, copy)
+    return copy
 
 
 def emit_map(emitter: GraphEmitter, node: Node) -> Result:
-    """Emit ``map``: compute row by row, and append each row's results."""
+    """Emit ``map``: a loop over the rows that appends each row's results."""
     function, rows, constant = node.args
     results = emitter.new_results(node)
     inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
     def emit_round(row: Sequence[Item]) -> Sequence[Item]:
-        nested = emitter.subgraph(function, [*row, *inputs])
+        nested = emitter.subgraph_emitter(function, [*row, *inputs])
         nested.emit()
-        return [nested.item(r) for r in nested.results]
+        return nested.output_values()
 
     _emit_rows(emitter, rows, results, emit_round)
     return list(results)
@@ -156,9 +175,9 @@ def emit_scan(emitter: GraphEmitter, node: Node) -> Result:
     inputs = [emitter.item(c) for c in constant]  # type: ignore[union-attr]
 
     def emit_round(row: Sequence[Item]) -> Sequence[Item]:
-        nested = emitter.subgraph(function, [*carried, *row, *inputs])
+        nested = emitter.subgraph_emitter(function, [*carried, *row, *inputs])
         nested.emit()
-        values = [nested.item(r) for r in nested.results]
+        values = nested.output_values()
         outputs = [
             _copy_if_carried(nested, value, carried) for value in values[len(carried) :]
         ]
@@ -172,13 +191,14 @@ def emit_scan(emitter: GraphEmitter, node: Node) -> Result:
 def _copy_if_carried(
     emitter: GraphEmitter, value: Item, carried: Sequence[Item]
 ) -> Item:
-    """Return the value, or a copy if it shares memory with a carried one."""
+    """Return a row's result, or a copy of it if it shares memory with a carried value.
+
+    The carried value is replaced before the row's result is appended.
+    """
     memory = {c.storage for c in carried if isinstance(c, TensorValue)}
-    if not isinstance(value, TensorValue) or value.storage not in memory:
-        return value
-    spare = planned_tensor(value.dtype, value.sizes, value.varies)
-    copy_tensor(emitter, value, spare)
-    return spare
+    if isinstance(value, TensorValue) and value.storage in memory:
+        return _copy_of(emitter, value)
+    return value
 
 
 def _emit_rows(
@@ -189,14 +209,15 @@ def _emit_rows(
 ) -> None:
     """Emit a loop over the rows of tensors, which appends each row's results.
 
-    ``emit_round`` emits the computation of a row, and returns its results. The first
-    tensor has as many rows as the others. Without rows, the call for the first row fails at run time, as it does in eager
-    PyTorch.
+    ``emit_round`` emits the computation of a row, and returns its results. All tensors
+    in ``rows`` have the same number of rows. The condition comes after the computation:
+    without rows, the first round fails at run time, as it does in eager PyTorch.
     """
 
     def call(name: str, overload: str, *values: Item) -> None:
+        """Append a call of a kernel with these values as arguments."""
         positions = [emitter.position(value) for value in values]
-        emitter.assembler.kernel(name, overload, positions)
+        emitter.assembler.add_kernel_call(name, overload, positions)
 
     stacked = [r for r in results if isinstance(r, TensorValue)]
     for result in stacked:
@@ -206,10 +227,10 @@ def _emit_rows(
     index = scalar_value(int)
     count = scalar_value(int)
     done = scalar_value(bool)
-    emitter.assembler.move(emitter.position(0), index)
+    emitter.assembler.add_move(emitter.position(0), index)
     call("aten::sym_size", "int", sources[0], 0, count)
     emitter.assembler.keep_from_here(stacked)
-    start = emitter.assembler.here
+    start = emitter.assembler.next_position
     row = [_new_row_of(source) for source in sources]
     for source, part in zip(sources, row, strict=True):
         # (tensor, axis, index, out, result): the last two are the same value
@@ -218,8 +239,8 @@ def _emit_rows(
         call(f"{PRIM}::et_copy_index", "tensor", result, value, index)
     call(f"{PRIM}::add", "Scalar", index, 1, index)
     call(f"{PRIM}::eq", "Scalar", index, count, done)
-    emitter.assembler.jump_if_false(emitter.position(done), start)
-    emitter.assembler.loops.append((start, emitter.assembler.here - 1))
+    emitter.assembler.add_jump_if_false(emitter.position(done), start)
+    emitter.assembler.loops.append((start, emitter.assembler.next_position - 1))
 
 
 def _new_row_of(tensor: TensorValue) -> TensorValue:

@@ -15,7 +15,7 @@ from delegraph_programs import erase, find_checks, source_of
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
@@ -26,28 +26,28 @@ from torch.utils import _pytree as pytree
 from ..kernels import kernel_name
 from ..program.quantized_library import NAMESPACE
 from .formulas import FORMULAS
+from .graph_emitter import Replacement
 from .quantized_formulas import QUANTIZED_FORMULAS
 
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
-def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
-    """Return the graph of a node's decomposition, and the nodes that are its inputs.
+def decompose(node: Node) -> Replacement | None:
+    """Return the decomposition of a node; None if there is none.
 
-    The graph is None if there is no decomposition. Raises Unsupported if the
-    decomposition does not work for these arguments.
+    Raises Unsupported if the decomposition does not work for these arguments.
     """
     function = _decomposition(node.target)
     if function is None:
-        return None, []
+        return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     inputs = [leaf for leaf in leaves if isinstance(leaf, Node)]
 
     def call(*given: Any) -> Any:
+        """Call ``function`` with the node's arguments; ``given`` replaces the nodes."""
         values = iter(given)
-        args, kwargs = pytree.tree_unflatten(
-            [next(values) if isinstance(v, Node) else v for v in leaves], structure
-        )
+        filled = [next(values) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, structure)
         result = function(*args, **kwargs)
         if result is NotImplemented:
             raise NotImplementedError(
@@ -60,15 +60,15 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
     known = [*vals, *pytree.tree_leaves(node.meta["val"])]
     mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None:
-        return None, []
+        return None
     no_new_guards = (
         nullcontext()
         if mode.shape_env is None
         else mode.shape_env.error_on_new_guards()
     )
     try:
-        # The graph must be right for every size, so guards are errors. The cache reads
-        # the storage size of views, which is a guard.
+        # The graph must be right for every size, so guards are errors. The cache of
+        # fake tensors is off: it reads the storage size of views, which adds a guard.
         with mode, torch.no_grad(), no_new_guards, _no_cache(mode):
             module = make_fx(call)(*vals)
             # Runtimes have no kernels for assertions.
@@ -96,7 +96,7 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
             f" {found}, but the operator returns {wanted}"
         )
         raise Unsupported("unsupported", text, node, source_of(node))
-    return module, inputs
+    return Replacement(module, inputs)
 
 
 @contextmanager
@@ -118,6 +118,10 @@ def _types(values: Any) -> list[torch.dtype]:
 
 
 def _decomposition(target: Any) -> Any:
+    """Return the function that computes an operator by simpler ones; None if none is known.
+
+    Formulas of this plugin come before PyTorch's decompositions.
+    """
     if not isinstance(target, OpOverload):
         return None
     if target in FORMULAS:

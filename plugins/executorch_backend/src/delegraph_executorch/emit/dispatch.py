@@ -23,4 +23,6 @@ def emitter_of(node: Node) -> Callable[[GraphEmitter, Node], Result] | None:
         return CONTROL_FLOW.get(node.target)
     if node.target in SYMBOLIC:
         return emit_symbolic
-    return emit_operator if isinstance(node.target, OpOverload) else None
+    if isinstance(node.target, OpOverload):
+        return emit_operator
+    return None

@@ -17,7 +17,7 @@ from ..program.pte_tables import (
     Tensor,
     Value,
 )
-from .context import Context
+from .context import TENSOR_ALIGNMENT, Context
 from .kernel_calls import CODES
 from .method_values import Entry, TensorValue
 
@@ -33,7 +33,11 @@ ExecuTorch's runtime loads no file with constants of no bytes.
 def finish_values(
     entries: Sequence[Entry], offsets: Mapping[Storage, int], context: Context
 ) -> list[Value]:
-    """Return the records of a method's values; add constants and states to their pools."""
+    """Return the records of a method's values.
+
+    Adds constants and first values of states to their pools. ``offsets`` is the memory
+    plan.
+    """
     return [
         _finish_tensor(e, offsets, context) if isinstance(e, TensorValue) else e
         for e in entries
@@ -43,7 +47,7 @@ def finish_values(
 def _finish_tensor(
     value: TensorValue, offsets: Mapping[Storage, int], context: Context
 ) -> Tensor:
-    """Return the record of a tensor."""
+    """Return the record of a tensor, and add its content to a pool."""
     if any(size > LARGEST for size in value.sizes):
         text = (
             f"a tensor of the sizes {list(value.sizes)} has {max(value.sizes)} elements"
@@ -52,13 +56,16 @@ def _finish_tensor(
         hint = "split the dimension, or give its Dim a smaller upper bound"
         raise Unsupported("unsupported", text, hint=hint)
     is_empty = 0 in value.sizes
-    # Index 0 means no data, so the first content has index 1.
+    # index 0 means no data, so the content at position 0 of a pool has index 1
     index = 0
     extra = None
     if value.file:
         assert value.constant is not None
         context.external_data.add_named_data(
-            value.name, value.constant, alignment=16, external_tag=value.file
+            value.name,
+            value.constant,
+            alignment=TENSOR_ALIGNMENT,
+            external_tag=value.file,
         )
         extra = ExtraTensorInfo(
             fully_qualified_name=value.name, location=Location.EXTERNAL
@@ -68,13 +75,13 @@ def _finish_tensor(
         index = 1 + context.constants.add(content)
     elif value.initial is not None and value.storage.is_planned and not is_empty:
         index = 1 + context.states.add(value.initial)
-    if extra is None and (value.name or value.place):
+    if extra is None and (value.name or value.device):
         extra = ExtraTensorInfo(
             fully_qualified_name=value.name, location=Location.SEGMENT
         )
-    if extra is not None and value.place is not None:
+    if extra is not None and value.device is not None:
         extra = replace(
-            extra, device_type=value.place.kind, device_index=value.place.number
+            extra, device_type=value.device.kind, device_index=value.device.number
         )
     return Tensor(
         scalar_type=CODES[value.dtype],
@@ -89,12 +96,14 @@ def _finish_tensor(
 
 @cache
 def _c_order(rank: int) -> tuple[int, ...]:
+    """Return the dimensions of a tensor in C order; one tuple for all tensors of a rank."""
     return tuple(range(rank))
 
 
 def _allocation(
     storage: Storage, offsets: Mapping[Storage, int]
 ) -> AllocationDetails | None:
+    """Return the planned memory of a tensor; None if the plan does not provide it."""
     if not storage.is_planned:
         return None
     offset = storage.offset

@@ -1,8 +1,9 @@
 """Decompose operators into simpler ones, if PyTorch's decomposition has no kernels.
 
-A formula is exact, or rounds as often as the operator. Formulas that need another
-algorithm for precision are not here. The formulas of remainder, add and sub replace
-kernels that compute wrong values (``kernels.limits``).
+A formula has the arguments of its operator, and raises NotImplementedError for those
+that it does not support. It is exact, or rounds as often as the operator. The formulas
+of remainder, add and sub replace kernels that compute wrong values
+(``kernels.limits``).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def fmod(self: Tensor, other: Any) -> Tensor:
 def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
     """Divide with ``rounding_mode``.
 
-    Integers: truncation adds one to a negative floor that is not exact.
+    For integers, truncation is the floor, plus one if the floor is negative and not
+    exact.
     """
     if torch.result_type(self, other).is_floating_point:
         if rounding_mode != "floor":
@@ -109,7 +111,7 @@ def floor_divide(self: Tensor, other: Any) -> Tensor:
 
 
 def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Tensor:
-    """Return the floor of a division of integers, which ``divide`` computes.
+    """Return the floor of ``self / other`` for integers; ``divide`` computes it.
 
     Division by -1 becomes a negation, because the kernel crashes if the least integer
     is divided by -1.
@@ -144,9 +146,9 @@ def round_integers(self: Tensor) -> Tensor:
 def summed_in_float32(target: Any) -> Callable[..., Any]:
     """Return a formula that computes half precision in float32 and rounds once.
 
-    It is for operators with one element type for tensors and results: the result is in
-    half precision if a tensor is. No tensor is in a list or a keyword argument. Other
-    types use PyTorch's decomposition.
+    ``target`` is an operator with one element type for tensors and results. None of its
+    tensors is in a list or a keyword argument. For other types, the formula is
+    PyTorch's decomposition.
     """
 
     def widen(value: Any) -> Any:
@@ -179,9 +181,9 @@ def summed_in_float32(target: Any) -> Callable[..., Any]:
 def cast_then_other_overload(target: Any) -> Callable[..., Any]:
     """Return a formula of add or sub for operands of different types.
 
-    It casts the first operand to the type of the result. It then calls the overload
-    that ``target`` is not: Scalar for Tensor, and Tensor for Scalar. ``target`` itself
-    cannot be called, since it is being decomposed.
+    It casts the first operand to the type of the result, and adds again. ``target``
+    itself cannot be called, since it is being decomposed. So the Tensor overload calls
+    Scalar, and the Scalar overload calls Tensor.
     """
     packet = target.overloadpacket
     is_tensor_overload = target is packet.Tensor
@@ -239,7 +241,7 @@ def fmin(self: Tensor, other: Tensor) -> Tensor:
 
 
 def hypot(self: Tensor, other: Tensor) -> Tensor:
-    """Return the length of a vector, scaled so that squares stay finite."""
+    """Return ``sqrt(self**2 + other**2)``, scaled so that squares stay finite."""
     most = torch.maximum(self.abs(), other.abs())
     least = torch.minimum(self.abs(), other.abs())
     length = torch.where(most == 0, most, most * (1 + (least / most) ** 2).sqrt())
@@ -251,7 +253,7 @@ def amax_of_scalar_or_empty(
 ) -> Tensor:
     """Compute amax or amin of a tensor without dimensions or without elements.
 
-    Without elements, the result has no elements either; the sum has its shape.
+    Without elements, the result has no elements either, and ``sum`` has the same shape.
     """
     if not self.dim():
         return self.clone()
@@ -282,13 +284,14 @@ def sum_along_one_dim(
 ) -> Tensor:
     """Sum along one dimension.
 
-    The kernel needs two: the formula adds a dimension with one element. A tensor
-    without dimensions is its own sum.
+    The kernel needs at least two, so the formula adds a dimension with one element. A
+    tensor without dimensions is its own sum.
     """
-    # the type of the sum if the call names none
-    plain = self.dtype if self.is_floating_point() or self.is_complex() else torch.int64
     if not self.dim():
-        return amax_of_scalar_or_empty(self.to(dtype or plain))
+        if dtype is None:
+            is_integer = not (self.is_floating_point() or self.is_complex())
+            dtype = torch.int64 if is_integer else self.dtype
+        return self.to(dtype).clone()
     if not dim or len(dim) > 1:
         raise NotImplementedError("the formula sums along one dimension only")
     axis = dim[0] % self.dim()
@@ -301,8 +304,8 @@ def sort(
 ) -> tuple[Tensor, Tensor]:
     """Sort stably, NaN last, by comparing all pairs of elements.
 
-    The place of an element in the result is the number of elements that come before it:
-    smaller ones, and equal ones with a lower index. ``stable`` is ignored.
+    The rank of an element, its index in the result, is the number of elements that come
+    before it: smaller ones, and equal ones with a lower index. ``stable`` is ignored.
     """
     if not self.dim():
         return self.clone(), torch.zeros((), dtype=torch.int64)
@@ -325,9 +328,9 @@ def sort(
     is_equal = (element == other) | (element.isnan() & other.isnan())
     order = torch.arange(size)
     has_lower_index = order < order.unsqueeze(-1)
-    places = (is_before | (is_equal & has_lower_index)).sum(-1)
-    # invert the permutation: from the place of each index to the index at each place
-    indices = torch.zeros_like(places).scatter(-1, places, order.expand(places.shape))
+    ranks = (is_before | (is_equal & has_lower_index)).sum(-1)
+    # invert the permutation: from the rank of each index to the index of each rank
+    indices = torch.zeros_like(ranks).scatter(-1, ranks, order.expand(ranks.shape))
     return x.gather(-1, indices).transpose(dim, -1), indices.transpose(dim, -1)
 
 
@@ -367,11 +370,13 @@ def searchsorted(
     """
     if sorter is not None:
         raise NotImplementedError("the formula does not support a sorter")
-    bounds = sequence.unsqueeze(-2)
+    bounds = sequence if sequence.dim() == 1 else sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
-    if sequence.dim() == 1:
-        bounds = sequence
-    is_after = bounds > values if right or side == "right" else bounds >= values
+    # count by ``not after``, since no comparison with NaN is true
+    if right or side == "right":
+        is_after = bounds > values
+    else:
+        is_after = bounds >= values
     return (~is_after).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
@@ -395,7 +400,7 @@ def put(
 def addbmm(
     self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """Return beta * self + alpha * the sum of the products of all batches.
+    """Return ``beta * self + alpha * (batch1 @ batch2).sum(0)``.
 
     Half precision is computed in float32, and rounded once.
     """
@@ -426,13 +431,13 @@ def trilinear(
 ) -> Tensor:
     """Return the sum of the product of three tensors over ``sumdim``.
 
-    ``expand1``, ``expand2`` and ``expand3``: where each gets dimensions of size 1.
-    ``unroll_dim`` only affects the speed of PyTorch's kernel.
+    ``expand1``, ``expand2`` and ``expand3``: the dimensions of size 1 that each tensor
+    gets first. ``unroll_dim`` only affects the speed of PyTorch's kernel.
     """
 
-    def expand(tensor: Tensor, places: Sequence[int]) -> Tensor:
-        for place in places:
-            tensor = tensor.unsqueeze(place)
+    def expand(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+        for dim in dims:
+            tensor = tensor.unsqueeze(dim)
         return tensor
 
     if not i1.is_floating_point():
@@ -450,7 +455,7 @@ def upsample_bilinear2d(input: Tensor, *args: Any) -> Tensor:
 
 
 def empty(size: Any, *_: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-    """Return a dense tensor, as all tensors of a program file are."""
+    """Return a dense tensor; the strides of the call don't matter in a program file."""
     return torch.empty(size, dtype=dtype)
 
 
@@ -481,7 +486,10 @@ def scatter_reduce(
 
 
 def pow_of_integers(self: Tensor, exponent: Any) -> Tensor:
-    """Compute powers of integers by squaring, which wraps around as in eager PyTorch."""
+    """Compute powers of integers by squaring: ``x**5 = x * (x**2)**2``.
+
+    Products of integers wrap around as in eager PyTorch.
+    """
     if (
         self.is_floating_point()
         or not isinstance(exponent, int)
@@ -515,7 +523,7 @@ def cat_of_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the concatenation of tensors without elements."""
     if any(t.numel() for t in tensors):
         raise NotImplementedError("the formula is for tensors without elements only")
-    # PyTorch ignores tensors of the shape [0].
+    # torch.cat ignores tensors of the shape [0]
     shaped = [t for t in tensors if t.dim() > 1] or list(tensors)
     shape = list(shaped[0].shape)
     shape[dim] = sum(t.shape[dim] for t in shaped)
@@ -537,7 +545,7 @@ def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
-    """Pad with ``value``: crop by slices for negative pads, and pad by the kernel.
+    """Pad with ``value``, where negative pads crop: slice first, then call the kernel.
 
     ``pad``: front and back of the last dimension, then those of the one before it, ...
     """
@@ -554,9 +562,9 @@ def crop_and_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
 
 
 def shift(target: Any) -> Callable[..., Any]:
-    """Return a formula of ``x << n`` or ``x >> n`` that calls ``target``.
+    """Return a formula of ``x << n`` or ``x >> n``, which have no kernels.
 
-    ``target``: aten.bitwise_left_shift or aten.bitwise_right_shift, which have kernels.
+    ``target``: aten.bitwise_left_shift or aten.bitwise_right_shift, which have some.
     """
 
     def call(self: Tensor, other: Any) -> Any:
@@ -688,12 +696,12 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
 FORMULAS |= COMPLEX_FORMULAS
 
 
-def _for_real(target: Any) -> Callable[..., Any] | None:
+def _formula_for_reals(target: Any) -> Callable[..., Any] | None:
     """Return the formula or PyTorch's decomposition of an operator on real numbers."""
     return FORMULAS.get(target) or decomposition_table.get(target)
 
 
 FORMULAS |= {
-    target: only_complex(formula, _for_real(target))
+    target: only_complex(formula, _formula_for_reals(target))
     for target, formula in FORMULAS_IF_COMPLEX.items()
 }

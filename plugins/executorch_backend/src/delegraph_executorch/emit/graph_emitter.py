@@ -1,17 +1,20 @@
-"""Emit the nodes of a graph: a method, a branch, or the body of a loop."""
+"""Emit the nodes of a graph: a method, a branch, or the body of a loop.
+
+To emit a node is to append the instructions that compute it, and to create its values.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import Unsupported
 from delegraph_programs import ConstantValues, source_of
 from torch.fx import GraphModule, Node
 
-from ..memory.storage import Place
+from ..memory.storage import DeviceId
 from .assembler import Assembler
 from .complex_formulas import MAKE_COMPLEX
 from .context import Context, Delegates
@@ -38,14 +41,19 @@ _NUMBERS: dict[type, type] = {
 class GraphEmitter:
     """Emits the nodes of one graph as instructions.
 
-    ``of`` maps each emitted node to its values. ``decomposing``: operators that are
-    being decomposed; their decompositions must not contain them again. ``targets``:
-    values that a node writes its result to, such as the result of a branch. ``origins``
-    maps a host copy of a tensor and a device to the tensor on that device. ``folded``:
-    results of calls of constants that no kernel computes. All graphs of a method share
-    it. A method that folds calls is emitted twice, so that the inputs of folded calls
-    are left out. ``inputs_on_device`` and ``results_on_device``: inputs and results of
-    the method that stay in device memory. ``in_place``: calls that write to a buffer.
+    - ``path``: prefix of the names of delegates in this graph, such as "true_graph_0.".
+    - ``emitted``: node -> its values.
+    - ``decomposing``: operators that are being decomposed. Their decompositions must not
+      contain them again.
+    - ``preset_results``: (node, number of its output) -> the value that the node must
+      write to. Branches of a ``cond`` write to the results of the ``cond``.
+    - ``device_sources``: (host copy of a tensor, device) -> the tensor on the device.
+    - ``folded``: node -> its value, if it is computed now and stored as a constant. All
+      graphs of a method share it. A method that folds calls is emitted twice, so that
+      the inputs of folded calls are left out.
+    - ``inputs_on_device``, ``results_on_device``: inputs and results of the method that
+      stay in device memory.
+    - ``in_place``: calls that write to a buffer.
     """
 
     def __init__(
@@ -63,19 +71,22 @@ class GraphEmitter:
         self.context = context
         self.ranges = ranges
         self.path = path
-        self.of: dict[Node, Result] = {}
+        self.emitted: dict[Node, Result] = {}
         self.decomposing: frozenset[Any] = frozenset()
-        self.targets: dict[tuple[Node, int], Computed] = {}
-        self.origins: dict[tuple[TensorValue, Place], TensorValue] = {}
+        self.preset_results: dict[tuple[Node, int], Computed] = {}
+        self.device_sources: dict[tuple[TensorValue, DeviceId], TensorValue] = {}
         self.folded: dict[Node, Result] = {}
         self.inputs_on_device: frozenset[TensorValue] = frozenset()
         self.results_on_device: frozenset[Node] = frozenset()
         self.in_place = InPlace()
 
-    def nested(
+    def nested_emitter(
         self, module: GraphModule, inputs: Sequence[Item], name: str = ""
     ) -> GraphEmitter:
-        """Return an emitter for the subgraph ``name``, with its placeholders bound."""
+        """Return an emitter for another graph of the same method.
+
+        ``inputs`` are the values of its placeholders. ``name`` is its attribute name.
+        """
         made = GraphEmitter(
             module,
             self.assembler,
@@ -86,34 +97,39 @@ class GraphEmitter:
         )
         made.decomposing = self.decomposing
         made.folded = self.folded
-        made.of.update(
+        made.emitted.update(
             zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)
         )
         return made
 
     def emit(self) -> None:
-        """Append the instructions of all nodes that the output needs."""
+        """Append the instructions of all nodes, except the inputs of folded calls."""
         unneeded = self._nodes_for_folded_calls()
         for node in self.module.graph.nodes:
             if node.op in ("placeholder", "output") or node in unneeded:
                 continue
+            # nodes of a decomposition have no handle: they keep that of the whole
             handle = node.meta.get("debug_handle", self.assembler.handle)
             self.assembler.handle = handle
             if node in self.folded:
-                self.of[node] = self.folded[node]
+                self.emitted[node] = self.folded[node]
             else:
-                self.of[node] = self._emit_or_fold(node)
+                self.emitted[node] = self._emit_or_fold(node)
 
     @property
-    def results(self) -> list[Any]:
-        """Return the output's arguments."""
+    def output_arguments(self) -> list[Any]:
+        """Return the nodes and constants that the graph returns."""
         return as_list(self.module.graph.output_node().args[0])
 
+    def output_values(self) -> list[Item]:
+        """Return the values that the emitted graph returns."""
+        return [self.item(argument) for argument in self.output_arguments]
+
     def item(self, argument: Any) -> Item:
-        """Return the value of an argument that is no list."""
+        """Return the value of an argument that is no list: a node or a constant."""
         if not isinstance(argument, Node):
             return argument  # type: ignore[no-any-return]
-        found = self.of[argument]
+        found = self.emitted[argument]
         assert not isinstance(found, list), (
             f"{argument.name} is used as one value and is several"
         )
@@ -149,9 +165,10 @@ class GraphEmitter:
             return folded
 
     def _fold(self, node: Node) -> Result | None:
-        """Compute a call of constants, and remember the result as folded.
+        """Compute a call that has only constants as arguments; add it to ``folded``.
 
-        Return None if an argument is no constant.
+        Return None if an argument is no constant, or if the result does not have the
+        shapes and types that export recorded.
         """
         found = ConstantValues(self._constant, largest=None).results(node)
         if found is None or not _is_as_recorded(found, node.meta["val"]):
@@ -166,57 +183,65 @@ class GraphEmitter:
 
         A tensor in a data file is not constant: users may replace the file.
         """
-        item = self.of.get(node)
-        return (
-            item.constant if isinstance(item, TensorValue) and not item.file else None
-        )
+        item = self.emitted.get(node)
+        if isinstance(item, TensorValue) and not item.file:
+            return item.constant
+        return None
 
     def _nodes_for_folded_calls(self) -> set[Node]:
-        """Return the calls that only folded calls use.
+        """Return the nodes that are read only to compute folded calls.
 
-        They are pure, since folded calls are.
+        Nothing needs their instructions. They have no side effects: folded calls are
+        computed from constants by pure operators.
         """
         unneeded: set[Node] = set()
         if not self.folded:
             return unneeded
+        # users come after a node, so their need is known
         for node in reversed(self.module.graph.nodes):
-            is_used = any(
-                u not in unneeded and u not in self.folded for u in node.users
+            is_needed = any(
+                user not in unneeded and user not in self.folded for user in node.users
             )
-            if node.users and not is_used:
+            if node.users and not is_needed:
                 unneeded.add(node)
         return unneeded.difference(self.folded)
 
     def _attribute(self, node: Node) -> Result:
         """Return the value of a ``get_attr`` node; None for a subgraph or delegate."""
         attribute = getattr(self.module, str(node.target))
-        return (
-            constant_tensor(attribute) if isinstance(attribute, torch.Tensor) else None
-        )
+        if isinstance(attribute, torch.Tensor):
+            return constant_tensor(attribute)
+        return None
 
     def _element(self, node: Node) -> Result:
         """Return the value of a ``getitem`` node."""
         source, index = node.args
         assert isinstance(source, Node) and isinstance(index, int)
-        several = self.of[source]
+        several = self.emitted[source]
         assert isinstance(several, list), f"{source.name} has no elements"
         return several[index]
 
-    def subgraph(self, argument: Any, inputs: Sequence[Item]) -> GraphEmitter:
-        """Return an emitter for the module that a ``get_attr`` argument names."""
-        return self.nested(
-            getattr(self.module, argument.target), inputs, argument.target
-        )
+    def subgraph_emitter(self, argument: Any, inputs: Sequence[Item]) -> GraphEmitter:
+        """Return an emitter for the subgraph that a ``get_attr`` node reads.
+
+        ``inputs`` are the values of the subgraph's placeholders.
+        """
+        name = argument.target
+        return self.nested_emitter(getattr(self.module, name), inputs, name)
 
     def new_results(self, node: Node) -> list[Item]:
-        """Return a value for each result of a node."""
+        """Return a value for each result of a node: the preset one, or a new one."""
         return [
-            self.targets.get((node, k)) or self.new_value(v, node)
+            self.preset_results.get((node, k)) or self.new_value(v, node)
             for k, v in enumerate(as_list(node.meta["val"]))
         ]
 
     def new_value(self, val: Any, node: Node) -> Item:
-        """Return a new value of the type of ``val``; None for a missing result."""
+        """Return a new value for a result of ``node``.
+
+        ``val`` is the result as export recorded it: a fake tensor or a symbolic number.
+        None stands for a result that the node does not compute.
+        """
         if val is None:
             return None
         if not isinstance(val, torch.Tensor):
@@ -237,13 +262,11 @@ class GraphEmitter:
             raise unsupported(node, text, "call to_dense() in the model")
 
     def position(self, item: Item) -> int:
-        """Return the position of a value in the file."""
+        """Return the position of a value in the method's table of values."""
         values = self.assembler.values
-        return (
-            values.position(item)
-            if isinstance(item, Computed)
-            else values.constant(item)
-        )
+        if isinstance(item, Computed):
+            return values.position(item)
+        return values.constant(item)
 
     def tensor(self, argument: Any) -> TensorValue:
         """Return the value of an argument that is a tensor."""
@@ -264,6 +287,13 @@ def _is_as_recorded(found: Any, val: Any) -> bool:
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
     return True
+
+
+class Replacement(NamedTuple):
+    """A graph that computes a node's result, and the nodes that are its inputs."""
+
+    module: GraphModule
+    inputs: list[Node]
 
 
 def as_list(value: Any) -> list[Any]:

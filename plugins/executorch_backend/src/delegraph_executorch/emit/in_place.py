@@ -22,8 +22,8 @@ class InPlace:
     """Calls that write to a buffer's memory.
 
     ``writes`` maps a call of ``index_put`` to the buffer that it writes to.
-    ``unchanged`` maps a call to the buffer that is its result, before or after such a
-    write.
+    ``unchanged`` maps a copy or permutation before or after such a write to the buffer,
+    which is its result without a computation.
     """
 
     writes: Mapping[Node, TensorValue] = field(default_factory=dict)
@@ -35,19 +35,22 @@ def find_in_place(
 ) -> InPlace:
     """Return the calls of ``index_put`` that can write to the buffer itself.
 
+    Example: ``new = index_put(clone(buffer), ...)``, then ``copy(buffer, new)``. The
+    clone and the copy become the buffer.
+
     Nothing else may read the old value of the buffer. Only calls that export made from
     ``index_copy`` qualify: they replace whole rows along one dimension. The kernel
     refuses negative indices, which other calls may have.
 
-    ``states`` are the placeholders of buffers with memory of the method.
+    ``states`` maps the placeholders of written buffers to their values.
     """
     writes: dict[Node, TensorValue] = {}
     unchanged: dict[Node, TensorValue] = {}
     for buffer, last in written_values(program).items():
         if buffer not in states:
             continue
-        # Calls that return the new value. Nothing writes the buffer after them, so
-        # their results can be the buffer.
+        # Follow the new value back to the write. The calls on the way only copy it.
+        # Nothing writes the buffer after them, so their results can be the buffer.
         after: list[Node] = []
         while True:
             args: Any = last.args
@@ -61,8 +64,8 @@ def find_in_place(
             last = copied
         if last.target is not aten.index_put.default or not _copies_rows(last):
             continue
-        # Calls that return the old value. Each may have one reader only: another one
-        # would read the new value.
+        # Follow the old value from the write back to the buffer. Each call on the way
+        # may have one reader only: a second one would read the new value.
         before: list[Node] = []
         reader = last
         source = last.args[0]
@@ -81,7 +84,10 @@ def find_in_place(
 
 
 def _keeps_element_order(node: Node) -> bool:
-    """Return whether a call copies its argument or only moves dimensions of size 1."""
+    """Return whether a call copies its argument or only moves dimensions of size 1.
+
+    Then its result has the same elements in the same order in memory.
+    """
     if node.target is aten.clone.default:
         return True
     if node.target is not aten.permute.default:
@@ -121,10 +127,8 @@ def _reads_alone(reader: Node, source: Node, others: Sequence[Node]) -> bool:
 
 
 def _viewed(buffer: TensorValue, node: Node) -> TensorValue:
-    """Return the buffer with the sizes of a call's result."""
+    """Return the buffer, or a view of it that has the sizes of a call's result."""
     sizes = tuple(node.meta["val"].shape)
-    return (
-        buffer
-        if sizes == buffer.sizes
-        else TensorValue(buffer.dtype, sizes, buffer.storage)
-    )
+    if sizes == buffer.sizes:
+        return buffer
+    return TensorValue(buffer.dtype, sizes, buffer.storage)

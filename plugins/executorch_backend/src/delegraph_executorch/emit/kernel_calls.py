@@ -9,7 +9,7 @@ import torch
 from delegraph.errors import Unsupported
 from delegraph_programs.interpolation_scale_factors import why_factor_undecided
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 
 from ..kernels import Kernel, find_kernel, loses_values, why_not
@@ -21,9 +21,16 @@ from ..program.pte_tables import (
     TensorList,
 )
 from ..program.scalar_types import TORCH_NAMES
-from .as_strided import READ_MEMORY_BY_PLACE, by_elements
+from .as_strided import DEPEND_ON_LAYOUT, by_elements
 from .decompose import decompose
-from .graph_emitter import GraphEmitter, Item, Result, as_list, unsupported
+from .graph_emitter import (
+    GraphEmitter,
+    Item,
+    Replacement,
+    Result,
+    as_list,
+    unsupported,
+)
 from .in_place import KERNEL
 from .method_values import ScalarValue, TensorValue, constant_tensor
 from .views import emit_view
@@ -34,18 +41,21 @@ CODES = {getattr(torch, name): int(code) for code, name in TORCH_NAMES.items()}
 
 
 def emit_operator(emitter: GraphEmitter, node: Node) -> Result:
-    """Emit an operator as a view of its argument, or as a call of a kernel."""
+    """Emit an operator.
+
+    It may write to a buffer in place, be replaced by another graph, be a view of its
+    argument, or be a call of a kernel.
+    """
     target = node.target
     assert isinstance(target, OpOverload)
     if node in emitter.in_place.unchanged:
         return emitter.in_place.unchanged[node]
     if node in emitter.in_place.writes:
         return _write_in_place(emitter, node, emitter.in_place.writes[node])
-    if target in READ_MEMORY_BY_PLACE:
+    if target in DEPEND_ON_LAYOUT:
         replacement = by_elements(node, _arguments(target, node))
         if replacement is not None:
-            module, inputs = replacement
-            return _emit_instead(emitter, node, module, inputs)
+            return _emit_instead(emitter, node, replacement)
     view = emit_view(emitter, node)
     return call_kernel(emitter, node) if view is None else view
 
@@ -53,19 +63,22 @@ def emit_operator(emitter: GraphEmitter, node: Node) -> Result:
 def _write_in_place(
     emitter: GraphEmitter, node: Node, buffer: TensorValue
 ) -> TensorValue:
-    """Let an ``index_put`` write to the memory of its buffer."""
+    """Emit an ``index_put`` as ``index_put_`` on the memory of ``buffer``."""
     given = _arguments(aten.index_put.default, node)
     target = emitter.position(buffer)
     args = [target]
     for schema in aten.index_put.default._schema.arguments[1:]:
         args.append(_position(emitter, node, schema, given[schema.name]))
     # the result of an in-place kernel is its first argument
-    emitter.assembler.kernel(KERNEL, "", [*args, target])
+    emitter.assembler.add_kernel_call(KERNEL, "", [*args, target])
     return buffer
 
 
 def call_kernel(emitter: GraphEmitter, node: Node) -> Result:
-    """Call the kernel that computes a node, or emit the node's decomposition."""
+    """Emit a call of the kernel that computes a node, or the node's decomposition.
+
+    The decomposition is also used if the kernel does not compute these arguments.
+    """
     undecided = why_factor_undecided(node)
     if undecided is not None:
         raise unsupported(
@@ -97,7 +110,7 @@ def call_kernel(emitter: GraphEmitter, node: Node) -> Result:
     return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
 
 
-_OF_EXPERTS = (
+_USED_BY_EXPERTS = (
     "aten.histc.default",
     "aten._grouped_mm.default",
     "transformers.grouped_mm_fallback.default",
@@ -105,7 +118,7 @@ _OF_EXPERTS = (
 """Operators that transformers calls for a mixture of experts, by default."""
 _HINTS = {
     **dict.fromkeys(
-        _OF_EXPERTS,
+        _USED_BY_EXPERTS,
         "call model.set_experts_implementation("
         '"batched_mm") before the export: transformers then needs no such operator',
     ),
@@ -130,9 +143,9 @@ def _emit_decomposed(emitter: GraphEmitter, node: Node, text: str) -> Result:
     if node.target in emitter.decomposing:
         raise unsupported(node, text, hint)
     try:
-        module, inputs = decompose(node)
-        if module is not None:
-            return _emit_instead(emitter, node, module, inputs)
+        replacement = decompose(node)
+        if replacement is not None:
+            return _emit_instead(emitter, node, replacement)
     except Unsupported as e:
         raise unsupported(
             node, f"{text}, and it cannot be decomposed: {e.message}", hint
@@ -141,41 +154,42 @@ def _emit_decomposed(emitter: GraphEmitter, node: Node, text: str) -> Result:
 
 
 def _emit_instead(
-    emitter: GraphEmitter, node: Node, module: GraphModule, inputs: Sequence[Node]
+    emitter: GraphEmitter, node: Node, replacement: Replacement
 ) -> Result:
-    """Emit the graph ``module`` instead of a node, and return the node's result.
-
-    ``inputs`` are the nodes whose values the graph takes as its inputs.
-    """
-    nested = emitter.nested(module, [emitter.item(i) for i in inputs])
+    """Emit another graph instead of a node, and return the node's result."""
+    inputs = [emitter.item(i) for i in replacement.inputs]
+    nested = emitter.nested_emitter(replacement.module, inputs)
     nested.decomposing |= {node.target}
     nested.emit()
-    items = [nested.item(r) for r in nested.results]
+    items = nested.output_values()
     return items if isinstance(node.meta["val"], (tuple, list)) else items[0]
 
 
 def _append_call(
     emitter: GraphEmitter, kernel: Kernel, args: Sequence[int], results: Sequence[Item]
 ) -> None:
-    """Append a kernel call.
+    """Append a call of a kernel.
 
-    A kernel gets its results as arguments and again as the value that it returns.
-    Several returned values are a list.
+    ExecuTorch passes the results twice: as the kernel's ``out`` arguments, and as the
+    value that the kernel returns. Several returned values are a list.
     """
     positions = [emitter.position(r) for r in results]
+    # one ``out`` argument is a list, as in split_copy.Tensor_out(..., Tensor[] out)
     takes_list = "List" in str(kernel.outputs[0].real_type)
     if takes_list or len(positions) > 1:
         returned = emitter.assembler.values.references(TensorList, positions)
     else:
         returned = positions[0]
     outs = [returned] if takes_list else positions
-    emitter.assembler.kernel(kernel.name, kernel.overload, [*args, *outs, returned])
+    emitter.assembler.add_kernel_call(
+        kernel.name, kernel.overload, [*args, *outs, returned]
+    )
 
 
 def _scalar_overload(node: Node) -> OpOverload:
-    """Return the overload for numbers if ``other`` is a number.
+    """Return the operator of a node; the overload for numbers if ``other`` is one.
 
-    Export also calls ``add.Tensor`` for ``add(x, 1)``.
+    Export calls ``add.Tensor`` also for ``add(x, 1)``: this returns ``add.Scalar``.
     """
     target = node.target
     assert isinstance(target, OpOverload)
@@ -191,7 +205,7 @@ def _scalar_overload(node: Node) -> OpOverload:
 
 
 def _arguments(target: OpOverload, node: Node) -> dict[str, Any]:
-    """Return the arguments by name, with defaults."""
+    """Return the arguments of a call of ``target`` by name, with defaults."""
     given = dict(node.kwargs)
     for schema, value in zip(target._schema.arguments, node.args, strict=False):
         given[schema.name] = value
@@ -202,7 +216,10 @@ def _arguments(target: OpOverload, node: Node) -> dict[str, Any]:
 
 
 def _position(emitter: GraphEmitter, node: Node, schema: Any, value: Any) -> int:
-    """Return the position of an argument's value, converted to the schema's type."""
+    """Return the position of an argument's value, converted to the schema's type.
+
+    ``schema`` describes the argument in the schema of the kernel.
+    """
     kind = schema.type
     if isinstance(kind, torch.OptionalType):
         if value is None:
@@ -256,11 +273,12 @@ def _scalar_position(
 ) -> int:
     """Return the position of an argument that is no tensor and no list.
 
-    ``kind``: its type in the schema; an integer is converted to it.
+    ``kind`` is its type in the schema, and ``name`` its name. An integer is converted
+    to the type.
     """
     item = emitter.item(value)
     if name == "non_blocking":
-        # Kernels run one after the other.
+        # kernels run one after the other, and refuse True
         return emitter.assembler.values.constant(False)
     if isinstance(item, torch.dtype):
         return emitter.assembler.values.constant(CODES[item])
@@ -298,4 +316,4 @@ def copy_tensor(
     ]
     # ExecuTorch passes the target twice: as the argument ``out``, and as the result
     out = emitter.position(target)
-    emitter.assembler.kernel(kernel.name, kernel.overload, [*args, out, out])
+    emitter.assembler.add_kernel_call(kernel.name, kernel.overload, [*args, out, out])

@@ -1,4 +1,7 @@
-"""Emit one method: inputs, instructions, written state, outputs and memory plan."""
+"""Emit one method: inputs, instructions, written states, outputs and memory plan.
+
+States are the buffers and trained parameters that keep their content between runs.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +68,10 @@ class DebugHandles:
 class MethodOptions:
     """Options of one method.
 
-    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory,
-    or the caller provides it. ``inputs_on_device``: whether inputs that only a delegate
-    on a device reads are in the device's memory. ``outputs_on_device``: whether results
-    of such a delegate stay there.
+    ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get planned memory.
+    Otherwise the caller provides it. ``inputs_on_device``: whether the caller passes
+    inputs of a delegate in its device's memory. ``outputs_on_device``: whether the
+    caller gets results in the memory of the device that computed them.
     """
 
     plan_inputs: bool = True
@@ -84,7 +87,7 @@ def emit_method(
     context: Context,
     options: MethodOptions,
 ) -> tuple[ExecutionPlan, DebugHandles]:
-    """Return the plan of a method.
+    """Return the plan and the debug handles of a method.
 
     Raises Unsupported if a program file cannot hold the method, or kernels are missing.
     """
@@ -157,8 +160,8 @@ def training_methods(name: str, program: ExportedProgram) -> dict[str, Any]:
 class _Method:
     """Emits one method.
 
-    ``state``: the values that the method writes, by their name in the model. ``inputs``
-    and the positions of inputs and outputs are those of the caller.
+    ``states``: the values that keep their content between runs, by their name in the
+    model. ``inputs``: the values of the inputs that the caller passes.
     """
 
     def __init__(
@@ -179,19 +182,19 @@ class _Method:
             program.graph_module, self.assembler, self.delegates, context, ranges
         )
         self.options = options
-        self.state: dict[str, TensorValue] = {}
+        self.states: dict[str, TensorValue] = {}
         self.inputs: list[Item] = []
         self.input_positions: list[int] = []
         self.output_positions: list[int] = []
 
     def emit(self) -> None:
-        """Append the instructions of the method."""
+        """Append the instructions of the method, and give all values their positions."""
         self._bind_placeholders()
         self.input_positions = [self.emitter.position(i) for i in self.inputs]
         if KERNEL in self.context.kernels:
             states = {
                 node: value
-                for node, value in self.emitter.of.items()
+                for node, value in self.emitter.emitted.items()
                 if isinstance(value, TensorValue) and value.storage.home is Home.STATE
             }
             self.emitter.in_place = find_in_place(self.program, states)
@@ -208,15 +211,14 @@ class _Method:
         self.output_positions = [self.emitter.position(o) for o in outputs]
         # Store the first values of all states, even if the method reads only views of
         # them.
-        for state in self.state.values():
+        for state in self.states.values():
             self.emitter.position(state)
 
     def _results_on_device(self) -> frozenset[Node]:
-        """Return the results that may stay on a device.
+        """Return the returned nodes whose results may stay on a device.
 
-        Results that are written to a buffer, or returned twice, need a copy by the host.
+        A result that is returned twice, or also written to a buffer, needs a host copy.
         """
-        # a value occurs once for each output that it is
         values = [value for _, value in self._specs()]
         return frozenset(
             value
@@ -227,7 +229,10 @@ class _Method:
         )
 
     def finish(self) -> tuple[ExecutionPlan, DebugHandles]:
-        """Return the plan; add its constants and blobs to the pools of all methods."""
+        """Return the plan and the debug handles.
+
+        Adds the method's constants and blobs to the pools that all methods share.
+        """
         plan = self._plan()
         maps = tuple(dict(d.debug_handle_map) for d in self.delegates.used.values())
         handles = DebugHandles(tuple(self.assembler.handles), maps)
@@ -246,34 +251,35 @@ class _Method:
             target = str(spec.target)
             if spec.kind is InputKind.USER_INPUT:
                 item = self._input(node, is_written=spec.arg.name in written_inputs)
-                self.emitter.of[node] = item
+                self.emitter.emitted[node] = item
                 self.inputs.append(item)
                 continue
             is_trained = spec.target in trained
-            # This method writes the buffer, or another one does.
-            is_shared = not is_trained and self._place(spec) is not None
-            if spec.target in written or is_shared:
+            # a buffer that only another method writes is a state here as well
+            has_state_offset = not is_trained and self._state_offset(spec) is not None
+            if spec.target in written or has_state_offset:
                 value = self._state(spec)
-                self.state[target] = value
+                self.states[target] = value
             elif is_trained:
                 value = self._constant(node, spec, is_trained=True)
+                # a trained parameter in a data file is not planned as a state
                 if not value.file:
                     value = self._state(spec)
-                self.state[target] = value
+                self.states[target] = value
             else:
                 value = self._constant(node, spec, is_trained=False)
-            self.emitter.of[node] = value
+            self.emitter.emitted[node] = value
 
     def _input(self, node: Node, is_written: bool) -> Item:
         """Return the value of an input: a number, a constant or a tensor.
 
-        A tensor has its largest sizes. The caller provides the memory of an input that
-        the method writes.
+        The caller provides the memory of an input that the method writes.
         """
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt | torch.SymFloat):
             return self.emitter.new_value(val, node)
         if not isinstance(val, torch.Tensor):
+            # export fixed the value of this input
             return val
         sizes, varies = upper_bounds(val.shape, self.program.range_constraints, node)
         is_planned = self.options.plan_inputs and not is_written
@@ -290,14 +296,18 @@ class _Method:
         return made
 
     def _state(self, spec: InputSpec) -> TensorValue:
-        """Return the value of a buffer that keeps its content between runs."""
+        """Return the value of a state.
+
+        Its memory has a fixed offset if other methods exist; else it is planned. Without
+        ``plans_states``, the caller provides the memory of buffers.
+        """
         tensor = tensor_of(self.program, spec)
         is_buffer = spec.kind is InputKind.BUFFER
         is_planned = self.context.plans_states or not is_buffer
         home = Home.STATE if is_planned else Home.GIVEN
         made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, home)
         made.initial = tensor
-        offset = self._place(spec)
+        offset = self._state_offset(spec)
         if is_planned and offset is not None:
             made.storage.memory_id = MEMORY
             made.storage.offset = offset
@@ -305,12 +315,12 @@ class _Method:
             made.name = str(spec.target)
         return made
 
-    def _place(self, spec: InputSpec) -> int | None:
-        """Return a buffer's offset in the memory of states, if it has one."""
-        return self.context.places.offsets.get((self.name, str(spec.target)))
+    def _state_offset(self, spec: InputSpec) -> int | None:
+        """Return a buffer's offset in the memory of states; None if it has none yet."""
+        return self.context.state_offsets.offsets.get((self.name, str(spec.target)))
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
-        """Return each output's description, with its node or constant."""
+        """Return each output's specification, with the node or constant that it is."""
         return zip(
             self.program.graph_signature.output_specs,
             output_values(self.program),
@@ -320,8 +330,8 @@ class _Method:
     def _outputs(self) -> list[Item]:
         """Return the values that the caller gets, after appending the copies they need.
 
-        Outputs are copied if their memory is used otherwise. The parameters of a joint
-        program come last and are not copied: a trainer updates them in place.
+        An output is copied if its memory has another use. The parameters of a program
+        with a backward pass come last. They are not copied: a trainer updates them.
         """
         outputs: list[Item] = []
         for spec, value in self._specs():
@@ -337,17 +347,20 @@ class _Method:
 
     def _trained_parameter(self, target: str) -> TensorValue:
         """Return the value of a trained parameter; Unsupported if nothing reads it."""
-        if target not in self.state:
+        if target not in self.states:
             text = (
                 f"the program returns a gradient for {target}, but does not read a"
                 " parameter of this name"
             )
             hint = "use the parameter in the model, or do not return its gradient"
             raise Unsupported("unsupported", text, hint=hint)
-        return self.state[target]
+        return self.states[target]
 
     def _needs_copy(self, item: TensorValue, outputs: Sequence[Item]) -> bool:
-        """Return whether the memory of an output has another use."""
+        """Return whether the memory of an output has another use.
+
+        ``outputs`` are the outputs before it.
+        """
         if item.storage.home is not Home.PLANNED:
             return True
         if not self.options.plan_outputs and self._has_views(item):
@@ -358,9 +371,9 @@ class _Method:
         )
 
     def _has_views(self, item: TensorValue) -> bool:
-        """Return whether other tensors share the memory of an output.
+        """Return whether other tensors share the memory of ``item``.
 
-        A caller that provides memory does so for the output alone.
+        They could not share memory that the caller provides for an output.
         """
         return any(
             t is not item and t.storage is item.storage
@@ -374,7 +387,10 @@ class _Method:
         return made
 
     def _write_back(self) -> None:
-        """Write new values to buffers and inputs, after all old values were read."""
+        """Append the copies of new values to buffers, parameters and inputs.
+
+        They come after all other instructions, so that these read the old values.
+        """
         writes = [
             (self._target_of_write(spec), self.emitter.tensor(value))
             for spec, value in self._specs()
@@ -387,22 +403,22 @@ class _Method:
             if value.storage in written and value is not target:
                 value = self._append_copy(value)
             safe.append((target, value))
+        non_blocking = False
         for target, value in safe:
-            if value is not target:
-                position = self.emitter.position(target)
-                args = [
-                    position,
-                    self.emitter.position(value),
-                    self.emitter.position(False),
-                    position,
-                ]
-                self.assembler.kernel("aten::copy_", "", args)
+            if value is target:
+                continue
+            # copy_(self, src, non_blocking) returns self
+            args = [
+                self.emitter.position(item)
+                for item in (target, value, non_blocking, target)
+            ]
+            self.assembler.add_kernel_call("aten::copy_", "", args)
 
     def _target_of_write(self, spec: OutputSpec) -> TensorValue:
         """Return the buffer, parameter or input that an output is written to."""
         target = str(spec.target)
         if spec.kind is not OutputKind.USER_INPUT_MUTATION:
-            return self.state[target]
+            return self.states[target]
         node = next(n for n, s in placeholders(self.program) if n.name == target)
         return self.emitter.tensor(node)
 
@@ -413,8 +429,8 @@ class _Method:
             [t.storage for t in tensors] for tensors in self.assembler.tensors_used()
         ]
         self._release_outputs()
-        devices = self._number_devices()
-        if devices and self.context.places.are_shared_by(self.name):
+        devices = self._number_device_memories()
+        if devices and self.context.state_offsets.are_shared_by(self.name):
             text = (
                 f"method {self.name} cannot share its buffers: it plans memory of another"
                 " device, and runtimes give such a method memory of its own"
@@ -429,7 +445,7 @@ class _Method:
         lifetimes = find_lifetimes(uses, inputs, outputs, self.assembler.loops)
         offsets, sizes = plan_memory(lifetimes, self.context.alignment)
         # Every method has the memory of states: a runtime may share it between methods.
-        states_size = self.context.places.size
+        states_size = self.context.state_offsets.size
         if states_size:
             sizes += [0] * (MEMORY + 1 - len(sizes))
             sizes[MEMORY] = states_size
@@ -444,34 +460,34 @@ class _Method:
             outputs=tuple(self.output_positions),
             chains=(chain,),
             operators=tuple(self.assembler.operators),
-            delegates=self.delegates.tables(),
+            delegates=self.delegates.store_blobs(),
             memory_sizes=tuple(sizes),
             memory_devices=devices,
         )
 
-    def _number_devices(self) -> tuple[NonConstBufferDevice, ...]:
+    def _number_device_memories(self) -> tuple[NonConstBufferDevice, ...]:
         """Set the memory number of all storages on devices; return the file's table.
 
         Memories are numbered from 1. Those of devices come after those of the host.
         """
         storages = [t.storage for t in self.assembler.values.tensors()]
-        places = sorted(
-            {
-                s.place
-                for s in storages
-                if s.place is not None and s.is_planned and s.nbytes
-            }
-        )
-        last = max((s.memory_id for s in storages if s.place is None), default=1)
-        if self.context.places.size:
-            last = max(last, MEMORY)
-        numbers = {place: last + k for k, place in enumerate(places, 1)}
+        devices = set()
+        last_of_host = MEMORY if self.context.state_offsets.size else 1
         for storage in storages:
-            if storage.place in numbers:
-                storage.memory_id = numbers[storage.place]
+            if storage.device is None:
+                last_of_host = max(last_of_host, storage.memory_id)
+            elif storage.is_planned and storage.nbytes:
+                devices.add(storage.device)
+        numbers = {
+            device: number
+            for number, device in enumerate(sorted(devices), last_of_host + 1)
+        }
+        for storage in storages:
+            if storage.device in numbers:
+                storage.memory_id = numbers[storage.device]
         return tuple(
-            NonConstBufferDevice(number, place.kind, place.number)
-            for place, number in numbers.items()
+            NonConstBufferDevice(number, device.kind, device.number)
+            for device, number in numbers.items()
         )
 
     def _stack_traces(self) -> tuple[FrameList, ...]:
@@ -486,9 +502,9 @@ class _Method:
         return [e.storage for e in entries if isinstance(e, TensorValue)]
 
     def _release_outputs(self) -> None:
-        """Plan no memory for outputs if the caller provides it.
+        """Mark the memory of outputs as the caller's, unless the options plan it.
 
-        Trained parameters keep their memory.
+        Trained parameters are states, not planned outputs: they keep their memory.
         """
         if self.options.plan_outputs:
             return
@@ -497,9 +513,10 @@ class _Method:
                 storage.home = Home.GIVEN
 
     def _ranges(self, mark: str) -> dict[int, Sequence[int]]:
-        """Return the ranges that partitioners marked on inputs, by position.
+        """Return the ranges of values that partitioners recorded for inputs.
 
-        ``mark`` is the key in ``node.meta``: WITHIN or INDEXED.
+        ``mark`` is their key in ``node.meta``: WITHIN or INDEXED. The result maps the
+        position of an input to its range.
         """
         return {
             k: node.meta[mark]
@@ -510,8 +527,8 @@ class _Method:
     def _structures(self) -> ContainerMetadata:
         """Return the structures of inputs and outputs as texts, for ``delegraph.load``.
 
-        The text of inputs also has the conditions on inputs, and the text of outputs
-        the facts about delegates. ExecuTorch's runtime reads neither.
+        The text of inputs also has the conditions on inputs. The text of outputs also
+        has the facts about delegates. ExecuTorch's runtime reads neither text.
         """
         spec = self.program.call_spec
         inputs = ""

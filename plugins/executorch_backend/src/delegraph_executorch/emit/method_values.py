@@ -1,6 +1,7 @@
 """Keep the values of a method while it is emitted.
 
-A value gets its position when an instruction first uses it.
+Instructions refer to values by their position in the method's table of values. A value
+gets its position when an instruction first uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..memory.storage import Home, Place, Storage
+from ..memory.storage import DeviceId, Home, Storage
 from ..program.pte_tables import (
     Bool,
     BoolList,
@@ -31,10 +32,12 @@ from ..program.pte_tables import (
 class TensorValue:
     """A tensor with its element type, sizes and memory.
 
-    ``sizes`` are upper bounds if ``varies``. ``constant`` is the content, if it is
-    known. ``initial`` is the content before the first run. ``name`` is the name in the
-    model, if the file stores it. ``file`` is the data file that stores a constant, if
-    any. ``place`` is the tensor's device, or None for the host.
+    - ``varies``: whether ``sizes`` are upper bounds of dynamic sizes.
+    - ``constant``: the content, if it is known.
+    - ``initial``: the content before the first run, if the file stores it.
+    - ``name``: the name in the model, if the file stores it.
+    - ``file``: the data file that stores a constant; "" for the program's own file.
+    - ``device``: the tensor's device; None for the host.
     """
 
     dtype: torch.dtype
@@ -45,12 +48,12 @@ class TensorValue:
     initial: torch.Tensor | None = None
     name: str = ""
     file: str = ""
-    place: Place | None = None
+    device: DeviceId | None = None
 
 
 @dataclass(eq=False)
 class ScalarValue:
-    """A number that the program computes; ``start`` has its type."""
+    """A number that the program computes; ``start`` is its value before the first run."""
 
     start: Int | Bool | Double
 
@@ -105,6 +108,7 @@ class ValueTable:
         self, cls: type[DoubleList] | type[BoolList], items: Sequence[Any]
     ) -> int:
         """Return the position of a list of constant numbers."""
+        # compare bytes, as for single floats
         packed = struct.pack(f"<{len(items)}d", *items)
         return self._once(cls(tuple(items)), packed)
 
@@ -113,13 +117,15 @@ class ValueTable:
         cls: type[IntList] | type[TensorList] | type[OptionalTensorList],
         positions: Sequence[int],
     ) -> int:
-        """Return the position of a list of values."""
+        """Return the position of a list of other values, given by their positions."""
         return self._once(cls(tuple(positions)), tuple(positions))
 
     def tensors(self) -> list[TensorValue]:
+        """Return all tensors in the table."""
         return [e for e in self.entries if isinstance(e, TensorValue)]
 
     def _once(self, entry: Entry, content: object) -> int:
+        """Return the position of the entry of this type and content; add it if new."""
         key = (type(entry), content)
         if key not in self._constants:
             self._constants[key] = len(self.entries)
@@ -140,7 +146,7 @@ def constant_tensor(tensor: torch.Tensor) -> TensorValue:
 def planned_tensor(
     dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, home: Home = Home.PLANNED
 ) -> TensorValue:
-    """Return a tensor with memory of its own."""
+    """Return a tensor with memory of its own; ``varies``: as in ``TensorValue``."""
     count = 1
     for size in sizes:
         count *= size
@@ -148,7 +154,7 @@ def planned_tensor(
 
 
 def scalar_value(kind: type) -> ScalarValue:
-    """Return a number of a Python type that the program computes."""
+    """Return a new number that the program computes; ``kind`` is int, bool or float."""
     starts: dict[type, Int | Bool | Double] = {
         int: Int(0),
         bool: Bool(False),

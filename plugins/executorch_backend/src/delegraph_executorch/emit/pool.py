@@ -14,15 +14,14 @@ from delegraph.io.blob_pieces import equal, head
 from ..serialize.file import write_content
 
 _COMPARED_FIRST = 64
-"""Bytes that are compared first. Only contents with the same start are compared whole.
-"""
+"""Bytes to compare first. Only contents with the same first bytes are compared whole."""
 
 
 class Pool:
     """Contents by position. Equal contents are stored once, and nothing is copied.
 
-    A content is aligned to the least common multiple of all its uses' alignments and
-    ``alignment``.
+    ``alignment`` is the least alignment of all contents. A content that is added with
+    several alignments gets their least common multiple.
     """
 
     def __init__(self, alignment: int = 1) -> None:
@@ -30,11 +29,12 @@ class Pool:
         self._count = 0
         self._alignment = alignment
         self._alignments: dict[int, int] = {}
-        # Filled by the first search: most programs have no named data to search for.
+        # (length, first bytes) -> positions. Filled by the first search, since most
+        # programs search for nothing.
         self._by_start: dict[tuple[int, bytes], list[int]] | None = None
 
     def add(self, content: torch.Tensor | bytes | Blob, alignment: int = 1) -> int:
-        """Return the position of a content, from 0.
+        """Add a content unless an equal one is stored; return its position, from 0.
 
         Raises NamedDataError for a tensor that has no bytes of its own.
         """
@@ -47,7 +47,10 @@ class Pool:
         return position
 
     def find(self, content: bytes | Blob, alignment: int) -> int | None:
-        """Return the position of an equal content, and align it; None if there is none."""
+        """Return the position of an equal content; None if there is none.
+
+        The stored content is then aligned to ``alignment`` as well.
+        """
         if self._by_start is None:
             self._by_start = defaultdict(list)
             for position, known in enumerate(self.contents):
@@ -62,10 +65,12 @@ class Pool:
 
     @property
     def contents(self) -> list[bytes | Blob]:
+        """Return the contents in the order of their positions."""
         return self._store.get_named_data_store_output().buffers
 
     @property
     def alignments(self) -> list[int]:
+        """Return the alignment of each content."""
         return [self._alignments[position] for position in range(len(self.contents))]
 
     def _align(self, position: int, alignment: int) -> None:
@@ -84,6 +89,7 @@ class Concatenation:
         self.offsets: list[int] = []
         self._size = 0
         for content, alignment in zip(contents, alignments, strict=True):
+            # ``-size % alignment`` bytes of padding
             start = self._size + -self._size % alignment
             self.offsets.append(start)
             self._size = start + len(content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,17 +39,15 @@ from .method import (
 )
 from .pool import Concatenation, Pool
 from .state_memory import (
-    StatePlaces,
+    StateOffsets,
     check_default_memories,
-    place_states,
+    separate_states,
     share_states,
 )
 from .tied_weights import use_tied_weights
 
 EXTERNAL_CONSTANTS = "_default_external_constant"
 """ExecuTorch's name of the data file for ``external_constants=True``."""
-
-
 _BOOLEAN_OPTIONS = (
     "stack_traces",
     "external_mutable_weights",
@@ -70,25 +68,29 @@ _OPTIONS_BY_METHOD = (
 class EmitOptions:
     """Options of a program file.
 
-    ``kernels``: path of a JSON list of the runtime's kernels; None for the stock
-    runtime. ``plan_inputs`` and ``plan_outputs``: whether inputs and outputs get
-    planned memory, or the caller provides it; also as a mapping by method.
-    ``external_constants``: name of a data file for the model's parameters, constant
-    buffers and tensor attributes. True takes ExecuTorch's name. A function of a
-    placeholder returns the name, or None for the program's own file. Tensors that
-    export lifted out of code stay in that file. ``memory_of``: function from a node to
-    the memory of its results, from 1. ``alignment`` of planned tensors in bytes, a
-    power of two. ``stack_traces``: whether to store the lines of the model for each
-    instruction. ``external_mutable_weights``: whether parameters with gradients go to a
-    data file as well. ``alloc_mutable_buffers``: whether written buffers get planned
-    memory. Otherwise the caller provides it with the first values, and finds the
-    buffers by name. ``emit_mutable_buffer_names``: whether to store the names of
-    written buffers. ``share_mutable_buffers``: whether a method reads the buffers that
-    another one wrote, by name. ``enable_non_cpu_memory_planning``: whether to plan
-    tensors of delegates with the compile spec ``target_device`` in that device's
-    memory, with copies. ``skip_h2d_for_method_inputs`` and
-    ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method stay in
-    device memory; also by method.
+    Four options are a bool, or a mapping from methods to bools: ``plan_inputs``,
+    ``plan_outputs``, ``skip_h2d_for_method_inputs`` and ``skip_d2h_for_method_outputs``.
+
+    - ``kernels``: the runtime's kernels, or the path of a JSON list of them. None means
+      the runtime as ExecuTorch ships it.
+    - ``plan_inputs``, ``plan_outputs``: whether inputs and outputs get planned memory.
+      Otherwise the caller provides it.
+    - ``external_constants``: name of a data file for the model's parameters, constant
+      buffers and tensor attributes. True means ExecuTorch's name. A function may choose
+      for each placeholder: it returns a name, or None for the program's own file.
+      Tensors that export lifted out of code always stay in the program's file.
+    - ``memory_of``: function that returns the memory of a node's results, from 1.
+    - ``alignment``: alignment of planned tensors in bytes, a power of two.
+    - ``stack_traces``: whether to store the model's source lines for each instruction.
+    - ``external_mutable_weights``: whether parameters with gradients go to a data file.
+    - ``alloc_mutable_buffers``: whether buffers that the model writes get planned
+      memory. Otherwise the caller finds them by name, and provides memory and values.
+    - ``emit_mutable_buffer_names``: whether to store the names of written buffers.
+    - ``share_mutable_buffers``: whether methods share the buffers of the same name.
+    - ``enable_non_cpu_memory_planning``: whether tensors of delegates with the compile
+      spec ``target_device`` are in that device's memory, with copies from and to it.
+    - ``skip_h2d_for_method_inputs``, ``skip_d2h_for_method_outputs``: whether inputs
+      and outputs of the method stay in device memory.
     """
 
     kernels: KernelSet | str | Path | None = None
@@ -108,6 +110,10 @@ class EmitOptions:
 
     def __post_init__(self) -> None:
         """Raise OptionError for values of wrong types, and for options in conflict."""
+        self._check_types()
+        self._check_conflicts()
+
+    def _check_types(self) -> None:
         for name in _BOOLEAN_OPTIONS:
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -132,6 +138,8 @@ class EmitOptions:
                 "external_constants must be a file name, a function or a bool; got"
                 f" {constants!r}"
             )
+
+    def _check_conflicts(self) -> None:
         if not self.alloc_mutable_buffers and not self.emit_mutable_buffer_names:
             raise _invalid(
                 "with alloc_mutable_buffers=False, a caller finds buffers by their names",
@@ -180,36 +188,59 @@ def emit_program(
     for option in _OPTIONS_BY_METHOD:
         _check_methods(option, getattr(options, option), program)
     context = Context(
-        kernel_set(options.kernels),
-        emitter_of,
-        _file_of(options),
+        kernels=kernel_set(options.kernels),
+        emitter_of=emitter_of,
+        file_of=_file_of(options),
         memory_of=options.memory_of or (lambda node: 1),
         alignment=options.alignment,
         stack_traces=options.stack_traces,
         plans_states=options.alloc_mutable_buffers,
         names_states=options.emit_mutable_buffer_names,
         plans_devices=options.enable_non_cpu_memory_planning,
-        places=_places_of(program, options),
+        state_offsets=_state_offsets(program, options),
     )
-    cores = {
-        name: copy_program(_without_checks(program.core_program(name)))
-        for name in program.methods
-    }
+    cores = {}
+    for name in program.methods:
+        core = program.core_program(name)
+        _remove_checks(core)
+        cores[name] = copy_program(core)
     use_tied_weights(cores.values(), context.kernels)
-    emitted = {
-        name: _emit_method_of(program, name, core, context, options)
-        for name, core in cores.items()
-    }
-    values = dict(program.constant_methods)
-    for method in program.methods:
-        values |= training_methods(method, program.exported_program(method))
-    plans = [plan for plan, _ in emitted.values()]
-    plans += [
-        emit_constant_method(name, value, context) for name, value in values.items()
-    ]
-    # Segments are numbered in the order in which they are added.
+    plans = []
+    handles = {}
+    for name, core in cores.items():
+        delegates = [d for d in program.delegates if d.method == name]
+        method_options = _options_of_method(options, name)
+        plan, handles[name] = emit_method(
+            name, core, delegates, context, method_options
+        )
+        plans.append(plan)
+    constant_methods = dict(program.constant_methods)
+    for name in program.methods:
+        constant_methods |= training_methods(name, program.exported_program(name))
+    for name, value in constant_methods.items():
+        plans.append(emit_constant_method(name, value, context))
     segments = _Segments()
-    named = without_conventions(program.named_data)
+    tables = _add_segments(plans, program.named_data, context, segments)
+    context.external_data.merge_named_data_store(_external_of(program.named_data))
+    return EmittedProgram(
+        program_file(tables, segments.listed),
+        _data_files(context.external_data.get_named_data_store_output()),
+        tables,
+        handles,
+    )
+
+
+def _add_segments(
+    plans: Sequence[ExecutionPlan],
+    named_data: NamedDataStoreOutput,
+    context: Context,
+    segments: _Segments,
+) -> Program:
+    """Add all contents of the program's file to ``segments``; return its tables.
+
+    The order is that of the file: constants, states, blobs, named data.
+    """
+    named = without_conventions(named_data)
     shared = _find_constants(named, context.constants)
     constants = segments.add_tensors(context.constants)
     states = segments.add_tensors(context.states)
@@ -219,58 +250,46 @@ def emit_program(
             context.blobs.contents, context.blobs.alignments, strict=True
         )
     ]
-    tables = Program(
-        plans=tuple(_place_blobs(plan, blobs) for plan in plans),
+    return Program(
+        plans=tuple(_number_blob_segments(plan, blobs) for plan in plans),
         # without constants, there is only the placeholder for "no data"
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
         named_data=segments.add_named_data(named, constants, shared),
     )
-    context.external_data.merge_named_data_store(_external_of(program.named_data))
-    return EmittedProgram(
-        program_file(tables, segments.listed),
-        _data_files(context.external_data.get_named_data_store_output()),
-        tables,
-        {name: handles for name, (_, handles) in emitted.items()},
+
+
+def _options_of_method(options: EmitOptions, method: str) -> MethodOptions:
+    """Return the options of one method, from options that may be mappings by method."""
+    return MethodOptions(
+        plan_inputs=_of_method(options.plan_inputs, method, default=True),
+        plan_outputs=_of_method(options.plan_outputs, method, default=True),
+        inputs_on_device=_of_method(
+            options.skip_h2d_for_method_inputs, method, default=False
+        ),
+        outputs_on_device=_of_method(
+            options.skip_d2h_for_method_outputs, method, default=False
+        ),
     )
 
 
-def _emit_method_of(
-    program: ProgramContents,
-    name: str,
-    core: ExportedProgram,
-    context: Context,
-    options: EmitOptions,
-) -> tuple[ExecutionPlan, DebugHandles]:
-    """Return the plan and the debug handles of the method ``name``, of program ``core``."""
-    delegates = [d for d in program.delegates if d.method == name]
-    method_options = MethodOptions(
-        _of_method(options.plan_inputs, name, True),
-        _of_method(options.plan_outputs, name, True),
-        _of_method(options.skip_h2d_for_method_inputs, name, False),
-        _of_method(options.skip_d2h_for_method_outputs, name, False),
-    )
-    return emit_method(name, core, delegates, context, method_options)
-
-
-def _places_of(program: ProgramContents, options: EmitOptions) -> StatePlaces:
-    """Return the places of written buffers.
+def _state_offsets(program: ProgramContents, options: EmitOptions) -> StateOffsets:
+    """Return the offsets of written buffers that are fixed before methods are planned.
 
     There are none if the caller provides the buffers' memory or chooses memories.
     """
     if options.share_mutable_buffers:
         return share_states(program, options.alignment)
     if options.alloc_mutable_buffers and options.memory_of is None:
-        return place_states(program, options.alignment)
-    return StatePlaces()
+        return separate_states(program, options.alignment)
+    return StateOffsets()
 
 
-def _without_checks(program: ExportedProgram) -> ExportedProgram:
-    """Remove assertions, for which runtimes have no kernels. Changes ``program``."""
+def _remove_checks(program: ExportedProgram) -> None:
+    """Remove assertions from ``program``: runtimes have no kernels for them."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             erase(module.graph, find_checks(module.graph))
-    return program
 
 
 def _of_method(option: bool | Mapping[str, bool], method: str, default: bool) -> bool:
@@ -292,18 +311,26 @@ def _check_methods(
 
 
 def check_file_name(name: object) -> None:
-    """Raise OptionError if a text cannot be part of a data file's name."""
+    """Raise OptionError if ``name`` is no string, or has characters of a path."""
     if not isinstance(name, str) or any(c in name for c in "/\\\0"):
         raise _invalid(f"external_constants must return a file name; got {name!r}")
 
 
 def _file_of(options: EmitOptions) -> Callable[[Node, bool], str]:
-    """Return the function that chooses the data file of a constant."""
+    """Return the function that chooses the data file of a constant.
+
+    It takes the constant's placeholder, and whether the program returns its gradient.
+    "" means the program's own file.
+    """
     given = options.external_constants
-    name = EXTERNAL_CONSTANTS if given is True else given or ""
 
     def file_of(node: Node, is_trained: bool) -> str:
-        chosen = (name(node) or "") if callable(name) else name
+        if callable(given):
+            chosen = given(node) or ""
+        elif given is True:
+            chosen = EXTERNAL_CONSTANTS
+        else:
+            chosen = given or ""
         check_file_name(chosen)
         if not chosen and is_trained and options.external_mutable_weights:
             return EXTERNAL_CONSTANTS
@@ -313,7 +340,7 @@ def _file_of(options: EmitOptions) -> Callable[[Node, bool], str]:
 
 
 class _Segments:
-    """The segments of a file, in their order."""
+    """The segments of a file, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
         self.listed: list[Segment | Part] = []
@@ -336,8 +363,8 @@ class _Segments:
     def add_tensors(self, pool: Pool) -> SubsegmentOffsets | None:
         """Append one segment with all tensors of a pool; None if there are none.
 
-        The result has the number of the segment and the offsets of the tensors. Position
-        0 in a table of values means "no data", so the first offset is a placeholder.
+        The result has the number of the segment and the offsets of the tensors. In the
+        table of values, index 0 means "no data", so the first offset is a placeholder.
         """
         if not pool.contents:
             return None
@@ -355,11 +382,11 @@ class _Segments:
 
         ``known`` maps buffers to the segments that they have already.
         """
-        places = dict(known)
+        segments = dict(known)
         for index, alignment in _alignments(entries).items():
-            if index not in places:
-                places[index] = self.add(buffers[index], alignment)
-        return {key: places[entry.buffer_index] for key, entry in entries.items()}
+            if index not in segments:
+                segments[index] = self.add(buffers[index], alignment)
+        return {key: segments[entry.buffer_index] for key, entry in entries.items()}
 
     def add_named_data(
         self,
@@ -375,14 +402,14 @@ class _Segments:
         for index, position in shared.items():
             assert constants is not None
             known[index] = self.add_part(constants, position, len(data.buffers[index]))
-        places = self.add_buffers(data.pte_data, data.buffers, known)
-        return tuple(NamedData(key, segment) for key, segment in places.items())
+        segments = self.add_buffers(data.pte_data, data.buffers, known)
+        return tuple(NamedData(key, segment) for key, segment in segments.items())
 
 
 def _find_constants(named: NamedDataStoreOutput, constants: Pool) -> dict[int, int]:
-    """Return the position of an equal constant for buffers of named data that have one.
+    """Return buffer of named data -> position of the constant with the same bytes.
 
-    The file then stores the bytes once. In language models, the weight of the last layer
+    Buffers without such a constant are left out. The file then stores the bytes once. In language models, the weight of the last layer
     is often that of the embedding: a delegate multiplies by it, and the host reads rows.
     """
     found = {}
@@ -413,9 +440,9 @@ def _data_files(data: NamedDataStoreOutput) -> dict[str, SegmentedFile]:
     files = {}
     for tag, entries in data.external_data.items():
         segments = _Segments()
-        places = segments.add_buffers(entries, data.buffers, known={})
+        segment_of = segments.add_buffers(entries, data.buffers, known={})
         named = tuple(
-            NamedTensor(key, places[key], _layout(entry))
+            NamedTensor(key, segment_of[key], _layout(entry))
             for key, entry in entries.items()
         )
         files[tag] = data_file(FlatTensor(named_data=named), segments.listed)
@@ -432,7 +459,7 @@ def _layout(entry: DataEntry) -> TensorLayout | None:
     return TensorLayout(CODES[dtype], tuple(layout.sizes), c_order)
 
 
-def _place_blobs(plan: ExecutionPlan, segments: list[int]) -> ExecutionPlan:
+def _number_blob_segments(plan: ExecutionPlan, segments: list[int]) -> ExecutionPlan:
     """Replace the blobs' positions in the pool by the numbers of their segments."""
     delegates = []
     for delegate in plan.delegates:

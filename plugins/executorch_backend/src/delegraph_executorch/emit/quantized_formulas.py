@@ -1,7 +1,8 @@
 """Decompose operators of ``quantized_decomposed`` into ATen's.
 
-Each formula rounds as eager PyTorch does. Eager PyTorch converts scales in tensors of
-one element to Python numbers; the formulas compute with the tensors.
+Each formula has the arguments of its operator, and rounds as eager PyTorch does. A
+scale or zero point may be in a tensor of one element. Eager PyTorch converts it to a
+Python number; the formulas compute with the tensor.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _as_float32(input: Tensor) -> Tensor:
+    """Return half precision as float32; other types as they are."""
     return input.to(torch.float32) if input.dtype in _HALVES else input
 
 
 def _along(parameters: Tensor, input: Tensor, axis: int) -> Tensor:
-    """Reshape one number for each index of an axis, so that it broadcasts to the input."""
+    """Reshape ``parameters``, one for each index of ``axis``, to broadcast to ``input``."""
     shape = [1] * input.dim()
     shape[axis] = parameters.shape[0]
     return parameters.reshape(shape)
@@ -142,6 +144,7 @@ def choose_qparams_symmetric(
     scale = torch.maximum(
         width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
     )
+    # zero is the middle of the integers: of 0 to 255, or of -128 to 127
     middle = 128 if dtype in (torch.uint8, torch.quint8) else 0
     return scale.to(torch.float64), torch.full([1], middle, dtype=torch.int64)
 
@@ -165,18 +168,20 @@ def choose_qparams_per_token_asymmetric(
 ) -> Sequence[Tensor]:
     """Return scales and zero points for int8, -128 to 127, one for each row.
 
-    The range includes zero. The zero point is computed from the end of the range that
-    has the smaller error.
+    The range includes zero. The zero point is computed from the end of the range with
+    the smaller rounding error, as in eager PyTorch.
     """
     lowest = torch.amin(input, -1, keepdim=True)
     highest = torch.amax(input, -1, keepdim=True)
     lowest = torch.minimum(lowest, torch.zeros_like(lowest))
     highest = torch.maximum(highest, torch.zeros_like(highest))
     scale = ((highest - lowest) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
-    from_lowest = lowest / scale
-    from_highest = highest / scale
-    smaller_error = (-128 + from_lowest) + (127 + from_highest) > 0
-    zero_point = torch.where(smaller_error, -128 - from_lowest, 127 - from_highest)
+    scaled_lowest = lowest / scale
+    scaled_highest = highest / scale
+    lowest_is_better = (-128 + scaled_lowest) + (127 + scaled_highest) > 0
+    zero_point = torch.where(
+        lowest_is_better, -128 - scaled_lowest, 127 - scaled_highest
+    )
     zero_point = torch.clamp(zero_point, -128, 127).round()
     return scale.to(torch.float64), zero_point.to(torch.int64)
 
@@ -243,9 +248,10 @@ def dequantize_per_token(
 
 
 def _groups(input: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """Return a row for each group of ``group_size`` elements that share a scale.
+    """Return a matrix with a row for each group of elements that share a scale.
 
-    If each row has one scale, the row is one group, even if it is shorter than that.
+    A group has ``group_size`` elements. If each row of the input has one scale, a row
+    that is shorter than ``group_size`` is one group.
     """
     if group_size > input.shape[-1] and scales.shape[-1] == 1:
         group_size = input.shape[-1]

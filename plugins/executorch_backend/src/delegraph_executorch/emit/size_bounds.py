@@ -13,34 +13,39 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ..program.input_sizes import InputSizes, Place
+from ..program.input_sizes import DynamicSize, InputSizes
 
 LARGEST = 1 << 31
 """Sizes are stored as int32, so a larger bound counts as no bound."""
 Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]
+"""The range of each symbol, as ``ExportedProgram.range_constraints`` has it."""
 
 
-def upper_bounds(
-    shape: Sequence[Any], ranges: Ranges, node: Node
-) -> tuple[tuple[int, ...], bool]:
-    """Return the sizes, with upper bounds for dynamic ones, and whether one is dynamic.
+class UpperBounds(NamedTuple):
+    """Sizes, with upper bounds for dynamic ones, and whether one is dynamic."""
 
-    Raises Unsupported for a size without a bound.
-    """
+    sizes: tuple[int, ...]
+    varies: bool
+
+
+def upper_bounds(shape: Sequence[Any], ranges: Ranges, node: Node) -> UpperBounds:
+    """Return the upper bounds of a shape; Unsupported for a size without a bound."""
     sizes = tuple(_upper_bound(size, ranges, node) for size in shape)
-    return sizes, any(not isinstance(s, int) and not _constant(s) for s in shape)
+    varies = any(not isinstance(s, int) and not _is_constant(s) for s in shape)
+    return UpperBounds(sizes, varies)
 
 
 def size_relations(program: ExportedProgram) -> InputSizes:
     """Return how dynamic sizes of inputs depend on each other.
 
     Only sizes of the form ``factor * symbol + offset`` are included. A static size of a
-    tensor with dynamic sizes is a symbol with one value, since ExecuTorch's tables have
-    only upper bounds for such a tensor.
+    tensor with dynamic sizes counts as a symbol with one value: ExecuTorch's tables
+    have only upper bounds for such a tensor.
     """
+    # symbol, or (input, dimension) of a static size -> number of the symbol
     numbers: dict[Any, int] = {}
     bounds: list[tuple[int, int | None]] = []
-    places = []
+    sizes = []
     for position, dim, size in _sizes_that_vary(program):
         symbol, factor, offset = _as_multiple(size)
         if symbol is None and size.free_symbols:
@@ -52,8 +57,9 @@ def size_relations(program: ExportedProgram) -> InputSizes:
                 bounds.append((int(size), int(size)))
             else:
                 bounds.append(_bounds(program.range_constraints.get(symbol)))
-        places.append(Place(position, dim, numbers[key], factor, offset))
-    return InputSizes(sorted(places, key=lambda p: (p.factor, p.offset)), bounds)
+        sizes.append(DynamicSize(position, dim, numbers[key], factor, offset))
+    # plain symbols come first: ``s0`` before ``2*s0 + 1``
+    return InputSizes(sorted(sizes, key=lambda s: (s.factor, s.offset)), bounds)
 
 
 class _InputSize(NamedTuple):
@@ -87,7 +93,7 @@ class _Multiple(NamedTuple):
 
 
 def _as_multiple(size: sympy.Expr) -> _Multiple:
-    """Return a size as a multiple of a symbol; without a symbol if it is none."""
+    """Return ``2*s0 + 1`` as (s0, 2, 1); without a symbol if the size has no such form."""
     if len(size.free_symbols) == 1:
         [symbol] = size.free_symbols
         factor = size.diff(symbol)
@@ -107,11 +113,12 @@ def _bounds(range: ValueRanges[sympy.Expr] | None) -> tuple[int, int | None]:
     return lower, int(upper) if has_upper else None
 
 
-def _constant(size: torch.SymInt) -> bool:
+def _is_constant(size: torch.SymInt) -> bool:
     return not size.node.expr.free_symbols
 
 
 def _upper_bound(size: int | torch.SymInt, ranges: Ranges, node: Node) -> int:
+    """Return the greatest value of a size of ``node``; Unsupported if there is none."""
     if isinstance(size, int):
         return size
     expression = size.node.expr

@@ -14,15 +14,19 @@ from ..program.pte_tables import Frame, FrameList
 
 
 def nodes_of(root: GraphModule) -> Iterator[Node]:
-    """Yield the operators of a method, first those in delegates."""
-    delegates = [getattr(module, "original_module", None) for module in root.modules()]
-    graphs = [
-        original.graph_module.graph for original in delegates if original is not None
-    ]
-    graphs += [
-        module.graph for module in root.modules() if isinstance(module, GraphModule)
-    ]
-    for graph in graphs:
+    """Yield the operators of a method, first those in delegates.
+
+    A delegate's module has the graph that was lowered as its ``original_module``.
+    """
+    in_delegates = []
+    on_host = []
+    for module in root.modules():
+        original: Any = getattr(module, "original_module", None)
+        if original is not None:
+            in_delegates.append(original.graph_module.graph)
+        if isinstance(module, GraphModule):
+            on_host.append(module.graph)
+    for graph in (*in_delegates, *on_host):
         for node in graph.nodes:
             if node.op == "call_function":
                 yield node
@@ -44,13 +48,20 @@ def stack_traces(
 
 
 def _stack(node: Node) -> Sequence[Source]:
-    """Return the stack of a node; for a delegate call, the first stack in the delegate."""
+    """Return the model's stack of a node.
+
+    For a call of a delegate, it is the first stack that a node in the delegate has.
+    """
     if node.target is not CALL_DELEGATE:
         return stack_of(node)
     attribute = node.args[0]
     assert isinstance(attribute, Node) and node.graph.owning_module is not None
     delegate: Any = node.graph.owning_module.get_submodule(str(attribute.target))
-    return next(filter(None, map(stack_of, delegate.original_module.graph.nodes)), ())
+    for inner in delegate.original_module.graph.nodes:
+        stack = stack_of(inner)
+        if stack:
+            return stack
+    return ()
 
 
 def _frame(source: Source) -> Frame:

@@ -1,15 +1,16 @@
-"""Place the buffers that methods write in memory, for programs of several methods.
+"""Choose the memory of buffers that methods write, for programs of several methods.
 
-Written buffers have a memory of their own. ExecuTorch's Python bindings give all
-methods the same memories: a method overwrites the results that another one left there.
-Methods that share a buffer find it at the same offset. All other buffers have separate
-offsets.
+Such buffers are called states. All of them are in one memory, number ``MEMORY``, which
+has nothing else. ExecuTorch's Python bindings give all methods the same memories, so
+one method overwrites what another one left in them. Therefore each state has an offset
+of its own. Only methods that share a buffer have it at the same offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from delegraph.delegates import LoweredBackendModule, delegate_calls
@@ -24,8 +25,8 @@ from ..program.shared_memory import MEMORY
 
 
 @dataclass(frozen=True)
-class StatePlaces:
-    """The offsets of written buffers in the memory of states.
+class StateOffsets:
+    """The offsets of states in their memory.
 
     ``offsets`` maps (method, buffer name) to the buffer's first byte. ``size`` is the
     memory's size in bytes. ``shared``: whether methods share their buffers.
@@ -40,14 +41,14 @@ class StatePlaces:
         return self.shared and any(name == method for name, _ in self.offsets)
 
 
-def place_states(program: ProgramContents, alignment: int) -> StatePlaces:
-    """Return a separate place for each buffer that a method writes or trains.
+def separate_states(program: ProgramContents, alignment: int) -> StateOffsets:
+    """Return a separate offset for each buffer that a method writes or trains.
 
-    A program of one method needs no places.
+    A program of one method needs none: the memory plan of the method is enough.
     """
     programs = {name: program.exported_program(name) for name in program.methods}
     if len(programs) == 1:
-        return StatePlaces()
+        return StateOffsets()
     offsets = {}
     size = 0
     for method, each in programs.items():
@@ -56,14 +57,22 @@ def place_states(program: ProgramContents, alignment: int) -> StatePlaces:
             if name in kept:
                 offsets[method, name] = size
                 size += tensor.nbytes + -tensor.nbytes % alignment
-    return StatePlaces(offsets, size)
+    return StateOffsets(offsets, size)
 
 
-def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
-    """Return one place for each buffer that a method writes.
+class _SharedBuffer(NamedTuple):
+    """A buffer as the first method has it that uses it."""
 
-    Methods that only read the buffer share the place. Raises Unsupported if buffers of
-    one name differ, or if a delegate contains such a buffer.
+    method: str
+    tensor: torch.Tensor
+    offset: int
+
+
+def share_states(program: ProgramContents, alignment: int) -> StateOffsets:
+    """Return one offset for each buffer that a method writes.
+
+    All methods that write or read the buffer have it there. Raises Unsupported if
+    buffers of one name differ, or if a delegate contains such a buffer.
     """
     programs = {name: program.exported_program(name) for name in program.methods}
     writers = {
@@ -71,7 +80,7 @@ def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
         for method, each in reversed(programs.items())
         for name in written_targets(each)
     }
-    first: dict[str, tuple[str, torch.Tensor, int]] = {}
+    shared: dict[str, _SharedBuffer] = {}
     offsets = {}
     size = 0
     for method, each in programs.items():
@@ -79,18 +88,19 @@ def share_states(program: ProgramContents, alignment: int) -> StatePlaces:
         for name, tensor in _tensors(each):
             if name not in writers:
                 continue
-            if name not in first:
-                first[name] = method, tensor, size
+            if name not in shared:
+                shared[name] = _SharedBuffer(method, tensor, size)
                 size += tensor.nbytes + -tensor.nbytes % alignment
-            owner, known, offsets[method, name] = first[name]
-            if not _is_same(tensor, known):
+            first = shared[name]
+            offsets[method, name] = first.offset
+            if not _is_same(tensor, first.tensor):
                 text = (
-                    f"methods {owner} and {method} cannot share the buffer {name}: its"
-                    " sizes, type or first values differ"
+                    f"methods {first.method} and {method} cannot share the buffer {name}:"
+                    " its sizes, type or first values differ"
                 )
                 hint = "export both methods from one module, or rename one buffer"
                 raise Unsupported("unsupported", text, hint=hint)
-    return StatePlaces(offsets, size, shared=True)
+    return StateOffsets(offsets, size, shared=True)
 
 
 def _tensors(program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,6 +122,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes: unlike values, equal bytes are equal even for NaN."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
@@ -122,10 +133,8 @@ def _check_delegates(
 
     ``writers`` maps each written buffer to a method that writes it.
     """
-    modules: list[LoweredBackendModule] = [
-        module for _, module in delegate_calls(program)
-    ]
-    for module in modules:
+    module: LoweredBackendModule
+    for _, module in delegate_calls(program):
         held = {
             str(s.target)
             for s in module.original_module.graph_signature.input_specs
@@ -145,7 +154,7 @@ def _check_delegates(
 
 
 def check_default_memories(memory_of: object) -> None:
-    """Raise OptionError if the user chooses memories: one may be that of the states."""
+    """Raise OptionError if the user chooses memories: one may be number ``MEMORY``."""
     if memory_of is not None:
         text = (
             "share_mutable_buffers and memory_of exclude each other: shared buffers"

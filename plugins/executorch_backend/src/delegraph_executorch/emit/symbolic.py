@@ -41,14 +41,16 @@ SYMBOLIC: dict[Any, tuple[str, str]] = {
     torch.ops.aten._local_scalar_dense.default: ("_local_scalar_dense", ""),
     torch.ops.aten.item.default: ("_local_scalar_dense", ""),
 }
-"""Function -> the kernel that computes it."""
+"""Function -> name and overload of the kernel that computes it."""
 
 
 def emit_symbolic(emitter: GraphEmitter, node: Node) -> Result:
-    """Call the kernel for an operation on numbers."""
+    """Emit a call of the kernel for an operation on numbers."""
     name, overload = SYMBOLIC[node.target]
     namespace = "aten" if isinstance(node.target, torch._ops.OpOverload) else PRIM
-    whole = f"{namespace}::{name}" + (f".{overload}" if overload else "")
+    whole = f"{namespace}::{name}"
+    if overload:
+        whole = f"{whole}.{overload}"
     if whole not in emitter.context.kernels:
         hint = "name a kernel set that has it (option kernels)"
         raise unsupported(
@@ -68,26 +70,26 @@ def emit_symbolic(emitter: GraphEmitter, node: Node) -> Result:
     if node.target is operator.mod and isinstance(node.meta["val"], torch.SymInt):
         _emit_remainder(emitter, args, emitter.position(result))
     else:
-        emitter.assembler.kernel(
+        emitter.assembler.add_kernel_call(
             f"{namespace}::{name}", overload, [*args, emitter.position(result)]
         )
     return result
 
 
 def _emit_remainder(emitter: GraphEmitter, operands: list[int], result: int) -> None:
-    """Emit ``a % b`` as ``a - b * (a // b)``.
+    """Emit ``a % b`` as ``a - b * (a // b)``, which has the sign of ``b`` as in Python.
 
     ExecuTorch's ``mod`` computes C's remainder, which has the sign of ``a``.
     """
     first, second = operands
-    quotient, product = (emitter.position(scalar_value(int)) for _ in range(2))
-    for name, args in (
-        ("floordiv", [first, second, quotient]),
-        ("mul", [second, quotient, product]),
-        ("sub", [first, product, result]),
-    ):
-        emitter.assembler.kernel(f"{PRIM}::{name}", "Scalar", args)
+    quotient = emitter.position(scalar_value(int))
+    product = emitter.position(scalar_value(int))
+    call = emitter.assembler.add_kernel_call
+    call(f"{PRIM}::floordiv", "Scalar", [first, second, quotient])
+    call(f"{PRIM}::mul", "Scalar", [second, quotient, product])
+    call(f"{PRIM}::sub", "Scalar", [first, product, result])
 
 
 def _val(argument: Any) -> Any:
+    """Return an argument, or the value that export recorded for a node."""
     return argument.meta.get("val") if isinstance(argument, Node) else argument

@@ -31,7 +31,7 @@ class _Memory(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A product of two matrices, plus a bias."""
+    """The operands of ``x @ matrix + bias``."""
 
     x: Node
     matrix: Node
@@ -41,27 +41,33 @@ class _Product(NamedTuple):
 def use_tied_weights(programs: Collection[ExportedProgram], kernels: KernelSet) -> None:
     """Replace ``mm(x, weight.T)`` and ``addmm(bias, x, weight.T)`` by ``linear``.
 
-    Only if something else reads the weight itself, in any of the methods. The parameter
-    may also be a transposed view of another one. Changes ``programs``.
+    A product is replaced only if a method also reads the weight without a transpose.
+    The matrix may also be a parameter that is a transposed view of the weight. Changes
+    ``programs``.
     """
     if _KERNEL not in kernels:
         return
-    read = {
-        _memory(tensor) for program in programs for tensor in _read_as_they_are(program)
-    }
+    untransposed: set[_Memory] = set()
     for program in programs:
-        _use_weights(program, read)
+        untransposed.update(map(_memory, _weights_read_untransposed(program)))
+    for program in programs:
+        _replace_products(program, untransposed)
 
 
-def _use_weights(program: ExportedProgram, read: Collection[_Memory]) -> None:
-    """Replace the products of one program; ``read`` are weights that are read as is."""
+def _replace_products(
+    program: ExportedProgram, untransposed: Collection[_Memory]
+) -> None:
+    """Replace the products of one program.
+
+    ``untransposed``: the weights that a method reads without a transpose.
+    """
     tensors = _constants(program)
     for node in list(program.graph.nodes):
         product = _product(node)
         if product is None:
             continue
         matrix = product.matrix
-        weight = _tied_weight(matrix, tensors, read)
+        weight = _tied_weight(matrix, tensors, untransposed)
         if weight is None:
             continue
         args = (product.x, weight, product.bias)
@@ -84,16 +90,16 @@ def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     }
 
 
-def _read_as_they_are(program: ExportedProgram) -> Iterator[torch.Tensor]:
-    """Yield the contiguous weights that something reads without a transpose."""
+def _weights_read_untransposed(program: ExportedProgram) -> Iterator[torch.Tensor]:
+    """Yield the contiguous weights that a node reads without a transpose."""
     for node, tensor in _constants(program).items():
-        if tensor.is_contiguous() and any(
-            user.target not in _TRANSPOSES for user in node.users
-        ):
+        is_read = any(user.target not in _TRANSPOSES for user in node.users)
+        if is_read and tensor.is_contiguous():
             yield tensor
 
 
 def _memory(tensor: torch.Tensor) -> _Memory:
+    """Return the memory of a tensor, by which equal tensors of programs are found."""
     return _Memory(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
 
 
@@ -109,25 +115,26 @@ def _product(node: Node) -> _Product | None:
 
 
 def _tied_weight(
-    matrix: Node, tensors: Mapping[Node, torch.Tensor], read: Collection[_Memory]
+    matrix: Node,
+    tensors: Mapping[Node, torch.Tensor],
+    untransposed: Collection[_Memory],
 ) -> Node | None:
-    """Return the weight that ``matrix`` transposes, if the weight is read as is."""
+    """Return the weight that ``matrix`` transposes, if it is also read untransposed."""
     if matrix.target in _TRANSPOSES:
         weight = matrix.args[0]
         if not isinstance(weight, Node) or weight not in tensors:
             return None
-        is_tied = _memory(tensors[weight]) in read and _swaps_dimensions(matrix)
+        is_tied = _memory(tensors[weight]) in untransposed and _swaps_dimensions(matrix)
         return weight if is_tied else None
     tensor = tensors.get(matrix)
     if tensor is None or tensor.dim() != 2 or tensor.is_contiguous():
         return None
     # The parameter may be a transposed view of another one.
+    transpose = tensor.mT
+    if not transpose.is_contiguous():
+        return None
     for node, other in tensors.items():
-        if (
-            tensor.mT.is_contiguous()
-            and other.is_contiguous()
-            and _memory(other) == _memory(tensor.mT)
-        ):
+        if other.is_contiguous() and _memory(other) == _memory(transpose):
             return node
     return None
 

@@ -1,8 +1,8 @@
 """Emit views: operators that need neither memory nor a kernel.
 
-A tensor of a program file is dense and in C order. A view of PyTorch is a view in the
-file only if its elements keep their order. Views of constants are constants, also if
-they reorder elements.
+A tensor of a program file is dense and in C order. So a view of PyTorch is a view in
+the file only if its elements keep their order. A view of a constant is computed now, and
+stored as a constant. It may reorder elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .graph_emitter import GraphEmitter, Item
 from .method_values import TensorValue, constant_tensor
 
 aten = torch.ops.aten
-SAME_ORDER = frozenset(
+_SAME_ORDER = frozenset(
     {
         aten.view.default,
         aten._unsafe_view.default,
@@ -37,13 +37,13 @@ SAME_ORDER = frozenset(
     }
 )
 """Operators that never reorder elements."""
-MAY_REORDER = frozenset(
+_MAY_REORDER = frozenset(
     {aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default}
 )
 """Operators that reorder elements for some shapes."""
-OF_CONSTANTS = SAME_ORDER | MAY_REORDER - {aten.expand.default}
-"""Operators that are computed now for a constant. Their result is no larger."""
-VIEW_KERNEL = "executorch_prim::et_view.default"
+_COMPUTED_IF_CONSTANT = _SAME_ORDER | _MAY_REORDER - {aten.expand.default}
+"""Operators that are computed now for a constant, since their result is no larger."""
+_VIEW_KERNEL = "executorch_prim::et_view.default"
 """The runtime's kernel that sets the sizes of a view; it moves no elements."""
 _SIZED = frozenset(
     {
@@ -59,21 +59,23 @@ _SIZED = frozenset(
 def emit_view(emitter: GraphEmitter, node: Node) -> Item:
     """Return the value of a view; None if a kernel has to compute it."""
     argument = node.args[0]
-    if node.target not in SAME_ORDER | MAY_REORDER or not isinstance(argument, Node):
+    if node.target not in _SAME_ORDER | _MAY_REORDER or not isinstance(argument, Node):
         return None
     source = emitter.tensor(argument)
     has_constant_sizes = len(node.all_input_nodes) == 1
     if (
         source.constant is not None
         and not source.name
-        and node.target in OF_CONSTANTS
+        and node.target in _COMPUTED_IF_CONSTANT
         and has_constant_sizes
     ):
         return constant_tensor(_computed(node, source.constant))
-    if (node, 0) in emitter.targets or not source.storage.is_planned:
+    if (node, 0) in emitter.preset_results or not source.storage.is_planned:
         return None
     if source.varies:
-        return _dynamic_view(emitter, node, source) if node.target in _SIZED else None
+        return (
+            _emit_dynamic_view(emitter, node, source) if node.target in _SIZED else None
+        )
     val = node.meta["val"]
     if not _keeps_order(node, source, val):
         return None
@@ -94,16 +96,20 @@ def _computed(node: Node, constant: torch.Tensor) -> torch.Tensor:
 
 
 def _keeps_order(node: Node, source: TensorValue, val: torch.Tensor) -> bool:
-    """Return whether a view has the elements of ``source`` in the same order."""
+    """Return whether a view has the elements of ``source`` in the same order.
+
+    ``val`` is the view as export recorded it.
+    """
     count = math.prod(source.sizes)
     if val.dtype != source.dtype or math.prod(int(s) for s in val.shape) != count:
         return False
-    if node.target in SAME_ORDER or count == 0:
+    if node.target in _SAME_ORDER or count == 0:
         return True
     target: Any = node.target
     if target is aten.expand.default:
         # The number of elements is the same, so nothing is repeated.
         return True
+    # The order is the same if only dimensions of size 1 move: their strides don't count.
     dense = torch.empty(source.sizes, device="meta")
     moved = target(dense, *node.args[1:])
     return _strides_of_long_dims(moved) == _strides_of_long_dims(dense)
@@ -118,13 +124,13 @@ def _strides_of_long_dims(tensor: torch.Tensor) -> list[int]:
     ]
 
 
-def _dynamic_view(emitter: GraphEmitter, node: Node, source: TensorValue) -> Item:
-    """Emit a call of ``VIEW_KERNEL`` for a view with sizes known at run time only.
+def _emit_dynamic_view(emitter: GraphEmitter, node: Node, source: TensorValue) -> Item:
+    """Emit a call of ``_VIEW_KERNEL`` for a view with sizes known at run time only.
 
-    ``source`` is the viewed tensor; the returned view has its memory. Returns None if
-    the runtime lacks the kernel.
+    Return the view, which has the memory of ``source``. Return None if the runtime
+    lacks the kernel.
     """
-    if VIEW_KERNEL not in emitter.context.kernels:
+    if _VIEW_KERNEL not in emitter.context.kernels:
         return None
     view = emitter.new_value(node.meta["val"], node)
     assert isinstance(view, TensorValue)
@@ -137,6 +143,6 @@ def _dynamic_view(emitter: GraphEmitter, node: Node, source: TensorValue) -> Ite
         emitter.assembler.values.references(IntList, positions_of_sizes),
         emitter.position(view),
     ]
-    name, _, overload = VIEW_KERNEL.rpartition(".")
-    emitter.assembler.kernel(name, overload, args)
+    name, _, overload = _VIEW_KERNEL.rpartition(".")
+    emitter.assembler.add_kernel_call(name, overload, args)
     return view

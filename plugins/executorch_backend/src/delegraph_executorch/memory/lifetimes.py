@@ -1,7 +1,7 @@
 """Compute when each piece of memory is in use.
 
-A lifetime runs from the first instruction that uses the memory to the last one. A loop
-counts as a whole.
+A lifetime runs from the first instruction that uses the memory to the last one. If it
+enters a loop, it runs to the loop's end.
 """
 
 from __future__ import annotations
@@ -39,26 +39,32 @@ def find_lifetimes(
     end = len(uses)
     found: dict[Storage, Lifetime] = {}
     for storage in inputs:
-        _touch(found, storage, -1, end)
-    for place, storages in enumerate(uses):
+        _add_use(found, storage, -1, end)
+    for position, storages in enumerate(uses):
         for storage in storages:
-            _touch(found, storage, place, end)
+            _add_use(found, storage, position, end)
     for storage in outputs:
-        _touch(found, storage, end, end)
-    _extend_over_loops(found, sorted(loops, key=lambda loop: loop[0] - loop[1]))
+        _add_use(found, storage, end, end)
+    # longest loop first: an outer loop is longer than its inner loops
+    ordered = sorted(loops, key=lambda loop: loop[1] - loop[0], reverse=True)
+    _extend_over_loops(found, ordered)
     return list(found.values())
 
 
-def _touch(
-    found: dict[Storage, Lifetime], storage: Storage, place: int, end: int
+def _add_use(
+    found: dict[Storage, Lifetime], storage: Storage, position: int, end: int
 ) -> None:
+    """Let the lifetime of a storage include the instruction at ``position``.
+
+    ``end`` is the position after the last instruction.
+    """
     if not storage.is_planned or storage.nbytes == 0:
         return
     if storage.home is Home.STATE:
         found.setdefault(storage, Lifetime(storage, -1, end))
         return
-    known = found.setdefault(storage, Lifetime(storage, place, place))
-    known.last = max(known.last, place)
+    known = found.setdefault(storage, Lifetime(storage, position, position))
+    known.last = max(known.last, position)
 
 
 def _extend_over_loops(

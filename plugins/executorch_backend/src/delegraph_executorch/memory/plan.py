@@ -1,6 +1,6 @@
-"""Assign offsets in memory: each tensor gets the smallest gap that fits.
+"""Assign offsets in memory, one storage after the other.
 
-Tensors that are in use at the same time never overlap.
+Each storage gets the smallest gap between those that are in use at the same time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,32 @@ ALIGNMENT = 16
 
 
 def _by_size(lifetime: Lifetime) -> tuple[int, ...]:
-    """Sort the largest memory first."""
+    """Return the key for sorting by size, the largest first."""
     return -lifetime.storage.nbytes, lifetime.first, lifetime.last
 
 
 def _by_first_use(lifetime: Lifetime) -> tuple[int, ...]:
+    """Return the key for sorting by first use; of equal ones, the largest first."""
     return lifetime.first, -lifetime.storage.nbytes, lifetime.last
 
 
 _ORDERS = (_by_size, _by_first_use)
-"""The orders in which tensors are placed; the planner keeps the smaller memory.
+"""The planner tries both orders of storages, and keeps the plan with less memory.
 
 For most models, the order by size is the better one. For chains of Inception blocks,
 the order by first use saves a third of the memory.
 """
 
 
+class MemoryPlan(NamedTuple):
+    """The offset of each storage and the size of each memory, in bytes."""
+
+    offsets: dict[Storage, int]
+    sizes: list[int]
+
+
 class _Placed(NamedTuple):
-    """Bytes of memory that are in use from one instruction to another, both included."""
+    """The bytes from ``start`` to ``end``, in use from instruction ``first`` to ``last``."""
 
     start: int
     end: int
@@ -44,8 +52,8 @@ class _Placed(NamedTuple):
 
 def plan_memory(
     lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT
-) -> tuple[dict[Storage, int], list[int]]:
-    """Return the offset of each storage and the size of each memory, in bytes.
+) -> MemoryPlan:
+    """Return the plan of all memories.
 
     Memory 0 is never used and has size 0. Storages with a known offset are left out.
     """
@@ -56,16 +64,24 @@ def plan_memory(
             by_memory.setdefault(lifetime.storage.memory_id, []).append(lifetime)
     sizes = [0] * (1 + max(by_memory, default=1))
     for memory_id, group in by_memory.items():
-        plans = [_place(sorted(group, key=order), alignment) for order in _ORDERS]
-        places, sizes[memory_id] = min(plans, key=lambda plan: plan[1])
-        offsets.update(places)
-    return offsets, sizes
+        plans = [
+            _plan_one_memory(sorted(group, key=order), alignment) for order in _ORDERS
+        ]
+        smallest = min(plans, key=lambda plan: plan.size)
+        sizes[memory_id] = smallest.size
+        offsets.update(smallest.offsets)
+    return MemoryPlan(offsets, sizes)
 
 
-def _place(
-    ordered: Sequence[Lifetime], alignment: int
-) -> tuple[dict[Storage, int], int]:
-    """Place storages one after the other; return their offsets and the memory's size."""
+class _OneMemory(NamedTuple):
+    """The offsets of storages in one memory, and the memory's size."""
+
+    offsets: dict[Storage, int]
+    size: int
+
+
+def _plan_one_memory(ordered: Sequence[Lifetime], alignment: int) -> _OneMemory:
+    """Assign offsets to the storages of one memory in this order."""
     offsets: dict[Storage, int] = {}
     placed: list[_Placed] = []
     for lifetime in ordered:
@@ -79,14 +95,14 @@ def _place(
         offsets[lifetime.storage] = offset
         new = _Placed(offset, offset + size, lifetime.first, lifetime.last)
         bisect.insort(placed, new)
-    return offsets, max((other.end for other in placed), default=0)
+    return _OneMemory(offsets, size=max((other.end for other in placed), default=0))
 
 
 def _best_gap(in_use: Sequence[_Placed], size: int, alignment: int) -> int:
-    """Return the start of the smallest gap of at least ``size`` bytes.
+    """Return the start of the smallest gap of at least ``size`` bytes in ``in_use``.
 
-    ``in_use`` is sorted by offset. If no gap is large enough, the result is the first
-    aligned byte after all of them.
+    ``in_use`` is sorted by start. If no gap is large enough, the result is the first
+    aligned byte after all of it.
     """
     best_start: int | None = None
     best_room = 0

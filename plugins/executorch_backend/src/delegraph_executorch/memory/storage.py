@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Home(enum.Enum):
-    """Tell who provides the memory of a tensor.
+    """The provider of a tensor's memory.
 
-    PLANNED: the memory plan. CONSTANT: the file. STATE: the memory plan, for the whole
-    life of the method. GIVEN: the caller.
+    PLANNED: the memory plan. CONSTANT: the file. STATE: the memory plan, and the content
+    is kept between runs. GIVEN: the caller.
     """
 
     PLANNED = "planned"
@@ -20,8 +20,12 @@ class Home(enum.Enum):
     GIVEN = "given"
 
 
-class Place(NamedTuple):
-    """A device other than the host: its kind, as the file numbers it, and its index."""
+class DeviceId(NamedTuple):
+    """A device other than the host, such as cuda:0.
+
+    ``kind``: the file's number for the type of device. ``number``: the index after the
+    colon.
+    """
 
     kind: int
     number: int
@@ -29,19 +33,20 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes of memory. Two tensors share memory exactly if they have the same object.
+    """Bytes of memory. A tensor and its views have the same ``Storage`` object.
 
-    ``place`` is the device that has the memory, or None for the host. ``memory_id``
-    numbers the memories of the host; devices get theirs when the plan is made.
-    ``offset`` is the first byte, if it is known before the plan.
+    ``device`` has the memory; None means the host. ``memory_id`` is the number of the
+    memory; those of devices get theirs when the method is planned. ``offset`` is the
+    first byte, if it is fixed before the plan is made.
     """
 
     nbytes: int
     home: Home
     memory_id: int = 1
-    place: Place | None = None
+    device: DeviceId | None = None
     offset: int | None = None
 
     @property
     def is_planned(self) -> bool:
+        """Whether the memory plan provides the memory."""
         return self.home in (Home.PLANNED, Home.STATE)

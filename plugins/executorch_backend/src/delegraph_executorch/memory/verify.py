@@ -1,8 +1,9 @@
 """Prove from the file alone that a memory plan is right.
 
-The plan is right if each instruction reads the value that was last written to the
-tensor. The proof follows all paths through the program's jumps. It does not use the
-lifetimes from which the plan was made.
+A tensor is valid if its memory has the value that was last written to the tensor. A
+write to a tensor makes it valid, and all tensors that overlap it invalid. The plan is
+right if each instruction reads valid tensors only, on all paths through the program's
+jumps. The proof does not use the lifetimes from which the plan was made.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ several times.
 class Conflict:
     """An instruction that reads a tensor that was overwritten or never written.
 
-    The instruction after the last one is the return.
+    ``instruction`` is its position; that after the last one stands for the return.
+    ``value`` is the position of the tensor.
     """
 
     instruction: int
@@ -91,8 +93,8 @@ class _Proof:
     def __init__(self, plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> None:
         self.plan = plan
         self.delegate_outputs = delegate_outputs
+        # steps of the proof so far, which ``_MOST_WORK`` limits
         self._work = 0
-        """Steps of the proof so far, which ``_MOST_WORK`` limits."""
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.read_count = sum(len(step.reads) for step in self.steps)
@@ -102,7 +104,8 @@ class _Proof:
             if memory_range is not None:
                 self.ranges[k] = memory_range
         if len(self.ranges) > _MOST_TENSORS:
-            raise self._too_much()
+            raise self._error_too_large()
+        # tensor -> the set of other tensors that a write to it overwrites
         self.overlaps = _overlaps(self.ranges)
         self._join_views()
         self.states = self._find_states()
@@ -112,19 +115,17 @@ class _Proof:
             | {*plan.inputs}
         )
         self.written = _bits(written)
+        # view that no instruction makes -> the valid tensors that contain its memory
         self.sources: dict[int, int] = {}
-        """View -> the valid tensors that contain its memory.
-
-        Only for views that the plan makes without an instruction.
-        """
 
     def conflicts(self) -> list[Conflict]:
-        """Return the conflicts that remain when the valid tensors no longer change."""
-        joined: dict[int, int] = {}
-        """Instruction -> the tensors that are valid at all jumps to it.
+        """Follow the valid tensors through the instructions until they no longer change.
 
-        Without a jump, all tensors are: the int -1 has all bits.
+        Return the conflicts of the last pass.
         """
+        # instruction -> the tensors that are valid at all jumps to it. Without a jump,
+        # these are all tensors: the int -1 has all bits.
+        joined: dict[int, int] = {}
         found: dict[tuple[int, int], Conflict] = {}
         changed = True
         # A jump back may find fewer valid tensors, so repeat until nothing changes.
@@ -154,9 +155,9 @@ class _Proof:
         """Add to the steps of the proof; raise Unsupported if they become too many."""
         self._work += steps
         if self._work > _MOST_WORK:
-            raise self._too_much()
+            raise self._error_too_large()
 
-    def _too_much(self) -> Unsupported:
+    def _error_too_large(self) -> Unsupported:
         text = (
             f"method {self.plan.name!r} is too large to prove its memory plan:"
             f" {len(self.plan.values)} values, {len(self.calls)} instructions"
@@ -184,9 +185,9 @@ class _Proof:
         return (valid & ~overwritten) | 1 << value
 
     def _find_states(self) -> set[int]:
-        """Return the tensors that keep their content between runs.
+        """Return the states: tensors that keep their content between runs.
 
-        They have an initial value, or the program only writes them in place.
+        They have an initial value, or each write to them also reads them.
         """
         initial = set()
         for k, entry in enumerate(self.plan.values):
@@ -245,7 +246,7 @@ class _Proof:
         return state | _bits(view for view, _ in step.views)
 
     def _overwrites(self, writes: Sequence[int], value: int) -> bool:
-        """Return whether one of the ``writes`` shares memory with another ``value``."""
+        """Return whether a write to one of ``writes`` overwrites ``value``."""
         return any(self.overlaps.get(written, 0) >> value & 1 for written in writes)
 
     def _check_read(
@@ -353,24 +354,29 @@ def _memory_range(plan: ExecutionPlan, position: int) -> _MemoryRange | None:
 
 
 def _overlaps(ranges: dict[int, _MemoryRange]) -> dict[int, int]:
-    """Return for each tensor the set of the other tensors that share bytes with it."""
+    """Return for each tensor the set of the other tensors that share bytes with it.
+
+    The sweep visits starts and ends of all ranges in the order of their bytes. A tensor
+    overlaps those that are open at its start, and those that start before its end.
+    """
     # At the same byte, ends (0) sort before starts (1): the tensors do not overlap.
     starts = [((range_.memory, range_.start), 1, k) for k, range_ in ranges.items()]
     ends = [((range_.memory, range_.end), 0, k) for k, range_ in ranges.items()]
     found: dict[int, int] = {}
     started_before: dict[int, int] = {}
     started = 0
-    active = 0
+    open_now = 0
     for _, begins, k in sorted(starts + ends):
         bit = 1 << k
         if begins:
             started_before[k] = started
-            found[k] = active
+            found[k] = open_now
             started |= bit
-            active |= bit
+            open_now |= bit
         else:
-            active ^= bit
-            found[k] |= started & ~started_before.pop(k) & ~bit
+            open_now ^= bit
+            started_during = started & ~started_before.pop(k) & ~bit
+            found[k] |= started_during
     return found
 
 

@@ -21,10 +21,10 @@ _HINT = (
 )
 
 
-class Place(NamedTuple):
-    """A dimension of a flat input, with the size ``factor * symbol + offset``.
+class DynamicSize(NamedTuple):
+    """The size of one dimension of an input: ``factor * symbol + offset``.
 
-    Symbols are numbered.
+    ``input`` is the position among the flat inputs, ``symbol`` the number of a symbol.
     """
 
     input: int
@@ -33,54 +33,60 @@ class Place(NamedTuple):
     factor: int
     offset: int
 
-    def text(self, names: Sequence[str], size: int) -> str:
-        """Describe the size in a call."""
+    def describe(self, names: Sequence[str], size: int) -> str:
+        """Describe the size of this dimension in a call."""
         return f"input {names[self.input]} has size {size} in dimension {self.dim}"
 
 
 class InputSizes(NamedTuple):
-    """The places of dynamic sizes, and the bounds of each symbol.
+    """The dynamic sizes of inputs, and the lower and upper bound of each symbol.
 
-    Places with a plain symbol come first. An upper bound may be None.
+    Sizes that are plain symbols come first. An upper bound may be None.
     """
 
-    places: Sequence[Place]
+    sizes: Sequence[DynamicSize]
     bounds: Sequence[tuple[int, int | None]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the form for the file."""
         return {
-            "places": list(map(list, self.places)),
+            "places": list(map(list, self.sizes)),
             "bounds": list(map(list, self.bounds)),
         }
 
     def check(self, shapes: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-        """Raise InputError if the program was not exported for inputs of these shapes."""
-        known: dict[int, tuple[Place, int]] = {}
-        for place in self.places:
-            size = shapes[place.input][place.dim]
+        """Raise InputError if the program was not exported for inputs of these shapes.
+
+        ``names`` are those of the flat inputs. The first dimension of each symbol fixes
+        the symbol's value, and the others must agree with it.
+        """
+        known: dict[int, tuple[DynamicSize, int]] = {}
+        for dynamic in self.sizes:
+            size = shapes[dynamic.input][dynamic.dim]
+            factor = dynamic.factor
+            offset = dynamic.offset
             first, value = known.setdefault(
-                place.symbol, (place, (size - place.offset) // place.factor)
+                dynamic.symbol, (dynamic, (size - offset) // factor)
             )
-            wanted = self._wanted(place, size, value)
-            if not wanted:
+            allowed = self._allowed_sizes(dynamic, size, value)
+            if not allowed:
                 continue
-            text = f"{place.text(names, size)}; the program was exported for {wanted}"
-            is_multiple = (size - place.offset) % place.factor == 0
-            differs = size != place.factor * value + place.offset
-            if first is not place and is_multiple and differs:
-                other = first.text(names, shapes[first.input][first.dim])
+            text = f"{dynamic.describe(names, size)}; the program was exported for {allowed}"
+            is_multiple = (size - offset) % factor == 0
+            differs = size != factor * value + offset
+            if first is not dynamic and is_multiple and differs:
+                other = first.describe(names, shapes[first.input][first.dim])
                 text = f"{text}, as {other}"
             raise InputError("input-invalid", text, hint=_HINT)
 
-    def _wanted(self, place: Place, size: int, value: int) -> str:
-        """Return the sizes that a place may have; "" if the size is right.
+    def _allowed_sizes(self, dynamic: DynamicSize, size: int, value: int) -> str:
+        """Describe the sizes that a dimension may have; "" if ``size`` is allowed.
 
-        ``value`` is that of its symbol at the first place.
+        ``value`` is that of its symbol.
         """
-        factor = place.factor
-        offset = place.offset
-        low, high = self.bounds[place.symbol]
+        factor = dynamic.factor
+        offset = dynamic.offset
+        low, high = self.bounds[dynamic.symbol]
         if (size - offset) % factor:
             plus = f" plus {offset}" if offset else ""
             return f"multiples of {factor}{plus} there"
@@ -100,34 +106,38 @@ class InputSizes(NamedTuple):
 def input_sizes(
     container: ContainerMetadata | None, ranks: Sequence[int | None]
 ) -> InputSizes | None:
-    """Read the dynamic sizes of inputs with these ranks (None: no tensor).
+    """Read the dynamic sizes of inputs from a file.
 
-    None if the file has none, or if they do not fit the inputs.
+    ``ranks`` are those of the flat inputs; None for an input that is no tensor. Return
+    None if the file has no dynamic sizes, or if they do not fit the inputs.
     """
     if container is None:
         return None
     try:
         content: Any = json.loads(container.inputs)["sizes"]
-        places = [Place(*listed) for listed in content["places"]]
+        sizes = [DynamicSize(*listed) for listed in content["places"]]
         bounds = [(low, high) for low, high in content["bounds"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    for place in places:
-        if not all(type(number) is int for number in place):
+    for dynamic in sizes:
+        if not all(type(number) is int for number in dynamic):
             return None
-        if not _fits(place, ranks, len(bounds)):
+        if not _fits(dynamic, ranks, symbol_count=len(bounds)):
             return None
     for low, high in bounds:
         if type(low) is not int or (high is not None and type(high) is not int):
             return None
-    return InputSizes(places, bounds)
+    return InputSizes(sizes, bounds)
 
 
-def _fits(place: Place, ranks: Sequence[int | None], symbols: int) -> bool:
-    rank = ranks[place.input] if 0 <= place.input < len(ranks) else None
+def _fits(dynamic: DynamicSize, ranks: Sequence[int | None], symbol_count: int) -> bool:
+    """Return whether the input, the dimension and the symbol of a size exist."""
+    if not 0 <= dynamic.input < len(ranks):
+        return False
+    rank = ranks[dynamic.input]
     return (
         rank is not None
-        and 0 <= place.dim < rank
-        and 0 <= place.symbol < symbols
-        and place.factor > 0
+        and 0 <= dynamic.dim < rank
+        and 0 <= dynamic.symbol < symbol_count
+        and dynamic.factor > 0
     )
