@@ -1,9 +1,8 @@
-"""fp8: elements are moved as they are.
+"""Lowers operators on fp8: moves elements as they are, computes the rest in fp32.
 
-Everything else is computed in fp32 and rounded once, as torch does on a host. TOSA
-moves, gathers and casts fp8. Its products of fp8 add up in fp16, where torch's add up
-in fp32: so only a product that may be less exact (``_scaled_mm`` with
-``use_fast_accum``) is one of fp8 in the graph.
+A result computed in fp32 is rounded once, as torch does on a host. TOSA sums products
+of fp8 in fp16, but torch sums them in fp32. So the graph multiplies fp8 only if the
+call permits less exact sums (``_scaled_mm`` with ``use_fast_accum``).
 """
 
 from __future__ import annotations
@@ -22,54 +21,61 @@ from .torch_values.tensor_types import finfo
 
 _MOVES = frozenset(
     {
-        *(
-            tosa.RESHAPE,
-            tosa.TRANSPOSE,
-            tosa.SLICE,
-            tosa.TILE,
-            tosa.PAD,
-            tosa.CONCAT,
-            tosa.REVERSE,
-            tosa.IDENTITY,
-        ),
-        *(tosa.GATHER, tosa.SCATTER, tosa.CAST),
+        tosa.CAST,
+        tosa.CONCAT,
+        tosa.GATHER,
+        tosa.IDENTITY,
+        tosa.PAD,
+        tosa.RESHAPE,
+        tosa.REVERSE,
+        tosa.SCATTER,
+        tosa.SLICE,
+        tosa.TILE,
+        tosa.TRANSPOSE,
     }
 )
+"""Operators that TOSA has on fp8, and that compute no new numbers."""
 LEAST_KEPT = 512
-"""The fewest elements of an 8-bit constant that becomes floats at run time."""
+"""The fewest elements of an 8-bit constant that becomes floats at run time.
+
+Smaller constants become floats when the file is written.
+"""
 F = TypeVar("F", bound=Callable[..., Any])
-_TAKING: set[Callable[..., Any]] = set()
+_TAKING_FLOAT8: set[Callable[..., Any]] = set()
 
 
 def takes_float8(rule: F) -> F:
     """Make ``rule`` one that gets operands of fp8 as they are."""
-    _TAKING.add(rule)
+    _TAKING_FLOAT8.add(rule)
     return rule
 
 
-def any_of(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
+def has_dtype(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
     """Return whether an argument, or an element of a list, has one of these types."""
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in dtypes:
                 return True
-        elif isinstance(argument, (list, tuple)) and any_of(dtypes, argument):
+        elif isinstance(argument, (list, tuple)) and has_dtype(dtypes, argument):
             return True
     return False
 
 
 def widened(t: Tosa, x: Value, dtype: DType = DType.FP32) -> Value:
-    """fp8 x [*S] as wider floats, exactly. A weight stays one of 8 bits in the file."""
+    """Return fp8 x [*S] as wider floats, exactly.
+
+    The file stores a large constant in 8 bits: its CAST is not folded.
+    """
     fold = x.constant is None or math.prod(x.shape) < LEAST_KEPT
     return t.emit(tosa.CAST, (x,), fold=fold, dtype=dtype)
 
 
 def rounded(t: Tosa, x: Value, dtype: DType) -> Value:
-    """Floats [*S] as fp8 of the type ``dtype``, as torch rounds them.
+    """Return floats [*S] as fp8 of the type ``dtype``, rounded as in torch.
 
-    Numbers beyond the largest E4M3 become that, also infinities: the specification
-    does not define CAST for them. E5M2 has infinities, which CAST and
-    torch make of numbers beyond its largest.
+    Numbers and infinities beyond the largest E4M3 are clamped to it: the specification
+    does not define their CAST. E5M2 needs no clamp: CAST and torch make numbers beyond
+    its largest infinite.
     """
     if dtype is DType.FP8E4M3:
         largest = finfo(dtype).max
@@ -88,60 +94,57 @@ def apply_to_float8(
     A rule that only moves elements gets them as they are. Others get fp32, and
     ``cast_back`` casts their results to the types that torch recorded.
     """
-    if function in _TAKING or _only_moves(t, function, arguments):
+    if function in _TAKING_FLOAT8 or _only_moves(t, function, arguments):
         return function(t, *arguments)
-    return cast_back(
-        function(
-            t, *(_each(argument, lambda x: _in_fp32(t, x)) for argument in arguments)
-        )
-    )
+    wide = [map_values(argument, lambda x: _in_fp32(t, x)) for argument in arguments]
+    return cast_back(function(t, *wide))
 
 
 def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> bool:
-    """Return whether a rule does nothing with fp32 in place of fp8 but move it.
+    """Return whether the rule ``function`` only moves its fp8 operands.
 
-    Rules take fp8 for integers, so fp32 is used. A builder of its own, as for a
-    template: values that another one remembers would not be in the graph.
+    A trial run with fp32 in place of fp8 shows its operators: rules take fp8 for
+    integers. The trial has a builder of its own, because a builder would reuse the
+    constants of the trial in the graph.
     """
     trial = Tosa(t.spec)
+    stand_ins = [map_values(argument, _stand_in) for argument in arguments]
     try:
-        function(trial, *(_each(argument, _stand_in) for argument in arguments))
+        function(trial, *stand_ins)
     except Unsupported:
         return False
     return all(map(_moves, trial.operators))
 
 
 def _moves(operator: Operator) -> bool:
-    """Return whether an operator only moves or casts floats, or has none.
+    """Return whether an operator only moves or casts floats.
 
-    An operator that computes indices has none.
+    True also for an operator without floats, which computes indices.
     """
-    return type(operator) in _MOVES or not any(
-        v.dtype in FLOATS for v in (*operator.inputs, *operator.outputs)
-    )
+    if type(operator) in _MOVES:
+        return True
+    return not has_dtype(FLOATS, (*operator.inputs, *operator.outputs))
 
 
 def _stand_in(x: Value) -> Value:
-    """Return an fp32 value for an fp8 value.
+    """Return an fp32 value in place of fp8; any other value as it is.
 
-    It is no constant, so nothing is folded.
+    The fp32 value is no constant, so nothing is folded.
     """
     return Value(Type(x.shape, DType.FP32)) if x.dtype in FLOAT8 else x
 
 
 def _in_fp32(t: Tosa, x: Value) -> Value:
-    """fp8 and short floats as fp32; any other value as it is."""
+    """Return fp8 and short floats as fp32; any other value as it is."""
     if x.dtype in FLOAT8:
         return widened(t, x)
     return t.cast(x, DType.FP32) if x.dtype in SHORT_FLOATS else x
 
 
-def _each(argument: Any, function: Callable[[Value], Value]) -> Any:
+def map_values(argument: Any, function: Callable[[Value], Value]) -> Any:
     """Apply ``function`` to each value in an argument of a rule, also in lists."""
     if isinstance(argument, Value):
         return function(argument)
-    return (
-        [_each(part, function) for part in argument]
-        if isinstance(argument, (list, tuple))
-        else argument
-    )
+    if isinstance(argument, (list, tuple)):
+        return [map_values(part, function) for part in argument]
+    return argument

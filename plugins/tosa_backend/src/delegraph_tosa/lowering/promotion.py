@@ -1,7 +1,4 @@
-"""torch's type promotion: the type in which the operands of an operator are computed.
-
-And casts as torch has them.
-"""
+"""Promotes the operands of an operator to one type, and casts, as torch does."""
 
 from __future__ import annotations
 
@@ -28,37 +25,31 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
     if x.dtype is dtype:
         return x
     # TOSA casts fp8 from and to floats alone
+    if x.dtype in FLOAT8 and dtype in FLOATS:
+        return widened(t, x, dtype)
     if x.dtype in FLOAT8:
-        return (
-            widened(t, x, dtype)
-            if dtype in FLOATS
-            else converted(t, widened(t, x), dtype)
-        )
+        return converted(t, widened(t, x), dtype)
     if dtype in FLOAT8:
-        return rounded(
-            t, x if x.dtype in FLOATS else converted(t, x, DType.FP32), dtype
-        )
+        return rounded(t, floating_value(t, x), dtype)
+    from_float = x.dtype in FLOATS
     # TOSA 1.0 has no CAST between floats and bools (1.1 has): EQUAL and SELECT replace
     # it
-    if (
-        dtype is DType.BOOL
-        and x.dtype in FLOATS
-        and not t.takes(CAST, (x,), dtype=dtype)
-    ):
+    if from_float and dtype is DType.BOOL:
+        if t.takes(CAST, (x,), dtype=dtype):
+            return t.cast(x, dtype)
         return t.logical_not(t.equal(x, 0))
-    if (
-        x.dtype is DType.BOOL
-        and dtype in FLOATS
-        and not t.takes(CAST, (x,), dtype=dtype)
-    ):
-        return t.select(x, t.constant(1, dtype, (1,) * x.rank), 0)
-    if x.dtype in FLOATS and dtype not in FLOATS and dtype is not DType.BOOL:
-        return _cut_to_integer(t, x, dtype)
+    if x.dtype is DType.BOOL and dtype in FLOATS:
+        if t.takes(CAST, (x,), dtype=dtype):
+            return t.cast(x, dtype)
+        one = t.constant(1, dtype, (1,) * x.rank)
+        return t.select(x, one, 0)
+    if from_float and dtype not in FLOATS:
+        return _truncated_to_integer(t, x, dtype)
     return t.cast(x, dtype)
 
 
-def _cut_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
-    """Floats truncated to integers of the type ``dtype``.
+def _truncated_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
+    """Return floats truncated to integers of the type ``dtype``.
 
     For infinities, NaN and numbers beyond int32 torch's result is undefined. On most
     processors it is the lowest int32, and for smaller types the low bits of that; this
@@ -70,16 +61,14 @@ def _cut_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
         narrow = t.cast(truncated(t, x), DType.INT32)
         narrow.range = x.range
         return t.cast(narrow, dtype)
-    # false from 2**31 on and for NaN, which become -2**31; CAST saturates a number
-    # below -2**31 to the same
+    # numbers from 2**31 on and NaN do not fit: they become -2**31. CAST saturates
+    # numbers below -2**31 to the same
     fits = t.greater(2.0**31, x)
-    truncated_x = t.select(fits, truncated(t, x), -(2.0**31))
-    # smaller types keep the low bits of the int32
-    return (
-        t.cast(truncated_x, dtype)
-        if dtype is DType.INT64
-        else t.cast(t.cast(truncated_x, DType.INT32), dtype)
-    )
+    whole = t.select(fits, truncated(t, x), -(2.0**31))
+    if dtype is not DType.INT64:
+        # smaller types keep the low bits of the int32
+        whole = t.cast(whole, DType.INT32)
+    return t.cast(whole, dtype)
 
 
 def truncated(t: Tosa, x: Value) -> Value:
@@ -99,8 +88,10 @@ def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
         common = _common(left.dtype, left.rank > 0, right.dtype, right.rank > 0)
         return converted(t, left, common), converted(t, right, common)
     if isinstance(left, Value):
-        return _beside_number(t, left, right), right  # type: ignore[arg-type]
-    return left, _beside_number(t, right, left)  # type: ignore[arg-type]
+        assert not isinstance(right, Value)
+        return _promoted_by_number(t, left, right), right
+    assert isinstance(right, Value)
+    return left, _promoted_by_number(t, right, left)
 
 
 def common_type(values: Sequence[Value]) -> DType:
@@ -108,11 +99,8 @@ def common_type(values: Sequence[Value]) -> DType:
     dtype = values[0].dtype
     ranked = values[0].rank > 0
     for value in values[1:]:
-        dtype = (
-            dtype
-            if value.dtype is dtype
-            else _common(dtype, ranked, value.dtype, value.rank > 0)
-        )
+        if value.dtype is not dtype:
+            dtype = _common(dtype, ranked, value.dtype, value.rank > 0)
         # torch lets a tensor without axes promote less than one with axes
         ranked = ranked or value.rank > 0
     return dtype
@@ -121,19 +109,21 @@ def common_type(values: Sequence[Value]) -> DType:
 def floating(t: Tosa, operand: Operand) -> Operand:
     """Return a tensor of integers or bools as fp32, torch's default type.
 
-    Floats and Python numbers as they are.
+    Returns floats and Python numbers as they are.
     """
-    if isinstance(operand, Value) and operand.dtype not in FLOATS:
-        return converted(t, operand, DType.FP32)
+    if isinstance(operand, Value):
+        return floating_value(t, operand)
     return operand
 
 
 def floating_value(t: Tosa, value: Value) -> Value:
     """As ``floating``, for an operand that is never a Python number."""
-    return value if value.dtype in FLOATS else converted(t, value, DType.FP32)
+    if value.dtype in FLOATS:
+        return value
+    return converted(t, value, DType.FP32)
 
 
-def _beside_number(t: Tosa, value: Value, number: float) -> Value:
+def _promoted_by_number(t: Tosa, value: Value, number: float) -> Value:
     """Cast ``value`` to the type in which torch combines it with ``number``."""
     if value.dtype in FLOATS:
         return value
@@ -150,20 +140,18 @@ def _beside_number(t: Tosa, value: Value, number: float) -> Value:
 @cache
 def _with_number(dtype: DType, kind: Any) -> DType:
     """Return torch's result type for a tensor and a Python number of type ``kind``."""
-    return dtype_of(
-        torch.result_type(torch.empty(1, dtype=TORCH_DTYPES[dtype]), kind(1))
-    )
+    common = torch.result_type(_sample(dtype, ranked=True), kind(1))
+    return dtype_of(common)
 
 
 @cache
 def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) -> DType:
-    """torch's result type for two tensors.
+    """Return torch's result type for tensors of the types ``left`` and ``right``.
 
-    ``left_ranked``: whether the left one has axes.
+    ``left_ranked`` and ``right_ranked`` are false for a tensor without axes.
     """
-    return dtype_of(
-        torch.result_type(_sample(left, left_ranked), _sample(right, right_ranked))
-    )
+    common = torch.result_type(_sample(left, left_ranked), _sample(right, right_ranked))
+    return dtype_of(common)
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
@@ -171,4 +159,5 @@ def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
 
     It is [1] if ``ranked``, else [], which promotes less.
     """
-    return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])
+    shape = (1,) if ranked else ()
+    return torch.empty(shape, dtype=TORCH_DTYPES[dtype])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -121,31 +121,29 @@ def lowers(
 
 
 def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
-    """Return ``function`` as a Rule.
+    """Return ``function`` as a Rule of ``overload``.
 
-    Raises TypeError for parameters that do not match the schema. A function with
-    ``*args`` takes the arguments in the schema's order, independently of its other parameters
-    are called.
+    The Rule takes all arguments of the schema in order. It passes them on by name, or
+    in order if ``function`` has ``*args``. Raises TypeError for parameters that do not
+    match the schema.
     """
+    # without the first parameter, the builder
     given = list(inspect.signature(function).parameters.values())[1:]
-    parameters = _parameters(overload)
+    parameters = tuple(
+        [(entry.name, entry.default_value) for entry in overload._schema.arguments]
+    )
     schema = [name for name, _ in parameters]
     # annotations are strings, because all modules of this package import them from
     # __future__
     annotations = {parameter.name: parameter.annotation for parameter in given}
-    types, values = (
-        frozenset([k for k, name in enumerate(schema) if annotations.get(name) == kind])
-        for kind in ("Type", "Value")
-    )
-    if (
-        any(parameter.kind is parameter.VAR_POSITIONAL for parameter in given)
-        or list(annotations) == schema
-    ):
+    types = _positions_of_kind("Type", schema, annotations)
+    values = _positions_of_kind("Value", schema, annotations)
+    has_star = any(entry.kind is entry.VAR_POSITIONAL for entry in given)
+    if has_star or list(annotations) == schema:
         return Rule(function, parameters, types, values)
-    required = {
-        parameter.name for parameter in given if parameter.default is parameter.empty
-    }
-    if not required <= {*schema} <= annotations.keys() | WITHOUT_EFFECT:
+    required = {entry.name for entry in given if entry.default is entry.empty}
+    can_be_taken = annotations.keys() | WITHOUT_EFFECT
+    if not required <= set(schema) or not set(schema) <= can_be_taken:
         raise TypeError(
             f"rule {function.__name__}{tuple(annotations)} does not match"
             f" {overload._schema}"
@@ -154,20 +152,19 @@ def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
 
     @wraps(function)
     def taking_all(t: Tosa, *arguments: Any) -> Any:
-        """Return the rule, for all arguments of the schema in order."""
-        return function(t, **{name: arguments[k] for name, k in positions.items()})
+        """Call ``function`` by name, without the arguments that it leaves out."""
+        taken = {name: arguments[k] for name, k in positions.items()}
+        return function(t, **taken)
 
     return Rule(taking_all, parameters, types, values)
 
 
-def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
-    """Name and default of each argument of the operator's schema."""
-    return tuple(
-        [
-            (argument.name, argument.default_value)
-            for argument in overload._schema.arguments
-        ]
-    )
+def _positions_of_kind(
+    kind: str, schema: Sequence[str], annotations: Mapping[str, str]
+) -> frozenset[int]:
+    """Return the positions in ``schema`` of the parameters annotated as ``kind``."""
+    positions = [k for k, name in enumerate(schema) if annotations.get(name) == kind]
+    return frozenset(positions)
 
 
 def _expect_arguments(
@@ -177,9 +174,8 @@ def _expect_arguments(
 
     Raises TypeError if one of its keys is no argument of the operator ``overload``.
     """
-    unknown = indexes.keys() - {
-        argument.name for argument in overload._schema.arguments
-    }
+    known = {argument.name for argument in overload._schema.arguments}
+    unknown = indexes.keys() - known
     if unknown:
         raise TypeError(
             f"indexes of {overload._schema}: it has no argument"
@@ -211,7 +207,7 @@ Its arguments are the interpreter of the program around the call, and the call's
 def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
     """Make the decorated function lower calls of the higher-order operator ``op``.
 
-    ValueError for a second function.
+    Raises ValueError if a function lowers ``op`` already.
     """
 
     def register(function: F) -> F:
@@ -240,8 +236,8 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
 def rule_of(node: Node) -> Rule:
     """Return the rule on ``Value`` for the call ``node``.
 
-    Raises Unsupported if its operator has none. Also raises Unsupported if the operator
-    is about positions in memory and its input is not contiguous.
+    Raises Unsupported if its operator has none. Also raises Unsupported if the
+    operator's arguments are positions in memory and its input is not contiguous.
     """
     try:
         rule = RULES[node.target, Value]  # type: ignore[index]
@@ -276,11 +272,7 @@ def bind(
     """
     arguments: list[Any] = []
     for position, (name, default) in enumerate(rule.parameters):
-        given: Any = (
-            node.args[position]
-            if position < len(node.args)
-            else node.kwargs.get(name, _MISSING)
-        )
+        given = _argument(node, position, name, default=_MISSING)
         if given is _MISSING:
             arguments.append(default)
         elif position in rule.types:
@@ -297,6 +289,16 @@ def bind(
     return arguments
 
 
+def _argument(node: Node, position: int, name: str, default: Any) -> Any:
+    """Return an argument of the call ``node``, or ``default`` if it is not passed.
+
+    The call passes it at ``position`` or as the keyword ``name``.
+    """
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
     """Return the index arguments of a call, each with the range that eager accepts."""
     rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
@@ -304,22 +306,16 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
         return []
     positions = {name: k for k, (name, _) in enumerate(rule.parameters)}
 
-    def argument(name: str) -> Any:
-        """Return the argument of the call by its name in the schema.
-
-        Its default if the call does not pass it.
-        """
+    def argument_of(name: str) -> Any:
+        """Return the argument ``name`` of the call, or its default in the schema."""
         position = positions[name]
-        return (
-            node.args[position]
-            if position < len(node.args)
-            else node.kwargs.get(name, rule.parameters[position][1])
-        )
+        _, default = rule.parameters[position]
+        return _argument(node, position, name, default)
 
     result: list[tuple[Any, Range]] = []
     for name, bound in rule.indexes.items():
-        indexes = argument(name)
-        range = bound(argument)
+        indexes = argument_of(name)
+        range = bound(argument_of)
         # a list of index tensors, one for each axis, has a list of ranges
         if isinstance(range, list):
             result += zip(indexes, range, strict=False)
@@ -331,29 +327,27 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
 def _bound(
     argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]
 ) -> Any:
-    """Convert an argument of ``node`` for ``rule``: nodes become values.
-
-    Nodes in lists do too.
-    """
+    """Return an argument of ``node`` with values in place of nodes, also in lists."""
     if isinstance(argument, Node):
         return value_of(argument)
-    if isinstance(argument, (list, tuple)):
-        parts = (
-            [a for a in argument if not _can_be_skipped(a, node)]
-            if rule.skips_empty
-            else argument
-        )
-        return [_bound(a, rule, node, value_of) for a in parts]
-    return argument
+    if not isinstance(argument, (list, tuple)):
+        return argument
+    bound: list[Any] = []
+    for part in argument:
+        if not (rule.skips_empty and _can_be_skipped(part, node)):
+            bound.append(_bound(part, rule, node, value_of))
+    return bound
 
 
-def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Return whether the tensor ``part`` of a list is empty, of the right type."""
-    return (
-        isinstance(part, Node)
-        and is_empty(part)
-        and part.meta["val"].dtype is whole.meta["val"].dtype
-    )
+def _can_be_skipped(part: Any, call: Node) -> bool:
+    """Return whether ``part`` of a list is an empty tensor of the type of the result.
+
+    An empty tensor of another type still affects the type of the result of cat.
+    """
+    if not isinstance(part, Node) or not is_empty(part):
+        return False
+    part_dtype = part.meta["val"].dtype
+    return part_dtype is call.meta["val"].dtype
 
 
 def is_empty(node: Node) -> bool:
@@ -367,27 +361,29 @@ def is_empty(node: Node) -> bool:
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
     """Apply the rule of ``node``, with short floats rounded once; see ``checked``."""
+    val = node.meta.get("val")
     return checked(
-        rule,
-        node,
-        lambda: apply_rounding_once(t, rule.function, arguments, node.meta.get("val")),
+        rule, node, lambda: apply_rounding_once(t, rule.function, arguments, val)
     )
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
-    """Call ``call``, which applies ``rule``, and check the types that torch recorded.
+    """Return the result of ``call``, which applies ``rule``.
 
-    Raises InternalError if it has other types. Raises Unsupported if the rule refuses
-    the call, and before the call if TOSA has no tensors of the recorded type.
+    Checks that it has the types that torch recorded, and raises InternalError for
+    others. Raises Unsupported if the rule refuses the call, and before the call if TOSA
+    has no tensors of the recorded type.
     """
     val: Any = node.meta.get("val")
     # several results are checked after the call: the rule may return None for one that
     # TOSA cannot express
     several = isinstance(val, (tuple, list))
-    expected = None if several or val is None else _result_type(rule, val)
-    carried = node.meta.get(BORDER_DTYPE)
-    if expected is not None and carried in AS_ITSELF:
-        expected = Type(expected.shape, DTYPES[getattr(torch, carried)])
+    expected: Type | None = None
+    if val is not None and not several:
+        expected = _result_type(rule, val)
+        carried = node.meta.get(BORDER_DTYPE)
+        if carried is not None and carried in AS_ITSELF:
+            expected = Type(expected.shape, DTYPES[getattr(torch, carried)])
     try:
         result = call()
     # the lowering depends on a size that is known at run time only
@@ -422,17 +418,18 @@ def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
     """Raise unless ``value`` has the type ``expected``.
 
     Both are None if there is no result. Raises Unsupported if only sizes known at run
-    time differ, which may be equal there. Any other difference is a defect of the rule,
-    and raises InternalError.
+    time differ: they may be equal at run time. Any other difference is a defect of the
+    rule, and raises InternalError.
     """
     actual = None if value is None else value.type
-    if actual != expected:
-        if actual is not None and expected is not None and actual.reconciled(expected):
-            raise refused(
-                f"nothing proves that the sizes of {actual} and of torch's result,"
-                f" {expected}, are equal"
-            )
-        raise _wrong_result(rule, node, str(actual), str(expected))
+    if actual == expected:
+        return
+    if actual is not None and expected is not None and actual.reconciled(expected):
+        raise refused(
+            f"nothing proves that the sizes of {actual} and of torch's result,"
+            f" {expected}, are equal"
+        )
+    raise _wrong_result(rule, node, str(actual), str(expected))
 
 
 def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> InternalError:

@@ -19,7 +19,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, SHORT_FLOATS, DType
 from .builder import Tosa
-from .float8 import any_of, apply_to_float8, rounded
+from .float8 import apply_to_float8, has_dtype, map_values, rounded
 from .torch_values.tensor_types import DTYPES
 
 _PRODUCTS = frozenset(
@@ -35,27 +35,27 @@ _ACCUMULATING = frozenset({tosa.REDUCE_SUM, tosa.REDUCE_PRODUCT, tosa.RESIZE})
 """Operators that round intermediate results to short floats."""
 _EXACT = frozenset(
     {
-        *(
-            tosa.RESHAPE,
-            tosa.TRANSPOSE,
-            tosa.SLICE,
-            tosa.TILE,
-            tosa.PAD,
-            tosa.CONCAT,
-            tosa.REVERSE,
-            tosa.IDENTITY,
-        ),
-        *(
-            tosa.GATHER,
-            tosa.SCATTER,
-            tosa.SELECT,
-            tosa.CLAMP,
-            tosa.MAXIMUM,
-            tosa.MINIMUM,
-            tosa.ABS,
-            tosa.NEGATE,
-        ),
-        *(tosa.CEIL, tosa.FLOOR, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.MAX_POOL2D),
+        tosa.ABS,
+        tosa.CEIL,
+        tosa.CLAMP,
+        tosa.CONCAT,
+        tosa.FLOOR,
+        tosa.GATHER,
+        tosa.IDENTITY,
+        tosa.MAXIMUM,
+        tosa.MAX_POOL2D,
+        tosa.MINIMUM,
+        tosa.NEGATE,
+        tosa.PAD,
+        tosa.REDUCE_MAX,
+        tosa.REDUCE_MIN,
+        tosa.RESHAPE,
+        tosa.REVERSE,
+        tosa.SCATTER,
+        tosa.SELECT,
+        tosa.SLICE,
+        tosa.TILE,
+        tosa.TRANSPOSE,
     }
 )
 """Operators that never round: they move or select elements, or return whole numbers."""
@@ -70,11 +70,11 @@ def apply_rounding_once(
     Unsupported if the target takes the rule's operators neither on short floats nor on
     fp32.
     """
-    if any_of(FLOAT8, arguments):
+    if has_dtype(FLOAT8, arguments):
         return apply_to_float8(
             t, function, arguments, lambda result: _as_recorded(t, result, val)
         )
-    if not any_of(SHORT_FLOATS, arguments):
+    if not has_dtype(SHORT_FLOATS, arguments):
         return function(t, *arguments)
     # run the rule on short floats first, and count the roundings of the operators that
     # it emits
@@ -90,72 +90,68 @@ def apply_rounding_once(
             return _applied_in_fp32(t, function, arguments, val)
         except Unsupported:
             raise refusal from None
-    if _rounds_once(t.operators[start:], t.rounded_number):
+    if _can_stay_short(t.operators[start:], t.rounded_number):
         return result
     del t.operators[start:]
     return _applied_in_fp32(t, function, arguments, val)
 
 
-def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
+def _can_stay_short(operators: list[Operator], rounded_number: bool) -> bool:
     """Return whether ``operators`` may run in short floats.
 
     They round at most once, or have a matrix product or convolution.
-    ``rounded_number``, whether a constant was rounded to short floats, counts as one
-    rounding.
+    ``rounded_number`` is whether a constant was rounded to short floats, which counts
+    as one rounding.
     """
-    if not _PRODUCTS.isdisjoint(map(type, operators)):
+    roundings = 0
+    accumulates = False
+    for operator in operators:
+        kind = type(operator)
+        if kind in _PRODUCTS:
+            return True
+        # only operators with results of short floats round
+        if kind not in _EXACT and has_dtype(SHORT_FLOATS, operator.outputs):
+            roundings += 1
+            accumulates |= kind in _ACCUMULATING
+    if roundings == 0:
         return True
-    # only operators with results of short floats round
-    kinds = [
-        type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)
-    ]
-    rounding = [kind for kind in kinds if kind not in _EXACT]
-    if not rounding:
-        return True
-    return len(rounding) + rounded_number <= 1 and _ACCUMULATING.isdisjoint(kinds)
+    return roundings + rounded_number <= 1 and not accumulates
 
 
 def _applied_in_fp32(
     t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any
 ) -> Any:
     """Apply the rule to operands in fp32, and cast its result back."""
-    return _as_recorded(
-        t, function(t, *(_cast_to_fp32(t, argument) for argument in arguments)), val
-    )
+    wide = [_cast_to_fp32(t, argument) for argument in arguments]
+    return _as_recorded(t, function(t, *wide), val)
 
 
 def _as_recorded(t: Tosa, result: Any, val: Any) -> Any:
     """Cast the fp32 results of a rule back to the types of ``val``."""
-    if isinstance(result, tuple):
-        return tuple(
-            [v and _cast_back(t, v, fake) for v, fake in zip(result, val, strict=True)]
-        )
-    return _cast_back(t, result, val)
+    if not isinstance(result, tuple):
+        return _cast_back(t, result, val)
+    pairs = zip(result, val, strict=True)
+    return tuple([_cast_back(t, value, fake) for value, fake in pairs])
 
 
 def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
     """Cast values of short floats in an argument to fp32, also in lists."""
-    if isinstance(argument, Value):
-        return (
-            t.cast(argument, DType.FP32) if argument.dtype in SHORT_FLOATS else argument
-        )
-    return (
-        [_cast_to_fp32(t, part) for part in argument]
-        if isinstance(argument, (list, tuple))
-        else argument
-    )
+    return map_values(argument, lambda x: _short_as_fp32(t, x))
 
 
-def _cast_back(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
-    """Return an fp32 result cast to the short float type, or that of fp8, of ``fake``.
+def _short_as_fp32(t: Tosa, x: Value) -> Value:
+    """Return short floats as fp32; any other value as it is."""
+    return t.cast(x, DType.FP32) if x.dtype in SHORT_FLOATS else x
 
-    Any other result as it is.
+
+def _cast_back(t: Tosa, value: Value | None, fake: torch.Tensor) -> Value | None:
+    """Cast an fp32 result to the type of ``fake`` if that is a short float or fp8.
+
+    Returns any other result as it is, also None: a result that is not lowered.
     """
+    if value is None or value.dtype is not DType.FP32:
+        return value
     dtype = DTYPES[fake.dtype]
-    if dtype in FLOAT8 and value.dtype is DType.FP32:
+    if dtype in FLOAT8:
         return rounded(t, value, dtype)
-    return (
-        t.cast(value, dtype)
-        if dtype in SHORT_FLOATS and value.dtype is DType.FP32
-        else value
-    )
+    return t.cast(value, dtype) if dtype in SHORT_FLOATS else value
