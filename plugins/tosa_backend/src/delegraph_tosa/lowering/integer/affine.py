@@ -75,9 +75,9 @@ def _deferred_number(load: Callable[[], float]) -> Value:
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
-    """Return x as int32 without zero point, scaled so that the largest has BITS bits.
+    """Return x as int32 without zero point, in the finest scale that RESCALE can make.
 
-    A RESCALE takes no more.
+    The largest integer has BITS bits in it.
     """
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
@@ -88,10 +88,10 @@ def affine(
 ) -> Scaled:
     """Return y * weight + bias, for constants that broadcast with y in ``shape``.
 
-    A weight of None is 1, a bias of None is 0. The scale of the integer weight is large
-    enough that neither the weight, nor the bias in the scale of the product, overflows.
-    It is computed when the file is written (``gain``), because the constants are read
-    only then. Raises Unsupported if ``weight`` or ``bias`` is no constant.
+    A weight of None is 1, a bias of None is 0. Raises Unsupported if ``weight`` or
+    ``bias`` is no constant. The scale of the integer weight is so large that the weight
+    fits, and the bias in the scale of the product. This scale is computed when the file
+    is written (``gain``), because the constants are read only then.
     """
     if weight is None and bias is None:
         return y
@@ -123,9 +123,9 @@ def affine(
 def _constant_in_steps(
     shape: Shape, value: Value | None, step: Callable[[], float]
 ) -> Value:
-    """round(value / step()) as an int32 constant of ``shape``; None is 1.
+    """Return round(value / step()) as an int32 constant of ``shape``; None is 1.
 
-    Computed when the file is written.
+    It is computed when the file is written.
     """
 
     def load() -> Array:
@@ -148,17 +148,22 @@ def _elements_or_ones(constant: Value | None, count: int) -> Array:
 def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> Lazy:
     """As ``affine``, for y int16 [*S,C] and constants [C], by DEPTHWISE_CONV2D.
 
-    The kernels have one element. Each channel has a weight of 127 or -127, and a scale
-    of its own. On an NPU (docs/decisions/0028) this takes less time than a MUL and an
-    ADD of int32.
+    The kernels have one element. Each channel has its own scale, in which its weight is
+    127 or -127, or smaller if the bias needs a larger scale. On an NPU
+    (docs/decisions/0028) this takes less time than a MUL and an ADD of int32.
     """
     count = y.shape[-1]
     step = y.scale.factor
 
     def steps() -> Array:
-        """fp32 [C]: the steps of the integer weights. No bias has more than 29 bits."""
+        """Return the steps of the integer weights, fp32 [C].
+
+        In them, the bias has at most 29 bits.
+        """
         factors = np.abs(_elements_or_ones(weight, count))
-        offsets = np.zeros(count) if bias is None else np.abs(real_elements(bias))
+        offsets = np.zeros(count)
+        if bias is not None:
+            offsets = np.abs(real_elements(bias))
         # a weight far below all others becomes 0: ratios of a RESCALE have a limit
         least = max(factors.max(), offsets.max(), _LEAST) / 2.0**30
         of_bias = np.maximum(offsets / (step * 2.0**29), least)
@@ -170,7 +175,8 @@ def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> L
         integers: Array = np.rint(factors / steps()).astype(np.int8)
         return integers.reshape(1, 1, count, 1)
 
-    scale = Scale(step, (Value(Type((count,), DType.FP32), Deferred(steps)),))
+    step_of_weights = Value(Type((count,), DType.FP32), Deferred(steps))
+    scale = Scale(step, (step_of_weights,))
     kernel = deferred(Type((1, 1, count, 1), DType.INT8), kernels, most=127)
     in_sums = bias_in_steps(t, bias, scale, DType.INT48)
     builder = Accumulating(t, DType.INT48, left=0, right=0, bias=in_sums)

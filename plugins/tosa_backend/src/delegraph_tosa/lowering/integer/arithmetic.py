@@ -19,6 +19,7 @@ from ...ir.graph import Value
 from ...ir.types import DType
 from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
+from ..aten.shape import slice_axis
 from ..builder import Tosa
 from ..lazy.lazy_values import BITS, Joined, Lazy, Scaled, limit, trial
 from ..lazy.quantization import Scale
@@ -27,16 +28,16 @@ from .affine import multiply_add, sloped
 from .data_movement import where
 from .division import Quotient
 from .products import real_elements
-from .sums import HIDES, Shifted, addend, aligned, centred, times
+from .sums import HIDES, Shifted, addend, aligned, centred, expect_fp32, times
 
 aten = torch.ops.aten
 
 
 def _is_table(*operands: Any) -> bool:
-    """Return whether the call is a function of elements of one quantized value.
+    """Return whether the call is an elementwise function of one quantized value.
 
     Lazy operands have to be functions of the same quantized value; all others have to
-    be single numbers.
+    be single numbers. At least one operand is lazy.
     """
     functions = []
     for operand in operands:
@@ -47,9 +48,13 @@ def _is_table(*operands: Any) -> bool:
             if operand.constant is None or not has_one_element:
                 return False
     first = functions[0]
-    if first is None:  # not of single elements
-        return False
-    return all(f is not None and f.source.is_like(first.source) for f in functions)
+    for function in functions:
+        # None: not elementwise
+        if first is None or function is None:
+            return False
+        if not function.source.is_like(first.source):
+            return False
+    return True
 
 
 def _is_constant(value: Any) -> bool:
@@ -80,8 +85,8 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
     """Return left + sign * alpha * right, for at least one lazy operand.
 
-    ``sign`` is 1 or -1. NotImplemented if the call is a function of one quantized
-    value, which can be a TABLE.
+    ``sign`` is 1 or -1. Returns NotImplemented for a function of one quantized value,
+    which can be a TABLE.
     """
     if _is_table(left, right):
         return NotImplemented
@@ -106,7 +111,7 @@ def _has_no_common_scale(t: Tosa, value: Any) -> bool:
     """
     if not isinstance(value, Lazy):
         return True
-    # a mask has a larger absolute value with the numbers below HIDES than without them
+    # whether numbers below HIDES increase the largest absolute value
     return value.reach(t) > value.reach(t, HIDES)
 
 
@@ -120,11 +125,7 @@ def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
-    """Return ``value`` * factor.
-
-    A lazy value gets another scale, a computed tensor a MUL, and a number is multiplied
-    here.
-    """
+    """Return ``value`` * factor, for a lazy value, a tensor or a number."""
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -153,7 +154,7 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a
+    """[*S], [*S] -> [*S]; one factor is quantized, the other may also be a number, a
     mask or a constant
     """
     if _is_table(self, other):
@@ -188,8 +189,7 @@ def _single_number(constant: Value) -> float | None:
     """
     try:
         numbers = set(real_elements(constant).flat)
-    # the support check
-    except Unsupported:
+    except Unsupported:  # in the support check
         return None
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -214,16 +214,14 @@ def hardswish(t: Tosa, self: Lazy) -> Any:
 def _is_int16(x: Lazy) -> bool:
     """Return whether x is quantized to int16.
 
-    Its TABLE interpolates linearly and would miss kinks between entries.
+    A TABLE of int16 would round off the kinks of a function: it interpolates linearly
+    between its entries.
     """
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """Return the gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32.
-
-    x + 3 has 29 bits.
-    """
+    """Return the gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32."""
     x = addend(t, self)
     # both terms, x and 3, have at most BITS - 1 bits
     largest = max(x.size * x.scale.factor, 3.0)
@@ -314,16 +312,13 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
         Smaller integers are compared as int32, and cast back.
         """
         dtype = pair[0].dtype
-        left, right = (
-            v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair
-        )
-        chosen = t.maximum(left, right) if larger else t.minimum(left, right)
+        wide = [v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair]
+        chosen = t.maximum(*wide) if larger else t.minimum(*wide)
         return t.cast(chosen, dtype)
 
     def rule(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; a constant is quantized with the result.
-
-        Quantized values are brought to one scale.
+        """[*S], [*S] -> [*S]; a constant gets the quantization of the result, and two
+        quantized values get one scale
         """
         if _is_table(self, other):
             return NotImplemented
@@ -367,7 +362,7 @@ def sum(
     keepdim: bool = False,
 ) -> Lazy:
     """[*S] -> [*S']"""
-    t.refuse_unless(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
+    expect_fp32(t, "a sum", dtype)
     total, _ = summed(t, self, dim, keepdim)
     return total
 
@@ -384,9 +379,7 @@ def prod_dim(
     t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None
 ) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
-    t.refuse_unless(
-        dtype in (None, torch.float32), f"a product in {dtype} is not lowered"
-    )
+    expect_fp32(t, "a product", dtype)
     x = addend(t, self)
     (axis,) = axes_of(dim, self.rank)
     count = x.shape[axis]
@@ -395,28 +388,25 @@ def prod_dim(
         f"a product of more than {FACTORS} elements",
     )
     # a factor is [*A,1,*B], the elements at one position of the axis
-    size = list(x.shape)
-    size[axis] = 1
     factors = []
     for position in range(count):
-        start = [0] * x.rank
-        start[axis] = position
-        elements = t.slice(x.q, start, size)
+        elements = slice_axis(t, x.q, axis, position, 1)
         factors.append(Scaled(elements, x.scale, x.zero_point))
     y = reduce(partial(_product, t), factors)
-    shape = size if keepdim else [*size[:axis], *size[axis + 1 :]]
+    kept = (1,) if keepdim else ()
+    shape = (*x.shape[:axis], *kept, *x.shape[axis + 1 :])
     return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
 
 
 KEPT = 20
 """The fewest bits of an element in a sum of unknown length.
 
-The sum may be short.
+If the sum is short at run time, its result has no more bits.
 """
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """Return the low bits that each of ``count`` integers loses in a sum.
+    """Return how many low bits each of ``count`` integers loses in a sum.
 
     The integers are at most ``size``, and the sum has at most ``bits`` bits. Raises
     Unsupported if ``count`` is known at run time only and elements would keep fewer

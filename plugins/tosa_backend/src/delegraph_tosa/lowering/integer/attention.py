@@ -1,10 +1,10 @@
 """Computes scaled dot-product attention in integers.
 
-MATMULs have int8 or int16, and exp between them has 32 bits. The weights of the second
-product are exp(score - largest score of the row). Their division by the sum of the row
-comes after the product, because divided weights would use few of their bits. Weights
-have more bits than activations, so there are two products, one with their high bits and
-one with their low bits.
+The product of query and key are the scores, int32. The weights of the values are
+exp(score - largest score of the row), with 15 bits for int8 and 23 bits for int16. A
+MATMUL takes weights of the type of the values only. So it is applied twice, to the high
+and to the low bits of the weights. The result is divided by the sum of the row's
+weights after the product: divided weights would be small and use few of their bits.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LOWER = 8
 ONCE = frozenset({"u55"})
 """Devices on which a MATMUL takes as long as ten other operators.
 
-There, weights have 8 bits and one product is enough.
+There, weights have 8 bits, so that one product is enough.
 """
 FEW = 64
 """The most positions for 8-bit weights, which keep results within a step."""
 
 
 class Widths(NamedTuple):
-    """Numbers of bits: of a value, of a weight, and of the sum of a row of weights."""
+    """The bits of a value, of a weight, and of the sum of the weights of a row."""
 
     value: int
     weight: int
@@ -55,8 +55,8 @@ class Widths(NamedTuple):
     def of_weights(self, t: Tosa, count: int) -> int:
         """Return how many bits weights may have if ``count`` of them are summed.
 
-        Raises Unsupported if that is over 7 bits fewer than ``weight``: the weights
-        would be too coarse.
+        Raises Unsupported if weights would be too coarse: if they would have over 7
+        bits fewer than ``weight``.
         """
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.refuse_unless(
@@ -66,9 +66,9 @@ class Widths(NamedTuple):
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """Return the low bits that a sum of ``count`` products loses to fit into int32.
+        """Return how many low bits a sum of products loses to fit into int32.
 
-        Weights have ``bits`` bits.
+        It has ``count`` products of a value and a weight of ``bits`` bits.
         """
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
@@ -111,11 +111,11 @@ def scaled_dot_product_attention(
     bits = WIDTHS[dtype].of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     if dtype is DType.INT8 and takes_int16_softmax(t, scores, scores.rank - 1):
-        # these passes leave hidden keys out themselves, and rescale scores by shifts
-        # that -2**30 does not fit
+        # hidden keys get the lowest score: ``int16_shares`` leaves them out, and HIDDEN
+        # would not fit into its RESCALEs
         lowest, _ = range_of(scores.q)
         masked, seen = _masked(t, scores, mask, hidden=max(lowest, HIDDEN))
-        return _short(t, masked, seen, v)
+        return _by_int16_shares(t, masked, seen, v)
     masked, seen = _masked(t, scores, mask)
     weights = _weights(t, masked, seen, bits)
     if dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
@@ -132,10 +132,12 @@ def _scores(t: Tosa, query: Scaled, key: Scaled, factor: float) -> Scaled:
     return Scaled(products, scale.over(1 / factor))
 
 
-def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
-    """Return the result by one product of int16 weights and the ``values``.
+def _by_int16_shares(
+    t: Tosa, scores: Scaled, seen: Value | None, values: Scaled
+) -> Lazy:
+    """Return the result by one product of the ``values`` and int16 weights.
 
-    The weights are divided by the sums of their rows.
+    These weights are already divided by the sums of their rows.
     """
     fine = STEP / 2**FINER
     wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
@@ -154,8 +156,8 @@ def _masked(
 ) -> tuple[Scaled, Value | None]:
     """Return the masked scores, and bool [*B,L,S] that is false for hidden keys.
 
-    The second is None if no key is hidden. The mask is bool (False hides a key, and its
-    score becomes ``hidden``), a float or lazy value that is added to scores, or None.
+    The second is None if no key is hidden. A bool mask gives keys for which it is false
+    the score ``hidden``. Any other mask, a float or lazy value, is added to the scores.
     """
     if mask is None:
         return scores, None
@@ -166,10 +168,10 @@ def _masked(
 
 
 def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
-    """bool, false where a mask that is added to scores is -inf.
+    """Return bool that is false where the ``mask``, added to scores, is -inf.
 
-    None if it is -inf nowhere. Quantized numbers are finite, so only computed floats
-    and constants can be -inf.
+    Returns None if it is -inf nowhere. Quantized numbers are finite, so only computed
+    floats and constants can be -inf.
     """
     if isinstance(mask, Joined):
         parts = [_above_minus_infinity(t, part) for part in mask.parts]
@@ -235,8 +237,8 @@ def _weighted_values(
 
     high_sums = product(high, max(lost - LOWER, 0))
     low_sums = product(low, lost)
-    # of the LOWER bits by which the high sums are shifted above the low ones, the high sums
-    # have not lost LOWER - lost
+    # high sums count 2**LOWER times as much as low ones, and have lost max(lost -
+    # LOWER, 0) bits instead of ``lost``: the shift makes up for the difference
     shifted = t.left_shift(high_sums, max(LOWER - lost, 0))
     return t.add(shifted, low_sums)
 
@@ -262,18 +264,15 @@ class Weighing(Accumulating):
     """
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
-        """A builder that appends to the operators of ``t``.
+        """Create a builder that appends to the operators of ``t``.
 
-        ``zero_point`` is that of ``values``, weights have 0.
+        ``zero_point`` is that of ``values``. Weights have the zero point 0.
         """
-        super().__init__(t, WIDE[values.dtype], 0, zero_point)
+        super().__init__(t, WIDE[values.dtype], left=0, right=zero_point)
         self._lost = lost
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """Return the sums in int32: int48 is divided by 2**lost and rounded.
-
-        The other arguments are not needed for this.
-        """
+        """Return the sums as int32: int48 is divided by 2**lost and rounded."""
         if sums.dtype is DType.INT32:
             return sums
         return self._rescaled(sums, Scale(2.0**-self._lost))
@@ -284,10 +283,10 @@ def _divided_by_sums(
 ) -> Lazy:
     """Return (y << lost) / total as integers in ``scale``.
 
-    |y << lost| must be less than total << bits. n / total is (n << inverse.shift) *
-    inverse.mantissa, divided by a power of two. y is shifted only once, by the sum of
-    three shifts: left by ``lost`` and by the shift of the reciprocal, right by
-    ``bits``, so that the product fits.
+    |y << lost| must be less than total << bits. With the reciprocal of the total, n /
+    total is (n << inverse.shift) * inverse.mantissa, divided by a power of two. y is
+    shifted once, by the sum of three shifts: left by ``lost`` and by inverse.shift,
+    right by ``bits``, so that the product fits.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
     shift = t.sub(inverse.shift, bits - lost)

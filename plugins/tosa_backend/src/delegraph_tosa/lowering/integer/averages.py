@@ -31,6 +31,7 @@ from .arithmetic import summed
 from .division import Quotient
 from .image_sums import sums_of_images
 from .products import WIDE, Accumulating
+from .sums import expect_fp32
 
 aten = torch.ops.aten
 MOST_ENTRIES = 1 << 20
@@ -100,8 +101,8 @@ class Averaged(Lazy):
     def _columns(self, t: Tosa) -> Lazy:
         """Compute averages of any windows by a product with a constant matrix.
 
-        The sums of window w have their own scale: the share of one element in the
-        average, 1 / its number of elements.
+        Column w of the matrix has a 1 for each element of window w, so the product is
+        the sum of the window. Its scale has the factor 1 / (elements of window w).
         """
         x = self.of.q
         axes = 3 if "3d" in str(self.pool) else 2
@@ -111,19 +112,20 @@ class Averaged(Lazy):
         windows = math.prod(self.shape[-axes:])
         t.refuse_unless(
             not is_dynamic(elements) and not is_dynamic(windows),
-            "where its windows lie is known at run time only",
+            "the positions of its windows are known at run time only",
         )
         t.refuse_unless(
             elements * windows <= MOST_ENTRIES,
-            f"{windows} windows in {elements} elements are too large a matrix",
+            f"the matrix for {windows} windows in {elements} elements has more than"
+            f" {MOST_ENTRIES} entries",
         )
-        # three things that equal pools share; ``shares()`` computes when the file is
-        # written, once for both constants
+        # equal pools share both constants. The function ``shares`` runs when the file
+        # is written, once for both
         key = (self.pool, repr(self.settings), size)
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(size)))
+        shape = (1, elements, windows)
         ones = t.once(
-            ("ones", x.dtype, *key),
-            lambda: _ones_where_shared(shares, (1, elements, windows), x.dtype),
+            ("ones", x.dtype, *key), lambda: _ones_where_shared(shares, shape, x.dtype)
         )
         share = t.once(("share", *key), lambda: _share_of_one(shares, windows))
         builder = Accumulating(t, WIDE[x.dtype], left=self.of.zero_point, right=0)
@@ -136,8 +138,8 @@ class Averaged(Lazy):
     def _shares(self, size: Shape) -> Array:
         """Return the share of each element in each average: [elements, windows].
 
-        The axes have the sizes ``size``. Row e is the average of an input that is 1 at
-        element e and 0 elsewhere.
+        ``size`` is that of the pooled axes. Row e has the averages of an input that is
+        1 at element e and 0 elsewhere.
         """
         elements = math.prod(size)
         inputs = np.eye(elements).reshape(elements, 1, *size)
@@ -175,16 +177,13 @@ def _share_of_one(shares: Any, windows: int) -> Value:
 
 
 class Windows(Tosa):
-    """A builder on which the float rule of a pool is tried.
+    """A builder for a trial run of the float rule of a pool.
 
-    It notes the padding and a division after the pool.
+    It notes the windows of the pool, and whether averages are multiplied afterwards.
     """
 
     def __init__(self) -> None:
-        """A builder for a target that has nearly every operator.
-
-        Its operators are discarded.
-        """
+        """Create a builder as ``trial`` does, with nothing noted."""
         self.__dict__.update(trial().__dict__)
         self.kernels: list[Shape] = []
         """The size of the windows of each AVG_POOL2D."""
@@ -207,13 +206,13 @@ class Windows(Tosa):
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        """Notes size and padding."""
+        """Emit the AVG_POOL2D, and note its window size and padding."""
         self.kernels.append(tuple(kernel))
         self._pads.append(pad)
         return super().avg_pool2d(x, kernel, stride, pad)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """Records that averages are multiplied later, for another divisor."""
+        """Emit the MUL, and note that averages are multiplied for another divisor."""
         self._divides = True
         return super().mul(left, right, shift)
 
@@ -239,19 +238,12 @@ class Summing(Accumulating):
         return self.depthwise_conv2d(x, ones, no_bias, pad, stride, dilation=(1, 1))
 
 
-def _register_averages(*overloads: Any) -> None:
-    """Register the rules of the average pools ``overloads``.
-
-    The windows of an adaptive pool follow from the size of its input. If this size is
-    known at run time only, only an output size of 1 is lowered: the average of all
-    elements.
-    """
-    for overload in overloads:
-        lowers(overload, on=Lazy)(partial(_averaged, overload))
-
-
 def _averaged(overload: Any, t: Tosa, self: Lazy, *settings: Any) -> Lazy:
-    """[N,C,*S] -> [N,C,*S'], by an average pool"""
+    """[N,C,*S] -> [N,C,*S'], by an average pool.
+
+    The windows of an adaptive pool depend on the size of its input. If this size is
+    known at run time only, just an output size of 1 is lowered, by a mean.
+    """
     axes = 3 if "3d" in str(overload) else 2
     if "adaptive" in str(overload) and any(map(is_dynamic, self.shape[-axes:])):
         output_size = settings[0]
@@ -264,10 +256,15 @@ def _averaged(overload: Any, t: Tosa, self: Lazy, *settings: Any) -> Lazy:
     return Averaged(operand(t, self, "its input"), overload, settings)
 
 
-_register_averages(
-    aten.avg_pool2d.default, aten.avg_pool3d.default, aten.adaptive_avg_pool2d.default,
-    aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default,
-)  # fmt: skip
+for overload in (
+    aten.avg_pool2d.default,
+    aten.avg_pool3d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool3d.default,
+):
+    lowers(overload, on=Lazy)(partial(_averaged, overload))
 
 
 @lowers(aten.mean.default, aten.mean.dim, on=Lazy)
@@ -279,13 +276,13 @@ def mean(
     keepdim: bool = False,
 ) -> Lazy:
     """[*S] -> [*S']; a pool over height and width of images; over other axes a sum
-    with a scale divided by N
+    with a scale divided by the number of elements
     """
-    t.refuse_unless(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
+    expect_fp32(t, "a mean", dtype)
     if _is_of_images(self, dim):
         return _mean_of_images(t, self, keepdim)
     total, count = summed(t, self, dim, keepdim)
-    # a number of elements that is known at run time only cannot be part of the scale
+    # the scale has to be known at compile time
     if is_dynamic(count):
         divisor = t.reshape(computed(t, count, DType.INT32), (1,) * total.rank)
         return Quotient(total, Scaled(divisor, Scale(1.0)), total.shape)

@@ -5,7 +5,6 @@ Quantization is monotonic, so the largest integer represents the largest number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeGuard
@@ -49,9 +48,14 @@ PUTS = aten.index_put.default, aten._unsafe_index_put.default
 ``scatter`` has their rules.
 """
 WRITES = (
-    aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
-    aten.index_copy.default, aten.masked_scatter.default, *PUTS,
-)  # fmt: skip
+    aten.scatter.src,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.index_copy.default,
+    aten.masked_scatter.default,
+    *PUTS,
+)
 """Operators that write elements of one operand into another, at given positions."""
 
 
@@ -72,16 +76,16 @@ def _overloads() -> list[Any]:
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """Return the rule for an operator of ``MOVES``: its float rule, on integers."""
+    """Apply the float rule of ``overload``, an operator of ``MOVES``, to integers."""
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
     def move(t: Tosa, v: Value) -> Any:
-        """Return the rule for floats, applied to ``v`` in place of x."""
+        """Apply the float rule to ``v`` in place of x."""
         float_rule = lowering_of(overload)
         return float_rule(t, *[v if a is x else a for a in arguments])
 
+    # a value without integers is moved when a quantize operator makes them
     if not isinstance(x, Scaled):
-        # no quantize has made integers of it yet
         return _moved_once_quantized(t, x, move)
     if x.axis == 0 and overload is aten.embedding.default:
         return _rows_of_table(t, x, move)
@@ -101,8 +105,6 @@ def _map_results(function: Callable[[Any], Any], results: Any) -> Any:
 
 
 REVERSES_AXES = (aten.t.default, aten.t_copy.default, aten.numpy_T.default)
-
-
 SWAPS_AXES = (
     aten.transpose.int,
     aten.transpose_copy.int,
@@ -114,9 +116,9 @@ SWAPS_AXES = (
 def _moved_weight(
     t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]
 ) -> Value:
-    """Return a constant with a scale for each channel, transposed.
+    """Transpose a constant x that has a scale for each channel.
 
-    The axis of the scales moves along. ``settings`` are the operator's arguments after
+    The axis of the scales moves to its new position. ``settings`` are the operator's arguments after
     the tensor. Raises Unsupported for operators that do not transpose.
     """
     axes = list(range(x.rank))
@@ -148,7 +150,7 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
     """
     t.refuse_unless(
         x.q.dtype is DType.INT8,
-        "its rows have scales of their own, which is lowered for int8 only",
+        "its rows have different scales, which is lowered for int8 only",
     )
 
     def load_shares() -> Array:
@@ -190,8 +192,8 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
 
     A trial run of ``move`` gives their number and shapes. Elements cannot be compared
     before they are quantized, so a result that holds positions (as of topk) cannot be
-    lazy. If it is one of several results, it is None (not lowered) on a target without
-    floats. Otherwise raises Unsupported, so that the call is computed in floats.
+    lazy. On a target without floats it is None (not lowered), if there are other
+    results. Otherwise raises Unsupported, so that the call is computed in floats.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
@@ -199,8 +201,7 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
     has_floats = "FP" in t.spec.profiles
     moved: list[Lazy | None] = []
     for position, result in enumerate(results):
-        is_lowered = result is not None and (has_floats or result.dtype is x.dtype)
-        if not is_lowered:
+        if result is None or (result.dtype is not x.dtype and not has_floats):
             moved.append(None)
             continue
         shape = _shape_of_elements(t, x, result)
@@ -209,13 +210,13 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
 
 
 def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
-    """Return result ``position`` of moving ``v``, for several results."""
+    """Return the result at ``position`` among those of ``move`` for ``v``."""
     result: Value = move(t, v)[position]
     return result
 
 
 def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
-    """Return the shape of ``result``, one result of moving x.
+    """Return the shape of ``result``, a result of moving x.
 
     Raises Unsupported if it holds positions (as of max or topk): elements cannot be
     compared before they are quantized.
@@ -228,12 +229,13 @@ def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """Return the uint8 rule for an operator of ``MOVES``: its float rule, on int8.
+    """Apply the float rule of ``overload``, an operator of ``MOVES``, to uint8.
 
-    The int8 integers have the same order.
+    It moves the int8 integers that represent the uint8, which have the same order.
     """
     float_rule = lowering_of(overload)
-    results = float_rule(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
+    integers = [a.q if isinstance(a, Bytes) else a for a in arguments]
+    results = float_rule(t, *integers)
 
     def wrapped(result: Value | None) -> Value | None:
         """Return a result of int8 as uint8.
@@ -265,7 +267,7 @@ def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 
 
 def _joined_along(overload: Any, dim: int, t: Tosa, parts: list[Value]) -> Value:
-    """Return the float rule of cat or stack, applied to ``parts``."""
+    """Apply the float rule of ``overload``, cat or stack, to ``parts``."""
     result: Value = lowering_of(overload)(t, parts, dim)
     return result
 
@@ -273,9 +275,10 @@ def _joined_along(overload: Any, dim: int, t: Tosa, parts: list[Value]) -> Value
 def _joined(
     t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]
 ) -> Value:
-    """Return ``join`` of the integers, or a lazy value that is joined later.
+    """Return ``join`` of ``tensors``, which it concatenates for example.
 
-    Integers of equal quantization are joined at once.
+    If all have the same quantization, their integers are joined at once. Otherwise the
+    result is a lazy value: its parts are joined when they get its quantization.
     """
     first = tensors[0]
     if isinstance(first, Scaled) and first.is_small:
@@ -296,18 +299,24 @@ def _has_quantization_of(value: Value, first: Scaled) -> TypeGuard[Scaled]:
     )
 
 
-def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
-    """Return the rule for an operator of ``WRITES``: its float rule, on integers.
+def float_operands(arguments: Sequence[Any]) -> dict[int, Value]:
+    """Return the fp32 operands among ``arguments``, each by its position.
 
-    All operands get the same quantization.
+    Lazy values are fp32 to torch. Indices and masks are left out.
     """
-    # the operands that are quantized: lazy values are fp32 to torch; indices and masks
-    # are not
-    operands = {
+    return {
         position: argument
         for position, argument in enumerate(arguments)
         if isinstance(argument, Value) and argument.dtype is DType.FP32
     }
+
+
+def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
+    """Apply the float rule of ``overload``, an operator that writes, to integers.
+
+    All operands get the same quantization.
+    """
+    operands = float_operands(arguments)
 
     def join(t: Tosa, parts: list[Value]) -> Value:
         """Apply the float rule with ``parts`` in place of ``operands``."""
@@ -327,15 +336,14 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole
-    number of steps of self
+    """[*S] -> [*S']; pads the integers if ``value`` is an integer in the quantization of
+    self; otherwise ``value`` gets the quantization of the result
     """
     float_rule = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
-        # the filling as an integer of self
-        number = value / self.scale.factor + self.zero_point
-        if math.isfinite(number) and number == round(number):
-            padded = float_rule(t, self.q, pad, round(number))
+        filling_of_integers = value / self.scale.factor + self.zero_point
+        if float(filling_of_integers).is_integer():
+            padded = float_rule(t, self.q, pad, int(filling_of_integers))
             return Scaled(padded, self.scale, self.zero_point)
 
     def join(t: Tosa, parts: Sequence[Value]) -> Value:
@@ -374,10 +382,10 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
         on_true, on_false = [t.ranked(part, rank) for part in parts]
         return t.select(condition, on_true, on_false)
 
-    # the float rule, on values of the same types, computes the shape of the result
+    # a trial run of the float rule gives the shape of the result
     float_rule = lowering_of(aten.where.self)
-    alternatives = [Value(part.type) for part in parts]
-    tried = float_rule(trial(), Value(condition.type), *alternatives)
+    stand_ins = [Value(part.type) for part in parts]
+    tried = float_rule(trial(), Value(condition.type), *stand_ins)
     return Joined(parts, join, tried.shape)
 
 
@@ -389,7 +397,7 @@ def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
-    """[*B,N,M] -> [*B,N,M]; SELECT by a mask, the triangle of a tensor of true"""
+    """[*B,N,M] -> [*B,N,M]; selects by a mask that is true in the triangle"""
     all_true = t.constant(True, DType.BOOL, self.shape[-2:])
     mask = lowering_of(overload)(t, all_true, diagonal)
     return where(t, mask, self, t.like(0.0, self))

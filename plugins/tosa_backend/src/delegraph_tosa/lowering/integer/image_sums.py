@@ -1,10 +1,10 @@
 """Sums whole images on an Ethos-U, for averages with their own quantization.
 
-A depthwise convolution with ones reads a kernel for every channel, and takes more than
-a cycle for each element. But an image [N,H,W,C] is in memory one of H * W rows of C /
-16 pixels with 16 channels each: one kernel for 16 channels sums its columns, in a sixth
-of a cycle. If something else reads the image as well, Vela copies it, a cycle for each
-element.
+A depthwise convolution with ones sums each channel of an image [N,H,W,C]. It reads a
+kernel for every channel, which takes more than a cycle for each element. A reshape to
+[N,H*W,C/16,16] is faster: an image of C/16 columns with 16 channels, of which one kernel
+sums the columns. That takes a sixth of a cycle for each element. If another operator
+reads the image too, Vela copies it, which takes a cycle for each element.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .products import WIDE, Accumulating
 
 DEVICES = frozenset({"u55", "u85"})
 LANES = 16, 8
-"""Channels of a kernel: the first of these that divides their number."""
+"""Channels of a kernel: the first of these that divides the image's channels."""
 TALLEST = 64
 """The most rows of a kernel on Ethos-U55.
 
@@ -36,9 +36,10 @@ SPARE = 15
 def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
     """int8 x [N,C,H,W] -> the sums of each channel, [N,1,C/16,16] as int32.
 
-    None where this does not do. A kernel sums up to 64 rows, and the next one these
-    sums, as int16. That is exact up to 4,096 pixels; of more, low bits are rounded off,
-    less than a hundredth of a step of the average.
+    Returns None if the device or the shape does not allow it. A kernel sums up to 64
+    rows; the next kernel sums these sums, as int16. Up to 4,096 pixels the result is
+    exact. Above, low bits are rounded off: less than a hundredth of a step of the
+    average.
     """
     if x.q.dtype is not DType.INT8 or not DEVICES & t.spec.devices:
         return None
@@ -54,7 +55,8 @@ def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
     sums = Scaled(t.transpose(x.q, (0, 2, 3, 1)), x.scale, x.zero_point)
     rows = math.prod(size)
     for height in heights:
-        if sums.q.dtype is DType.INT32:  # the results of a kernel before
+        if sums.q.dtype is DType.INT32:
+            # these are the sums of a kernel before
             sums = _in_16_bits(t, sums)
         rows //= height
         sums = _summed(t, sums, (batch, height, rows * channels // lanes, lanes))
@@ -62,9 +64,9 @@ def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
 
 
 def _heights(pixels: int) -> list[int]:
-    """Return the heights of kernels that together sum so many pixels, few of them.
+    """Return heights of kernels with the product ``pixels``, such as [64, 49] for 3136.
 
-    They descend. A prime may be too large for one.
+    They descend. A prime factor above TALLEST becomes a height as well.
     """
     if pixels <= 1:
         return [1]
@@ -78,10 +80,7 @@ def _heights(pixels: int) -> list[int]:
 
 
 def _summed(t: Tosa, x: Scaled, shape: Shape) -> Scaled:
-    """x -> the sums of the columns of its rows, int32 [N,1,W,C]
-
-    The rows have the ``shape`` [N,H,W,C].
-    """
+    """Reshape x to ``shape`` [N,H,W,C], and return its sums over H, int32 [N,1,W,C]."""
     rows = t.reshape(x.q, shape)
     _, height, _, channels = shape
     kernel = (height, 1, channels, 1)
@@ -97,7 +96,7 @@ def _summed(t: Tosa, x: Scaled, shape: Shape) -> Scaled:
 
 
 def _in_16_bits(t: Tosa, sums: Scaled) -> Scaled:
-    """Return sums as int16, divided by the power of two that this takes."""
+    """Return sums as int16, divided by the least power of two that makes them fit."""
     lost = max(0, sums.size.bit_length() - SPARE)
     scale = sums.scale.times(Scale(2.0**lost))
     integers = rescale(t, sums, scale.factor, 0, DType.INT16)

@@ -26,18 +26,15 @@ aten = torch.ops.aten
 
 
 DEVICES = frozenset({"u55"})
-"""Devices that take a few operators of 16 bits for less than as many of int32."""
+"""Devices on which operators of int16 take less time than the same ones of int32."""
 COARSE = 15
-"""Bits that 8-bit results do not need, of normalized integers and of the mantissa.
-
-Normalized integers have 30 bits.
-"""
+"""The low bits of a factor of 30 bits that an int16 result drops."""
 
 
 class Normalized(NamedTuple):
-    """Compute (c << shift + left) * mantissa * scale.
+    """The normalized value (c << (shift + left)) * mantissa * scale.
 
-    c are integers [*S]; shift and mantissa are each row's inverse root.
+    c are integers [*S]. ``inverse`` has the shift and the mantissa of each row.
     """
 
     c: Value
@@ -64,7 +61,7 @@ class Normalized(NamedTuple):
         # the shift is 15 at most
         factor = t.left_shift(mantissa, self.inverse.shift)
         y = t.mul(self.c, factor, shift=FRACTION - self.left)
-        y.range = -1 << 15, 1 << 15
+        y.range = (-1 << 15, 1 << 15)
         scale = self.scale.over(2.0**-COARSE)
         short = rescale(t, Scaled(y, scale), scale.factor, 0, DType.INT16)
         return Scaled(short, scale)
@@ -75,13 +72,13 @@ def normalized(
 ) -> Normalized:
     """Return (x - mean) / sqrt(variance + eps) over ``axes``.
 
-    Without ``centre``, returns x / sqrt(mean square + eps). With n elements, c = n * x
-    - sum (without ``centre``, n * x) is exact, and sum(c**2) is n**3 * variance (or
-    mean square). So the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps). ``lost``
-    low bits of the squares are rounded off, so that their sum has 31 bits. If n**3 *
-    eps needs more bits than that, 2 * ``extra`` more are rounded off; this makes the
-    inverse root 2**extra times as large, which the scale of the result undoes. Raises
-    Unsupported if c has more than 31 bits.
+    Without ``centre``, returns x / sqrt(mean square + eps). With n elements:
+
+    - c = n * x - sum is exact (without ``centre``, c = n * x)
+    - sum(c**2) = n**3 * variance (without ``centre``, n**3 * mean square)
+    - the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps)
+
+    Raises Unsupported if c has more than 31 bits.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -99,9 +96,12 @@ def normalized(
     # the largest sum of squares: half of the elements are at each end of the range
     most_of_one = (high - low) / 2 if centre else x.size
     most = n**3 * most_of_one**2
-    # an even number, so that the root loses a whole number of bits
+    # the low bits that squares lose, so that their sum has 31 bits: an even number, so
+    # that the root loses a whole number of bits
     lost = 2 * _half_of_bits_above(most, 29.9)
-    # n**3 * eps in steps of the squares that have lost their low bits
+    # n**3 * eps in steps of the squares. If it has more bits than their sum, squares
+    # lose 2 * extra bits more. Then the inverse root is 2**extra times as large, which
+    # the scale of the result undoes
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
     extra = _half_of_bits_above(offset, 29)
     squares = t.mul(c, c, shift=min(lost + 2 * extra, 62))
@@ -117,8 +117,8 @@ def normalized(
     # -29.5: the powers of two in ``inverse_root`` and in the shifts of c and of the
     # product
     scale = Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra))
-    # |c| is at most the root of the sum of squares; 1.3 times that where the squares
-    # were rounded. Below 2**30
+    # |c| is at most 1.3 times the root of the rounded sum of squares, so the integers
+    # of the result are below 2**30
     return Normalized(c, inverse, left, scale, is_bounded=not extra)
 
 
@@ -135,7 +135,7 @@ class Weighed(Lazy):
     def __init__(
         self, of: Normalized, weight: Value | None, bias: Value | None
     ) -> None:
-        """A ``weight`` of None is 1, a ``bias`` of None is 0."""
+        """Create the value; a ``weight`` of None is 1, a ``bias`` of None is 0."""
         super().__init__(of.c.shape)
         self.of = of
         self.weight = weight
@@ -144,7 +144,7 @@ class Weighed(Lazy):
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """Return the sum in the quantization ``to``.
 
-        Of int8 by a convolution of int16.
+        int8 is computed by a convolution of int16, other types by operators of int32.
         """
         if to.dtype is DType.INT8:
             short = self.of.coarse(t)
@@ -170,14 +170,14 @@ def _weighed(
     bias: Value | None,
 ) -> Lazy:
     """Return y * weight + bias along the last axes, which have these ``sizes``."""
-    if _takes_short_norms(t, y, sizes) and _are_constants(weight, bias):
+    if _can_be_short(t, y, sizes) and _are_constants(weight, bias):
         return Weighed(y, weight, bias)
     shape = (1,) * (y.c.rank - len(sizes)) + tuple(sizes)
     return affine(t, y.computed(t), shape, weight, bias)
 
 
-def _takes_short_norms(t: Tosa, y: Normalized, sizes: Sequence[int]) -> bool:
-    """Return whether the target is such an NPU, and y can be int16 rows of channels."""
+def _can_be_short(t: Tosa, y: Normalized, sizes: Sequence[int]) -> bool:
+    """Return whether y can be int16 rows of channels, and the target is in DEVICES."""
     if not DEVICES & t.spec.devices or "int16" not in t.spec.extensions:
         return False
     if any(map(is_dynamic, y.c.shape)):
@@ -259,7 +259,9 @@ def instance_norm(
     each sample
     """
     if not use_input_stats:
-        return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
+        return batch_norm(
+            t, input, weight, bias, running_mean, running_var, training=False, eps=eps
+        )
     t.refuse_unless(
         running_mean is None,
         "instance normalization that keeps running statistics is not lowered",

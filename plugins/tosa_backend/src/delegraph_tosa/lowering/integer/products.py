@@ -35,11 +35,8 @@ WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 class Accumulating(Tosa):
     """A builder on which rules for floats make products of quantized integers.
 
-    It appends to the operators of ``t``. Products get the zero points ``left`` and
-    ``right`` of their operands and are summed in the integer type ``dtype``. A padded
-    value is padded with its zero point: ``right`` for ``weight`` and values computed
-    from it, else ``left``. ``bias`` is a constant bias in the sums, None if there is
-    none.
+    Products are summed in an integer type. The builder adds the zero points of their
+    operands, which rules for floats do not know, and pads with them.
     """
 
     unit: Scale = Scale(1.0)
@@ -62,9 +59,11 @@ class Accumulating(Tosa):
         """Create a builder that sums products in ``dtype`` and appends to ``t``.
 
         ``dtype`` is int32 or int48. ``left`` and ``right`` are the zero points of a
-        product's operands. ``weight`` is the right operand, if it may be padded;
-        ``bias`` is the constant that is part of the sums, None if there is none.
+        product's operands. ``weight`` is the right operand, if the rule may pad it: it
+        is padded with ``right``, any other value with ``left``. ``bias`` is the
+        constant that is part of the sums, None if there is none.
         """
+        # the same operators and constants as ``t``
         self.__dict__.update(t.__dict__)
         self.sums = dtype
         self._left = left
@@ -79,10 +78,7 @@ class Accumulating(Tosa):
         fold: bool = True,
         **attributes: Any,
     ) -> Value:
-        """As in the base class.
-
-        Also notes results that are computed from the weight, for ``pad``.
-        """
+        """Emit as the base class does, and note values computed from the weight."""
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
             self._of_weight.add(result)
@@ -109,18 +105,18 @@ class Accumulating(Tosa):
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, *settings: Any
     ) -> Value:
-        """As in the base class, with the sums narrowed to int32."""
-        # the number of products in each sum: the kernel's size, times the input
-        # channels unless it is depthwise
-        is_depthwise = cls is tosa.DEPTHWISE_CONV2D
-        terms = math.prod(weight.shape[:2] if is_depthwise else weight.shape[1:])
+        """Return the convolution of the base class with its sums as int32."""
+        # the products in each sum: weight is [O,*K,C], or [KH,KW,C,M] if depthwise
+        terms = math.prod(weight.shape[1:])
+        if cls is tosa.DEPTHWISE_CONV2D:
+            terms = math.prod(weight.shape[:2])
         sums = super()._convolution(cls, x, weight, *settings)
         return self._narrow_sums(sums, terms, x, weight)
 
     def transpose_conv2d(
         self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape
     ) -> Value:
-        """As in the base class, with the sums narrowed to int32."""
+        """Return the convolution of the base class with its sums as int32."""
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
         terms = math.prod(weight.shape[1:])
         return self._narrow_sums(sums, terms, x, weight)
@@ -128,11 +124,10 @@ class Accumulating(Tosa):
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
         """Return the sums of ``terms`` products of ``left`` and ``right`` as int32.
 
-        int32 stays as it is. No other operator takes int48, so a RESCALE rounds off the
-        low bits that do not fit, and ``unit`` becomes the power of two by which it
-        divides. Another ratio would be too coarse for int16 results: for int48 a
-        multiplier has 15 bits. Raises Unsupported if the sums may have more than 48
-        bits.
+        int32 stays as it is. No other operator takes int48, so a RESCALE divides it by a
+        power of two, ``unit``, that makes it fit. Other divisors would be too coarse
+        for int16 results: for int48 the multiplier of a RESCALE has 15 bits. Raises
+        Unsupported if the sums may have more than 48 bits.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
@@ -146,23 +141,24 @@ class Accumulating(Tosa):
             bits < 48,
             f"sums of up to {greatest(terms)} products have more than 48 bits",
         )
-        # the largest sum of products; a bias comes on top, which is known only when the
-        # file is written
+        # the largest sum of products. The bias is not in it: it is read when the file
+        # is written
         products = 2.0**bits
         if self._bias is None:
             self.unit = Scale(_unit(products))
             narrow = self._rescaled(sums, Scale(1 / self.unit.factor))
             return self._bounded(narrow, terms, left, right)
         up = _unit_with_bias(self._bias, products, exponent=1)
-        down = _unit_with_bias(self._bias, products, exponent=-1)
+        down = _unit_with_bias(self._bias, products, exponent=-1)  # 1 / up
         self.unit = Scale(1.0, (up,))
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """Set the range of ``sums`` and return them.
+        """Return ``sums`` after setting their range.
 
-        They are sums of ``terms`` products of ``left`` and ``right``, in ``unit``. The
-        range is not known (None) if there is a bias, or if it exceeds 31 bits.
+        They are sums of ``terms`` products of ``left`` and ``right``, in steps of
+        ``unit``. The range is not known (None) if there is a bias, or if it exceeds 31
+        bits.
         """
         distance_of_left = _largest_distance(left, self._left)
         distance_of_right = _largest_distance(right, self._right)
@@ -175,7 +171,9 @@ class Accumulating(Tosa):
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
         """Return int48 ``sums`` times ``ratio`` as int32, by a 15-bit RESCALE."""
         multiplier, shift = multipliers(self, ratio, 15)
-        return self.rescale(sums, multiplier, shift, 0, 0, DType.INT32)
+        return self.rescale(
+            sums, multiplier, shift, before=0, after=0, dtype=DType.INT32
+        )
 
     def no_bias(self, x: Value) -> Value:
         """Return a bias of 0 in the type of the sums."""
@@ -204,16 +202,18 @@ def _sums_and_scale(
     bias: Value | None,
     *settings: Any,
 ) -> tuple[Value, Scale]:
-    """Apply the float rule to integers of x, weight and bias; return the scale too.
+    """Apply the float rule of ``overload`` to the integers of x, weight and bias.
 
-    ``bias`` is a constant, quantized or not, or None. ``settings`` are the operator's
-    arguments after the bias.
+    Returns the sums and their scale. ``bias`` is a constant, quantized or not, or None.
+    ``settings`` are the operator's arguments after the bias.
     """
-    sums = WIDE[x.q.dtype]
+    dtype = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
-    steps = bias_in_steps(t, bias, scale, sums)
-    kernel = _as_int4(t, weight.q) if _fits_int4(t, x, weight) else weight.q
-    builder = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
+    steps = bias_in_steps(t, bias, scale, dtype)
+    kernel = weight.q
+    if _fits_int4(t, x, weight):
+        kernel = _as_int4(t, kernel)
+    builder = Accumulating(t, dtype, x.zero_point, weight.zero_point, kernel, steps)
     float_rule = lowering_of(overload)
     y = float_rule(builder, x.q, kernel, steps, *settings)
     return y, scale.times(builder.unit)
@@ -251,7 +251,7 @@ def _unit(largest: float) -> float:
 
 
 def _unit_with_bias(bias: Value, products: float, exponent: int) -> Value:
-    """fp32 [1]: ``_unit(products + largest |bias|) ** exponent``, computed late.
+    """Return ``_unit(products + largest |bias|) ** exponent``, fp32 [1].
 
     It is computed when the file is written.
     """
@@ -295,10 +295,11 @@ def bias_in_steps(
         integers: Array = steps.astype(ARRAY_DTYPES[sums])
         return integers
 
-    return t.once(  # type: ignore[no-any-return]
+    steps: Value = t.once(
         ("bias", bias, scale, sums),
         lambda: deferred(Type(bias.shape, sums), load, most),
     )
+    return steps
 
 
 def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
@@ -325,7 +326,7 @@ def real_elements(value: Value) -> Array:
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
     """Return ``weight`` as a quantized value.
 
-    Raises Unsupported if its scales of channels lie along another axis.
+    Raises Unsupported if it has scales along an axis other than ``axis``.
     """
     w = operand(t, weight, "its weight")
     is_along_axis = w.axis in (None, axis)
@@ -336,10 +337,7 @@ def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """As ``_weight``, for convolutions.
-
-    Raises Unsupported unless the weight is int8.
-    """
+    """Return the weight of a convolution as ``_weight`` does; it has to be int8."""
     w = _weight(t, weight, axis)
     t.refuse_unless(
         w.q.dtype is DType.INT8,
@@ -362,10 +360,7 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
     """
 
     def load() -> Array:
-        """Return the elements of the weight.
-
-        Raises Unsupported if one is beyond INT4.
-        """
+        """Return the elements of the weight; they have to be in INT4."""
         elements = materialize(weight)
         if np.abs(elements).max(initial=0) > INT4[1]:
             raise refused(
@@ -405,8 +400,8 @@ def _convolution(
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
     """Return y + bias, where ``bias`` [O] has a number for each element of ``axis``.
 
-    None is no bias. Raises Unsupported if there is a bias and y has a scale for each
-    channel.
+    A ``bias`` of None is no bias. Raises Unsupported for a bias if y has a scale for
+    each channel.
     """
     if bias is None:
         return y
@@ -431,12 +426,6 @@ def _real_elements_fp32(value: Value, shape: Shape) -> Array:
     return elements
 
 
-def _register_convolutions(*overloads: Any) -> None:
-    """Register the rules of the convolutions ``overloads``."""
-    for overload in overloads:
-        lowers(overload, on=Lazy)(partial(_convolved, overload))
-
-
 def _convolved(
     overload: Any,
     t: Tosa,
@@ -451,16 +440,9 @@ def _convolved(
     return _convolution(t, overload, x, kernel, bias, *settings)
 
 
-_register_convolutions(
-    aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default,
-    aten.conv3d.padding,
-)  # fmt: skip
-
-
-def _register_products(*overloads: Any) -> None:
-    """Register the rules of the matrix products ``overloads``."""
-    for overload in overloads:
-        lowers(overload, on=Lazy)(partial(_multiplied, overload))
+for packet in (aten.conv1d, aten.conv2d, aten.conv3d):
+    for overload in (packet.default, packet.padding):
+        lowers(overload, on=Lazy)(partial(_convolved, overload))
 
 
 def _multiplied(overload: Any, t: Tosa, *matrices: Value) -> Lazy:
@@ -507,13 +489,8 @@ def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
     return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
 
 
-_register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
-
-
-def _register_transposed(*overloads: Any) -> None:
-    """Register the rules of the transposed convolutions ``overloads``."""
-    for overload in overloads:
-        lowers(overload, on=Lazy)(partial(_convolved_transposed, overload))
+for overload in (aten.matmul.default, aten.mm.default, aten.bmm.default):
+    lowers(overload, on=Lazy)(partial(_multiplied, overload))
 
 
 def _convolved_transposed(
@@ -535,7 +512,7 @@ def _convolved_transposed(
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """Return the scales of all output channels: a group's scales for each group."""
+    """Return the scales of all output channels: a group's scales, once a group."""
     if scale.channels == 1:
         return scale
     tensors = [
@@ -545,11 +522,12 @@ def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
     return Scale(scale.factor, tuple(tensors))
 
 
-_register_transposed(
+for overload in (
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
-)
+):
+    lowers(overload, on=Lazy)(partial(_convolved_transposed, overload))
 
 
 @lowers(aten.baddbmm.default, on=Lazy)
@@ -604,10 +582,10 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     if bias is not None and not (takes_bias and bias.constant is not None):
         in_operator = None
         added = bias
-    if w.constant is None:  # a MATMUL needs operands of one type
-        wide_x = _widened(t, x, other=w)
+    if w.constant is None:
+        # a MATMUL needs operands of one type: at most one of them is widened
+        x = _widened(t, x, other=w)
         w = _widened(t, w, other=x)
-        x = wide_x
     y, scale = _sums_and_scale(t, aten.linear.default, x, w, in_operator)
     axis = y.rank - 1
     return _with_bias(t, Scaled(y, scale, axis=axis), added, axis)

@@ -25,31 +25,30 @@ from ..torch_values.tensor_types import refused
 from .sums import centred
 
 aten = torch.ops.aten
-
-
 _NO_FRACTIONS = "its sizes are no fractions that RESIZE can express"
 
 
 class Resizing(Tosa):
     """A builder for one RESIZE of integers.
 
-    ``weight`` is the sum of its integer weights: the factor of the result. The float
-    rule falls back to weighted sums where RESIZE cannot express the call; their
-    operators raise Unsupported.
+    RESIZE does not divide by the sum of its integer weights. So the result is
+    ``weight`` times too large, where ``weight`` is that sum. If RESIZE cannot express
+    the call, the float rule computes weighted sums: their operators, MUL and MATMUL,
+    raise Unsupported here.
     """
 
     weight = 1
 
     def __init__(self, t: Tosa) -> None:
-        """A builder that appends to the operators of ``t``."""
+        """Create a builder that appends to the operators of ``t``."""
         self.__dict__.update(t.__dict__)
 
     def resize(
         self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode
     ) -> Value:
-        """RESIZE, with int48 sums as int32; raises Unsupported if they may not fit.
+        """Return the result of RESIZE, with int48 sums as int32, and set ``weight``.
 
-        Sets ``weight``.
+        Raises Unsupported if the sums may not fit into int32.
         """
         scale_y_n, _, scale_x_n, _ = scale
         # bilinear weights add up to this
@@ -61,7 +60,7 @@ class Resizing(Tosa):
             self.weight < 1 << 15, "sums of int16 that have more than 32 bits"
         )
         multiplier, shift = multipliers(self, Scale(1.0), 15)
-        return self.rescale(y, multiplier, shift, 0, 0, DType.INT32)
+        return self.rescale(y, multiplier, shift, before=0, after=0, dtype=DType.INT32)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
         """Raise Unsupported: only weighted sums multiply."""
@@ -72,13 +71,13 @@ class Resizing(Tosa):
         raise refused(_NO_FRACTIONS)
 
 
-class Weighing(Tosa):
+class FixedPointWeights(Tosa):
     """Builder for weighted sums of int32: fp32 factors become fixed point."""
 
     weighs_integers = True
 
     def __init__(self, t: Tosa) -> None:
-        """A builder that appends to the operators of ``t``."""
+        """Create a builder that appends to the operators of ``t``."""
         self.__dict__.update(t.__dict__)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
@@ -100,7 +99,7 @@ def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> La
     # elements get BITS - ROOM bits, so that the weighted sums have at most BITS
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
     float_rule = lowering_of(overload)
-    y: Value = float_rule(Weighing(t), centred(t, x, step), *settings)
+    y: Value = float_rule(FixedPointWeights(t), centred(t, x, step), *settings)
     y.range = -(1 << BITS), 1 << BITS
     return Scaled(y, Scale(step))
 
@@ -128,8 +127,11 @@ for overload in (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec)
     lowers(overload, on=Lazy)(partial(_by_resize, overload))
 
 for packet in (
-    aten.upsample_linear1d, aten.upsample_trilinear3d, aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa,
+    aten.upsample_linear1d,
+    aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+    aten._upsample_bilinear2d_aa,
     aten._upsample_bicubic2d_aa,
-):  # fmt: skip
+):
     for overload in (packet.default, packet.vec):
         lowers(overload, on=Lazy)(partial(_by_weighted_sums, overload))

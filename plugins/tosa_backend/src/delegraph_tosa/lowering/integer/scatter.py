@@ -15,44 +15,39 @@ from ..builder import Tosa
 from ..lazy.lazy_values import BITS, Lazy, Scaled, integer, reach
 from ..lazy.quantization import Quantization, Scale
 from ..registry import lowering_of, lowers
-from .data_movement import PUTS, where, written
+from .data_movement import PUTS, float_operands, where, written
 from .sums import addend, aligned, centred, times
 
 aten = torch.ops.aten
 
 
 def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
-    """Return the float rule of ``overload`` on int32 with one scale for all.
+    """Apply the float rule of ``overload`` to int32 operands with one scale for all.
 
-    In this scale, the sum at any position fits. ``count`` is the largest number of
-    values that are added at one position; the element that is there comes on top.
+    In this scale, the sum at any position fits. At most ``count`` values are added to
+    the element at one position.
     """
-    # the operands with numbers to add: lazy values, and floats, which ``integer``
-    # converts
-    operands = {
-        position: argument
-        for position, argument in enumerate(arguments)
-        if isinstance(argument, Value) and argument.dtype is DType.FP32
-    }
+    operands = float_operands(arguments)
+    largest = max(reach(t, operand, -math.inf) for operand in operands.values())
+    most = (count + 1) * largest
+    t.refuse_unless(most < math.inf, "one of its operands has no known limits")
     quantized = {
         position: addend(t, operand)
         for position, operand in operands.items()
         if isinstance(operand, Lazy)
     }
-    largest = max(reach(t, operand, -math.inf) for operand in operands.values())
-    most = (count + 1) * largest
-    t.refuse_unless(most < math.inf, "one of its operands has no known limits")
     _, step_of_operands = aligned(t, list(quantized.values()))
     step = max(most / 2.0**BITS, step_of_operands)
     common = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
-    in_steps = list(arguments)
+    integers = list(arguments)
     for position, operand in operands.items():
         if position in quantized:
-            in_steps[position] = centred(t, quantized[position], step)
+            integers[position] = centred(t, quantized[position], step)
         else:
-            in_steps[position] = integer(t, operand, common)
+            # floats: a constant, or computed on a target with floats
+            integers[position] = integer(t, operand, common)
     float_rule = lowering_of(overload)
-    result: Value = float_rule(t, *in_steps)
+    result: Value = float_rule(t, *integers)
     # a sum has one bit more than its terms
     result.range = -(1 << BITS + 1), 1 << BITS + 1
     return Scaled(result, Scale(step))
@@ -77,7 +72,7 @@ def index_add(
         values = times(t, source, alpha)
     overload = aten.index_add.default
     count = math.prod(index.shape)
-    # ``values`` have their factor: the float rule gets a factor of 1
+    # ``values`` are multiplied by alpha already: the float rule gets a factor of 1
     return _added_at_indices(overload, t, self, dim, index, values, 1, count=count)
 
 
@@ -100,7 +95,7 @@ for overload in PUTS:
 def _filled_at_indices(
     overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float
 ) -> Value:
-    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the indexed positions
+    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the indexed positions.
 
     The float rule of ``overload``, applied to a tensor of False with the value True,
     gives the mask for a SELECT.

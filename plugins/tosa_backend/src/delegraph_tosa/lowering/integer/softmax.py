@@ -32,12 +32,12 @@ from .fixed_point import (
     reciprocal,
 )
 from .softmax_int16 import int16_shares, takes_int16_softmax
-from .sums import HIDES, Shifted, addend, aligned, in_steps
+from .sums import HIDES, Shifted, addend, aligned, expect_fp32, in_steps
 
 aten = torch.ops.aten
 MARGIN = 32.0
 """Distance of hidden elements below the smallest other one: their exp is 1e-14."""
-_UNKNOWN = "nothing quantizes its operand before"
+_UNKNOWN = "its operand is not quantized"
 
 
 class Softmax(Lazy):
@@ -46,17 +46,13 @@ class Softmax(Lazy):
     __slots__ = ("axis", "of")
 
     def __init__(self, of: Lazy, dim: int) -> None:
-        """``of`` is the operand.
-
-        ``dim``, which may be negative, is the axis along which the elements are
-        divided.
-        """
+        """Create the softmax of ``of`` along ``dim``, which may be negative."""
         super().__init__(of.shape)
         self.of = of
         self.axis = axis_of(dim, of.rank)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """exp of each element, times the reciprocal of their sum.
+        """Return exp of each element, times the reciprocal of their sum.
 
         The exponentials have 15 bits for int8, else 23.
         """
@@ -113,7 +109,7 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits.
+    """Return exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits.
 
     The sum along the axis is below 2**30.
     """
@@ -121,8 +117,8 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     distance = _distance_from_largest(t, x, axis)
     if x.q.dtype is not DType.INT8:
         return exp_of(t, Scaled(distance, x.scale), bits)
-    # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first
-    # index
+    # distances of int8 are -255 .. 0: one table lookup each. The index -128 is the
+    # distance -255
     with t.proven(range_of_type(DType.INT8)):
         index = t.add(distance, 127)
     table = exp_table(x.scale.factor, bits)
@@ -143,17 +139,14 @@ def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
 
 
 def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
-    """Return x minus the largest x along ``axis``, int32"""
+    """Return x minus the largest x along ``axis``, as int32."""
     elements = t.cast(x.q, DType.INT32)
     largest = t.reduce_max(x.q, axis)
     return t.sub(elements, t.cast(largest, DType.INT32))
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S].
-
-    D - ln(sum(exp(d))), where d is x minus its largest element along ``dim``
-    """
+    """x [*S] -> [*S]: d - ln(sum(exp(d))), where d is x minus its largest element."""
     distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
     return Scaled(t.sub(left, right), Scale(step))
@@ -181,9 +174,7 @@ def softmax(
     half_to_float: bool = False,
 ) -> Lazy:
     """[*S] -> [*S]"""
-    t.refuse_unless(
-        dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered"
-    )
+    expect_fp32(t, "a softmax", dtype)
     return softmax_of(t, self, dim)
 
 
@@ -196,9 +187,7 @@ def log_softmax(
     half_to_float: bool = False,
 ) -> Lazy:
     """[*S] -> [*S]"""
-    t.refuse_unless(
-        dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered"
-    )
+    expect_fp32(t, "a log_softmax", dtype)
     return log_softmax_of(t, self, dim)
 
 

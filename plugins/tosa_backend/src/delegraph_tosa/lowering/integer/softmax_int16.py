@@ -1,9 +1,9 @@
 """Softmax with 16 bits, for NPUs that rescale operands and results at no cost.
 
-The other forms of softmax keep 23 bits and more by passes in 32 bits, each of which an
-NPU takes as long for as for the whole of this one (docs/decisions/0028). Results of 8
-bits do not show the difference: a TABLE of int16 interpolates exp with an error below
-1e-4, most of which the division by the sum of the row takes back.
+``softmax`` keeps 23 bits and more in int32. On such an NPU, one of its operators takes
+as long as this whole softmax (docs/decisions/0028). Results of 8 bits do not show the
+difference: a TABLE of int16 interpolates exp with an error below 1e-4, and the division
+by the sum of the row cancels most of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value, literal
 from ...ir.types import DType
+from ..aten.shape import slice_axis
 from ..builder import Tosa
 from ..lazy.lazy_values import Scaled, rescale
 from ..lazy.lookup_tables import PIECE, Entries
@@ -31,14 +32,11 @@ exp(-12) is 0.2 of the smallest share.
 STEP = DEPTH / 2**16
 """The distance between two steps of the table's index."""
 FINER = 4
-"""Bits that distances have below a step of the index, before they are rounded to it."""
+"""Distances are computed in steps of STEP / 2**FINER, and then rounded to STEP."""
 FAR = 2.0**28
 """The most finer steps that an element may be away from 0."""
 COUNT = 256
-"""The most elements in a row. The reciprocal of their sum is exact to 0.4 %.
-
-It is more exact where shares are large.
-"""
+"""The most elements in a row, for a reciprocal of their sum that is exact to 0.4 %."""
 SHARE = 15
 """Fraction bits of a share."""
 
@@ -48,9 +46,9 @@ LAST = 2**15 - 1
 
 
 def takes_int16_softmax(t: Tosa, x: Scaled, axis: int) -> bool:
-    """Return whether the target is such an NPU and the rows are short enough.
+    """Return whether the target and x allow a softmax with 16 bits along ``axis``.
 
-    The elements of x must also be near enough to 0.
+    The rows must be short enough, and the elements near enough to 0.
     """
     if not DEVICES & t.spec.devices or "int16" not in t.spec.extensions:
         return False
@@ -64,9 +62,9 @@ def takes_int16_softmax(t: Tosa, x: Scaled, axis: int) -> bool:
 def int16_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Scaled:
     """Return the softmax of x [*S] along ``axis``, as int32.
 
-    Elements where ``seen``, bool, is false have no share; a ``seen`` of None hides
-    none. A row of which nothing is seen is 0. Each reader of an operand has a RESCALE
-    of its own, because NPUs fuse those with one reader.
+    Elements where ``seen``, bool, is false have the share 0; None hides no element.
+    Equal RESCALEs are emitted once for each reader, because NPUs fuse only a RESCALE
+    with a single reader.
     """
     elements = _fine(t, x)
     largest = _fine(t, _largest(t, x, axis))
@@ -80,7 +78,7 @@ def int16_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Sc
     if seen is not None:
         e = t.select(seen, e, 0)
     total = t.reduce_sum(_in_type(t, e, DType.INT32), axis)
-    # the largest element alone makes LAST, unless nothing of the row is seen
+    # the exp of the largest element is LAST, unless the whole row is hidden
     inverse = reciprocal(t, t.maximum(total, LAST), iterations=2)
     # 2**34 / total = (2**34 << shift) * mantissa / 2**60, where the shift is 16 at
     # most; 4 bits are rounded off
@@ -111,29 +109,20 @@ def _exponentials() -> Entries:
 def _largest(t: Tosa, x: Scaled, axis: int) -> Scaled:
     """Return the largest element along ``axis``, which keeps size 1.
 
-    Halves the rest repeatedly: an NPU takes 9 cycles for each element of a REDUCE_MAX of
-    int32, 5 of int8.
+    Takes the larger elements of two halves until one is left. A REDUCE_MAX is slower:
+    an NPU takes 9 cycles for each element of int32, 5 of int8.
     """
     q = x.q
     count = x.shape[axis]
     while count > 1:
         half = math.ceil(count / 2)
         # the halves overlap if ``count`` is odd
-        first = _in_type(t, _part(t, q, axis, 0, half), DType.INT32)
-        second = _in_type(t, _part(t, q, axis, count - half, half), DType.INT32)
+        first = _in_type(t, slice_axis(t, q, axis, 0, half), DType.INT32)
+        second = _in_type(t, slice_axis(t, q, axis, count - half, half), DType.INT32)
         larger = t.maximum(first, second)
         q = _in_type(t, larger, q.dtype)
         count = half
     return Scaled(q, x.scale, x.zero_point)
-
-
-def _part(t: Tosa, q: Value, axis: int, start: int, count: int) -> Value:
-    """Return ``count`` elements along ``axis`` from ``start`` on."""
-    starts = [0] * q.rank
-    starts[axis] = start
-    sizes = list(q.shape)
-    sizes[axis] = count
-    return t.slice(q, starts, sizes)
 
 
 def _in_type(t: Tosa, q: Value, dtype: DType) -> Value:

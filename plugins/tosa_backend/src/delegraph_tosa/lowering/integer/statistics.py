@@ -21,7 +21,7 @@ from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .arithmetic import lost_in_sum, summed
 from .fixed_point import FRACTION, inverse_root
-from .sums import addend, centred
+from .sums import addend, centred, expect_fp32
 
 aten = torch.ops.aten
 Dims = Sequence[int] | int | None
@@ -32,7 +32,7 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not
     fit into 32 bits
     """
-    t.refuse_unless(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
+    expect_fp32(t, "a sum", dtype)
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
     # the scale in which the sum of all N elements has at most 30 bits
@@ -48,8 +48,8 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
     """Return the sum of the squares of c int32 [*S] over ``axes``, with 30 bits.
 
-    Squares lose low bits if they have to. Raises Unsupported if the sum has more than
-    92 bits.
+    Each square loses the low bits for which the sum has no room. Raises Unsupported if
+    these are more than 62.
     """
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
@@ -65,17 +65,18 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """Return the square root of int32 x >= 0 as int32 with 13.5 fraction bits.
+    """Return the square root of x, which has int32 >= 0, as int32.
 
     It is x * (1 / sqrt(x)), by ``inverse_root``.
     """
-    # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so
-    # 13.5 bits remain
+    # the root of an integer is (x << shift) * mantissa / 2**(15.5 + 29). The MUL
+    # divides by 2**31, so the result has 44.5 - 31 = 13.5 fraction bits
     inverse = inverse_root(t, t.maximum(x.q, 1))
     shifted = t.left_shift(x.q, inverse.shift)
     y = t.mul(shifted, inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
-    return Scaled(y, Scale(math.sqrt(x.scale.factor) * 2.0**-13.5))
+    scale_of_root = math.sqrt(x.scale.factor)
+    return Scaled(y, Scale(scale_of_root * 2.0**-13.5))
 
 
 def _variance(
@@ -91,9 +92,11 @@ def _variance(
     n = math.prod([x.shape[a] for a in axes])
     t.refuse_unless(
         not is_dynamic(n),
-        "of how many elements it is the variance is known at run time only",
+        "the number of elements of its variance is known at run time only",
     )
-    t.refuse_unless(n > correction, f"of {n} elements it is no number")
+    t.refuse_unless(
+        n > correction, f"a variance of {n} elements, less {correction}, is no number"
+    )
     low, high = range_of(x.q)
     most = n * (high - low)
     t.refuse_unless(most < 1 << 31, f"a variance of {n} elements has more than 32 bits")
@@ -136,11 +139,13 @@ def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
         unbiased: bool = True,
         keepdim: bool = False,
     ) -> Any:
-        """[*S] -> [*S'], and with the mean [*S'], [*S']"""
+        """[*S] -> [*S'], and the mean [*S'] for var_mean and std_mean"""
         if correction is None:
             correction = int(unbiased)
         spread, mean = _moments(t, self, dim, correction, keepdim, rooted)
-        return (spread, mean) if with_mean else spread
+        if with_mean:
+            return spread, mean
+        return spread
 
 
 _register_moments(aten.var, rooted=False, with_mean=False)
@@ -157,7 +162,7 @@ def linalg_vector_norm(
     t.refuse_unless(
         ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own"
     )
-    t.refuse_unless(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
+    expect_fp32(t, "a norm", dtype)
     x = addend(t, self)
     # integers without zero point: real = scale * c
     c = centred(t, x, x.scale.factor)

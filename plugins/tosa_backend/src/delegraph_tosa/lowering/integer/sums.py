@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from delegraph.errors import Unsupported
 
 from ...ir.graph import Value
@@ -21,9 +22,9 @@ from ..torch_values.tensor_types import refused
 FINE = 27
 """Bits of a lazy value's integers as an operand of a sum: more than fp32 has."""
 UP = {DType.INT8: 19, DType.INT16: 14}
-"""Maps a type to n: NPUs add two such operands in one step.
+"""Maps a type to n, for operands that NPUs rescale and add in one step.
 
-The operand with the larger scale is multiplied by 2**n.
+They multiply the operand with the larger scale by 2**n.
 """
 HIDES = -1000.0
 """Numbers below this, added to a score by a mask, hide the score: its softmax is 0."""
@@ -50,6 +51,15 @@ def addend(t: Tosa, value: Value) -> Scaled:
     return in_steps(t, value, max(most, 1e-30) / 2.0**FINE)
 
 
+def expect_fp32(t: Tosa, what: str, dtype: torch.dtype | None) -> None:
+    """Raise Unsupported unless ``dtype``, an argument of the call, is fp32 or None.
+
+    ``what`` names the call, such as "a sum".
+    """
+    is_fp32 = dtype in (None, torch.float32)
+    t.refuse_unless(is_fp32, f"{what} in {dtype} is not lowered")
+
+
 def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scaled:
     """Return ``value`` as int32 with the scale ``step``, clamped to -most .. most."""
     quantization = Quantization(step, 0, -most, most, DType.INT32)
@@ -68,8 +78,8 @@ def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
 def _common_step(values: Sequence[Scaled]) -> float:
     """Return the scale of ``aligned``.
 
-    It is the one in which NPUs add int8 and int16 (docs/decisions/0028), else one of
-    BITS bits.
+    For int8 and int16 it is the one in which NPUs add them (docs/decisions/0028), if
+    the sum fits. Otherwise the largest possible sum has BITS bits.
     """
     scales = {x.scale.factor for x in values}
     types = {x.q.dtype for x in values}
@@ -114,10 +124,10 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
 
 
 class Shifted(Lazy):
-    """The sum of ``of`` and numbers ``by`` that may exceed any common scale.
+    """The sum of ``of`` and ``by``, a mask or bias with numbers that may be very large.
 
-    Examples are masks and biases. It is computed when the quantization of the result is
-    known. Numbers far outside of its range are clamped first.
+    It is computed when the quantization of the result is known. Numbers far outside of
+    its range are clamped first: a scale that holds them would be too coarse.
     """
 
     __slots__ = ("by", "of")
@@ -143,9 +153,9 @@ class Shifted(Lazy):
         )
         step = to.scale
         if to.dtype is not DType.INT32:
-            largest_result = (
-                max(abs(end - to.zero_point) for end in to.range) * to.scale
-            )
+            low, high = to.range
+            most_steps = max(to.zero_point - low, high - to.zero_point)
+            largest_result = most_steps * to.scale
             step = (most + largest_result) / 2.0 ** (BITS - 1)
         x = in_steps(t, self.of, step, most=1 << 30).q
         by = in_steps(t, self.by, step, most=1 << 30).q
