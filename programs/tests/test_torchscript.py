@@ -4,9 +4,9 @@ import io
 
 import pytest
 import torch
+from delegraph_programs.convert_torchscript import module_of_torchscript
 from delegraph_programs.errors import InputError
 from delegraph_programs.export_module import export_module
-from delegraph_programs.torchscript import module_of_torchscript
 from torch import nn
 
 # torch advises against TorchScript, but files of it exist

@@ -1,9 +1,9 @@
 """Programs of ``torch.export``: their functional form, decomposition on demand,
 subgraphs, and calls.
 
-Importing this package imports no torch; that comes with the first name that needs it.
-The names below are public. The modules serve the distributions of delegraph, and may
-change in any release.
+Importing this package does not import torch; the first use of a name that needs torch
+does. The names below are public. The modules serve the distributions of delegraph, and
+may change in any release.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ _MODULES = {
 }
 """Module -> its public names. A module is imported when one of its names is first used.
 """
-_HOME: dict[str, str] = {}
+_MODULE_OF: dict[str, str] = {}
+"""Public name -> its module."""
 for _module, _names in _MODULES.items():
-    _HOME.update(dict.fromkeys(_names.split(), _module))
+    _MODULE_OF.update(dict.fromkeys(_names.split(), _module))
 
 __all__ = [
     "TRACING",
@@ -125,9 +126,9 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used, and keep it."""
-        if name not in _HOME:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
         globals()[name] = value
         return value
 

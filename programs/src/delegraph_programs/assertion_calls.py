@@ -1,26 +1,21 @@
-"""Find calls that only check something.
-
-These are assertions, and calls that serve only assertions or no call at all.
-"""
+"""Finds assertions, and the calls whose results only assertions use."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection
 
-import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 
 from .exported_program import has_effect
-from .operator_schema import is_random
+from .operator_schema import is_random, overloads
 
-aten = torch.ops.aten
-ASSERTIONS = frozenset(
-    {aten._assert_async.default, aten._assert_async.msg, aten._assert_scalar.default}
+ASSERTIONS = overloads(
+    "_assert_async.default _assert_async.msg _assert_scalar.default"
+    " _assert_tensor_metadata.default sym_constrain_range.default"
+    " sym_constrain_range_for_size.default"
 )
-ASSERTIONS |= {aten._assert_tensor_metadata.default, aten.sym_constrain_range.default}
-ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 
 
 def find_checks(graph: Graph) -> set[Node]:
@@ -30,12 +25,14 @@ def find_checks(graph: Graph) -> set[Node]:
     it unpacks one result of a call while other results are used.
     """
     checks: set[Node] = set()
-    # so that the users of a node are judged before the node
+    # in reverse, because a node is a check only if all of its users are
     for node in reversed(graph.nodes):
+        if node.op != "call_function" or not checks.issuperset(node.users):
+            continue
         unused_item = node.target is operator.getitem and not node.users
-        if node.op == "call_function" and checks.issuperset(node.users):
-            if node.target in ASSERTIONS or not (_may_have_effect(node) or unused_item):
-                checks.add(node)
+        is_pure = not _may_have_effect(node)
+        if node.target in ASSERTIONS or (is_pure and not unused_item):
+            checks.add(node)
     return checks
 
 

@@ -11,7 +11,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-aten = torch.ops.aten
+from .operator_schema import overloads
+from .symbolic_sizes import SYMBOLS
 
 # The keys of ``node.meta``. A copy of a node has all of them, except those that assign
 # the node to a partition.
@@ -55,36 +56,25 @@ WITHIN = "within"
 """Metadata key of an integer input: the user's bounds [lowest, highest] of elements."""
 INDEXED = "indexed"
 """Metadata key of integer indices: eager raises an error outside [lowest, highest]."""
-_NO_OPERATORS = {
-    operator.getitem,
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-}
-_NO_OPERATORS |= {
-    aten.sym_storage_offset.default,
-    aten._assert_scalar.default,
-    aten._assert_tensor_metadata.default,
-}
-_NO_OPERATORS |= {
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-}
+_NOT_COUNTED = {operator.getitem} | overloads(
+    "sym_size.int sym_stride.int sym_numel.default sym_storage_offset.default"
+    " _assert_scalar.default _assert_tensor_metadata.default"
+    " sym_constrain_range.default sym_constrain_range_for_size.default"
+)
+"""Targets of calls that reports do not count as operators."""
 
 
 def unpacked(node: Node) -> Node | None:
     """Return the call that ``node`` unpacks; None if ``node`` is no ``getitem``."""
-    return (
-        node.args[0]
-        if node.target is operator.getitem and isinstance(node.args[0], Node)
-        else None
-    )
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return node.args[0]
+    return None
 
 
 def operator_name(node: Node) -> str:
     """Return the operator of a call as text: ``aten.add.Tensor`` and the like.
 
-    The name of the function if the call's target is no operator, as for ``getitem``.
+    If the target is another function, such as ``getitem``, return the function's name.
     """
     if isinstance(node.target, OpOverload):
         return _cached_name(node.target)
@@ -109,11 +99,11 @@ def is_operator(node: Node) -> bool:
     They do not count the unpacking of results, checks of symbolic sizes, and arithmetic
     on symbolic numbers alone.
     """
-    if node.target in _NO_OPERATORS:
+    if node.target in _NOT_COUNTED:
         return False
-    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        # a number that is read from a tensor counts (``item``), one that is computed
-        # from other numbers does not
+    if isinstance(node.meta.get("val"), SYMBOLS):
+        # a number that is read from a tensor (``item``) counts; a number that is
+        # computed from other numbers does not
         return any(
             isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes
         )

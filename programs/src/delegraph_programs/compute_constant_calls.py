@@ -1,4 +1,4 @@
-"""Computes calls that have only constant operands, and so do not depend on inputs."""
+"""Computes calls whose operands are constants, and so do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .exported_program import constant_placeholders, constant_tensor, placeholders
-from .operator_schema import overloads
+from .operator_schema import may_be_random, overloads
 from .reachable_nodes import reachable
+from .symbolic_sizes import SYMBOLS, are_static
 from .tensor_bytes import why_no_bytes
 
 LARGEST = 16 * 2**20
@@ -29,10 +30,9 @@ _BY_SHAPE = overloads(
 
 
 def constant_calls(program: ExportedProgram) -> set[Node]:
-    """Return the calls that depend on constants alone.
+    """Return the repeatable calls that depend on constants alone.
 
-    They are pure, give the same result every time, and their results and operands have
-    at most ``LARGEST`` bytes.
+    See ``_is_repeatable``, with the limit ``LARGEST``.
     """
     constants = constant_placeholders(program)
     calls = set[Node]()
@@ -47,10 +47,7 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """Return the operands that a call reads the elements of.
-
-    Operators in ``_BY_SHAPE`` read only the shape of their first operand.
-    """
+    """Return the operands of a call, without one of which only the shape is read."""
     operands = node.all_input_nodes
     return operands[1:] if node.target in _BY_SHAPE else operands
 
@@ -58,8 +55,8 @@ def elements_read(node: Node) -> list[Node]:
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
     """Return ``nodes`` and all nodes that contribute elements to them.
 
-    Nodes in ``known`` are left out, together with the nodes that only they need. An
-    operand is left out if a call reads only its shape (``elements_read``).
+    Nodes in ``known`` are left out, together with the nodes that only they need. So are
+    operands of which a call reads only the shape.
     """
     return reachable(
         (n for n in nodes if n not in known),
@@ -68,11 +65,10 @@ def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
-    """Return a function that returns the tensor of a placeholder that is a parameter,
-    buffer or constant of ``program``.
+    """Return a function that returns the tensor of a placeholder, or None.
 
-    The function returns None for every other node, and for buffers that the program
-    writes.
+    The result is None unless the node is a parameter, buffer or constant of ``program``
+    that never changes.
     """
     specs = dict(placeholders(program))
     constant = constant_placeholders(program)
@@ -84,9 +80,9 @@ def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | No
 class ConstantValues:
     """The values of calls on constants, computed on demand and kept in ``by_node``.
 
-    ``tensor_of``, made by ``constants_of(program)``, returns the tensor of a constant.
-    It returns None for any other node that is no call. ``largest``: the size limit in
-    bytes of a value and of its intermediate values; None means no limit.
+    ``tensor_of``: usually ``constants_of(program)``. For a node that is no call, it
+    returns the tensor of a constant, or None. ``largest``: the size limit in bytes of a
+    value and of its intermediate values; None means no limit.
     """
 
     def __init__(
@@ -104,7 +100,8 @@ class ConstantValues:
 
         The result is None if ``node`` depends on inputs, or on a weight without data (a
         fake tensor). It is None if a call fails, is not repeatable, or is too large. It
-        is also None for several results, or if shape or dtype differ from the record.
+        is also None if ``node`` has several results, or not the recorded shape and
+        dtype.
         """
         value = self.results(node)
         expected = node.meta["val"]
@@ -116,8 +113,9 @@ class ConstantValues:
         return value if fits else None
 
     def results(self, node: Node) -> Any:
-        """Return the results of a call, also several tensors; None if ``of`` is None."""
-        needed = self._missing(node)
+        """Return the result or results of a call; None if it cannot be computed."""
+        # nodes compare by their position in the graph
+        needed = sorted(ancestors(node, known=self.by_node))
         if not all(self._can_be_known(n) for n in needed):
             return None
         try:
@@ -125,19 +123,15 @@ class ConstantValues:
                 for step in needed:
                     self.by_node[step] = self._compute(step)
         except (RuntimeError, ValueError, IndexError, TypeError):
-            # the call fails when the program runs, too
+            # the same call fails when the program runs
             return None
         return self.by_node[node]
 
     def _can_be_known(self, node: Node) -> bool:
-        """Return whether the value of ``node`` follows from those of its operands."""
+        """Return whether ``node`` is a constant, or a repeatable call."""
         if node.op == "call_function":
             return _is_repeatable(node, self._largest)
         return self._tensor_of(node) is not None
-
-    def _missing(self, node: Node) -> list[Node]:
-        """Return ``node`` and its uncomputed ancestors, in graph order."""
-        return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
         """Return the value of ``node``; its operands are already in ``by_node``.
@@ -167,20 +161,13 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
     Its result, and an operand of which only the shape is read, must have at most
     ``largest`` bytes (None: any number).
     """
-    if node.op != "call_function":
-        return False
     if node.target is operator.getitem:
         return True
     op: Any = node.target
-    # ``empty`` and similar operators return uninitialized memory
-    if (
-        not isinstance(op, OpOverload)
-        or op.namespace != "aten"
-        or op._schema.is_mutable
-        or "empty" in op._schema.name
-    ):
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or node.is_impure():
         return False
-    if torch.Tag.nondeterministic_seeded in op.tags or node.is_impure():
+    # ``empty`` and similar operators return uninitialized memory
+    if op._schema.is_mutable or may_be_random(op) or "empty" in op._schema.name:
         return False
     shape_of = _operand_read_by_shape(node)
     if shape_of is not None and not _is_storable(shape_of, largest):
@@ -195,18 +182,14 @@ def _operand_read_by_shape(node: Node) -> Any:
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:
-    """Return whether a value is a number, or a dense CPU tensor of fixed size.
+    """Return whether a value is a symbolic number, or a CPU tensor of fixed size.
 
     The tensor may have at most ``largest`` bytes; None sets no limit.
     """
-    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(val, SYMBOLS):
         return True
-    if (
-        not isinstance(val, torch.Tensor)
-        or val.layout is not torch.strided
-        or val.device.type != "cpu"
-    ):
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return False
-    if not all(type(size) is int for size in val.shape):
+    if val.device.type != "cpu" or not are_static(val.shape):
         return False
     return largest is None or val.numel() * val.element_size() <= largest

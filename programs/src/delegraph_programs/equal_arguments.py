@@ -1,4 +1,4 @@
-"""Whether the arguments of two calls are the same."""
+"""Compares the arguments of two calls."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def same_arguments(
         return same_keys and all(
             same_arguments(a, theirs[k], counterpart) for k, a in ours.items()
         )
-    # texts, because == takes 0.0 and -0.0 for equal, and NaN for different from itself
+    # as texts: for ==, 0.0 equals -0.0, and NaN does not equal itself
     return ours is theirs or (type(ours) is type(theirs) and repr(ours) == repr(theirs))

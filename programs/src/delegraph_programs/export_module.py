@@ -1,8 +1,9 @@
-"""Exports modules, with errors that name the user's line and torch's advice."""
+"""Exports modules; its errors name the user's line and repeat torch's advice."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import traceback
@@ -22,11 +23,13 @@ from .tracing_lock import TRACING, unlogged
 from .training_mode import reads_mode
 
 _CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
-_OF_TORCHS_RNNS = (
+"""The call that torch.export keeps of an assignment ``tensor.data = other``."""
+_RNN_WARNING = (
     r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during"
     r" export"
 )
-_INSTEAD_OF_TORCHSCRIPT = (
+"""torch's warning about the attributes of its own recurrent layers."""
+_TORCHSCRIPT_HINT = (
     "lower the Python module that was scripted, or trace it: torch.jit.trace removes"
     " branches and loops"
 )
@@ -51,16 +54,12 @@ def export_module(
     not in ``libraries``. Raises InputError also for a module in training mode, and for
     inputs of other types. A module of TorchScript is converted first.
     """
-    # the name under which torch prints it: its class, by default
-    kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
-    kind = getattr(module, "original_name", kind)  # that of TorchScript
     expect_no_training(module)
+    # the name of its class; only modules of TorchScript have an ``original_name``
+    kind = getattr(module, "original_name", _name_of(module))
     is_torchscript = isinstance(module, torch.jit.ScriptModule)
-    if (
-        inputs is None
-        and not kwargs
-        and (is_torchscript or inspect.signature(module.forward).parameters)
-    ):
+    takes_inputs = is_torchscript or inspect.signature(module.forward).parameters
+    if inputs is None and not kwargs and takes_inputs:
         hint = (
             "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes"
             " and dtypes"
@@ -77,21 +76,21 @@ def export_module(
         )
     try:
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
+            warnings.filterwarnings("ignore", _RNN_WARNING, UserWarning)
             kwargs = _in_order_of_forward(module, kwargs)
             if isinstance(
                 dynamic_shapes,
                 torch.export.ShapesCollection | torch.export.AdditionalInputs,
             ):
-                # these find tensors by identity
+                # before tensors are copied, because these find tensors by identity
                 dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
             args, kwargs = distinct_inputs((args, kwargs), module)
             if isinstance(module, torch.jit.ScriptModule):
                 # imported late: torch's converter imports a lot
-                from .torchscript import module_of_torchscript
+                from .convert_torchscript import module_of_torchscript
 
                 module = module_of_torchscript(module, args)
-                # a branch on a size, which is constant here
+                # torch's warning about a branch on a size, which is constant here
                 warnings.filterwarnings("ignore", "Pred is a Python constant")
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes
@@ -99,7 +98,7 @@ def export_module(
     except Exception as e:  # torch and the code of the model may raise anything
         reason, advice = _reason_and_hint(str(e))
         if is_torchscript:
-            advice = advice or _INSTEAD_OF_TORCHSCRIPT
+            advice = advice or _TORCHSCRIPT_HINT
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         raise InputError(
             "export-failed", text, source=_user_line(e, libraries), hint=advice
@@ -109,12 +108,13 @@ def export_module(
 def expect_no_data_assigned(program: ExportedProgram) -> None:
     """Raise InputError if the model assigns ``tensor.data = other``.
 
-    torch.export drops the assignment. Only a check of the types shows that there was
-    one.
+    torch.export drops the assignment, and keeps only a check of the types.
     """
     modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
-    assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
-    for node in assigned:
+    nodes = itertools.chain.from_iterable(module.graph.nodes for module in modules)
+    for node in nodes:
+        if node.target is not _CHECK_OF_DATA:
+            continue
         text = (
             f"{node.args[0]}.data is assigned; torch.export drops the assignment, and"
             " the program keeps the old value"
@@ -128,36 +128,34 @@ def expect_no_data_assigned(program: ExportedProgram) -> None:
 
 def expect_no_training(module: torch.nn.Module) -> None:
     """Raise InputError if a part of ``module`` computes as in training."""
-    # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
+    # The module of an ExportedProgram has its own ``eval``, which raises an error.
     is_exported = "eval" in vars(module)
-    # the modules that compute differently in training, by name
-    in_training = [
-        name or module._get_name()  # type: ignore[no-untyped-call]  # torch's
-        for name, m in module.named_modules()
-        if m.training and (is_exported or reads_mode(m))
-    ]
-    if in_training:
-        text = f"module {in_training[0]} is in training mode"
-        hint = (
-            "give the ExportedProgram that it comes from"
-            if is_exported
-            else "call .eval() on the model first"
-        )
-        raise InputError("training-mode", text, hint=hint)
+    for name, part in module.named_modules():
+        if part.training and (is_exported or reads_mode(part)):
+            hint = "call .eval() on the model first"
+            if is_exported:
+                hint = "give the ExportedProgram that it comes from"
+            text = f"module {name or _name_of(module)} is in training mode"
+            raise InputError("training-mode", text, hint=hint)
+
+
+def _name_of(module: torch.nn.Module) -> str:
+    """Return the name that torch prints for a module: by default, that of its class."""
+    return str(module._get_name())  # type: ignore[no-untyped-call]
 
 
 def _reason_and_hint(message: str) -> tuple[str, str | None]:
     """Return the reason in a message of torch.export as one line, and a hint or None.
 
-    The message has many lines. The reason is its first line, with the explanation if
-    there is one. The hint is its advice.
+    The message has many lines. The reason is its first line, with the explanation of
+    Dynamo if there is one. The hint is torch's suggestion, or our own for frequent
+    errors.
     """
     first, _, rest = message.strip().partition("\n")
-    # torch appends a list of signatures
+    # a list of signatures follows, which is left out
     first = first.removesuffix(", but expected one of:")
-    if first.endswith(":") and rest:  # then the next line belongs to it
+    if first.endswith(":") and rest:
         first = f"{first} {rest.splitlines()[0]}"
-    # Dynamo, which traces branches and loops, gives one
     explanation = _EXPLANATION.search(rest)
     reason = f"{first}: {explanation[1]}" if explanation else first
     if "not a known type" in first:  # a result or an argument of the user's own class
@@ -169,19 +167,18 @@ def _reason_and_hint(message: str) -> tuple[str, str | None]:
     if fixes:
         return reason, f"torch suggests {'; '.join(line.strip() for line in fixes)}"
     if "on data-dependent expression" in first:
-        return (
-            reason,
-            (
-                "use torch.cond or torch.where for a branch on values, and"
-                " torch._check for facts that always hold"
-            ),
+        hint = (
+            "use torch.cond or torch.where for a branch on values, and torch._check for"
+            " facts that always hold"
         )
+        return reason, hint
     return reason, None
 
 
 def _arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """Return ``inputs`` as a tuple. Raises InputError unless it is a tuple, a list, a
-    tensor or None.
+    """Return ``inputs`` (a tuple, a list, a tensor or None) as a tuple.
+
+    Raises InputError for another type.
     """
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
@@ -196,15 +193,15 @@ def _arguments_of(inputs: Any) -> tuple[Any, ...]:
 def _in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
     """Return the keyword arguments in the order of the parameters of ``forward``.
 
-    This becomes the order of the inputs. Arguments that ``forward`` takes by ``**``
-    come last, in the order of the caller.
+    This becomes the order of the program's inputs. Arguments that ``forward`` takes by
+    ``**`` come last, in the order of the caller.
     """
     if not kwargs or not isinstance(kwargs, Mapping):
         return kwargs
-    known = [
-        name for name in inspect.signature(module.forward).parameters if name in kwargs
-    ]
-    return {name: kwargs[name] for name in dict.fromkeys([*known, *kwargs])}
+    parameters = inspect.signature(module.forward).parameters
+    in_order = [name for name in parameters if name in kwargs]
+    # a dict keeps the first occurrence of each name
+    return {name: kwargs[name] for name in dict.fromkeys([*in_order, *kwargs])}
 
 
 def _user_line(error: BaseException, libraries: Sequence[str]) -> Source | None:
@@ -212,19 +209,16 @@ def _user_line(error: BaseException, libraries: Sequence[str]) -> Source | None:
 
     Lines in ``libraries``, which are folders, are not the user's.
     """
-    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of libraries
-    # are left out, and those of code that torch generates (file "<string>").
+    # Dynamo keeps the frames of the user's code in ``real_stack``.
     frames = [
         *traceback.extract_tb(error.__traceback__),
         *getattr(error, "real_stack", ()),
     ]
     folders = tuple(f"{folder}{os.sep}" for folder in (_OWN_FOLDER, *libraries))
-    tracing = [
-        f
+    sources = [
+        Source(f.filename, f.lineno or 0, f.name, (f.line or "").strip())
         for f in frames
+        # torch generates the code in "<string>"
         if f.filename != "<string>" and not f.filename.startswith(folders)
     ]
-    return innermost(
-        Source(f.filename, f.lineno or 0, f.name, (f.line or "").strip())
-        for f in tracing
-    )
+    return innermost(sources)

@@ -69,13 +69,16 @@ CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 """torch's operator that calls a delegate: ``CALL_DELEGATE(lowered_module, *inputs)``.
 """
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+"""Kinds of inputs that are tensors of the model, although some may be written."""
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+"""Kinds of outputs that are new values of the model's tensors."""
 SHARED_STATE = "shared_state"
 """Metadata key of a buffer's placeholders if several methods use it and one writes it.
 
 The host keeps such a buffer.
 """
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
+"""Kinds of outputs that are new values of inputs of the graph."""
 
 
 def placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
@@ -98,23 +101,15 @@ def trained_targets(program: ExportedProgram) -> list[str]:
 
     The list is empty unless the program has a backward graph.
     """
+    gradient = OutputKind.GRADIENT_TO_PARAMETER
     specs = program.graph_signature.output_specs
-    return [
-        s.target
-        for s in specs
-        if s.kind is OutputKind.GRADIENT_TO_PARAMETER and s.target
-    ]
+    return [s.target for s in specs if s.kind is gradient and s.target]
 
 
 def written_values(program: ExportedProgram) -> dict[Node, Node]:
-    """Return the node of the final value, by placeholder of a written parameter or
-    buffer.
-    """
-    specs = zip(
-        program.graph_signature.output_specs, output_values(program), strict=True
-    )
-    # name of the parameter or buffer -> node
-    final = {s.target: value for s, value in specs if s.kind in STATE_WRITES}
+    """Return placeholder of a written parameter or buffer -> node of its final value."""
+    # by the name of the parameter or buffer
+    final = {s.target: node for s, node in outputs(program) if s.kind in STATE_WRITES}
     if not final:
         return {}
     return {
@@ -130,13 +125,14 @@ def constant_placeholders(program: ExportedProgram) -> set[Node]:
     Excluded are those that the program writes, parameters that its caller trains, and
     buffers that another method writes (``SHARED_STATE``).
     """
-    written = written_targets(program).union(trained_targets(program))
-    constant = [
+    changing = written_targets(program).union(trained_targets(program))
+    return {
         n
         for n, s in placeholders(program)
-        if s.kind in CONSTANT_KINDS and s.target not in written
-    ]
-    return {node for node in constant if SHARED_STATE not in node.meta}
+        if s.kind in CONSTANT_KINDS
+        and s.target not in changing
+        and SHARED_STATE not in n.meta
+    }
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:
@@ -148,7 +144,6 @@ def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node
     """Append a copy of ``node`` to ``graph`` and return it.
 
     It keeps its name if that is free there. ``value_of`` maps each operand to its copy.
-    A copied ``get_attr`` always has ``meta["val"]``, which may be None.
     """
     args = map_arg(node.args, value_of)
     kwargs = map_arg(node.kwargs, value_of)
@@ -156,10 +151,10 @@ def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node
     name = node.name
     if name in names._used_names:
         name = names.create_name(name, None)
-    new = Node(graph, name, node.op, node.target, args, kwargs, node.type)
-    copy = _append(graph, new, node.meta)
+    copy = append_node(graph, node.op, node.target, args, kwargs, name, node.meta)
+    copy.type = node.type
     if node.op == "get_attr":
-        # torch does not set it on some nodes that fetch a subgraph
+        # torch records no value for some nodes that fetch a subgraph
         copy.meta.setdefault("val", None)
     return copy
 
@@ -167,20 +162,19 @@ def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node
 def placeholder_of(graph: Graph, node: Node) -> Node:
     """Append a placeholder for the value of ``node`` to ``graph`` and return it.
 
-    It has the metadata of the node, and its name if that is free. For an input named
-    like a Python builtin, such as ``input``, torch's generated code uses ``input_1``.
-    So ``input_1`` is reserved for it.
+    It has the metadata of the node, and its name if that is free.
     """
     names = graph._graph_namespace
-    if node.name in names._used_names:
-        name = names.create_name(node.name, None)
-    else:
-        name = node.name
-        if hasattr(builtins, name):
-            names._used_names.add(f"{name}_1")
-    return _append(
-        graph, Node(graph, name, "placeholder", name, (), {}, node.type), node.meta
-    )
+    name = node.name
+    if name in names._used_names:
+        name = names.create_name(name, None)
+    elif hasattr(builtins, name):
+        # For an input named like a Python builtin, such as ``input``, torch's generated
+        # code uses ``input_1``, so no other node may have that name.
+        names._used_names.add(f"{name}_1")
+    new = append_node(graph, "placeholder", name, (), {}, name, node.meta)
+    new.type = node.type
+    return new
 
 
 def append_node(
@@ -190,22 +184,18 @@ def append_node(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str,
-    meta: dict[str, Any],
+    meta: Mapping[str, Any],
 ) -> Node:
-    """Append a new node to ``graph`` and return it; ``name`` must be unused there."""
-    return _append(graph, Node(graph, name, op, target, args, kwargs), meta)
+    """Append a new node, with a copy of ``meta``, to ``graph`` and return it.
 
-
-def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
-    """Append ``new``, which has an unused name, with a copy of ``meta``; return
-    ``new``.
+    ``name`` must be unused there. ``graph.node_copy`` takes three times as long (4 of
+    48 ms for MobileNetV2). It also checks for names of Python builtins and for new
+    symbolic numbers, which a copy cannot have.
     """
-    # ``graph.node_copy`` takes three times as long (4 of 48 ms for MobileNetV2). It
-    # also checks for names of Python builtins and for new symbolic numbers, which a
-    # copy cannot have.
+    new = Node(graph, name, op, target, args, kwargs)
     new.meta.update(meta)
-    graph._graph_namespace._used_names.add(new.name)
-    graph._graph_namespace.associate_name_with_obj(new.name, new)
+    graph._graph_namespace._used_names.add(name)
+    graph._graph_namespace.associate_name_with_obj(name, new)
     graph._insert(new)
     graph._find_nodes_lookup_table.insert(new)
     graph._len += 1
@@ -213,21 +203,19 @@ def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """Return a copy of ``program`` with its own graph; tensors and subgraphs are
-    shared.
+    """Return a copy of ``program`` with its own graph, but the same tensors and
+    subgraphs.
     """
-    # ``copies``: node -> its copy
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Node]()
     for node in program.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    inputs = program.graph_signature.input_specs
-    outputs = program.graph_signature.output_specs
+    signature = program.graph_signature
     return build_program(
         program.graph_module,
         graph,
-        inputs,
-        outputs,
+        signature.input_specs,
+        signature.output_specs,
         program,
         root_call(program),
         check=False,
@@ -237,13 +225,21 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     """Return the tensor of a parameter, buffer or constant that ``spec`` names."""
     target = str(spec.target)
-    state: Any = program.state_dict
-    # buffers that are not persistent are in ``constants``, as are constants; all others
-    # are in the state
-    tensor: torch.Tensor = (
-        state[target] if target in state else program.constants[target]
-    )
+    # ``constants`` has the constants, and buffers that are not persistent
+    holder: Any = program.state_dict
+    if target not in holder:
+        holder = program.constants
+    tensor: torch.Tensor = holder[target]
     return tensor
+
+
+def constant_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Return the tensors of all parameters, buffers and constants, by placeholder."""
+    return {
+        node: constant_tensor(program, spec)
+        for node, spec in placeholders(program)
+        if spec.kind in CONSTANT_KINDS
+    }
 
 
 def add_constant(
@@ -252,13 +248,10 @@ def add_constant(
     """Add ``tensor`` to the constants of ``program``, and return its new placeholder.
 
     The tensor is not copied. The constant is called ``name``, with a number if that
-    name is taken. Its placeholder comes before the user's inputs. Transforms may call
-    this for their program.
+    name is taken. Its placeholder comes before the user's inputs.
     """
     graph = program.graph
     signature = program.graph_signature
-    # makes recorded values; None for real tensors
-    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
     taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
     names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
     target = next(free for free in names if free not in taken)
@@ -274,6 +267,8 @@ def add_constant(
     with graph.inserting_before(following):
         node: Node = graph.placeholder(target)
     node.name = target
+    # None if the recorded values are real tensors
+    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
     node.meta["val"] = (
         tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
     )
@@ -291,15 +286,13 @@ def output_node(graph: Graph) -> Node:
 
 
 def output_values(program: ExportedProgram) -> tuple[Any, ...]:
-    """Return the nodes and constants that the graph returns, in order of the output
-    specs.
-    """
+    """Return the nodes and constants that the graph returns, in order of its specs."""
     values: Any = output_node(program.graph).args[0]
     return tuple(values)
 
 
 def outputs(program: ExportedProgram) -> list[tuple[OutputSpec, Any]]:
-    """Return the specs and values of all outputs, in order.
+    """Return (output spec, node or constant) for each output of the graph, in order.
 
     New values of buffers and inputs come first.
     """
@@ -308,9 +301,7 @@ def outputs(program: ExportedProgram) -> list[tuple[OutputSpec, Any]]:
 
 
 def results(program: ExportedProgram) -> list[Any]:
-    """Return the outputs of the user's program, without new values of buffers and
-    inputs.
-    """
+    """Return the results of the user's program: no new values of buffers and inputs."""
     return [value for spec, value in outputs(program) if spec.kind not in MUTATIONS]
 
 
@@ -322,16 +313,15 @@ def argument_of(value: Any) -> ArgumentSpec:
     """
     if not isinstance(value, Node):
         return ConstantArgument("", value)
+    val = value.meta.get("val")
+    is_constant = isinstance(val, (int, float, bool, str))
+    if is_constant or (val is None and value.op == "placeholder"):
+        return ConstantArgument(value.name, val)
     kinds: dict[type, Any] = {
         torch.SymInt: SymIntArgument,
         torch.SymFloat: SymFloatArgument,
         torch.SymBool: SymBoolArgument,
     }
-    val = value.meta.get("val")
-    if isinstance(val, (int, float, bool, str)) or (
-        val is None and value.op == "placeholder"
-    ):
-        return ConstantArgument(value.name, val)
     spec: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
     return spec
 
@@ -339,7 +329,7 @@ def argument_of(value: Any) -> ArgumentSpec:
 def name_outputs(
     specs: Iterable[OutputSpec], values: Iterable[Any]
 ) -> list[OutputSpec]:
-    """Return ``specs`` for the new results ``values`` of the graph, in the same order."""
+    """Return ``specs`` with the names of ``values``, the new results of the graph."""
     return [
         OutputSpec(s.kind, argument_of(v), s.target)
         for s, v in zip(specs, values, strict=True)
@@ -358,11 +348,11 @@ def build_program(
     """Build an ExportedProgram from ``graph``.
 
     ``root``: has the submodules and delegates that the graph fetches. ``inputs``,
-    ``outputs``: the signature. ``like``: has the tensors that the signature names; they
-    are shared, not copied. ``call``: the list of ModuleCallEntry, which describes how
-    callers flatten arguments and unflatten results. ``check=False``: do not validate
-    the program, because it is not complete yet. Raises SpecViolationError if it is
-    invalid.
+    ``outputs``: the signature. ``like``: the program with the tensors that the
+    signature names; they are shared, not copied. ``call``: the list of ModuleCallEntry,
+    which describes how callers flatten arguments and unflatten results. Without
+    ``check``, the program is not validated: it is not complete yet. Raises
+    SpecViolationError if it is invalid.
     """
     # Only tensors that the signature names: a part of a program must not keep the
     # weights of the rest alive.
@@ -376,8 +366,8 @@ def build_program(
     # most programs of a lowering are never called.
     module = _LazyGraphModule(root, graph)
     module.meta.update(getattr(root, "meta", {}))
-    # For the same reason ``ExportedProgram.__init__`` is not called; all fields that it
-    # would set are set here. If a new torch adds a field, reading it raises
+    # For the same reason, ``ExportedProgram.__init__`` is not called, and all fields
+    # that it would set are set here. If a new torch adds a field, reading it raises
     # AttributeError; then add the field below. Example inputs are None, because those
     # of ``like`` do not fit a part of it. The verifier is that of plain exported
     # programs, whatever the dialect of ``like``.
@@ -391,7 +381,7 @@ def build_program(
         _example_inputs=None,
         _constants={k: v for k, v in like.constants.items() if k in targets},
         _verifiers=[Verifier],
-        # conditions on sizes, which the parts of a program share
+        # the conditions on sizes also hold in a part of the program
         _guards_code=list(like._guards_code),
     )
     if check:
@@ -421,8 +411,8 @@ def forget_guards(program: ExportedProgram) -> None:
 def validate(program: ExportedProgram) -> None:
     """Call ``program.validate()``. Raises SpecViolationError if the program is invalid.
 
-    torch would read the blob of each delegate to check its type. ``is_validating`` lets
-    delegates avoid joining it.
+    torch reads the blob of each delegate to check its type. Meanwhile delegates return
+    an empty blob (``is_validating``).
     """
     token = _VALIDATING.set(True)
     try:
@@ -444,7 +434,7 @@ _VALIDATING: ContextVar[bool] = ContextVar("_VALIDATING", default=False)
 
 
 def is_validating() -> bool:
-    """Return whether this thread is in ``validate``, which needs no bytes of a blob."""
+    """Return whether this thread is in ``validate``, for which an empty blob will do."""
     return _VALIDATING.get()
 
 
@@ -456,6 +446,18 @@ def has_effect(node: Node) -> bool:
     """
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
+
+
+def erase_unused(graph: Graph) -> list[Node]:
+    """Erase calls and ``get_attr`` nodes without users or effects; return them."""
+    erased: list[Node] = []
+    # users come after their operands
+    for node in reversed(graph.nodes):
+        is_removable = node.op in ("call_function", "get_attr") and not node.users
+        if is_removable and not has_effect(node):
+            graph.erase_node(node)
+            erased.append(node)
+    return erased
 
 
 def flat_arguments(
@@ -489,45 +491,52 @@ def flat_arguments(
     flat, structure = pytree.tree_flatten((tuple(args), ordered))
     if spec is None or structure == spec:
         return flat
-    try:  # the keys of dicts may be in another order
+    # the keys of dicts may be in another order
+    try:
         flat = spec.flatten_up_to((tuple(args), ordered))
-    except ValueError:  # the structures differ in something else
+    except ValueError:
         flat = []
     # ``flatten_up_to`` accepts a container in the place of a leaf, which is wrong, too
     if not flat or not all(map(pytree.tree_is_leaf, flat)):
-        why = _other_structure(spec, structure, names)
-        call = _describe_call(spec, names, args, kwargs)
-        raise InputError(
-            "input-invalid", why if why.startswith("input") else call + why
-        )
+        why = _first_difference(spec, structure, names)
+        if why is None:
+            why = _describe_call(spec, names, args, kwargs)
+            why += _missing_arguments(spec, structure, names)
+        raise InputError("input-invalid", why)
     return flat
 
 
-def _other_structure(
+def _first_difference(
     wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]
-) -> str:
-    """Return the first difference between the structures of a call and of the export.
+) -> str | None:
+    """Describe the first argument of a call with another structure than in the export.
 
-    Its form is ``input x must be ...; it is ...``. If arguments are missing, it lists
-    them, as ``: x, y not given``. It is "" if only the number or keywords differ.
-    ``wanted`` and ``actual`` have the positional arguments as child 0, the keywords as
-    child 1. ``names``: names of the positional arguments; further ones are named by
-    position.
+    Returns None if the numbers of arguments or the keywords differ. ``wanted`` and
+    ``actual`` have the positional arguments as child 0, the keywords as child 1.
+    ``names``: names of the positional arguments; without names, they are numbered.
     """
     count = wanted.child(0).num_children
     keys = list(wanted.child(1).context or [])
-    actual_count = actual.child(0).num_children
     actual_keys = list(actual.child(1).context or [])
-    if (count, keys) == (actual_count, actual_keys):
-        positional = names[:count] if len(names) >= count else map(str, range(count))
-        differences = map(
-            _difference, [*positional, *keys], _inputs(wanted), _inputs(actual)
-        )
-        return next(filter(None, differences))
-    missing = [
-        *names[actual_count:count],
-        *(key for key in keys if key not in actual_keys),
-    ]
+    if (count, keys) != (actual.child(0).num_children, actual_keys):
+        return None
+    positional = names[:count] if len(names) >= count else map(str, range(count))
+    differences = map(
+        _difference, [*positional, *keys], _inputs(wanted), _inputs(actual)
+    )
+    return next(filter(None, differences))
+
+
+def _missing_arguments(
+    wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]
+) -> str:
+    """Return the names of missing arguments as ``: x, y not given``; "" if there are
+    none.
+    """
+    positional = names[actual.child(0).num_children : wanted.child(0).num_children]
+    given = actual.child(1).context or ()
+    keywords = [key for key in wanted.child(1).context or () if key not in given]
+    missing = [*positional, *keywords]
     return f": {', '.join(missing)} not given" if missing else ""
 
 
@@ -615,7 +624,7 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
     """
     if spec is None:
         return None
-    # rebuild the arguments with arbitrary leaves, since only their paths matter
+    # arguments with arbitrary leaves, since only the paths to the leaves matter
     args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)
     if len(names) < len(args):
         return None
@@ -629,8 +638,8 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
 
 def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
     """Return the ``call`` of ``build_program`` for programs called like ``program``."""
-    # ``program.call_spec`` has the same, but creates a class at each access, which
-    # takes half a millisecond. Entries about nodes and submodules are left out.
+    # ``program.call_spec`` has the same specs, but creates a class at each access,
+    # which takes half a millisecond. Entries about nodes and submodules are left out.
     signature: Any = program.module_call_graph[0].signature
     in_spec = signature.in_spec
     out_spec = signature.out_spec

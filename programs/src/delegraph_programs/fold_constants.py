@@ -1,9 +1,8 @@
 """Computes calls on constants alone, where that makes no file larger.
 
-A call is computed if its value is at most as large as the calls and constants that go
-away with it. So the embedding of known positions becomes a constant. A mask that is
-made of a few numbers, by calls that take few bytes in a file, does not become a table
-of megabytes.
+A call is computed if its value is at most as large as the calls and constants that the
+program no longer needs then. So the embedding of known positions becomes a constant. A
+mask that a few calls make of a few numbers does not become a table of megabytes.
 """
 
 from __future__ import annotations
@@ -24,26 +23,20 @@ from .compute_constant_calls import (
     elements_read,
 )
 from .exported_program import (
-    CONSTANT_KINDS,
     add_constant,
     constant_placeholders,
-    constant_tensor,
-    has_effect,
-    placeholders,
+    constant_tensors,
+    erase_unused,
 )
 from .memory_overlap import overlapping
 from .reachable_nodes import find_root
 
-TOGETHER = 64 * 2**20
-"""The most bytes of all values together that one call of ``fold_constants`` computes."""
-CALL = 128
-"""How many bytes a call is taken to need in a program file, with the description of its
-result.
-"""
-SHARE = 128
-"""Values smaller than what they are computed from may together take this part of the
-bytes of all constants.
-"""
+_LARGEST_TOTAL = 64 * 2**20
+"""The most bytes of all values together that one ``fold_constants`` computes."""
+_BYTES_OF_CALL = 128
+"""An estimate: the bytes of a call in a program file, with the type of its result."""
+_PART_FOR_SMALL_VALUES = 128
+"""Small values may together take a 128th of the bytes of all constants."""
 aten = torch.ops.aten
 
 
@@ -63,30 +56,31 @@ def fold_constants(
     """
     constants = constant_placeholders(program)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    # the usual case, found quickly
+    # a quick answer in the usual case: no call reads constants alone
     if not any(constants.issuperset(elements_read(n)) for n in calls):
         return None
-    calls = [n for n in calls if may_fold(n)]
     on_constants = constant_calls(program)
-    candidates = on_constants.intersection(calls)
-    # only calls whose values are used elsewhere are replaced; what only they need then
-    # goes away by itself
+    candidates = {n for n in calls if n in on_constants and may_fold(n)}
+    # Replace only calls whose values other calls use. The calls before them then have
+    # no users, and are erased.
     ends = [n for n in calls if n in candidates and _used_outside(n, candidates)]
     values = ConstantValues(constants_of(program))
     total = 0
     is_changed = False
     for node in _worth_computing(ends, _constant_bytes(program)):
         value = values.of(node)
-        if value is not None and total + value.nbytes <= TOGETHER:
+        if value is not None and total + value.nbytes <= _LARGEST_TOTAL:
             total += value.nbytes
             constant = add_constant(program, value, f"{node.name}_computed")
-            # calls of which it is an operand now can be computed, too
+            # calls that now read this constant can be computed, too
             values.by_node[constant] = value
             _replace(node, constant)
             is_changed = True
     if not is_changed:
         return None
-    return FoldedConstants(_erase_unused(program, on_constants), total)
+    erased = erase_unused(program.graph)
+    count = sum(n in on_constants and is_operator(n) for n in erased)
+    return FoldedConstants(count, total)
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
@@ -95,11 +89,7 @@ def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
     Constants that share memory count 0: a file stores that memory once, and other
     constants may need it.
     """
-    tensors = {
-        n: constant_tensor(program, s)
-        for n, s in placeholders(program)
-        if s.kind in CONSTANT_KINDS
-    }
+    tensors = constant_tensors(program)
     shared = {n for pair in overlapping(tensors) for n in pair if tensors[n].numel()}
     return {
         n: 0 if n in shared else t.numel() * t.element_size()
@@ -108,46 +98,38 @@ def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """Return the ``ends`` whose values take at most as many bytes as the nodes that
-    become unneeded with them.
+    """Return the ``ends`` whose values take no more bytes than the nodes that they free.
 
-    ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants.
-    Ends that share a call or a constant are weighed together first, because the shared
-    node becomes unneeded only with all of them. Small values that free nothing, such as
-    the norms of a weight, are chosen last, up to a share of all constants (``SHARE``).
+    ``ends``: calls whose values are used elsewhere. A node is free if only chosen ends
+    need it. ``sizes``: the bytes of constants. Ends that share a call or a constant are
+    weighed together first, because only all of them together free the shared node.
+    Small values that free nothing, such as the norms of a weight, are chosen last
+    (``_PART_FOR_SMALL_VALUES``).
     """
     chosen: set[Node] = set()
-    removed: set[Node] = set()  # nodes that become unneeded with the chosen ends
+    freed: set[Node] = set()  # by the ends that are chosen so far
     for group in _groups_sharing_nodes(ends):
         # together, then each end by itself
         for candidates in (group, *([end] for end in group)):
             if chosen.issuperset(candidates):
                 continue
-            freed = _unneeded(candidates, removed)
-            if sum(map(_bytes, candidates)) <= sum(
-                sizes.get(n, CALL * is_operator(n)) for n in freed
-            ):
+            newly_freed = _freed_by(candidates, freed)
+            saved = sum(sizes.get(n, _bytes_of_call(n)) for n in newly_freed)
+            if sum(map(_bytes, candidates)) <= saved:
                 chosen.update(candidates)
-                removed |= freed
-    # how many bytes small values that free nothing may take in all
-    room = sum(sizes.values()) // SHARE
-    # the smallest first; only values smaller than the constants that they are computed
-    # from
+                freed |= newly_freed
+    room = sum(sizes.values()) // _PART_FOR_SMALL_VALUES
+    # the smallest first, and by position in the graph
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
-        if _bytes(end) <= room and _bytes(end) < sum(
-            sizes.get(n, 0) for n in ancestors(end)
-        ):
+        read = sum(sizes.get(n, 0) for n in ancestors(end))
+        if _bytes(end) <= room and _bytes(end) < read:
             chosen.add(end)
             room -= _bytes(end)
     return [end for end in ends if end in chosen]
 
 
 def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
-    """Return ``ends`` in groups.
-
-    Two ends that need the same node are in one group. So are two ends that are each in
-    a group with a third one.
-    """
+    """Return ``ends`` in groups: two ends that need the same node are in one group."""
     # union-find over the ends and all nodes that they need: a node and its parent are in
     # one group, and a root is its own parent
     parent: dict[Node, Node] = {}
@@ -163,20 +145,22 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
     return list(groups.values())
 
 
-def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
+def _freed_by(ends: Sequence[Node], already: Collection[Node]) -> set[Node]:
     """Return the nodes that nothing needs once ``ends`` are replaced by constants.
 
-    Nodes in ``removed`` are left out.
-
-    ``removed``: nodes that go away already, for other ends. They count as users that
-    need nothing.
+    ``already``: nodes that other ends free. They are left out, and need nothing.
     """
-    unneeded: set[Node] = set(ends)
-    # users come before their operands
-    for node in sorted(ancestors(*ends) - unneeded, reverse=True):
-        if all(user in unneeded or user in removed for user in node.users):
-            unneeded.add(node)
-    return unneeded.difference(removed)
+    freed: set[Node] = set(ends)
+    # users first, then their operands
+    for node in sorted(ancestors(*ends) - freed, reverse=True):
+        if all(user in freed or user in already for user in node.users):
+            freed.add(node)
+    return freed.difference(already)
+
+
+def _bytes_of_call(node: Node) -> int:
+    """Return how many bytes a call takes in a file; 0 if it is no operator there."""
+    return _BYTES_OF_CALL if is_operator(node) else 0
 
 
 def _bytes(node: Node) -> int:
@@ -186,19 +170,18 @@ def _bytes(node: Node) -> int:
 
 
 def _used_outside(node: Node, replaced: Collection[Node]) -> bool:
-    """Return whether a call returns a tensor that others than ``replaced`` calls use.
+    """Return whether a call returns a tensor that a user outside of ``replaced`` needs.
 
-    A copy of a constant never counts: its value would only be another copy.
+    False for a copy of a constant, since its value would only be another copy.
     """
-    is_copy = (
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    if (
         node.target is aten.clone.default
         and node.all_input_nodes[0].op == "placeholder"
-    )
-    return (
-        isinstance(node.meta["val"], torch.Tensor)
-        and not is_copy
-        and any(u not in replaced for u in node.users)
-    )
+    ):
+        return False
+    return any(user not in replaced for user in node.users)
 
 
 def _replace(node: Node, constant: Node) -> None:
@@ -213,16 +196,3 @@ def _replace(node: Node, constant: Node) -> None:
         copy.meta.update(node.meta)
         node.replace_all_uses_with(copy, lambda user: user.op == "output")
     node.replace_all_uses_with(constant)
-
-
-def _erase_unused(program: ExportedProgram, on_constants: Collection[Node]) -> int:
-    """Erase calls without users.
-
-    Returns how many operators among the calls ``on_constants`` were erased.
-    """
-    erased = 0
-    for node in reversed(program.graph.nodes):
-        if node.op == "call_function" and not node.users and not has_effect(node):
-            erased += node in on_constants and is_operator(node)
-            program.graph.erase_node(node)
-    return erased

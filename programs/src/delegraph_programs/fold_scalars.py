@@ -1,13 +1,13 @@
-"""Numbers that a program reads off constants, such as ``.item()`` of a buffer, become
-literals.
+"""Replaces numbers that a program reads from constants by literals.
 
-``torch.export`` gives such a number a symbol, because it does not look at the elements
-of a buffer. The symbol then makes shapes unknown, and backends refuse each call that
-uses it. Here the number is read off the constant: calls get it as a literal, the symbol
-vanishes from all recorded shapes, and assertions that hold are dropped. A ``cond`` on a
-constant becomes the branch that is taken.
+An example is ``.item()`` of a buffer. ``torch.export`` gives such a number a symbol,
+because it does not look at the elements of a buffer. The symbol then makes shapes
+unknown, and backends refuse each call that uses it. Here the number is read from the
+constant: calls get it as a literal, the symbol vanishes from all recorded shapes, and
+assertions that hold are dropped. A ``cond`` on a constant becomes the branch that is
+taken.
 
-A buffer that some method writes is not a constant, so numbers read off it stay calls.
+A buffer that some method writes is not a constant, so numbers from it stay calls.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .compute_constant_calls import ConstantValues, constants_of
-from .exported_program import add_constant, has_effect, output_node
+from .exported_program import add_constant, erase_unused, output_node
 from .higher_order_subgraphs import graphs, rewrite_subgraphs
+from .operator_schema import overloads
 
 aten = torch.ops.aten
 _COND = torch.ops.higher_order.cond
 _BINDINGS = "unbacked_bindings"
 """Key in the metadata of a call: the symbols that torch made for its result."""
 _SYMBOLIC = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-_RANGES = frozenset(
-    {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
-)
+"""Type of a symbolic number -> type of its literal."""
+_RANGES = overloads("sym_constrain_range.default sym_constrain_range_for_size.default")
+"""Assertions that a number is between ``min`` and ``max``."""
 
 
 class Folded(NamedTuple):
-    """How many numbers were read off constants, and how many conditions on constants
-    were decided.
-    """
+    """The counts of numbers that became literals, and of conditions that were decided."""
 
     numbers: int = 0
     conditions: int = 0
 
 
 def fold_scalars(program: ExportedProgram) -> Folded:
-    """Replace numbers that ``program`` reads off constants by literals, in place, also
+    """Replace numbers that ``program`` reads from constants by literals, in place, also
     in its subgraphs.
 
     An assertion about such a number that does not hold stays, and fails when the
@@ -58,23 +57,22 @@ def fold_scalars(program: ExportedProgram) -> Folded:
         if node.op == "call_function" and not node._erased:
             folding.visit(node)
     folding.finish()
-    folded = [Folded(folding.numbers, folding.conditions)]
 
     def fold(subgraph: ExportedProgram) -> ExportedProgram:
-        folded.append(fold_scalars(subgraph))
+        folded = fold_scalars(subgraph)
+        folding.numbers += folded.numbers
+        folding.conditions += folded.conditions
         return subgraph
 
-    if any(
-        _reads_numbers(graph)
-        for graph in graphs(program.graph_module)
-        if graph is not program.graph
-    ):
+    _, *inner_graphs = graphs(program.graph_module)
+    # extracting subgraphs takes a while, so first look whether one reads numbers
+    if any(map(_reads_numbers, inner_graphs)):
         rewrite_subgraphs(program, fold)
-    return Folded(*map(sum, zip(*folded, strict=True)))
+    return Folded(folding.numbers, folding.conditions)
 
 
 def _reads_numbers(graph: Graph) -> bool:
-    """Return whether a graph has a call that reads a number off a tensor."""
+    """Return whether a graph has a call that reads a number from a tensor."""
     return any(
         isinstance(n.target, OpOverload) and type(n.meta.get("val")) in _SYMBOLIC
         for n in graph.nodes
@@ -96,21 +94,17 @@ class _Folding:
         self.conditions = 0
 
     def visit(self, node: Node) -> None:
-        """Replace ``node`` if its result is a number that is known by now.
+        """Replace or erase the call ``node`` if its result is known by now.
 
-        Visit the operands of ``node`` before. First, known symbols in its recorded
-        value are replaced. Then an assertion that holds is erased, a ``cond`` on a
-        known condition becomes its branch, and sizes that became known are recorded.
+        Its operands must have been visited before.
         """
-        val = node.meta.get("val")
+        val = node.meta.get("val")  # before known symbols are replaced in it
         self._substitute(node)
         if node.target is _COND:
             self._inline_taken_branch(node)
         elif node.target is aten._assert_scalar.default or node.target in _RANGES:
             self._erase_if_it_holds(node)
-        elif type(val) in _SYMBOLIC or (
-            type(val) in _SYMBOLIC.values() and not isinstance(node.target, OpOverload)
-        ):
+        elif type(val) in _SYMBOLIC or _is_python_arithmetic(node):
             self._replace_by_number(node, val)
         elif _BINDINGS in node.meta and self._known:
             self._infer_sizes(node)
@@ -128,10 +122,10 @@ class _Folding:
             # arithmetic of Python on literals
             try:
                 number = node.target(*node.args, **node.kwargs)
-            except (ArithmeticError, TypeError, ValueError):  # as when the program runs
-                return
+            except (ArithmeticError, TypeError, ValueError):
+                return  # the same call fails when the program runs
         if number is None:
-            # ``_substitute`` may have made a number of the recorded value of a size
+            # the recorded value may be a number, now that known symbols are replaced
             number = node.meta["val"]
         if type(number) is _SYMBOLIC.get(type(val), type(val)):
             self._learn(val, number)
@@ -143,10 +137,10 @@ class _Folding:
         node.graph.erase_node(node)
 
     def _learn(self, val: Any, number: Any) -> None:
-        """Record the value of the symbol ``val``, which turned out to be ``number``.
+        """Record that the symbolic number ``val`` is ``number``.
 
-        ``number`` is a literal or another symbolic number. Nothing is recorded if
-        ``val`` is no single symbol that torch made for a value in data.
+        ``number`` is a literal or another symbolic number. Nothing is recorded unless
+        ``val`` is a single symbol that torch made for a number in a tensor.
         """
         if type(val) not in _SYMBOLIC:
             return
@@ -166,9 +160,8 @@ class _Folding:
 
     def _erase_if_it_holds(self, node: Node) -> None:
         """Erase an assertion about a number that is known, if it holds."""
-        # an argument that is still a node is not known
         if node.all_input_nodes:
-            return
+            return  # the number is still a node, so it is not known
         if node.target is aten._assert_scalar.default:
             holds = bool(node.args[0])
         else:
@@ -180,9 +173,10 @@ class _Folding:
             node.graph.erase_node(node)
 
     def _infer_sizes(self, node: Node) -> None:
-        """Learn sizes of the result of a call, now that its operands are known.
+        """Learn sizes of a call's result for which torch had made symbols.
 
-        torch had made symbols for these sizes. The call is repeated under fake tensors.
+        The call is repeated under fake tensors, now that more of its operands are
+        known.
         """
         val = node.meta["val"]
         vals = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -250,10 +244,10 @@ class _Folding:
                 self.visit(call)
 
     def _fetch(self, attribute: Any, inner: Node) -> Any:
-        """Return a node of the program for an attribute that a branch fetches.
+        """Return a node of the program for ``attribute``, which a branch fetches.
 
-        A tensor becomes a constant of the program. A subgraph becomes its attribute.
-        ``inner`` is the node in the branch.
+        A tensor becomes a constant of the program, a subgraph an attribute of its
+        module. ``inner``: the node in the branch that fetches it.
         """
         if isinstance(attribute, torch.Tensor):
             return add_constant(self._program, attribute, inner.name)
@@ -267,7 +261,7 @@ class _Folding:
         return fetched
 
     def _learn_sizes(self, old: Any, new: Any) -> None:
-        """Learn the symbols of the recorded value ``old`` from ``new``, which replaces it."""
+        """Learn symbols in the recorded value ``old`` from ``new``, which replaces it."""
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             for size, found in zip(old.shape, new.shape, strict=True):
                 self._learn(size, found)
@@ -284,13 +278,7 @@ class _Folding:
                 self._substitute(node)
                 if graph is not program.graph:
                     self._replace_in_subgraph(node)
-        for node in reversed(program.graph.nodes):
-            if (
-                node.op in ("call_function", "get_attr")
-                and not node.users
-                and not has_effect(node)
-            ):
-                program.graph.erase_node(node)
+        erase_unused(program.graph)
         ranges = program.range_constraints.items()
         program._range_constraints = {
             s: bounds for s, bounds in ranges if s not in self._known
@@ -298,7 +286,10 @@ class _Folding:
         program.graph_module.recompile()
 
     def _replace_in_subgraph(self, node: Node) -> None:
-        """Let users of a number that is known in a subgraph use the literal."""
+        """Let users of a number that is known in a subgraph use the literal.
+
+        The node itself stays, because calls pass a value for each placeholder.
+        """
         val: Any = node.meta.get("val")
         if type(val) in _SYMBOLIC.values() and node.op in (
             "placeholder",
@@ -329,10 +320,9 @@ class _Folding:
             del node.meta[_BINDINGS]
 
     def _replace_known_symbols(self, val: Any) -> Any:
-        """Return a recorded value with numbers in place of the known symbols.
+        """Return a recorded value, a number or a tensor, with known symbols replaced.
 
-        ``val`` is unchanged if it has none: a number, or a tensor with its sizes,
-        strides and offset.
+        Symbols of a tensor are in its sizes, strides and offset.
         """
         if type(val) in _SYMBOLIC:
             return self._without_known_symbols(val)
@@ -358,9 +348,9 @@ class _Folding:
         )
 
     def _without_known_symbols(self, number: Any) -> Any:
-        """Return a symbolic number without the symbols that are known.
+        """Return a symbolic number with known symbols replaced.
 
-        It is a number of Python if no symbol remains.
+        If no symbol remains, it is a number of Python.
         """
         if not self._has_known_symbols(number):
             return number
@@ -374,9 +364,12 @@ class _Folding:
         environment = number.node.shape_env
         if kind is bool:
             return environment.create_symboolnode(expression)
-        make = (
-            environment.create_symintnode
-            if kind is int
-            else environment.create_symfloatnode
-        )
-        return make(expression, hint=None)
+        if kind is int:
+            return environment.create_symintnode(expression, hint=None)
+        return environment.create_symfloatnode(expression, hint=None)
+
+
+def _is_python_arithmetic(node: Node) -> bool:
+    """Return whether a call of Python, no operator, returns a plain number."""
+    is_number = type(node.meta.get("val")) in _SYMBOLIC.values()
+    return is_number and not isinstance(node.target, OpOverload)

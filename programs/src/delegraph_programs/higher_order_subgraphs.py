@@ -3,15 +3,17 @@
 A branch or a loop's body is a GraphModule that the call takes as an operand. It is
 found as an operand, and not by a list of operators, so that new operators work. Every
 step of a lowering takes an ExportedProgram. So a subgraph is extracted as one, goes
-through the steps as its parent does, and is put back.
+through the steps as its parent program does, and is put back.
 
-All values of a subgraph are inputs, weights too. If all calls pass the same parameter,
-buffer or constant of the parent, it becomes one of the extracted program. So a delegate
-in a branch can own its weights. The call must then stop passing operands that its
-subgraphs no longer take. All subgraphs of one call take the same inputs, so
-``put_back`` decides for each call which placeholders stay. A tensor attribute of a
-subgraph, made from numbers in the user's branch, becomes a constant of the extracted
-program. Afterwards it is an attribute again.
+In a subgraph, weights are inputs like all other values. If all calls pass the same
+parameter, buffer or constant of the parent, it becomes one of the extracted program. So
+a delegate in a branch can own its weights, and the branch no longer takes them. The
+call must then stop passing them. All subgraphs of one call take the same inputs, so
+``put_back`` decides for each call which placeholders stay.
+
+The code of a branch may make a tensor from numbers, which is an attribute of the
+subgraph. It becomes a constant of the extracted program, and an attribute again when
+the subgraph is put back.
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ class Subgraph:
     """One subgraph as a program, with its place in the parent program.
 
     ``attribute``: the parent's attribute that holds it. ``calls``: the calls that use
-    it. ``names``: the names of its placeholders, by position. ``single``: it returns a
-    bare value instead of a tuple, as the condition of a ``while_loop`` does;
-    ``program`` then returns a tuple of one. ``tensors``: name of a placeholder of
+    it. ``names``: the names of its placeholders, by position. ``single``: the subgraph
+    returns a bare value instead of a tuple, as the condition of a ``while_loop`` does;
+    ``program`` returns a tuple of one. ``tensors``: name of a placeholder of
     ``program`` -> the tensor attribute of the subgraph.
     """
 
@@ -94,7 +96,7 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
 def rewrite_subgraphs(
     program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]
 ) -> None:
-    """Replace each subgraph of ``program`` by ``rewrite``; calls may lose operands."""
+    """Replace each subgraph of ``program`` by its result of the function ``rewrite``."""
     subgraphs = extract_subgraphs(program)
     put_back(program, [(subgraph, rewrite(subgraph.program)) for subgraph in subgraphs])
 
@@ -104,9 +106,9 @@ def put_back(
 ) -> set[Node]:
     """Replace subgraphs by the programs that they were rewritten to.
 
-    ``rewritten``: pairs of a subgraph and its new program. Calls stop passing operands
-    that none of their subgraphs takes any more. Returns those operands, which are
-    placeholders of ``program``.
+    ``rewritten``: pairs of a subgraph and its new program. If no subgraph of a call
+    takes an operand any more, the call stops passing it. Returns those operands, which
+    are placeholders of ``program``.
     """
     by_attribute = {subgraph.attribute: (subgraph, new) for subgraph, new in rewritten}
     dropped: set[Node] = set()
@@ -141,7 +143,7 @@ def graphs(module: GraphModule) -> Iterator[Graph]:
 
 
 def all_nodes(module: GraphModule) -> Iterator[Node]:
-    """Return the nodes of ``graphs(module)``."""
+    """Return the nodes of ``module`` and its nested subgraphs."""
     return itertools.chain.from_iterable(g.nodes for g in graphs(module))
 
 
@@ -172,15 +174,14 @@ def _fetching_nodes(call: Node, module: Any = None) -> Iterator[Node]:
     ``module`` has the subgraphs as attributes; by default it is the module that owns
     the graph of ``call``.
     """
-    if (
-        isinstance(call.target, HigherOrderOperator)
-        and str(call.target) not in _POINTWISE
-    ):
-        root = module or call.graph.owning_module
-        for operand in call.all_input_nodes:
-            if operand.op == "get_attr" and isinstance(
-                getattr(root, str(operand.target), None), GraphModule
-            ):
+    if not isinstance(call.target, HigherOrderOperator):
+        return
+    if str(call.target) in _POINTWISE:
+        return
+    root = module or call.graph.owning_module
+    for operand in call.all_input_nodes:
+        if operand.op == "get_attr":
+            if isinstance(getattr(root, str(operand.target), None), GraphModule):
                 yield operand
 
 
@@ -215,11 +216,10 @@ def _as_program(
     ]
     inputs = list(added)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
-    # for each call: position of an input -> the operand that the call passes there
-    # every time
-    shared = [_shared_inputs(call, len(nodes)) for call in calls]
+    # for each call: position of an input -> operand
+    operands_of_calls = [_shared_inputs(call, len(nodes)) for call in calls]
     for position, node in enumerate(nodes):
-        passed = {operands.get(position) for operands in shared}
+        passed = {operands.get(position) for operands in operands_of_calls}
         inputs.append(_input_spec(node, passed, constants))
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     call_spec = flat_call(
@@ -245,22 +245,20 @@ def _tensor_placeholders(
     A program cannot have such attributes. Returns ``get_attr`` node -> placeholder, and
     name of the placeholder -> tensor.
     """
-    placeholders: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     tensors: dict[str, torch.Tensor] = {}
-    for node in module.graph.nodes:
-        attribute = (
-            getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        )
+    for node in module.graph.find_nodes(op="get_attr"):
+        attribute = getattr(module, str(node.target), None)
         if isinstance(attribute, torch.Tensor):
             new = graph.create_node("placeholder", node.name, name=node.name)
             new.meta = dict(node.meta)
-            placeholders[node] = new
+            copies[node] = new
             tensors[new.name] = attribute
-    return placeholders, tensors
+    return copies, tensors
 
 
 def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Undo ``_tensor_placeholders``: let nodes fetch the tensors."""
+    """Undo ``_tensor_placeholders``: fetch the tensors as attributes of ``module``."""
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
     for node in module.graph.find_nodes(op="placeholder"):
         if node.name not in tensors:
@@ -274,11 +272,11 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
-    """Return position of a subgraph's input -> the operand that ``call`` always passes.
+    """Return position of a subgraph's input -> the operand that ``call`` passes to it.
 
-    ``count`` is the number of the subgraph's inputs. The last of them get the same
-    operands in each iteration of a loop. The first ones, which a loop carries, are left
-    out. Empty for an operator that ``_SHARED`` does not list.
+    Only the last inputs, which get the same operands in each iteration, are in it. The
+    first ones, which a loop carries, are left out. ``count``: the number of the
+    subgraph's inputs. Empty for an operator that ``_SHARED`` does not list.
     """
     position = _SHARED.get(str(call.target))
     operands: Any = () if position is None else call.args[position]
@@ -290,10 +288,10 @@ def _input_spec(
 ) -> InputSpec:
     """Return the spec of ``node``, an input of a subgraph.
 
-    ``passed``: the operands of the calls, as nodes of the parent; None for a value that
-    changes from one run to the next. If all calls pass the same constant of the parent,
-    the input becomes that constant. Otherwise it is a run-time input. ``constants``:
-    the parent's constant placeholders, with their specs.
+    ``passed``: the operands that calls pass to it, as nodes of the parent; None for a
+    value that a loop carries. If all calls pass the same constant of the parent, the
+    input becomes that constant. Otherwise it is a run-time input. ``constants``: the
+    parent's constant placeholders, with their specs.
     """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
@@ -308,8 +306,8 @@ def _align_inputs(
 
     ``pairs``: the rewritten subgraphs of ``call``, each with its new program. A
     placeholder that is missing in only some of them is restored there. No operand is
-    dropped if a subgraph has other calls, which still pass it. The same holds if
-    ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
+    dropped if a subgraph has other calls, which still pass it, or without ``may_drop``:
+    then some subgraphs of ``call`` were not rewritten.
     """
     dropped: set[int] = set()  # positions among the inputs of a subgraph
     operands: dict[int, Any] = {}
@@ -319,7 +317,7 @@ def _align_inputs(
     for subgraph, new in pairs:
         _align_placeholders(subgraph, new.graph, dropped)
     if dropped:
-        position = _SHARED[str(call.target)]  # of the argument that has the operands
+        position = _SHARED[str(call.target)]
         remaining = [v for k, v in operands.items() if k not in dropped]
         call.update_arg(
             position,
@@ -329,10 +327,9 @@ def _align_inputs(
 
 
 def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[int]:
-    """Return positions of inputs that are constants of the parent, and that no subgraph
-    uses any more; see ``_align_inputs``.
+    """Return positions of inputs that are constants, and that no new program uses.
 
-    Delegates in the new programs own the constants instead.
+    Delegates in the new programs own these constants. ``pairs``: see ``_align_inputs``.
     """
     used: set[int] = set()
     constant: set[int] = set()
@@ -348,11 +345,10 @@ def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Let ``graph``, the rewritten ``subgraph``, have the placeholders of ``subgraph``
-    except positions ``dropped``.
+    """Give ``graph`` the placeholders of ``subgraph``, from which it was rewritten.
 
-    Those that are missing in ``graph`` are inserted at their positions, and dropped
-    ones are erased.
+    Placeholders at the positions ``dropped`` are erased; others that are missing in
+    ``graph`` are inserted.
     """
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     original = {
@@ -363,7 +359,9 @@ def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> 
             graph.erase_node(present[name])
     # the node before which the next placeholder belongs
     following = next(iter(graph.nodes))
-    for name in (name for k, name in enumerate(subgraph.names) if k not in dropped):
+    for position, name in enumerate(subgraph.names):
+        if position in dropped:
+            continue
         if name not in present:
             with graph.inserting_before(following):
                 present[name] = graph.create_node("placeholder", name, name=name)

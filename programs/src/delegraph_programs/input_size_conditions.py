@@ -1,7 +1,7 @@
-"""The symbolic sizes that a program was exported for: bounds, equalities, multiples.
+"""Checks the symbolic sizes of a call: bounds, equalities and multiples.
 
-torch records them with symbols. They are compiled into one Python function, so that
-checking a call takes a microsecond.
+torch records these conditions with symbols such as ``s77``. They are compiled into one
+Python function, so that checking a call takes a microsecond.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _HINT = (
     " dynamic_shapes"
 )
 _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
-"""torch's form of the guard that a size is a multiple of a number.
-
-The size may have a factor.
+"""torch's form of the guard that a size, perhaps with a factor, is a multiple of a
+number: ``((4*L['x'].size()[0]) % 8) == 0``.
 """
 
 
@@ -70,13 +69,19 @@ class Condition(NamedTuple):
 class InputSizes:
     """Checks the sizes of a program's inputs that the export did not fix.
 
-    torch traces for sizes of 2 and more, and accepts 0 and 1 as well. So a lower bound
-    of 2 is no condition here. ``_sources``: see the function ``_sources``.
+    ``_sources``: symbol -> where its value is read (see the function ``_sources``).
     ``_conditions``: the conditions that each call must satisfy.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        """Compile the conditions on the inputs of ``program`` into ``fits``."""
+        """Compile the conditions on the inputs of ``program`` into ``fits``.
+
+        An example of the function's text is::
+
+            def fits(flat):
+                s77 = flat[0].shape[0]
+                return (s77 <= 64) and (flat[1].shape[0] == 2*s77)
+        """
         places = list(_symbolic_places(program))
         self._inputs = user_inputs(program)
         self._sources = _sources(places)
@@ -85,15 +90,11 @@ class InputSizes:
             *_relations(places, self._sources),
             *_multiples(program, places),
         ]
-        # the function ``fits`` as Python text: it reads each symbol from the inputs,
-        # then checks all conditions
-        lines = [
-            "def fits(flat):",
-            *(f"    {symbol} = {code}" for symbol, (_, code) in self._sources.items()),
-        ]
-        lines.append(
-            f"    return {' and '.join(f'({c.code})' for c in self._conditions)}"
-        )
+        lines = ["def fits(flat):"]
+        for symbol, source in self._sources.items():
+            lines.append(f"    {symbol} = {source.code}")
+        checks = " and ".join(f"({condition.code})" for condition in self._conditions)
+        lines.append(f"    return {checks}")
         scope: dict[str, Any] = {}
         if self._conditions:
             exec("\n".join(lines), scope)
@@ -108,26 +109,21 @@ class InputSizes:
         the value of each symbol that another input determines. ``names`` are the
         caller's names for the inputs.
         """
-        # the names that the expressions use: the inputs, and each symbol with its value
-        # in this call
+        # the names in the code of conditions: ``flat``, and the symbols
         scope: dict[str, Any] = {"flat": flat}
-        scope |= {
-            symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()
-        }
+        for symbol, source in self._sources.items():
+            scope[symbol] = eval(source.code, scope)
         failed = next(c for c in self._conditions if not eval(c.code, scope))
         parts = [failed.place.text(names, eval(failed.place.code, scope))]
         parts.append(
             f"the program was exported for {named(failed.sizes, self._inputs)} there"
         )
         for symbol in sorted(map(str, failed.place.expression.free_symbols)):
-            # where the symbol was read
-            place, _ = self._sources.get(symbol, (failed.place, ""))
-            if place is not failed.place:
-                symbol_name = named(symbol, self._inputs)
-                parts.append(
-                    f"{symbol_name} is {scope[symbol]} as"
-                    f" {place.text(names, eval(place.code, scope))}"
-                )
+            other = self._sources[symbol].place if symbol in self._sources else None
+            if other is not None and other is not failed.place:
+                found = other.text(names, eval(other.code, scope))
+                name = named(symbol, self._inputs)
+                parts.append(f"{name} is {scope[symbol]} as {found}")
         return InputError("input-invalid", "; ".join(parts), hint=_HINT)
 
 
@@ -142,37 +138,44 @@ def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
                 yield Place(position, dim, size.node.expr)
 
 
-def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
-    """Return symbol -> a place that determines it, and Python code for its value.
+class _Source(NamedTuple):
+    """A place that determines a symbol, and Python code for the symbol's value."""
+
+    place: Place
+    code: str
+
+
+def _sources(places: Sequence[Place]) -> dict[str, _Source]:
+    """Return symbol -> its source.
 
     The size at that place is the symbol itself, or a linear expression of that symbol
-    alone.
+    alone: ``2*s77 + 1`` gives ``(size - 1) // 2``.
     """
-    sources: dict[str, tuple[Place, str]] = {}
+    sources: dict[str, _Source] = {}
     for place in places:
         if place.expression.is_Symbol:
-            sources.setdefault(str(place.expression), (place, place.code))
+            sources.setdefault(str(place.expression), _Source(place, place.code))
     for place in places:
-        unknown = [s for s in place.expression.free_symbols if str(s) not in sources]
-        # an expression of one symbol alone, which has no source yet, is linear if its
-        # derivative is a number
-        if not len(unknown) == len(place.expression.free_symbols) == 1:
+        if len(place.expression.free_symbols) != 1:
             continue
-        factor = place.expression.diff(unknown[0])
-        if factor.is_Integer:
-            # the size is factor * symbol + offset
-            offset = place.expression.subs(unknown[0], 0)
-            sources[str(unknown[0])] = place, f"({place.code} - {offset}) // {factor}"
+        [symbol] = place.expression.free_symbols
+        # the expression is linear if its derivative is a number
+        factor = place.expression.diff(symbol)
+        if str(symbol) not in sources and factor.is_Integer:
+            offset = place.expression.subs(symbol, 0)
+            code = f"({place.code} - {offset}) // {factor}"
+            sources[str(symbol)] = _Source(place, code)
     return sources
 
 
 def _bounds(
-    program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]
+    program: ExportedProgram, sources: Mapping[str, _Source]
 ) -> Iterator[Condition]:
     """Yield a condition for each bounded symbol: it lies between its bounds.
 
     A lower bound of 2 is left out: torch traces for sizes of 2 and more, and accepts 0
-    and 1 as well. Symbols that are not in ``sources`` are left out, too.
+    and 1 as well. Symbols that are not in ``sources`` are left out, since a call cannot
+    compute them.
     """
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) not in sources:
@@ -190,27 +193,26 @@ def _bounds(
             sizes = f"of at least {bounds.lower}"
         else:
             continue
-        place = sources[str(symbol)][0]
+        place = sources[str(symbol)].place
         if not place.expression.is_Symbol:
             sizes = f"{place.expression} with {symbol} {sizes}"
         yield Condition(code, place, f"sizes {sizes}")
 
 
 def _relations(
-    places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
+    places: Sequence[Place], sources: Mapping[str, _Source]
 ) -> Iterator[Condition]:
     """Yield a condition for each place: its size equals its expression in symbols.
 
-    Two kinds of places have no condition. If a symbol is read from a place, the two are
-    equal. If an expression has a symbol that is not in ``sources``, a call cannot
-    compute it.
+    A place from which a symbol is read has none, since the two are always equal. A
+    place has none either if a call cannot compute a symbol of its expression.
     """
     for place in places:
         expression = place.expression
         symbols = [str(symbol) for symbol in expression.free_symbols]
         if not all(symbol in sources for symbol in symbols):
             continue
-        if expression.is_Symbol and sources[symbols[0]][0] is place:
+        if expression.is_Symbol and sources[symbols[0]].place is place:
             continue
         code = f"{place.code} == {PythonPrinter().doprint(expression)}"
         yield Condition(code, place, f"size {expression}")
@@ -225,20 +227,17 @@ def _multiples(
     for, and are no conditions here.
     """
     matches = list(filter(None, map(_MULTIPLE.fullmatch, program._guards_code)))
-    names = input_names(program) if matches else []
-    place_of = {
-        f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names
-    }
-    for factor, size, divisor in (match.groups() for match in matches):
+    if not matches:
+        return
+    names = input_names(program)
+    # torch's text for a size -> its place
+    place_of = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places}
+    for factor, size, divisor in map(re.Match.groups, matches):
         if size in place_of:
-            # factor * size is a multiple of divisor exactly if size is a multiple of
-            # this
+            # 4 * size is a multiple of 6 if size is a multiple of 3 = 6 / gcd(4, 6)
             number = int(divisor) // math.gcd(int(factor or 1), int(divisor))
-            yield Condition(
-                f"{place_of[size].code} % {number} == 0",
-                place_of[size],
-                f"multiples of {number}",
-            )
+            code = f"{place_of[size].code} % {number} == 0"
+            yield Condition(code, place_of[size], f"multiples of {number}")
 
 
 def _guarded(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Calls that a compiler needs together, and an order of groups of calls."""
+"""Groups calls that a compiler needs together, and orders the groups."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
     """
     sorter = TopologicalSorter(needs)
     sorter.prepare()
-    ready: list[int] = []
+    ready: list[int] = []  # a heap of the keys that may come next
     result: list[int] = []
     while sorter.is_active():
-        # ``ready`` is a heap. Its smallest key comes next, which may make keys ready
-        # that need it.
         for k in sorter.get_ready():
             heapq.heappush(ready, k)
         result.append(heapq.heappop(ready))
@@ -40,9 +38,9 @@ def inseparable_groups(calls: Sequence[Node]) -> list[list[Node]]:
     scale is computed at run time, all of these calls are in one group. Groups that need
     each other are one group.
 
-    ``calls`` and each group are in graph order. Groups are in graph order, too, unless
-    they need each other differently.
+    ``calls`` and each group are in graph order.
     """
+    # union-find: a call and its entry in ``root`` are in one group
     root = {node: node for node in calls}
     for node in calls:
         for partner in _partners(node, root):
@@ -52,6 +50,7 @@ def inseparable_groups(calls: Sequence[Node]) -> list[list[Node]]:
         try:
             order = sort_by_needs(_needs(groups))
         except CycleError as error:
+            # join the groups of the cycle, and try again
             first, *others = error.args[1]
             for other in others:
                 one = find_root(root, groups[first][0])
@@ -63,6 +62,7 @@ def inseparable_groups(calls: Sequence[Node]) -> list[list[Node]]:
 def _partners(node: Node, calls: Container[Node]) -> list[Node]:
     """Return those of ``calls`` that a compiler needs together with ``node``."""
     name = getattr(node.target, "__name__", "")
+    # the operands of a quantize are the tensor, the scale and the zero point
     operands = node.all_input_nodes
     first_user = [user for user in node.users if user in calls][:1]
     partners: list[Node] = []

@@ -9,16 +9,16 @@ from typing import Any
 from .errors import InputError
 
 _LONGEST = 500
-"""The most characters of torch's reason in an error."""
+"""The most characters of torch's reason that an error repeats."""
 
 
 def load_weights(modules: Iterable[Any], file: str | Path) -> None:
     """Load the weights of a file into each of ``modules``.
 
-    safetensors reads a ``.safetensors`` file, ``torch.load`` any other, without running
-    code. The weights of the latter may be under the key ``state_dict``. Raises
-    InputError if the file cannot be read, if weights are missing, unknown or of other
-    shapes, and for an ExportedProgram, which has its own weights.
+    safetensors reads a ``.safetensors`` file. ``torch.load`` reads any other file,
+    without running code in it; the weights may be under its key ``state_dict``. Raises
+    InputError if the file cannot be read, or if weights are missing, unknown or of
+    other shapes. Raises it also for an ExportedProgram, which has its own weights.
     """
     path = Path(file)
     if not path.is_file():
@@ -36,17 +36,18 @@ def load_weights(modules: Iterable[Any], file: str | Path) -> None:
             ) from error
         except Exception as error:
             # torch and safetensors raise many kinds of errors for damaged files
+            kind = type(error).__name__
             why = " ".join(str(error).split())
             if len(why) > _LONGEST:
                 why = f"{why[:_LONGEST]}…"
-            text = f"{str(path)!r} does not contain weights of this model"
-            kind = type(error).__name__
+            text = f"{str(path)!r} does not contain weights of this model: {kind}"
             raise InputError(
-                "input-invalid", f"{text}: {kind}: {why}" if why else f"{text}: {kind}"
+                "input-invalid", f"{text}: {why}" if why else text
             ) from error
 
 
 def _load(module: Any, path: Path) -> None:
+    """Load the weights of the file into one module; raise any error of torch."""
     import torch
 
     if not isinstance(module, torch.nn.Module):

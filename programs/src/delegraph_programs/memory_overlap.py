@@ -1,11 +1,8 @@
-"""Finds tensors that share memory.
-
-A lowered program is functional, so its writes reach no other input or buffer.
-"""
+"""Finds tensors that share memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,47 +17,40 @@ Key = TypeVar("Key")
 def expect_written_apart(
     inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]
 ) -> None:
-    """Raise InputError if an input that the program writes shares memory with another
-    one that it uses.
+    """Raise InputError if a written input shares memory with another used input.
 
-    In eager PyTorch the other input would change as well. ``flat``: the values of
-    ``inputs``. ``written``: the positions of inputs that the program writes.
+    In eager PyTorch, the write changes the other input as well. In a lowered program,
+    which is functional, it does not. ``flat``: the values of ``inputs``. ``written``:
+    the positions of inputs that the program writes.
     """
-    tensors = {
-        k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)
-    }
     for k in written:
-        for other, value in tensors.items():
-            if (
-                other != k
-                and (inputs[other].users or other in written)
-                and share_memory(tensors[k], value)
-            ):
-                written_name = inputs[k].name
+        for other, value in enumerate(flat):
+            if other == k or not isinstance(value, torch.Tensor):
+                continue
+            is_used = inputs[other].users or other in written
+            if is_used and share_memory(flat[k], value):
+                name = inputs[k].name
                 other_name = inputs[other].name
                 text = (
-                    f"inputs {written_name} and {other_name} share memory, and the"
-                    f" program writes {written_name}"
+                    f"inputs {name} and {other_name} share memory, and the program"
+                    f" writes {name}"
                 )
-                raise InputError(
-                    "input-invalid",
-                    text,
-                    hint=f"give {other_name} memory of its own: clone()",
-                )
+                hint = f"give {other_name} memory of its own: clone()"
+                raise InputError("input-invalid", text, hint=hint)
 
 
 def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
     """Yield the pairs of keys of tensors with overlapping address ranges.
 
-    Other tensors cannot share memory.
+    They may share memory; other tensors cannot.
     """
     spans: dict[Key, tuple[int, int]] = {}
     for key, tensor in tensors.items():
         span = addresses(tensor)
         if span is not None:
             spans[key] = span
-    # In order of first addresses, an earlier tensor overlaps the present one if it ends
-    # after the present one begins.
+    # Walk in order of first addresses. An earlier tensor overlaps the present one if it
+    # ends after the present one begins.
     earlier: list[Key] = []
     for key in sorted(spans, key=spans.__getitem__):
         first, _ = spans[key]
@@ -72,9 +62,9 @@ def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether an element of ``a`` and an element of ``b`` overlap in memory.
 
-    Also True, without a closer look, if their elements differ in size or alignment and
-    their address ranges overlap. Comparing storages is not enough: two storages made of
-    one numpy array are two views of its memory.
+    If their address ranges overlap and their elements differ in size or alignment, the
+    result is True without a closer look. Comparing storages is not enough: two storages
+    made of one numpy array are two views of its memory.
     """
     span_a = addresses(a)
     span_b = addresses(b)
@@ -86,7 +76,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     size = a.element_size()
     if size != b.element_size() or (first_b - first_a) % size:
-        return True  # elements overlap in part, or may do so
+        return True
     origin = min(first_a, first_b)
     # mark the elements of ``a`` in an array that models the memory, and look whether
     # ``b`` has one of them
@@ -113,8 +103,13 @@ def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
         return None
     size = tensor.element_size()
     first = memory + int(tensor.storage_offset()) * size
-    steps = (
-        (int(n) - 1) * int(stride)
-        for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return first, first + (1 + sum(steps)) * size
+    return first, first + extent(tensor.shape, tensor.stride()) * size
+
+
+def extent(shape: Iterable[int], strides: Iterable[int]) -> int:
+    """Return how many places in memory a tensor with elements spans, gaps included.
+
+    For shape (2, 3) and strides (8, 1), the last element has the place 10: 11 places.
+    """
+    steps = zip(shape, strides, strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)

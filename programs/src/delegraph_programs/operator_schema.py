@@ -1,4 +1,4 @@
-"""Reads operator schemas: arguments by name, views, random operators."""
+"""Reads the schemas and tags of operators: arguments by name, views, randomness."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch.fx import Node
 
 
 def overloads(names: str) -> frozenset[Any]:
-    """Return the ATen overloads of these names: ``overloads("view.default
-    select.int")``.
-    """
+    """Return ATen overloads by their names: ``overloads("view.default select.int")``."""
     return frozenset(attrgetter(name)(torch.ops.aten) for name in names.split())
 
 
@@ -26,12 +24,10 @@ def bound_arguments(node: Node) -> dict[str, Any]:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether the schema of a call declares its first argument, or a view, as
-    result.
-    """
-    arguments = (
-        node.target._schema.arguments if isinstance(node.target, OpOverload) else []
-    )
+    """Return whether a call returns its first argument or a view of it, by its schema."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    arguments = node.target._schema.arguments
     return bool(arguments) and arguments[0].alias_info is not None
 
 
@@ -40,21 +36,19 @@ def is_random(node: Node) -> bool:
 
     Attention and dropout draw none if their probability is 0 or ``training`` is false.
     """
-    if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
+    if not isinstance(node.target, OpOverload) or not may_be_random(node.target):
         return False
     arguments = bound_arguments(node)
     # Attention names the probability ``dropout_p``, recurrent layers ``dropout``, and
-    # dropouts ``p``, by which other operators (``bernoulli``) mean something else. None
-    # for those: they always draw.
+    # dropouts ``p``. In other operators, such as ``bernoulli``, ``p`` is no probability
+    # of dropping; they always draw.
     p = arguments.get("p") if "dropout" in node.target._schema.name else None
     probability = arguments.get("dropout_p", arguments.get("dropout", p))
-    return (
-        arguments.get("train", arguments.get("training")) is not False
-        and probability != 0
-    )
+    is_training = arguments.get("train", arguments.get("training")) is not False
+    return is_training and probability != 0
 
 
 @cache
-def _is_seeded(op: OpOverload) -> bool:
-    """Return whether torch tags the operator as one that may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+def may_be_random(target: Any) -> bool:
+    """Return whether torch tags an operator as one that may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

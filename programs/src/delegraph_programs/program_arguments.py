@@ -1,7 +1,7 @@
-"""How a program is called.
+"""Checks the arguments of a call and flattens them; packs the flat results.
 
-Arguments become the flat list that its graph takes, results the structure that it
-returns.
+A graph takes a flat list of inputs and returns a flat list of outputs. Callers pass and
+get nested structures.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .errors import InputError
 from .exported_program import flat_arguments, user_inputs
 from .input_size_conditions import InputSizes, input_names
 from .size_names import named
+from .symbolic_sizes import SYMBOLS, are_static
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-VARYING = (torch.Tensor, *_SYMBOLS)
+VARYING = (torch.Tensor, *SYMBOLS)
 """Types of arguments that may change from call to call; the export fixes all others."""
 
 
@@ -32,38 +32,30 @@ class TensorCheck:
 
     ``sizes``: the recorded shape; symbolic sizes in it are not compared. ``device``:
     the type of the device ("cpu"). None accepts every device except ``meta``, where
-    tensors have no elements.
+    tensors have no elements. ``_shape``: the whole shape, compared in one step; None if
+    a size is symbolic. ``_fixed``: (dimension, size) for each fixed size.
     """
 
     def __init__(
         self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None
     ) -> None:
-        """Prepare the check; ``device=None`` accepts every device except ``meta``."""
+        """Prepare the check; the class describes the arguments."""
         self.dtype = dtype
         self.sizes = tuple(sizes)
         self.device = device
-        # a fixed shape is compared at once, in one step; None if a size is symbolic
-        self._shape = (
-            self.sizes if all(isinstance(d, int) for d in self.sizes) else None
-        )
-
-        # dimension and size, for fixed sizes: comparing a symbolic size would fix it in
-        # the program
+        self._shape = self.sizes if are_static(self.sizes) else None
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Return whether ``value`` is a dense tensor of the dtype, rank, fixed sizes
-        and device.
+        """Return whether ``value`` is a dense tensor of this dtype, shape and device.
 
-        Of a subclass of torch.Tensor only if it computes as torch.Tensor does.
+        A subclass of torch.Tensor is accepted if it computes as torch.Tensor does.
         """
         kind = type(value)
-        # first the usual case, a torch.Tensor itself: looking at a subclass takes
-        # longer
-        if kind is not torch.Tensor and not (
-            isinstance(value, torch.Tensor) and _is_plain(kind)
-        ):
-            return False
+        # the usual case first, because it is quick to check
+        if kind is not torch.Tensor:
+            if not isinstance(value, torch.Tensor) or not _is_plain(kind):
+                return False
         if (
             value.dtype is not self.dtype
             or value.layout is not torch.strided
@@ -98,10 +90,10 @@ class Arguments:
 
     One object serves all calls of a program. ``_leaves``: the recorded values of the
     flat arguments. ``_fits``: one check for each of them. ``_plain``: no argument
-    contains other arguments; then a call has ``_count`` positional arguments, and the
-    keywords ``_names``. ``_value_ranges``: position of an input -> the lowest and the
-    highest integer that the program was lowered for. ``_index_ranges``: the same for
-    inputs that hold indices.
+    contains other arguments, as a list or dict does; then a call has ``_count``
+    positional arguments, and the keywords ``_names``. ``_value_ranges``: position of an
+    input -> the lowest and the highest integer that the program was lowered for.
+    ``_index_ranges``: the same for inputs that hold indices.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -112,7 +104,7 @@ class Arguments:
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
-        # partitioners mark inputs with ranges, under one of these two keys of node.meta
+        # partitioners write ranges into the metadata of inputs
         self._value_ranges = _marked_ranges(program, WITHIN)
         self._index_ranges = _marked_ranges(program, INDEXED)
         # The spec has two children: the tuple of positional arguments, and the
@@ -138,13 +130,9 @@ class Arguments:
         Raises InputError if the structure, an argument or a size differs from the
         exported one.
         """
-        if (
-            self._plain
-            and len(args) == self._count
-            and (kwargs.keys() == self._names.keys())
-        ):
-            # no argument contains others, and their number and names are right: no
-            # structure has to be walked
+        same_names = len(args) == self._count and kwargs.keys() == self._names.keys()
+        if self._plain and same_names:
+            # the structure is right, so it need not be compared
             flat = [*args, *(kwargs[name] for name in self._names)]
         else:
             flat = flat_arguments(self._spec, args, kwargs, self._arguments)
@@ -171,28 +159,26 @@ class Arguments:
         The error describes a wrong structure, or else the first wrong argument.
         """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
-        rows = zip(
-            input_names(self._program), self._leaves, self._fits, flat, strict=True
-        )
-        name, wanted, value = next(
-            (name, wanted, value)
-            for name, wanted, fits, value in rows
-            if not fits(value)
-        )
+        pairs = zip(self._fits, flat, strict=True)
+        position = [fits(value) for fits, value in pairs].index(False)
+        wanted = self._leaves[position]
         shape = ""
         if isinstance(wanted, torch.Tensor):
             shape = named(list(wanted.shape), user_inputs(self._program))
-        return wrong_input(name, wanted, shape, value)
+        name = input_names(self._program)[position]
+        return wrong_input(name, wanted, shape, flat[position])
 
     @cached_property
     def _sizes(self) -> InputSizes:
-        """The conditions on symbolic sizes; compiled at the first call, which is slow."""
+        """The conditions on symbolic sizes.
+
+        They are compiled at the first call, and not before: it takes a while.
+        """
         return InputSizes(self._program)
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """Return a function that checks a flat argument against ``wanted``, the recorded
-    value.
+    """Return a function that checks a flat argument against the recorded ``wanted``.
 
     A dense tensor is checked by ``TensorCheck.fits``. Other tensors, such as sparse
     ones, need the same layout, dtype and shape. A symbolic number accepts any number.
@@ -210,13 +196,13 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
             return (value.layout, value.dtype, value.shape) == same
 
         return fits
-    if isinstance(wanted, _SYMBOLS):
-        return lambda value: isinstance(value, (int, float, *_SYMBOLS))
+    if isinstance(wanted, SYMBOLS):
+        return lambda value: isinstance(value, (int, float, *SYMBOLS))
     return partial(is_fixed, wanted)
 
 
 def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, int]]:
-    """Return the ranges that input metadata has under ``key``, by position."""
+    """Return position of an input -> the range (lowest, highest) in its metadata."""
     ranges = {}
     for position, node in enumerate(user_inputs(program)):
         if key in node.meta:
@@ -226,10 +212,12 @@ def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, i
 
 
 def outside(value: Any, low: int, high: int) -> int | None:
-    """Return the extreme element below ``low`` or above ``high``, or None."""
+    """Return the smallest element if it is below ``low``, else the largest if it is
+    above ``high``, else None.
+    """
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
-    least, most = (int(end) for end in torch.aminmax(value))
+    least, most = map(int, torch.aminmax(value))
     if least < low:
         return least
     return most if most > high else None
@@ -238,11 +226,10 @@ def outside(value: Any, low: int, high: int) -> int | None:
 def expect_indices(
     value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int
 ) -> None:
-    """Raise InputError if ``value``, a tensor of indices, has an element for which
-    eager raises an error.
+    """Raise InputError if a tensor of indices has one for which eager raises an error.
 
-    Those are the elements below ``low`` or above ``high``. The rest is as in
-    ``expect_within``.
+    Those are the indices below ``low`` or above ``high``. ``names`` and ``position``:
+    as in ``expect_within``.
     """
     found = outside(value, low, high)
     if found is not None:
@@ -257,11 +244,10 @@ def expect_indices(
 def expect_within(
     value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int
 ) -> None:
-    """Raise InputError if the integer tensor ``value`` leaves the range
-    ``low``..``high``.
+    """Raise InputError if an integer tensor has elements outside of ``low``..``high``.
 
-    ``names`` returns the caller's names of the flat inputs; ``value`` is the input at
-    ``position``.
+    ``names`` returns the caller's names of the flat inputs, for the error; ``value`` is
+    the input at ``position``.
     """
     found = outside(value, low, high)
     if found is not None:
@@ -274,31 +260,30 @@ def expect_within(
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:
-    """Return whether the argument ``value`` equals ``wanted``, the value that was
-    exported.
+    """Return whether the argument ``value`` equals the exported value ``wanted``.
 
     A number, text or None must be equal, and no tensor or array equals one. NaN equals
-    NaN, and 0.0 does not equal -0.0. Objects of other types are not compared: True.
+    NaN, and 0.0 does not equal -0.0. Other types of ``wanted`` are not compared, and
+    the result is True.
     """
     if not isinstance(wanted, (int, float, complex, str, type(None))):
         return True
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return False
     if isinstance(wanted, float) and isinstance(value, float):
-        # the program may divide by zero, and then the sign of the zero matters
-        same_sign = math.copysign(1, value) == math.copysign(1, wanted)
         if math.isnan(wanted):
             return math.isnan(value)
+        # the program may divide by zero, and then the sign of the zero matters
+        same_sign = math.copysign(1, value) == math.copysign(1, wanted)
         return value == wanted and same_sign
     return bool(value == wanted)
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
-    """Return the error for an argument ``value`` that does not fit the exported
-    program.
+    """Return the error for an argument ``value`` that does not fit ``wanted``.
 
-    ``wanted`` is the recorded value, ``shape`` its shape as text ("" if it is no
-    tensor).
+    ``name``: that of the input. ``wanted``: its recorded value. ``shape``: the shape of
+    ``wanted`` as text; "" if it is no tensor.
     """
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
@@ -337,11 +322,9 @@ def _describe(value: Any) -> str:
 
 
 def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """Return a function that packs flat results into the structure that the program
-    returns.
+    """Return a function that packs a list of results into the structure ``spec``.
 
-    For one value and for plain tuples it avoids torch's slow walk through the
-    structure.
+    One value and plain tuples need no slow walk through the structure.
     """
     if spec.is_leaf():
         return lambda values: values[0]

@@ -14,19 +14,18 @@ from .tensor_bytes import State, is_written, state_of
 
 
 class Snapshot:
-    """The graph of a program, its subgraphs and its tensors, as they were when the
-    snapshot was taken.
+    """A record of a program's graph, subgraphs and tensors at one moment.
 
     Taking it costs time linear in the graphs, and a fixed time for each tensor:
-    elements are neither copied nor hashed. ``earlier``: a snapshot from which the
-    states of the same tensors are taken over.
+    elements are neither copied nor hashed.
     """
 
     def __init__(
         self, program: ExportedProgram, earlier: Snapshot | None = None
     ) -> None:
-        """Record the nodes, recorded values, subgraphs and tensors of ``program``, and
-        the state of each tensor.
+        """Record the nodes, recorded values, subgraphs and tensors of ``program``.
+
+        ``earlier``: a snapshot with states of the same tensors, which are taken over.
         """
         self._program = program
         self._graph = _Nodes(program.graph)
@@ -45,9 +44,9 @@ class Snapshot:
         }
 
     def is_rewritten(self) -> bool:
-        """Return whether the graph, or the table of tensors, has changed.
+        """Return whether the graph has changed, or tensors were added or replaced.
 
-        Literal arguments belong to the graph. Writes to tensors do not count.
+        Writes to the elements of tensors do not count.
         """
         now = _tensors(self._program)
         same_tensors = now.keys() == self._tensors.keys() and all(
@@ -56,13 +55,13 @@ class Snapshot:
         return not same_tensors or _Nodes(self._program.graph) != self._graph
 
     def put_values_back(self) -> Node | None:
-        """Restore the recorded value of each node; return the first changed node.
+        """Restore the recorded value of each node.
 
-        A node is changed if the type of its value differs; None if there is none.
-        A new value of the same type is no change: torch's passes may compute values
-        again when they only look at a graph.
+        Returns the first node with a value of another type, or None. A new value of the
+        same type is no change: torch's passes may compute values again when they only
+        look at a graph.
         """
-        changed = None  # the first node whose type was changed
+        changed = None
         for node, val in self._values:
             now = node.meta.get("val")
             if now is not val:
@@ -72,10 +71,7 @@ class Snapshot:
         return changed
 
     def edited_subgraphs(self) -> list[str]:
-        """Return the names of the subgraphs that have changed.
-
-        Other programs may contain the same subgraphs.
-        """
+        """Return the names of the subgraphs that have changed."""
         return [
             name
             for name, module, before in self._subgraphs
@@ -98,11 +94,9 @@ def _type_of(val: Any) -> Any:
     """
     if isinstance(val, (list, tuple)):
         return [_type_of(v) for v in val]
-    if isinstance(val, torch.Tensor):
-        return val.dtype, [
-            size if isinstance(size, int) else None for size in val.shape
-        ]
-    return type(val)
+    if not isinstance(val, torch.Tensor):
+        return type(val)
+    return val.dtype, [size if isinstance(size, int) else None for size in val.shape]
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
@@ -112,14 +106,10 @@ def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 class _Nodes:
-    """The nodes of a graph, their targets and their arguments, in columns that compare
-    quickly.
-    """
+    """The nodes of a graph, their targets and their arguments, for a quick comparison."""
 
     def __init__(self, graph: Graph) -> None:
-        """Record the nodes of ``graph`` in order, what each one calls or fetches, and
-        its arguments.
-        """
+        """Record the nodes of ``graph`` in order, with targets and arguments."""
         nodes = list(graph.nodes)
         # the attributes by identity: another object under the same name is a change
         fetched = [
@@ -131,15 +121,12 @@ class _Nodes:
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether nodes, targets and arguments are the same.
-
-        They belong to two graphs, or to one graph at two times.
-        """
+        """Return whether nodes, targets and arguments are the same."""
         if not isinstance(other, _Nodes) or self.calls != other.calls:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
-        # arguments are nearly always the same objects, and comparing identities is much
-        # faster
+        # identities first: nearly all arguments are the same objects, and comparing
+        # their contents takes much longer
         return all(
             all(map(is_, before, now)) or same_arguments(before, now)
             for before, now in pairs

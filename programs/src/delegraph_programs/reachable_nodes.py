@@ -1,4 +1,4 @@
-"""Sets of nodes: reachable nodes, and groups that are joined pair by pair."""
+"""Algorithms on sets of nodes: reachability and union-find."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ if TYPE_CHECKING:
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """Return the representative of the group of ``node`` (union-find over ``parent``)."""
+    """Return the root of the group of ``node`` in the union-find forest ``parent``.
+
+    A node and its parent are in one group, and a root is its own parent. To join two
+    groups, set the parent of one root to the other root.
+    """
     while parent[node] is not node:
-        parent[node] = node = parent[parent[node]]
+        # skip a parent, so that later searches are shorter
+        parent[node] = parent[parent[node]]
+        node = parent[node]
     return node
 
 
 def reachable(
     starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]
 ) -> set[Node]:
-    """Return ``starts`` and all nodes reachable from them; ``onward`` lists next nodes."""
+    """Return ``starts`` and all nodes that are reachable from them.
+
+    ``onward`` returns the next nodes of a node.
+    """
     reached: set[Node] = set()
     waiting = list(starts)
     while waiting:

@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-_KINDS = (torch.Tensor, torch.nn.Parameter)
+from .tensor_bytes import is_dense
 
 
 def count_writes(inputs: Sequence[Any]) -> list[int]:
-    """Return torch's count of writes to each tensor; 0 for other values and for
-    inference tensors.
+    """Return torch's count of the writes to each of ``inputs``.
 
-    Writes to other views of the same memory are counted, too; those by numpy or native
-    code are not. Takes a quarter of a microsecond for each tensor.
+    It is 0 for inference tensors and for values that are no tensors. Writes to other
+    views of the same memory are counted; writes by numpy or native code are not.
     """
     return [
         v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0
@@ -26,8 +25,8 @@ def count_writes(inputs: Sequence[Any]) -> list[int]:
 class KeptInputs(NamedTuple):
     """The inputs of a call, and copies from before the call.
 
-    ``copies``: position of an input -> its copy. Sparse, quantized and meta tensors,
-    and those of other classes, have none, because they have no plain memory.
+    ``copies``: position of an input -> its copy. Only dense tensors have one: sparse,
+    quantized and meta tensors, and subclasses, have no plain memory.
     """
 
     inputs: Sequence[Any]
@@ -36,21 +35,16 @@ class KeptInputs(NamedTuple):
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> KeptInputs:
         """Copy the tensors among ``inputs``."""
-        return cls(
-            inputs,
-            {
-                position: value.detach().clone()
-                for position, value in enumerate(inputs)
-                if type(value) in _KINDS
-                and not value.is_quantized
-                and value.layout is torch.strided
-                and value.device.type != "meta"
-            },
-        )
+        copies = {
+            position: value.detach().clone()
+            for position, value in enumerate(inputs)
+            if is_dense(value)
+        }
+        return cls(inputs, copies)
 
     def put_back(self) -> list[int]:
-        """Restore the inputs that were written; returns their positions."""
-        # all are compared first: two inputs may share memory
+        """Restore the inputs that were written; return their positions."""
+        # compare all before restoring one: inputs may share memory
         written = [
             position
             for position, copy in self.copies.items()
@@ -62,9 +56,7 @@ class KeptInputs(NamedTuple):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as bytes, so that a NaN equals itself; without a copy if they
-    are contiguous.
-    """
+    """Return the elements as bytes, in which a NaN equals itself."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     contiguous = plain.contiguous()
     # a contiguous tensor of one element may have any stride, which ``view`` refuses
@@ -72,10 +64,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy ``values`` into ``tensor``. Elements of an expanded tensor share memory,
-    which is written once.
-    """
-    # along a dimension of stride 0 all elements are one: only the first is written
+    """Copy ``values`` into ``tensor``, which may be expanded."""
+    # along a dimension of stride 0, all elements share one place in memory: write it
+    # once
     once = tuple(
         slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()
     )

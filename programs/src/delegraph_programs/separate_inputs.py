@@ -1,4 +1,8 @@
-"""Separates example inputs that are one tensor and would become one input."""
+"""Separates example inputs that are one tensor, and finds exports that merged them.
+
+torch.export recognizes tensors by identity: it makes one input of two that are the same
+tensor, and calls with two tensors are then computed wrongly.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from .exported_program import (
     user_inputs,
 )
 from .input_size_conditions import input_names
+from .tensor_bytes import is_dense
 
 _HINT = (
     "export it with tensors of their own, x and x.clone(); delegraph.lower(module,"
@@ -30,36 +35,30 @@ _HINT = (
 def distinct_inputs(inputs: Any, module: torch.nn.Module | None = None) -> Any:
     """Return ``inputs`` with a separate tensor object in each place, for an export.
 
-    torch.export recognizes tensors by identity. The second of two equal objects would
-    replace the first in the program. An input that is a parameter of ``module`` would
-    replace that parameter. Tensors that share memory with each other or with the module
-    are copied, since later calls may pass others. Tensors with elements that share
-    memory, such as expanded ones, become dense.
+    An input that is a parameter of ``module`` would replace that parameter in the
+    program. Tensors that share memory with each other or with the module are copied,
+    since later calls may pass others. Tensors with elements that share memory, such as
+    expanded ones, become dense.
     """
-    strided = filter(_is_strided, pytree.tree_leaves(inputs))
-    uses = Counter(_memory(tensor) for tensor in strided)
+    dense = filter(is_dense, pytree.tree_leaves(inputs))
+    uses = Counter(_memory(tensor) for tensor in dense)
     held: set[int] = set()
     if module is not None:
-        held = {_memory(t) for t in _tensors_of(module) if _is_strided(t)}
+        held = {_memory(t) for t in _tensors_of(module) if is_dense(t)}
 
     def another(tensor: torch.Tensor) -> torch.Tensor:
-        """Return another object for the same tensor, with all marks of torch."""
+        """Return another object for the tensor, with its attributes."""
         new = tensor.detach()
-        if _is_strided(tensor):
+        if is_dense(tensor):
             memory = _memory(tensor)
-            if any(
-                size > 1 and stride == 0
-                for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            ):
+            strides = zip(tensor.shape, tensor.stride(), strict=True)
+            if any(size > 1 and stride == 0 for size, stride in strides):
                 new = new.clone(memory_format=torch.contiguous_format)
             elif uses[memory] > 1 or memory in held:
-                new = torch.empty_strided(
-                    tensor.shape,
-                    tensor.stride(),
-                    dtype=tensor.dtype,
-                    device=tensor.device,
+                copy = torch.empty_strided(
+                    new.shape, new.stride(), dtype=new.dtype, device=new.device
                 )
-                new.copy_(tensor.detach())
+                new = copy.copy_(new)
         if tensor.requires_grad:
             new.requires_grad_()
         for name, value in getattr(tensor, "__dict__", {}).items():
@@ -69,23 +68,15 @@ def distinct_inputs(inputs: Any, module: torch.nn.Module | None = None) -> Any:
     return pytree.tree_map_only(torch.Tensor, another, inputs)
 
 
-def _is_strided(value: Any) -> bool:
-    """Return whether ``value`` is a plain strided tensor with memory."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return False
-    return (
-        value.layout is torch.strided
-        and value.device.type != "meta"
-        and not value.is_quantized
-    )
-
-
 def _memory(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the parameters, buffers and attributes of a module and its submodules."""
+    """Yield the parameters, buffers and other attributes of a module and its
+    submodules.
+    """
     for each in module.modules():
         yield from each.parameters(recurse=False)
         yield from each.buffers(recurse=False)
@@ -93,10 +84,9 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def expect_distinct(program: ExportedProgram) -> None:
-    """Raise InputError if two inputs of ``program`` were one tensor when it was
-    exported.
+    """Raise InputError if two inputs of ``program`` were one tensor at the export.
 
-    The example inputs show it, if they are the objects of the export.
+    The example inputs show it, unless the program was loaded from a file.
     """
     inputs = list(_example_tensors(program))
     _expect_no_parameter(program, inputs)
@@ -126,7 +116,7 @@ def equal_inputs_note(program: ExportedProgram) -> str | None:
 
 
 class _ExampleTensor(NamedTuple):
-    """An input that is a tensor: the caller's name, the placeholder and the example."""
+    """A tensor input: the caller's name for it, its placeholder and its example."""
 
     name: str
     node: Node
@@ -136,7 +126,10 @@ class _ExampleTensor(NamedTuple):
 def _half_used_pairs(
     inputs: list[_ExampleTensor],
 ) -> Iterator[tuple[_ExampleTensor, _ExampleTensor]]:
-    """Yield each pair of an unused and a used input that may have been one tensor."""
+    """Yield (unused input, used input) for each pair that may have been one tensor.
+
+    If torch.export takes two inputs for one, the program uses only one of them.
+    """
     used = [other for other in inputs if other.node.users]
     for unused in inputs:
         if not unused.node.users:
@@ -152,8 +145,7 @@ def _example_tensors(program: ExportedProgram) -> Iterator[_ExampleTensor]:
     try:
         flat = flat_arguments(program.call_spec.in_spec, *examples)
     except InputError:
-        # examples of another program, such as of one that a transform has changed
-        return
+        return  # a transform has changed the program, and the examples do not fit
     if len(flat) != len(nodes):
         return
     for name, node, value in zip(input_names(program), nodes, flat, strict=True):
@@ -181,28 +173,25 @@ def _expect_no_parameter(
 
 
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two dense tensors are the same elements of the same memory."""
-    if (
-        tensor.layout is not torch.strided
-        or other.layout is not torch.strided
-        or not tensor.numel()
-    ):
-        return False
-    same_form = (
-        tensor.dtype is other.dtype
-        and tensor.shape == other.shape
+    """Return whether two tensors are the same elements of the same memory."""
+    return (
+        _have_same_type(tensor, other)
         and tensor.stride() == other.stride()
+        and tensor.data_ptr() == other.data_ptr()
     )
-    return same_form and tensor.data_ptr() == other.data_ptr()
 
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same type and elements."""
-    if (
-        tensor.layout is not other.layout
-        or tensor.device != other.device
-        or not tensor.numel()
-    ):
+    return _have_same_type(tensor, other) and torch.equal(tensor, other)
+
+
+def _have_same_type(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors with elements have one dtype, shape and device.
+
+    False for layouts without strides, such as sparse ones.
+    """
+    if tensor.layout is not torch.strided or other.layout is not torch.strided:
         return False
-    same_type = tensor.dtype is other.dtype and tensor.shape == other.shape
-    return same_type and tensor.layout is torch.strided and torch.equal(tensor, other)
+    same_form = tensor.dtype is other.dtype and tensor.shape == other.shape
+    return same_form and tensor.device == other.device and tensor.numel() > 0

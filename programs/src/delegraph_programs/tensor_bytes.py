@@ -44,6 +44,18 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def is_dense(value: Any) -> bool:
+    """Return whether ``value`` is a plain tensor with strides and memory.
+
+    False for subclasses other than parameters, and for sparse, quantized and meta
+    tensors.
+    """
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    has_memory = value.device.type != "meta" and not value.is_quantized
+    return has_memory and value.layout is torch.strided
+
+
 @cache
 def _weights() -> np.ndarray[Any, Any]:
     """Return random odd numbers, the same in every process."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..discovery.import_by_name import lazy_names
 
 if TYPE_CHECKING:
-    from delegraph_programs.compare_values import (
+    from delegraph_programs.compare_with_eager import (
         TOLERANCES,
         OutputStatistics,
         compare,
@@ -43,7 +43,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
     __getattr__ = lazy_names(
         __name__,
         {
-            "delegraph_programs.compare_values": (
+            "delegraph_programs.compare_with_eager": (
                 "TOLERANCES OutputStatistics compare finite"
             ),
             ".blob_compatibility": "ProgramCompatibility",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from delegraph_programs.compare_values import OutputStatistics, compare, finite
+from delegraph_programs.compare_with_eager import OutputStatistics, compare, finite
 from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError, InputError

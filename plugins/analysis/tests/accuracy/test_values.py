@@ -3,7 +3,7 @@
 import delegraph
 import torch
 from delegraph_analysis.accuracy.values import Measured, measure
-from delegraph_programs.compare_values import compare
+from delegraph_programs.compare_with_eager import compare
 
 INF = float("inf")
 

@@ -18,7 +18,7 @@ from delegraph_analysis.accuracy.operators import (
     VerificationByOperator,
 )
 from delegraph_analysis.drawing.viewer import SCRIPT as VIEWER
-from delegraph_programs.compare_values import OutputStatistics
+from delegraph_programs.compare_with_eager import OutputStatistics
 from torch import nn
 from torch.export.exported_program import (
     ExportedProgram,

@@ -36,8 +36,8 @@ from ..operator_schema import is_random
 from ..reachable_nodes import reachable
 from ..source_line import source_of
 from ..tracing_lock import unlogged
-from .attention_mask import SEEN_ROWS, is_attention, sees_every_row
 from .decomposition_tables import RECURRENT, Decompose, is_composite, to_core
+from .simplify_masked_attention import SEEN_ROWS, is_attention, sees_every_row
 from .symbolic_convolution import convolution_of_any_size
 
 aten = torch.ops.aten

@@ -18,17 +18,18 @@ TOLERANCES = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Type -> difference, relative to the largest value, that counts as agreement. Other
-types have to be equal.
+"""Type -> the largest relative error that counts as agreement.
+
+Values of other types must be equal.
 """
 _NUMBERS = (torch.Tensor, bool, int, float, complex)
 
 
 class NonFinite(NamedTuple):
-    """How many elements of a value are NaN, infinity and negative infinity.
+    """The numbers of elements that are NaN, infinity and negative infinity.
 
-    A complex number with a NaN part is NaN. Any other one with an infinite part counts
-    as infinity.
+    A complex number with a NaN part counts as NaN. Any other complex number with an
+    infinite part counts as infinity.
     """
 
     nan: int = 0
@@ -38,23 +39,23 @@ class NonFinite(NamedTuple):
     def __str__(self) -> str:
         """Return the counts that are not 0: ``3 NaN, 1 -inf``."""
         counts = {"NaN": self.nan, "inf": self.inf, "-inf": self.negative_inf}
-        return (
-            ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-            or "none"
-        )
+        parts = [f"{count:,} {name}" for name, count in counts.items() if count]
+        return ", ".join(parts) or "none"
 
 
-# a frozen dataclass takes thrice as long, and a verification makes thousands
+# no frozen dataclass: that takes three times as long, and a verification makes
+# thousands of these
 class OutputStatistics(NamedTuple):
-    """How one output compares with eager's.
+    """The differences between one output of a program and eager's.
 
     ``shape`` and ``dtype`` are those of eager. ``max_abs_error``: the largest absolute
     difference. ``max_abs_value``: the largest absolute value of eager. Both leave out
     elements that are not finite. ``mismatched``: the number of elements that are NaN or
-    infinite on one side, and not the same on the other.
+    infinite on one side, and differ from the other side.
 
     Integers and booleans have to be equal. The error is infinite for an output of
-    another shape, and for a value that is no number, such as None, unless it is equal.
+    another shape. It is also infinite for a value that is no number, such as None, and
+    is not equal.
 
     ``remark``: a note about the output, such as why a difference may be no error of the
     backend. ``snr``: the signal-to-noise ratio in dB, 10 log10(sum of eager's squares /
@@ -110,8 +111,9 @@ class OutputStatistics(NamedTuple):
         return content
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Return whether the relative error is within ``tolerance``; None takes that of
-        ``TOLERANCES``.
+        """Return whether the relative error is within ``tolerance``.
+
+        None means the tolerance in ``TOLERANCES``.
         """
         return not self.mismatched and self.relative_error <= self._accepted(tolerance)
 
@@ -123,8 +125,9 @@ class OutputStatistics(NamedTuple):
         return self.line()
 
     def line(self, tolerance: float | None = None) -> str:
-        """Return the figures in a line, the remark, and last one verdict, within
-        ``tolerance``.
+        """Return one line with the figures, the remark and the verdict.
+
+        An example is ``output [2]: largest error 0.001, ...; agrees``.
         """
         figures = "no elements"
         if self.elements:
@@ -136,9 +139,7 @@ class OutputStatistics(NamedTuple):
         return f"{self.name} {list(self.shape)}: {'; '.join(filter(None, parts))}"
 
     def non_finite(self) -> str:
-        """Return the elements that are not finite on both sides, as text; "" if all
-        are.
-        """
+        """Describe the elements that are not finite, on both sides; "" if all are."""
         if not sum(self.lowered) and not sum(self.eager):
             return ""
         of_all = f"of {self.elements:,} elements"
@@ -161,45 +162,43 @@ class OutputStatistics(NamedTuple):
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
-    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the
-    output. See ``OutputStatistics`` for the figures.
-    """
+    """Compare ``got``, the value of the output ``name``, with eager's value ``wanted``."""
     if not isinstance(got, _NUMBERS) or not isinstance(wanted, _NUMBERS):
         kind = type(wanted).__name__
         is_equal = type(got) is type(wanted) and got == wanted
         largest = 0.0 if is_equal else math.inf
         remark = f"a value of type {kind}"
         return OutputStatistics(name, (), largest, 0.0, dtype=kind, remark=remark)
-    a = _wide(got)
-    b = _wide(wanted)
+    lowered = _wide(got)
+    eager = _wide(wanted)
     result = OutputStatistics(
-        name, tuple(b.shape), math.inf, 0.0, dtype=_type_name(wanted)
+        name, tuple(eager.shape), math.inf, 0.0, dtype=_type_name(wanted)
     )
-    if a.shape != b.shape:
+    if lowered.shape != eager.shape:
         return result._replace(
-            max_abs_value=_largest(torch.where(b.isfinite(), b, 0.0)),
-            remark=f"the lowered program returns the shape {list(a.shape)}",
-            lowered=_count_non_finite(a),
-            eager=_count_non_finite(b),
+            max_abs_value=_largest(torch.where(eager.isfinite(), eager, 0.0)),
+            remark=f"the lowered program returns the shape {list(lowered.shape)}",
+            lowered=_count_non_finite(lowered),
+            eager=_count_non_finite(eager),
         )
-    value = b
-    error = (a - b).abs()
+    value = eager
+    error = (lowered - eager).abs()
     # float64 has 53 bits and may hide a difference of integers
     if _is_integer(got) and _is_integer(wanted):
         differs = np.asarray(got) != np.asarray(wanted)
         error = error.maximum(torch.as_tensor(differs).to(error.dtype))
-    # counting takes five times as long as all the rest
+    # An element that is NaN or infinite makes the largest error NaN or infinite. Only
+    # then are such elements counted: it takes five times as long as all the rest.
     if not math.isfinite(_largest(error)):
-        # elements that are not finite on both sides are the same or mismatched; the
-        # other figures leave them out
-        both_finite = a.isfinite() & b.isfinite()
-        is_same = (a == b) | (a.isnan() & b.isnan())
+        both_finite = lowered.isfinite() & eager.isfinite()
+        is_same = (lowered == eager) | (lowered.isnan() & eager.isnan())
+        # the error and the largest value leave such elements out
         error = torch.where(both_finite, error, 0.0)
-        value = torch.where(both_finite, b, 0.0)
+        value = torch.where(both_finite, eager, 0.0)
         result = result._replace(
             mismatched=int((~both_finite & ~is_same).sum()),
-            lowered=_count_non_finite(a),
-            eager=_count_non_finite(b),
+            lowered=_count_non_finite(lowered),
+            eager=_count_non_finite(eager),
         )
     return result._replace(
         max_abs_error=_largest(error),
@@ -214,24 +213,22 @@ def finite(value: Any) -> Any:
 
 
 def _decibels(signal: torch.Tensor, noise: torch.Tensor) -> float | None:
-    """Return the ratio of two norms in dB; None if it is 0, infinite or NaN."""
+    """Return the signal-to-noise ratio in dB; None if it is 0, infinite or NaN."""
     norm = float(torch.linalg.vector_norm(noise))
     if norm == 0:
         return None
     ratio = float(torch.linalg.vector_norm(signal)) / norm
-    # norms are roots of sums of squares, hence 20 and not 10
+    # 20 and not 10, because a norm is the root of a sum of squares
     return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
 def _count_non_finite(wide: torch.Tensor) -> NonFinite:
     """Return the counts of a tensor of float64 or complex128."""
-    nan = wide.isnan()
-    infinite = wide.isinf() & ~nan
-    negative = torch.zeros_like(infinite)
-    if not wide.is_complex():
-        negative = wide == -math.inf
-    count = int(negative.sum())
-    return NonFinite(int(nan.sum()), int(infinite.sum()) - count, count)
+    is_nan = wide.isnan()
+    nan = int(is_nan.sum())
+    infinite = int((wide.isinf() & ~is_nan).sum())
+    negative = 0 if wide.is_complex() else int((wide == -math.inf).sum())
+    return NonFinite(nan, infinite - negative, negative)
 
 
 def _type_name(value: Any) -> str:
@@ -253,7 +250,7 @@ def _wide(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
     else:
-        # an integer of Python may be larger than int64
+        # as float, because an integer of Python may be too large for int64
         tensor = torch.tensor(value if isinstance(value, complex) else float(value))
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
