@@ -835,7 +835,7 @@ def test_wrong_programs_are_refused_with_a_message(case, registry, caplog):
         ({"backends": 3}, r"a list of names: backends=\[3\]"),
         (
             {"backends": [CapabilityPartitioner]},
-            r"not <class '.*CapabilityPartitioner'>\n  hint: make one of it: Cap",
+            r"not <class '.*CapabilityPartitioner'>\n  hint: make an object of the class: Cap",
         ),
         ({"backends": [None]}, "a backend is a name or a Partitioner, not None"),
         (

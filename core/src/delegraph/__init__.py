@@ -50,7 +50,7 @@ __all__ = [
     "register",
 ]
 
-_ELSEWHERE = {
+_IN_OTHER_DISTRIBUTIONS = {
     "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
     "QuantizationErrors": "delegraph_quantize:QuantizationErrors",
@@ -82,13 +82,13 @@ if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
         """Return the object of a public name. Raises AttributeError for other names.
 
         A name of this distribution is imported when it is first used, and kept. A name
-        in ``_ELSEWHERE`` is looked up at each use, and raises PluginUnavailable if its
-        distribution is not installed.
+        in ``_IN_OTHER_DISTRIBUTIONS`` is looked up at each use, and raises
+        PluginUnavailable if its distribution is not installed.
         """
-        if name in _ELSEWHERE:
+        if name in _IN_OTHER_DISTRIBUTIONS:
             from .discovery.first_party import provided
 
-            return provided(_ELSEWHERE[name], f"delegraph.{name}")
+            return provided(_IN_OTHER_DISTRIBUTIONS[name], f"delegraph.{name}")
         value = _import(name)
         globals()[name] = value
         return value

@@ -1,5 +1,5 @@
-"""``delegraph.lower``, which lowers a model, and ``delegraph.load``, which reads a
-saved program.
+"""``delegraph.lower``, which lowers a model; ``delegraph.export``, which only exports
+it; and ``delegraph.load``, which reads a saved program.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
 
-def _name_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return ``function`` with a check of its keyword arguments: for an unknown one it
-    raises a TypeError that suggests the nearest name.
+def _suggesting_arguments(
+    function: Callable[Given, Returned],
+) -> Callable[Given, Returned]:
+    """Return ``function`` with a check of its keyword arguments. For an unknown one,
+    such as ``backend=``, a TypeError suggests the nearest name, ``backends``.
     """
     known = inspect.signature(function).parameters
 
@@ -70,7 +72,7 @@ class Choices(TypedDict, total=False):
     compiler: Compiler | None
 
 
-@_name_arguments
+@_suggesting_arguments
 def lower(
     program: Program | Mapping[str, Program],
     example_inputs: ExampleInputs = None,
@@ -90,18 +92,22 @@ def lower(
     ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single
     tensor); an ExportedProgram; a mapping from method names to either, with mappings by
     method for ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes``; or an
-    object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order
-    of preference, Partitioners, or both; [] leaves everything on the host. None: the
-    backends for which ``options`` are given; without options, the only usable backend,
-    or the one that is declared as the default. The report then names the choice.
-    ``options``: {backend name: {option: value}}. ``transforms``: functions from program
-    to program, called with the normalized program. ``require_full``: raise
-    NotFullyDelegated, which lists the operators, if any is left to the host.
+    object of a type that a plugin reads (``ModelSpec``).
+
+    ``backends``: names in order of preference, Partitioners, or both; [] leaves
+    everything on the host. None: the backends for which ``options`` are given; without
+    options, the only usable backend, or the one that is declared as the default. The
+    report then names the choice. ``options``: {backend name: {option: value}}.
+
+    ``transforms``: functions from program to program, called with the normalized
+    program. ``require_full``: raise NotFullyDelegated, which lists the operators, if
+    any is left to the host. ``registry``: the plugins; None: those that are installed.
+
     ``compiler``: compiles the partitions, such as
     ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: partitions are
     compiled in this process, one after the other. But if the environment variable
     ``DELEGRAPH_CACHE`` is set, or a backend needs isolation, the installed default
-    compiler is used. ``registry``: the plugins; None: those that are installed.
+    compiler is used.
 
     If a backend refuses a call that has only constant operands, ``lower`` computes the
     call itself, unless the result has more than 16 MiB. A number that the model reads
@@ -153,10 +159,7 @@ def lower(
         journal = Journal()
         lowered = lower_exported(export_programs(sources, journal), settings, journal)
     report = lowered.report
-    if why_not_cached:
-        report.notes.append(why_not_cached)
-    if why_these_backends:
-        report.notes.append(why_these_backends)
+    report.notes += filter(None, (why_not_cached, why_these_backends))
     if require_full:
         report.expect_full()
     # the programs before lowering
@@ -171,7 +174,7 @@ def lower(
     )
 
 
-@_name_arguments
+@_suggesting_arguments
 def export(
     program: Program | Mapping[str, Program],
     example_inputs: ExampleInputs = None,
@@ -190,7 +193,7 @@ def export(
     return {method: export_method(method, source) for method, source in sources.items()}
 
 
-@_name_arguments
+@_suggesting_arguments
 def load(
     path: str | os.PathLike[str],
     registry: Registry | None = None,
@@ -237,15 +240,16 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     """
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
-    kinds = type(program).__mro__
-    types = {f"{k.__module__}:{k.__qualname__}" for k in kinds}
-    # a plugin may name the top-level package, from which users import the class
-    types |= {f"{k.__module__.partition('.')[0]}:{k.__qualname__}" for k in kinds}
+    types = set()
+    for kind in type(program).__mro__:
+        types.add(f"{kind.__module__}:{kind.__qualname__}")
+        # a plugin may name the top-level package, from which users import the class
+        types.add(f"{kind.__module__.partition('.')[0]}:{kind.__qualname__}")
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
-            from .command.load_model import from_elsewhere
+            from .command.load_model import read_by_plugin
 
-            return from_elsewhere(spec, program, spec.title, registry)
+            return read_by_plugin(spec, program, spec.title, registry)
     return None
 
 
@@ -309,11 +313,9 @@ def _expect_backends(backends: Any) -> list[str | Partitioner]:
     listed = list(backends)
     for backend in listed:
         if not isinstance(backend, (str, Partitioner)):
-            hint = (
-                f"make one of it: {backend.__name__}(...)"
-                if isinstance(backend, type)
-                else None
-            )
+            hint = None
+            if isinstance(backend, type):
+                hint = f"make an object of the class: {backend.__name__}(...)"
             text = f"a backend is a name or a Partitioner, not {backend!r}"
             raise OptionError("option-invalid", text, hint=hint)
     names = [backend for backend in listed if isinstance(backend, str)]

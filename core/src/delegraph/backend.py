@@ -54,7 +54,8 @@ class PreprocessResult:
     ``debug_handle_map`` -> amounts by name, such as ``{3: {"cycles": 1200}}``. The
     report has their sums for each delegate and each line of the user's program.
     ``output``: the output of the compiler as text, for the report. For a compiler in
-    another process, delegraph sets it.
+    another process, delegraph sets it. ``_delegate_info_meta``: ExecuTorch's field of
+    that name; if it is a mapping, its entries count as facts.
     """
 
     processed_bytes: bytes | Blob = b""
@@ -69,7 +70,7 @@ class PreprocessResult:
 
 
 def enforcedmethod(method: F) -> F:
-    """Decorator for a method that every concrete backend must define."""
+    """Mark a method that every backend must define, unless it is a shared base."""
     method.__enforcedmethod__ = True  # type: ignore[attr-defined]
     return method
 
@@ -105,7 +106,7 @@ class BackendDetails(ABC):
         Raises ContractViolation for a missing method, or one with other parameters.
         """
         super().__init_subclass__(**kwargs)
-        # a method that has the mark is inherited from this class
+        # only the methods of this class have the mark: a subclass's own lack it
         missing = [
             n
             for n in dir(cls)
@@ -148,8 +149,9 @@ class BackendDetails(ABC):
         arguments.
 
         An example is the compiler's version. The text is stored with each delegate, for
-        the runtime's ``compatible``, and is part of a cache's keys. The text need not
-        have the versions of the backend's own package, delegraph and torch.
+        the runtime's ``compatible``, and is part of a cache's keys. Those keys also
+        have the versions of the backend's own package, delegraph and torch, so the text
+        does not need them.
 
         None means that results must not be cached. Return None in three cases: the
         dependencies are not known; ``preprocess`` writes files with these compile
@@ -263,9 +265,8 @@ class DelegateMappingBuilder:
         Raises ContractViolation if the caller's identifier is missing, not wanted or in
         use.
         """
-        # passed although the builder generates identifiers, or missing although it
-        # does not
-        if self._generated == (identifier is not None):
+        is_passed = identifier is not None
+        if is_passed == self._generated:
             wanted = (
                 "generates its identifiers"
                 if self._generated

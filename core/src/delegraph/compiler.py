@@ -3,8 +3,8 @@
 A compiler makes a ``Session`` for each lowering. The session gets a ``Request`` for
 each partition, and answers it with a ``Compiled``. ``compile_here`` compiles in this
 process. Other compilers may call ``compile_here``, too, after they changed requests or
-answered some of them by themselves. They can replace the class in ``Request.backend``
-(``kind``) by one that sends the partition to another process.
+answered some of them by themselves. They can replace the backend's class,
+``Request.backend.kind``, by one that sends the partition to another process.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ CODES: dict[str, str] = {
     "plugin-conflict": "Two distributions offer the name that was asked for.",
     "plugin-incompatible": "The plugin was written for another plugin API.",
     "plugin-failed": (
-        "A plugin raised an error of its own while it was at work; the message names"
-        " both."
+        "A plugin raised an error other than DelegraphError; the message names both."
     ),
     "process-ended": "A process that kept an object for this one has ended.",
     "contract-violation": "A backend or partitioner broke the delegation contract.",

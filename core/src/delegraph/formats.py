@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -53,7 +53,7 @@ __all__ = [
 
 LARGEST = 5
 """The most constants that a summary lists."""
-_NAME = 60
+_LONGEST_NAME = 60
 """The most characters of a name that the text of a tensor shows."""
 
 
@@ -67,7 +67,7 @@ class ProgramContents(Protocol):
 
     @property
     def methods(self) -> Collection[str]:
-        """Return names of the methods, in the order in which they were passed for
+        """Return the names of the methods, in the order in which they were passed for
         lowering.
         """
 
@@ -217,19 +217,15 @@ class TensorSummary:
         """Return name, type, sizes and quantization, as far as they are known: ``x:
         int8[1, 3], scale 0.5, zero point 0``.
         """
-        shown = self.name if len(self.name) <= _NAME else f"{self.name[:_NAME]}…"
-        name = f"{shown}: " if self.name else ""
-        quantized = (
-            ""
-            if self.scale is None
-            else f", scale {self.scale:.9g}, zero point {self.zero_point}"
-        )
-        within = (
-            ""
-            if self.within is None
-            else f", from {self.within[0]} to {self.within[1]}"
-        )
-        return f"{name}{self.dtype}{self._sizes()}{quantized}{within}"
+        text = f"{self.dtype}{self._sizes()}"
+        if self.name:
+            end = "…" if len(self.name) > _LONGEST_NAME else ""
+            text = f"{self.name[:_LONGEST_NAME]}{end}: {text}"
+        if self.scale is not None:
+            text += f", scale {self.scale:.9g}, zero point {self.zero_point}"
+        if self.within is not None:
+            text += f", from {self.within[0]} to {self.within[1]}"
+        return text
 
     def _sizes(self) -> str:
         """Return the shape as text: ``?`` for an unknown size, ``<=`` before upper
@@ -238,7 +234,8 @@ class TensorSummary:
         if self.shape is None:
             return ""
         bound = "<=" if self.bounded else ""
-        return f"[{', '.join('?' if size is None else f'{bound}{size}' for size in self.shape)}]"
+        sizes = ["?" if size is None else f"{bound}{size}" for size in self.shape]
+        return f"[{', '.join(sizes)}]"
 
 
 @dataclass(frozen=True)
@@ -293,7 +290,7 @@ class Summary:
     methods: tuple[MethodSummary, ...]
     constants: int
     constant_bytes: int
-    largest: tuple[ConstantSummary, ...] = field(default=())
+    largest: tuple[ConstantSummary, ...] = ()
     producer: str = ""
 
     @staticmethod
@@ -508,8 +505,8 @@ class ProgramFormat:
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write the result of ``ProgramFormat.files``: the entry "" to ``path``, and each
-    other entry beside it.
+    """Write the result of ``ProgramFormat.files``: the entry "" to ``path``, and the
+    other entries into the same folder.
 
     For ``model.pte``, the entry ``weights.ptd`` becomes ``model.weights.ptd``. ``path``
     is written last, so that it never exists without the others.
@@ -548,11 +545,9 @@ class DelegateFormat(ProgramFormat):
         """Return why a program lowered for these backends cannot be saved; None if
         ``cls.backend_id`` is among them.
         """
-        return (
-            None
-            if cls.backend_id in backend_ids
-            else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
-        )
+        if cls.backend_id in backend_ids:
+            return None
+        return f"a file of {cls.__name__} is a blob of {cls.backend_id}"
 
     @classmethod
     def serialize(
@@ -608,19 +603,16 @@ class DelegateFormat(ProgramFormat):
             )
             raise InputError("input-invalid", text)
         whole = program.whole_delegate()
-        if (
-            whole.named_data is not None
-            and whole.named_data.pte_data
-            and not cls.holds_named_data
-        ):
-            key = next(iter(whole.named_data.pte_data))
+        data = whole.named_data
+        if data is not None and data.pte_data and not cls.holds_named_data:
+            key = next(iter(data.pte_data))
             text = (
-                f"the file holds only a blob, but the blob of {cls.backend_id} reads named"
-                f" data, such as {key!r}, which would be lost"
+                f"the file holds only a blob, but the blob of {cls.backend_id} reads"
+                f" named data, such as {key!r}, which would be lost"
             )
             hint = (
                 "a .pte file holds both (delegraph-executorch); for the format's"
-                " authors: put the data into the file and say holds_named_data = True"
+                " authors: put the data into the file and set holds_named_data = True"
             )
             raise InputError("input-invalid", text, hint=hint)
         return whole
@@ -636,7 +628,7 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """Return the blob that is the whole file. Its producer is not known, unless a
+        """Return one blob, which is the whole file. Its producer is not known, unless a
         subclass overrides this.
         """
         with path.open("rb") as file:
@@ -647,8 +639,8 @@ class DelegateFormat(ProgramFormat):
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """Return how many integers the host computes from sizes of tensors;
-    ``host_operators`` does not count these.
+    """Return how many integers the host computes from sizes of tensors, such as
+    ``x.shape[0] * 2``. ``host_operators`` does not count these.
 
     Integers that only an assertion needs are left out.
     """

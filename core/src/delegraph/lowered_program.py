@@ -38,8 +38,8 @@ from .errors import InputError, OptionError
 from .host.executor import (
     Delegates,
     Executable,
+    InputComparingExecutable,
     OnMissingRuntime,
-    SuspiciousExecutable,
     uncompiled,
 )
 from .host.files import FileFormat
@@ -154,6 +154,7 @@ class LoweredProgram(MethodPrograms):
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward`` or the only method."""
         return self.method(self.chosen_method(None)).call(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
@@ -208,12 +209,9 @@ class LoweredProgram(MethodPrograms):
         return other
 
     def __reduce__(self) -> NoReturn:
-        text = (
-            "a lowered program is not pickled: its delegates are loaded in this process"
-        )
         raise InputError(
             "input-invalid",
-            text,
+            "a lowered program is not pickled: its delegates are loaded in this process",
             hint="lowered.save(path), and delegraph.load(path) over there",
         )
 
@@ -252,7 +250,7 @@ class LoweredProgram(MethodPrograms):
         the model by tracers.
         """
         if runtime and per_operator:
-            raise self._no_values_of(runtime)
+            raise self._hidden_values_error(runtime)
         if per_operator:
             compare = provided(
                 "delegraph_analysis:verify_operators", "verify(per_operator=True)"
@@ -293,7 +291,7 @@ class LoweredProgram(MethodPrograms):
         from .host.verify import call_of_model
 
         if runtime and observer:
-            raise self._no_values_of(runtime)
+            raise self._hidden_values_error(runtime)
         name = self.chosen_method(method)
         seed = torch.get_rng_state()
         # Eager runs first, so that an error of the model is not taken for an error of
@@ -324,7 +322,7 @@ class LoweredProgram(MethodPrograms):
         if a transform changed the inputs or results.
         """
         name = self.chosen_method(method)
-        self._expect_border_of_eager(name)
+        self._expect_same_signature(name)
         # Names of the parameters and buffers that eager may write: the state that
         # delegates keep, and the targets that the host's part of the program writes.
         written = {
@@ -343,16 +341,17 @@ class LoweredProgram(MethodPrograms):
             own_kwargs = copy.deepcopy(kwargs)
             with mode or nullcontext():
                 returned = eager(*own_args, **own_kwargs)
-            # a result may be a buffer, which is restored when the block ends
-            # TorchScript may return tensors that need a gradient in spite of no_grad
+            # Detached, because TorchScript may return tensors that need a gradient in
+            # spite of no_grad. Copied, because a result may be a buffer, which is
+            # restored when the block ends.
             return copy.deepcopy(
                 tree_map_only(torch.Tensor, torch.Tensor.detach, returned)
             )
 
     @staticmethod
-    def _no_values_of(runtime: str) -> InputError:
-        """Return the error for arguments of ``verify`` that need the values inside of a
-        program, together with ``runtime``, which executes whole files.
+    def _hidden_values_error(runtime: str) -> InputError:
+        """Return the error for ``verify`` with ``runtime``, which executes whole files,
+        and with an argument that needs the values inside of the program.
         """
         text = (
             f"the runtime {runtime!r} executes a whole file, and does not show the"
@@ -402,21 +401,18 @@ class LoweredProgram(MethodPrograms):
         columns_of = provided("delegraph_analysis:node_data", "node data")
         return columns_of(self, self.chosen_method(method), *args, **kwargs)
 
-    def _expect_border_of_eager(self, name: str) -> None:
+    def _expect_same_signature(self, name: str) -> None:
         """Raise InputError if a transform changed inputs or results of the method
-        ``name``.
-
-        The model in eager PyTorch then has other inputs or results than the method.
+        ``name``, so that eager PyTorch and the method cannot be compared.
         """
         if name in self._changed:
-            hint = (
-                "verify a program that is lowered without that transform, such as"
-                " integer_borders or channels_last_borders"
-            )
             raise InputError(
                 "input-invalid",
                 f"{self._changed[name]}: there is no call to compare",
-                hint=hint,
+                hint=(
+                    "verify a program that is lowered without that transform, such as"
+                    " integer_borders or channels_last_borders"
+                ),
             )
 
     def _eager_module(self, name: str) -> torch.nn.Module:
@@ -428,8 +424,10 @@ class LoweredProgram(MethodPrograms):
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
             program = self._eager[name] = program.module(check_guards=False)
-        # torch gives exported modules an ``eval`` of their own; they have no other mode
-        elif "eval" not in vars(program):
+            return program
+        # torch gives an exported module an ``eval`` of its own. Its ``training`` is
+        # True, although it has no other mode.
+        if "eval" not in vars(program):
             expect_no_training(program)
         return program
 
@@ -445,7 +443,7 @@ class LoweredProgram(MethodPrograms):
         if observer is not None:
             return self.observed(observer, name)(*args, **kwargs)
         method = self._methods[name]
-        comparing = SuspiciousExecutable(method._method, method._delegates)
+        comparing = InputComparingExecutable(method._method, method._delegates)
         return comparing(*args, **kwargs)
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:

@@ -176,11 +176,10 @@ def check_output(output: Any) -> None:
         text = f"a NamedDataStoreOutput is wanted, not {type(output).__name__}"
         raise NamedDataTypeError("contract-violation", text)
     count = len(output.buffers)
+    indices = range(count)
     for _, entries in output.files():
         for key, entry in entries.items():
-            if not isinstance(entry, DataEntry) or entry.buffer_index not in range(
-                count
-            ):
+            if not isinstance(entry, DataEntry) or entry.buffer_index not in indices:
                 text = f"has the entry {entry!r:.80}, and there are {count} buffers"
                 raise _error(key, text)
             if not _is_positive(entry.alignment):
@@ -218,7 +217,7 @@ def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
 
 def _is_positive(number: Any) -> bool:
     """Return whether ``number`` is an int above 0; a bool is not."""
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+    return type(number) is int and number > 0
 
 
 def _content(

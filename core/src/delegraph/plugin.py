@@ -127,8 +127,10 @@ class FlagSpec(OptionSpec):
 
 
 class _WithTarget:
-    """Declares the type of ``target``. The kinds of declarations declare the field
-    again, each at a position of its own.
+    """Makes the attribute ``target`` known to type checkers.
+
+    A field of ``Declaration`` would have the same position in all kinds of
+    declarations. But in each kind, ``target`` comes after the name.
     """
 
     target: str
@@ -167,8 +169,8 @@ class Declaration(_WithTarget):
         list. The traceback shows the author the wrong declaration.
         """
         for field in fields(self):
-            if field.name in _FORMS:
-                pattern, meaning = _FORMS[field.name]
+            if field.name in _TEXT_FIELDS:
+                pattern, meaning = _TEXT_FIELDS[field.name]
                 value = getattr(self, field.name)
                 if not isinstance(value, str) or not pattern.fullmatch(value):
                     raise ValueError(
@@ -238,8 +240,8 @@ class BySuffix(Declaration):
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """Return the suffixes of the file ``asked``, longest first: ``.nodes.json``,
-        then ``.json``.
+        """Return the suffixes of the file name ``asked``, longest first:
+        ``.nodes.json``, then ``.json``.
         """
         name = re.split(r"[/\\]", asked.lower())[-1]
         return (name[k:] for k, letter in enumerate(name) if letter == ".")
@@ -513,7 +515,7 @@ class CompilerSpec(Declaration):
     default: bool = False
 
 
-_FORMS = {
+_TEXT_FIELDS = {
     "name": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"),
     "backend_id": (re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"),
     "target": (re.compile(r"[\w.]+:\S+"), "'package.module:Name'"),
@@ -569,6 +571,7 @@ class Hooks(Protocol):
 
 
 DECLARATION_OF: dict[str, type[Declaration]] = {
+    # Iterable[BackendSpec] -> BackendSpec
     name: get_args(get_type_hints(hook)["return"])[0]
     for name, hook in vars(Hooks).items()
     if name.startswith("delegraph_")

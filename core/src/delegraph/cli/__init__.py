@@ -89,17 +89,16 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
     except KeyboardInterrupt as e:
         # ``_stoppable`` raises KeyboardInterrupt with the signal as argument. If code of
         # the model raises KeyboardInterrupt without a signal, that counts as SIGINT.
-        stop = next(
-            (argument for argument in e.args if isinstance(argument, signal.Signals)),
-            signal.SIGINT,
-        )
+        stop = signal.SIGINT
+        if e.args and isinstance(e.args[0], signal.Signals):
+            stop = e.args[0]
         terminal.tell(
             "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
         )
         return 128 + int(stop)
 
 
-_APART = 1.0
+_REPEATED_WITHIN = 1.0
 """A signal is ignored if it comes less than this number of seconds after another one.
 
 A process may get a signal twice: from the terminal, and from the program that started
@@ -141,7 +140,7 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
         """
         nonlocal last
         now = time.monotonic()
-        is_repeated = now - last < _APART
+        is_repeated = now - last < _REPEATED_WITHIN
         last = now
         # a second exception would interrupt the clean-up after the first
         if not is_repeated:
@@ -176,17 +175,13 @@ def _finish(words: Sequence[str]) -> int:
         text = str(e)
     except Failed as e:
         # for a defect, --debug shows the traceback of the exception that caused it
-        outcome = _failure(
-            e.error,
-            debug,
-            e.error.__cause__ if e.error.code == "internal" else None,
-            e.content,
-        )
+        cause = e.error.__cause__ if e.error.code == "internal" else None
+        outcome = _failure(e.error, debug, shown=cause, content=e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)
     except (Exception, SystemExit, import_by_name.ProcessExit) as e:
         # a command that exits has returned no result: that is a defect, too
-        outcome = _failure(defect(e), debug, e)
+        outcome = _failure(defect(e), debug, shown=e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
     try:
@@ -216,7 +211,7 @@ def _run(words: Sequence[str]) -> Outcome:
         import_by_name.exits_raise(),
     ):
         # imported late because the module needs pluggy
-        from ..command.compiler_flags import expect_installed
+        from ..command.compiler_flags import refuse_flags_of_absent_compilers
 
         _use_settings(_flags(words))
         command_line = parser(words)
@@ -228,7 +223,7 @@ def _run(words: Sequence[str]) -> Outcome:
             args, unknown = command_line.parse_known_args(words)
             if unknown:
                 # flags of a compiler that is not installed get an error of their own
-                expect_installed(unknown)
+                refuse_flags_of_absent_compilers(unknown)
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
     return outcome
@@ -307,11 +302,14 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen.add_argument(
             "--debug", action="store_true", help="show the traceback of an error"
         )
-        settings = (
-            "read settings from FILE and not from the user's file; they name backends in"
-            " other environments (delegraph-workers)"
+        chosen.add_argument(
+            "--config",
+            metavar="FILE",
+            help=(
+                "read settings from FILE and not from the user's file; they name"
+                " backends in other environments (delegraph-workers)"
+            ),
         )
-        chosen.add_argument("--config", metavar="FILE", help=settings)
         command.add_arguments(chosen)
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
@@ -338,12 +336,10 @@ def _readable_warnings() -> Iterator[None]:
         **__: Any,
     ) -> None:
         """Show a warning. Python calls this in place of ``warnings.showwarning``."""
-        ours = issubclass(category, DelegraphWarning)
-        text = (
-            f"warning: {message}\n"
-            if ours
-            else warnings.formatwarning(message, category, filename, lineno)
-        )
+        if issubclass(category, DelegraphWarning):
+            text = f"warning: {message}\n"
+        else:
+            text = warnings.formatwarning(message, category, filename, lineno)
         terminal.tell(text, end="")
 
     with warnings.catch_warnings():

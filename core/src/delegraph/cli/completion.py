@@ -49,11 +49,9 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
     ``make_parser``: function that returns the parser for the complete words of the
     line. ``_ARGCOMPLETE`` is the number of words up to the program's name, inclusive.
     """
-    line, point, start = (
-        os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE")
-    )
     # item 3 of the result has the complete words before the cursor
-    typed = split_line(line, int(point))[3][int(start) :]
+    words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
+    typed = words[int(os.environ["_ARGCOMPLETE"]) :]
     with warnings.catch_warnings():
         # warnings would disturb the line that the user types
         warnings.simplefilter("ignore", DelegraphWarning)
@@ -78,14 +76,10 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     lists arguments only in private attributes.)
     """
     for action in parser._actions:
-        commands = (
-            action.choices.values()
-            if isinstance(action, argparse._SubParsersAction)
-            else ()
-        )
         yield action
-        for command in commands:
-            yield from _arguments(command)
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _arguments(command)
 
 
 def _fits(candidate: str, prefix: str) -> bool:
@@ -113,11 +107,9 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
     for info in default_registry().backends():
         if info.name in names:
             for option in info.spec.options:
-                values = (
-                    ("true", "false")
-                    if option.type is bool
-                    else option.choices or ("",)
-                )
+                values = option.choices or ("",)
+                if option.type is bool:
+                    values = ("true", "false")
                 yield from (f"{info.name}.{option.name}={value}" for value in values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 import warnings
 from typing import Any
 
@@ -26,10 +27,14 @@ class Backends:
             action="store_true",
             help="also show options, formats and origin",
         )
-        text = (
-            "import the runtimes, and show which backends can run programs here and now"
+        parser.add_argument(
+            "--available",
+            action="store_true",
+            help=(
+                "import the runtimes, and show which backends can run programs here and"
+                " now"
+            ),
         )
-        parser.add_argument("--available", action="store_true", help=text)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -76,13 +81,10 @@ def _why_unavailable(info: BackendInfo) -> str:
     try:
         runtime = default_registry().runtime_for(info.full_name)
         with PluginCall(runtime, "is_available", registry=default_registry()):
-            return (
-                ""
-                if runtime.is_available()
-                else f"{runtime.__name__} says that it is not available"
-            )
+            is_available = runtime.is_available()
     except DelegraphError as e:
         return f"{e.message}; {e.hint}" if e.hint else e.message
+    return "" if is_available else f"{runtime.__name__} says that it is not available"
 
 
 def _table_of_backends(
@@ -128,34 +130,24 @@ def _describe_backend(info: BackendInfo) -> str:
         ["partitioners", ", ".join(info.partitioners) or "none"],
         ["runtime", "on this host" if info.has_runtime else "none on this host"],
         ["formats", ", ".join(info.formats) or "none"],
-        *([["problem", info.error], ["remedy", info.hint]] if info.error else []),
-        ["options", "" if info.spec.options else "none"],
     ]
-    options = table([_describe_option(o) for o in info.spec.options]).splitlines()
-    lines = [
-        *("  " + line for line in table(facts).splitlines()),
-        *("    " + line for line in options),
-    ]
-    return "\n".join(
-        [
-            printable(f"{info.name}  [{info.status}]  {info.spec.summary}".rstrip()),
-            *lines,
-        ]
-    )
+    if info.error:
+        facts += [["problem", info.error], ["remedy", info.hint]]
+    facts.append(["options", "" if info.spec.options else "none"])
+    options = table([_describe_option(o) for o in info.spec.options])
+    title = printable(f"{info.name}  [{info.status}]  {info.spec.summary}".rstrip())
+    lines = [title, textwrap.indent(table(facts), "  ")]
+    if options:
+        lines.append(textwrap.indent(options, "    "))
+    return "\n".join(lines)
 
 
 def _describe_option(option: OptionSpec) -> list[str]:
     """Return the cells for an option: name, type, default, choices and help."""
     default = "no default" if option.default is None else f"default {option.default!r}"
-    choices = (
-        [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
-    )
-    return [
-        option.name,
-        option.type.__name__,
-        default,
-        "; ".join([*choices, *([option.help] if option.help else [])]),
-    ]
+    choices = option.values if option.choices else ""
+    notes = "; ".join(filter(None, (choices, option.help)))
+    return [option.name, option.type.__name__, default, notes]
 
 
 _OF_BACKEND = (

@@ -41,6 +41,9 @@ from ..report.formats import (
     write_report,
 )
 
+_QUANTIZING = "delegraph_quantize.command"
+"""The module of delegraph-quantize for --quantize."""
+
 
 class Lower:
     """``delegraph lower``."""
@@ -57,8 +60,13 @@ class Lower:
                 " scheme:name"
             ),
         )
-        preferred = "repeat for several, the preferred first (default: the only one)"
-        add("--backend", action="append", default=[], metavar="BACKEND", help=preferred)
+        add(
+            "--backend",
+            action="append",
+            default=[],
+            metavar="BACKEND",
+            help="repeat for several, the preferred first (default: the only one)",
+        )
         add(
             "--host-only",
             action="store_true",
@@ -72,11 +80,15 @@ class Lower:
             metavar="FILE",
             help="file for the lowered program; the suffix chooses the format",
         )
-        calibration = (
-            "quantize the model with the backend's quantizer; the .npz file has an"
-            " array [batches, *shape] for each input"
+        add(
+            "--quantize",
+            type=Path,
+            metavar="CALIBRATION",
+            help=(
+                "quantize the model with the backend's quantizer; the .npz file has an"
+                " array [batches, *shape] for each input"
+            ),
         )
-        add("--quantize", type=Path, metavar="CALIBRATION", help=calibration)
         add(
             "--verify",
             action="store_true",
@@ -87,26 +99,25 @@ class Lower:
             action="store_true",
             help="as --verify, and list the operators with different results",
         )
-        inputs = (
-            "verify with the inputs in this file; repeat the flag to verify with"
-            " several files"
-        )
         add(
             "--input",
             action="append",
             default=[],
             type=Path,
             metavar="FILE.npz",
-            help=inputs,
+            help=(
+                "verify with the inputs in this file; repeat the flag to verify with"
+                " several files"
+            ),
         )
-        tolerance = (
-            "accept differences up to RATIO times the largest value of eager's output"
-            " (default: depends on the type, 1e-3 for float32)"
-        )
-        add("--tolerance", type=float, metavar="RATIO", help=tolerance)
-        form = (
-            "write the report; the suffix chooses the format: .txt, .json, or that of a"
-            " plugin. Repeat the flag to write several files"
+        add(
+            "--tolerance",
+            type=float,
+            metavar="RATIO",
+            help=(
+                "accept differences up to RATIO times the largest value of eager's"
+                " output (default: depends on the type, 1e-3 for float32)"
+            ),
         )
         add(
             "--report",
@@ -114,7 +125,10 @@ class Lower:
             default=[],
             type=output_path,
             metavar="FILE",
-            help=form,
+            help=(
+                "write the report; the suffix chooses the format: .txt, .json, or that"
+                " of a plugin. Repeat the flag to write several files"
+            ),
         )
         add(
             "-v",
@@ -173,10 +187,6 @@ class Lower:
         expect_places(outputs, inputs)
         expect_report_formats(args.report)
         return _outcome(_attempt(model, args, chosen, options))
-
-
-_QUANTIZING = "delegraph_quantize.command"
-"""The module of delegraph-quantize for --quantize."""
 
 
 @dataclass
@@ -333,8 +343,9 @@ def _check(
                 result.gates[name] = None
             except DelegraphError as e:
                 result.gates[name] = e
-    for error in filter(None, result.gates.values()):
-        raise error
+    errors = [error for error in result.gates.values() if error is not None]
+    if errors:
+        raise errors[0]
 
 
 def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) -> Any:
@@ -378,11 +389,9 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
     """
     for method, verification in result.verifications.items():
         if not verification.agrees():
-            within = (
-                "the tolerance of its type"
-                if args.tolerance is None
-                else f"{args.tolerance:g}"
-            )
+            within = "the tolerance of its type"
+            if args.tolerance is not None:
+                within = f"{args.tolerance:g}"
             which = f"method {method} of " if len(result.verifications) > 1 else ""
             text = (
                 f"{which}the lowered program does not agree with eager PyTorch within"
@@ -390,11 +399,8 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
             )
             hint = (
                 "nothing was written. Find the first operator that differs:"
-                f" {_accuracy_command(args)}"
-            )
-            hint += (
-                " (add --ties if the model picks among equal elements). --tolerance"
-                " accepts larger differences"
+                f" {_accuracy_command(args)} (add --ties if the model picks among equal"
+                " elements). --tolerance accepts larger differences"
             )
             raise DelegraphError("verification-failed", text, hint=hint)
 
@@ -413,7 +419,7 @@ def _accuracy_command(args: argparse.Namespace) -> str:
     return shlex.join(parts)
 
 
-def _expect_share(result: Any, args: argparse.Namespace) -> None:
+def _expect_delegated_share(result: Any, args: argparse.Namespace) -> None:
     """Raise DelegraphError if the delegated share of the operators is smaller than
     --min-delegated.
     """
@@ -431,7 +437,7 @@ def _expect_share(result: Any, args: argparse.Namespace) -> None:
         )
 
 
-def _expect_few(result: Any, args: argparse.Namespace) -> None:
+def _expect_few_delegates(result: Any, args: argparse.Namespace) -> None:
     """Raise DelegraphError if there are more delegates than --max-delegates."""
     count = len(result.report.delegates)
     if count > args.max_delegates:
@@ -447,8 +453,8 @@ def _expect_few(result: Any, args: argparse.Namespace) -> None:
 _GATES: Mapping[str, Callable[[Any, argparse.Namespace], None]] = {
     "verify": _expect_agreement,
     "require-full": lambda result, args: result.report.expect_full(),
-    "min-delegated": _expect_share,
-    "max-delegates": _expect_few,
+    "min-delegated": _expect_delegated_share,
+    "max-delegates": _expect_few_delegates,
 }
 """Flag -> function that raises an error if the Attempt does not meet the flag's demand.
 Checked in this order.

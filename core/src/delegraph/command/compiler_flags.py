@@ -25,12 +25,11 @@ def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
         for flag in spec.options:
             other = owners.setdefault(flag.name, record.owner)
             if other != record.owner:
-                raise _conflict(flag, f"{other} and {record.owner} both have")
+                raise _conflict(flag, other, record.owner)
             try:
                 _add_flag(parser, spec, flag)
             except argparse.ArgumentError:
-                why = f"{record.owner} has, and so has the command itself,"
-                raise _conflict(flag, why) from None
+                raise _conflict(flag, "the command itself", record.owner) from None
 
 
 def chosen_compiler(args: argparse.Namespace) -> Any:
@@ -44,7 +43,7 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
     for spec, record in default_registry().declared(CompilerSpec):
         options: dict[str, Any] = {}
         for flag in spec.options:
-            value = getattr(args, _place(spec, flag))
+            value = getattr(args, _attribute(spec, flag))
             if value is not None:
                 options[flag.name.replace("-", "_")] = value
         if options:
@@ -60,7 +59,7 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
     return default_registry().get(CompilerSpec, name)(**options)
 
 
-def expect_installed(words: Sequence[str]) -> None:
+def refuse_flags_of_absent_compilers(words: Sequence[str]) -> None:
     """Raise UsageError if one of ``words`` is a flag of a compiler that is not
     installed. ``words``: those that a command does not know.
     """
@@ -70,10 +69,7 @@ def expect_installed(words: Sequence[str]) -> None:
         name = word.partition("=")[0].removeprefix("--")
         provider = provider_of("flags", name)
         if word.startswith("--") and provider is not None and name not in installed:
-            text = (
-                f"the flag --{name} comes with {provider.distribution}, which is not"
-                " installed"
-            )
+            text = provider.not_installed(f"the flag --{name}")
             raise UsageError("usage-invalid", text, hint=provider.hint)
 
 
@@ -85,7 +81,7 @@ def _add_flag(
     """
     # the keyword arguments of ``add_argument``
     given: dict[str, Any] = {
-        "dest": _place(spec, flag),
+        "dest": _attribute(spec, flag),
         "help": flag.help.replace("%", "%%"),
     }
     if flag.type is bool:
@@ -98,7 +94,7 @@ def _add_flag(
     parser.add_argument(f"--{flag.name}", **given)
 
 
-def _place(spec: CompilerSpec, flag: FlagSpec) -> str:
+def _attribute(spec: CompilerSpec, flag: FlagSpec) -> str:
     """Return the attribute of the parsed arguments that has the value of a flag.
 
     With its slash it differs from all attributes of the command itself.
@@ -110,9 +106,10 @@ def _split(text: str) -> list[str]:
     return text.split(",")
 
 
-def _conflict(flag: FlagSpec, text: str) -> PluginConflict:
-    """Return the error for a flag with several owners, which ``text`` names."""
-    hint = "set DELEGRAPH_DISABLE_PLUGINS to one of the distributions"
+def _conflict(flag: FlagSpec, owner: str, other: str) -> PluginConflict:
+    """Return the error for a flag that two owners have."""
     return PluginConflict(
-        "plugin-conflict", f"{text} the flag --{flag.name}", hint=hint
+        "plugin-conflict",
+        f"{owner} and {other} both have the flag --{flag.name}",
+        hint="set DELEGRAPH_DISABLE_PLUGINS to one of the distributions",
     )

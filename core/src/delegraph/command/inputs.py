@@ -89,13 +89,12 @@ def read_inputs(
     names = [node.name for node in nodes]
     # positions of the tensor inputs among all inputs
     tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    # ``position``: place among the tensor inputs, ``k``: place among all inputs
-    for position, k in enumerate(tensors):
+    for number, k in enumerate(tensors):
         keys = (
             f"{method}.{names[k]}",
             names[k],
-            f"{method}.arr_{position}",
-            f"arr_{position}",
+            f"{method}.arr_{number}",
+            f"arr_{number}",
         )
         key = next((key for key in keys if key in arrays), None)
         if key is None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph_programs import Source, load_weights
 
@@ -30,9 +30,11 @@ _FORM = (
     "a function without arguments that returns (module, args), (module, args, kwargs),"
     " an ExportedProgram or a dict"
 )
-_KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
-"""Keys of the dict that a model file may return. If it has ``methods``, the dict of each
-method may have the first four keys.
+_METHOD_KEYS = ("model", "args", "kwargs", "dynamic_shapes")
+"""Keys of the dict for one method."""
+_FILE_KEYS = (*_METHOD_KEYS, "methods", "transforms")
+"""Keys of the dict that a model file may return: those of the only method, or
+``methods``.
 """
 
 
@@ -84,13 +86,14 @@ def read_model(text: str) -> GivenModel:
 
     Raises UsageError if there is no such file, function or scheme, FormatError for a
     damaged ``.pt2`` file, InputError if the file's code fails or does not return a
-    model, or if ``weights`` are not those of the model. For ``scheme:name`` also raises the errors of ``from_elsewhere``.
+    model, or if ``weights`` are not those of the model. For ``scheme:name`` also raises
+    the errors of ``read_by_plugin``.
     """
     declared = _by_scheme(text)
     if declared is not None:
         spec, name = declared
-        return from_elsewhere(spec, name, text, default_registry())
-    path, function, weights = _parts(text)
+        return read_by_plugin(spec, name, text, default_registry())
+    path, function, weights = _split(text)
     if path.suffix == ".pt2":
         return _model_returned(_load_exported(path), text)
     build = _find_function(_run_file(path), path, function)
@@ -99,7 +102,7 @@ def read_model(text: str) -> GivenModel:
             "usage-invalid",
             f"{path}:{build.__name__} takes arguments; {_FORM} is wanted",
         )
-    model = _model_returned(_guard(build, path), text)
+    model = _model_returned(_run_user_code(build, path), text)
     if weights:
         load_weights(model.programs.values(), weights)
     return model
@@ -122,10 +125,10 @@ def read_object(text: str) -> Any:
     return found[name]
 
 
-def from_elsewhere(
+def read_by_plugin(
     spec: ModelSpec, given: Any, text: str, registry: Registry
 ) -> GivenModel:
-    """Let the plugin that declares ``spec`` read a model.
+    """Return the model that the plugin with the declaration ``spec`` reads.
 
     ``given``: the name after the scheme, or an object of one of ``spec.types``.
     ``text`` names the model in errors. Raises the errors of the plugin, and InputError if
@@ -152,7 +155,7 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """Return the model that the function of a model file ``returned``.
+    """Return the model for the value that the function of a model file ``returned``.
 
     A module with its example inputs, or an ExportedProgram, is the method ``forward``.
     A dict has ``model`` for the method ``forward`` alone, or ``methods`` for several by
@@ -160,7 +163,7 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
     InputError for any other form.
     """
     described = _as_dict(returned, text)
-    _expect_keys(text, described, _KEYS)
+    _expect_keys(text, described, _FILE_KEYS)
     transforms = described.get("transforms", ())
     if not isinstance(transforms, (tuple, list)):
         raise _wrong(f"{text}: transforms is a list, not {_describe(transforms)}")
@@ -177,7 +180,7 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
         raise _wrong(f"{text}: the dict has {form}; it is {_describe(described)}")
     for name, method in methods.items():
         fields = _as_dict(method, text)
-        _expect_keys(text, fields, _KEYS[:4])
+        _expect_keys(text, fields, _METHOD_KEYS)
         _add_method(model, text, str(name), fields)
     return model
 
@@ -202,7 +205,7 @@ def _as_dict(described: Any, text: str) -> Mapping[str, Any]:
             f"{text} returned {_describe(described)}; a model file has {_FORM}"
         )
     # not strict: the tuple has the values of the first two or three keys
-    return dict(zip(_KEYS, described, strict=False))
+    return dict(zip(_METHOD_KEYS, described, strict=False))
 
 
 def _add_method(
@@ -270,17 +273,25 @@ def check_model(text: str) -> Path | None:
     """Return the file of a MODEL, without loading the model; None for ``scheme:name``.
     Raises UsageError if the file or the scheme does not exist.
     """
-    return None if _by_scheme(text) is not None else _parts(text)[0]
+    return None if _by_scheme(text) is not None else _split(text).path
 
 
 _MODEL = re.compile(r"(.+?\.(?:py|pt2))(?::([^@]*))?(?:@(.+))?", re.DOTALL)
 
 
-def _parts(text: str) -> tuple[Path, str | None, str | None]:
-    """Return path, function and file of weights of a MODEL
-    ``path.py[:function][@weights]`` or ``path.pt2``; None for a missing part.
+class _ModelFile(NamedTuple):
+    """The parts of a MODEL ``path.py[:function][@weights]`` or ``path.pt2``; None for a
+    missing part.
+    """
 
-    Raises UsageError for another suffix, or if ``path`` cannot be read.
+    path: Path
+    function: str | None
+    weights: str | None
+
+
+def _split(text: str) -> _ModelFile:
+    """Return the parts of a MODEL that is a file. Raises UsageError for another suffix,
+    or if the file cannot be read.
     """
     match = _MODEL.fullmatch(text)
     if not match:
@@ -290,7 +301,7 @@ def _parts(text: str) -> tuple[Path, str | None, str | None]:
         )
     path = Path(match[1])
     expect_file(path)
-    return path, match[2], match[3]
+    return _ModelFile(path, match[2], match[3])
 
 
 _QUANTIZED = "torch.ao.quantization.fx._decomposed"
@@ -315,8 +326,8 @@ def _load_exported(path: Path) -> Any:
             ):
                 importlib.import_module(_QUANTIZED)
                 return _load_exported(path)
-            # torch tries the present format first, then older ones: the first error is
-            # the one that helps
+            # torch tries the present format first, then older ones: the first error
+            # explains the failure
             why = [*logged, _in_short(e)][0]
             raise FormatError(
                 "format-invalid",
@@ -371,7 +382,7 @@ def _run_file(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
-    _guard(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
+    _run_user_code(lambda: spec.loader.exec_module(module), path)  # type: ignore[union-attr]
     return module
 
 
@@ -420,7 +431,7 @@ def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _guard(run: Callable[[], Any], path: Path) -> Any:
+def _run_user_code(run: Callable[[], Any], path: Path) -> Any:
     """Call ``run``, which executes code of the file ``path``, and return its result.
 
     The working directory is restored. Raises InputError in place of every exception

@@ -56,11 +56,9 @@ def defect(error: BaseException) -> DelegraphError:
     If a module is missing that delegraph requires, the error names the package to
     install. Otherwise there is a defect.
     """
-    requirement = (
-        _requirement_with_module(error.name or "")
-        if isinstance(error, ModuleNotFoundError)
-        else None
-    )
+    requirement = None
+    if isinstance(error, ModuleNotFoundError):
+        requirement = _requirement_with_module(error.name or "")
     if requirement:
         text = (
             f"delegraph requires {requirement}, which is not installed in this"
@@ -69,11 +67,14 @@ def defect(error: BaseException) -> DelegraphError:
         return DelegraphError(
             "requirement-missing", text, hint=f"python -m pip install '{requirement}'"
         )
-    hint = (
-        "this is a defect of delegraph or of a plugin; run it again with --debug and"
-        " report the output"
+    return InternalError(
+        "internal",
+        f"{type(error).__name__}: {error}",
+        hint=(
+            "this is a defect of delegraph or of a plugin; run it again with --debug"
+            " and report the output"
+        ),
     )
-    return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
 
 
 def _requirement_with_module(module: str) -> str | None:
@@ -133,7 +134,9 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value.__name__ if isinstance(value, type) else value
+    if isinstance(value, type):
+        return value.__name__
+    return value
 
 
 def expect_file(path: Path) -> None:
@@ -287,7 +290,10 @@ def progress(text: str) -> Iterator[None]:
         """
         while not over.wait(1.0 if watched else INTERVAL):
             line = f"{handler.text}, {time.monotonic() - start:.0f} s ..."
-            show(line) if watched else terminal.tell(line)
+            if watched:
+                show(line)
+            else:
+                terminal.tell(line)
 
     if watched:
         terminal.tell(f"{handler.text} ...", end="")
@@ -310,8 +316,8 @@ def progress(text: str) -> Iterator[None]:
 
 
 class _ProgressHandler(logging.Handler):
-    """Has in ``text`` the activity of the command, and after it the last logged
-    message.
+    """Keeps the line of progress in ``text``: the activity of the command, and the last
+    message that was logged.
     """
 
     def __init__(self, activity: str) -> None:

@@ -88,11 +88,10 @@ def streams_guarded() -> Iterator[None]:
     cannot close them. If there is no stderr, the block changes nothing.
     """
     before = sys.stdout, sys.stderr
-    if sys.stderr is not None:
-        guarded: Any = [
-            GuardedStream(sys.stderr, name) for name in ("sys.stdout", "sys.stderr")
-        ]
-        sys.stdout, sys.stderr = guarded
+    stderr: Any = sys.stderr
+    if stderr is not None:
+        sys.stdout = GuardedStream(stderr, "sys.stdout")
+        sys.stderr = GuardedStream(stderr, "sys.stderr")
     try:
         yield
     finally:

@@ -50,11 +50,11 @@ def merged_named_data(
     ``own``: key -> data of the caller. Equal contents are stored once, as in one file.
     Raises NamedDataError if one key has different data.
     """
+    # a delegate may be called several times; a dict keeps the order
+    modules: dict[LoweredBackendModule, None] = {}
+    for program in programs:
+        modules |= dict.fromkeys(module for _, module in delegate_calls(program))
     store = NamedDataStore()
-    # a delegate that is called several times counts once
-    modules = dict.fromkeys(
-        module for program in programs for _, module in delegate_calls(program)
-    )
     for module in modules:
         if module.named_data_store_output is not None:
             store.merge_named_data_store(module.named_data_store_output)

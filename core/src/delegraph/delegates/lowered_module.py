@@ -55,7 +55,8 @@ class Argument:
         """Return the type as text: ``float32[2, 3]``, or ``number``."""
         if self.is_number:
             return "number"
-        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape or ()))}]"
+        sizes = ", ".join(map(str, self.shape or ()))
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -145,10 +146,9 @@ class LoweredBackendModule(torch.nn.Module):
         }
 
     @property
-    def place(self) -> tuple[str, Iterable[Node]]:
-        """Return the place for an error of the backend, and the partition's nodes.
-
-        The place is a text that names the partition and its method.
+    def where_and_nodes(self) -> tuple[str, Iterable[Node]]:
+        """Return ``partition X of method Y``, and the partition's nodes, for errors of
+        the backend (``PluginCall``).
         """
         program = self.original_module.graph_module
         where = (
@@ -177,12 +177,12 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether the delegate keeps and writes buffers."""
+        """Return whether the delegate keeps and writes buffers (``Opaque``)."""
         return bool(self.state)
 
     @property
     def inner(self) -> GraphModule:
-        """Return the graph of the partition."""
+        """Return the graph of the partition (``delegraph_programs``'s ``Opaque``)."""
         graph: GraphModule = self.original_module.graph_module
         return graph
 

@@ -1,4 +1,8 @@
-"""The core's own declarations, and the distributions of this project."""
+"""The declarations of the core, and those of the other distributions of this project.
+
+The latter are in our_distributions.json, so that an error can name the distribution to
+install.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +49,10 @@ REPORTS = (
     ReportSpec(".txt", "delegraph.report.formats:TextReport", "as it is printed"),
     ReportSpec(".json", "delegraph.report.formats:JsonReport", "for programs"),
 )
-OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
+CORE_DECLARATIONS: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
 """All declarations of the core. A plugin's declaration of the same name is found only
 as ``distribution/name``.
 """
-
 
 _GROUPS: Mapping[type[Declaration], str] = {
     BackendSpec: "backends",
@@ -78,6 +81,12 @@ class Provider(NamedTuple):
             if "[" in self.install
             else f"pip install {self.install}"
         )
+
+    def not_installed(self, title: str) -> str:
+        """Return the text of an error: the distribution, which has the thing ``title``,
+        is not installed.
+        """
+        return f"{title} comes with {self.distribution}, which is not installed"
 
 
 def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
@@ -108,17 +117,15 @@ def _providers() -> dict[tuple[str, str], Provider]:
     """
     found = {}
     for distribution, described in _our_distributions().items():
-        # ``plain`` installs no extra, ``whole`` installs the one that backends need
         plain = Provider(distribution, distribution)
-        whole = Provider(distribution, described.get("install", distribution))
+        # some distributions need an extra for their backends, models and runtimes
+        with_extra = Provider(distribution, described.get("install", distribution))
         for group in (*_GROUPS.values(), "runtimes", "flags"):
+            needs_extra = group in ("backends", "models", "runtimes")
             for name in described.get(group, ()):
-                # only these three kinds need the extra
-                found[group, name] = (
-                    whole if group in ("backends", "models", "runtimes") else plain
-                )
+                found[group, name] = with_extra if needs_extra else plain
         for backend_id in described.get("backends", {}).values():
-            found["backends", backend_id] = whole
+            found["backends", backend_id] = with_extra
     return found
 
 

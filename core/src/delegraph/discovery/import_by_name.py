@@ -45,16 +45,17 @@ def installed_path() -> list[str]:
     come from the installation (the ``.pth`` file of an editable install).
     """
     here = _working_directory()
-    # index of the standard library in ``sys.path``
-    standard = len(sys.path)
+    # the number of entries before the standard library
+    count = len(sys.path)
     if _STANDARD_LIBRARY in sys.path:
-        standard = sys.path.index(_STANDARD_LIBRARY)
+        count = sys.path.index(_STANDARD_LIBRARY)
+    before = sys.path[:count]
     wanted = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_wanted = here in (os.path.abspath(p) for p in wanted if p)
-    first = sys.path[:standard]
     if not is_wanted:
-        first = [p for p in first if os.path.abspath(p or os.curdir) != here]
-    return [p for p in first + sys.path[standard:] if p not in ("", os.curdir)]
+        before = [p for p in before if os.path.abspath(p or os.curdir) != here]
+    # "" and "." change their meaning when the process changes its directory
+    return [p for p in before + sys.path[count:] if p not in ("", os.curdir)]
 
 
 def _working_directory() -> str:
@@ -99,10 +100,10 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 def missing(modules: Iterable[str]) -> list[str]:
     """Return those of ``modules`` that are not installed. Imports nothing."""
-    return [module for module in modules if not _is_there(module)]
+    return [module for module in modules if not _is_installed(module)]
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     """Return whether ``module`` is imported or can be found. Imports nothing."""
     # None in ``sys.modules`` forbids the import of a module
     if module in sys.modules:
@@ -148,8 +149,8 @@ def _location(spec: ModuleSpec) -> str | None:
 HANG = 5.0
 """Seconds that the import of a light module may take before its stack is shown."""
 shows_hangs = False
-"""Whether ``hangs_shown`` does anything. Only the command line sets this: a process has
-one such timer, and another program may use the timer itself.
+"""Whether ``hangs_shown`` does anything. Only the command line sets this: ``faulthandler``
+has one timer for the process, which another program may need itself.
 """
 
 

@@ -75,7 +75,8 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
     for distribution in distributions(path=installed_path()):
         name, version = _name_and_version(distribution)
         copies.setdefault(canonical(name), []).append((version, distribution))
-    for name, ((version, distribution), *others) in copies.items():
+    for name, found in copies.items():
+        version, distribution = found[0]
         folder = str(distribution.locate_file(""))
         record = PluginRecord(name, name, version, folder)
         try:
@@ -83,15 +84,13 @@ def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
         except Exception as e:
             yield None, record.failed(_damaged(e, record))
             continue
-        warnings = tuple(
-            _second_copy(name, other_version, other) for other_version, other in others
-        )
+        warnings = tuple(_unused_copy(name, *other) for other in found[1:])
         for entry in entries:
             location = _file_of(entry) or folder
-            found = replace(
+            plugin = replace(
                 record, name=entry.name, location=location, warnings=warnings
             )
-            yield entry, found
+            yield entry, plugin
 
 
 def _name_and_version(distribution: Distribution) -> tuple[str, str]:
@@ -115,9 +114,8 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
 def _entry_points(distribution: Distribution) -> list[EntryPoint]:
     """Return the entry points of a distribution in the group ``delegraph``.
 
-    Raises some exception if the file of the entry points has such a group and is
-    damaged. If a damaged file has no such group, or if there is no file, the list is
-    empty.
+    Raises an exception if the file of the entry points has such a group and is damaged.
+    The list is empty if a damaged file has no such group, or if there is no file.
     """
     group = f"[{PROJECT}"
     try:
@@ -147,9 +145,9 @@ def _damaged(error: Exception, record: PluginRecord) -> Fault:
     )
 
 
-def _second_copy(name: str, version: str, distribution: Distribution) -> Fault:
-    """Return the warning for a second installed copy of a distribution, which is not
-    used.
+def _unused_copy(name: str, version: str, distribution: Distribution) -> Fault:
+    """Return the warning for a copy of a distribution that is not the first on the
+    path.
     """
     return Fault(
         Status.OK,

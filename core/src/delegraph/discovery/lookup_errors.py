@@ -91,14 +91,12 @@ def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfli
         [repr(entry.full_name) for entry in usable or entries],
         [f"{entry.record.owner} ({entry.location})" for entry in entries],
     )
-    text = error.message
-    hint = error.hint or ""
     for entry in entries:
         if entry.fault is not None:
-            text += f"; {entry.full_name} cannot be used: {entry.fault.error}"
+            error.message += f"; {entry.full_name} cannot be used: {entry.fault.error}"
         if isinstance(entry.spec, RemoteBackendSpec):
-            hint += f"; or {entry.spec.install_hint}"
-    return PluginConflict(error.code, text, hint=hint)
+            error.hint = f"{error.hint}; or {entry.spec.install_hint}"
+    return error
 
 
 def _conflict(
@@ -140,7 +138,7 @@ def not_declared(
         provider = provider_of(kind, key)
         if provider is not None:
             return _unusable_provider(provider, title, records) or error(
-                code, not_installed(f"the {title}", provider), hint=provider.hint
+                code, provider.not_installed(f"the {title}"), hint=provider.hint
             )
     names = sorted({*known})
     return error(
@@ -149,13 +147,6 @@ def not_declared(
         f" {', '.join(names) or 'none'})",
         hint="no plugin has it; `delegraph backends` lists broken plugins",
     )
-
-
-def not_installed(title: str, provider: Provider) -> str:
-    """Return the text of the error for ``title``, a thing from a distribution that is
-    not installed.
-    """
-    return f"{title} comes with {provider.distribution}, which is not installed"
 
 
 def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphError:
@@ -194,7 +185,7 @@ def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphEr
         if all(r.distribution != provider.distribution for r in records):
             return BackendNotFound(
                 "backend-not-found",
-                not_installed(f"the backend {name!r}", provider),
+                provider.not_installed(f"the backend {name!r}"),
                 hint=provider.hint,
             )
     return _unknown_backend(name, entries, records)

@@ -28,7 +28,7 @@ def complete_options(
     known = {s.name: s for s in specs}
     # this also checks the names of options with the value None
     checked = {
-        name: _value(_option(known, name, owner), value, owner)
+        name: _checked(_option(known, name, owner), value, owner)
         for name, value in given.items()
     }
     values = {}
@@ -104,7 +104,7 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
     return known[name]
 
 
-def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
+def _checked(spec: OptionSpec, value: Any, owner: str) -> Any:
     """Return ``value`` converted to the option's type; None stays None. Raises
     OptionError if the option does not accept the value.
     """
@@ -124,11 +124,11 @@ def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
     """Return ``text`` converted to the option's type. Raises OptionError if that is not
     possible, or if the option does not accept the value.
     """
-    # stays a str if the text cannot be converted; ``_value`` then raises the error
+    # stays a str if the text cannot be converted; ``_checked`` then raises the error
     value: Any = text
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
-    return _value(spec, value, owner)
+    return _checked(spec, value, owner)
 
 
 _BOOLEANS = {

@@ -40,24 +40,10 @@ def read_declarations(
     return ``record`` with its declarations.
 
     Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``, and
-    any error of the hooks; the plugin is then not registered. Each backend that cannot
-    be used here gets a fault in ``record.faults``. In two cases the first of these
-    faults is also that of the whole plugin: if that backend was written for another
-    plugin API, or if nothing else in the plugin can be used.
-    """
-    try:
-        return _register_and_read(manager, plugin, record)
-    except BaseException:
-        if manager.has_plugin(record.full_name):
-            manager.unregister(name=record.full_name)
-        raise
-
-
-def _register_and_read(
-    manager: pluggy.PluginManager, plugin: Any, record: PluginRecord
-) -> PluginRecord:
-    """Do the work of ``read_declarations``. After an error, the plugin may still be
-    registered in ``manager``.
+    any error of the hooks. Each backend that cannot be used here gets a fault in
+    ``record.faults``. In two cases the first of these faults is also that of the whole
+    plugin: if that backend was written for another plugin API, or if nothing else in
+    the plugin can be used.
     """
     try:
         manager.register(plugin, record.full_name)

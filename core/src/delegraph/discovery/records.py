@@ -14,23 +14,25 @@ if TYPE_CHECKING:
     from ..backend import BackendDetails
 
 ALLOW = "DELEGRAPH_PLUGINS"
+"""Environment variable with the only plugins to load."""
 DENY = "DELEGRAPH_DISABLE_PLUGINS"
+"""Environment variable with plugins that are not loaded."""
 
 
 class Status(StrEnum):
     """The result of loading a plugin, or the state of one of its backends."""
 
     OK = "ok"
-    DISABLED = "disabled"
-    BROKEN = "broken"
-    INCOMPATIBLE = "incompatible"
-    CONFLICT = "conflict"
-    UNAVAILABLE = "unavailable"
+    DISABLED = "disabled"  # by ALLOW or DENY
+    BROKEN = "broken"  # its code raised an error, or its declarations are wrong
+    INCOMPATIBLE = "incompatible"  # written for another plugin API
+    CONFLICT = "conflict"  # another backend has the same name or id
+    UNAVAILABLE = "unavailable"  # a module that it needs is not installed
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An ``error`` of a backend or a whole plugin, and a ``hint`` how to mend it.
+    """An ``error`` of a backend or a whole plugin, and a ``hint`` how to correct it.
 
     ``status``: the status of a plugin with this fault; ``ok`` for a warning, which does
     not prevent the use of the plugin.
@@ -47,11 +49,11 @@ class PluginRecord:
     it.
 
     ``name``: name of the entry point. ``distribution``: normalized name of the
-    distribution.
-    ``location``: file of the light module, or the distribution's folder if the file is
-    not known. ``fault``: why the whole plugin cannot be used; None if it can.
-    ``exception``: the error that the fault describes. ``faults``: short name of a
-    backend that cannot be used -> why. ``warnings``: other things to mend.
+    distribution. ``location``: file of the light module, or the distribution's folder
+    if the file is not known. ``fault``: why the whole plugin cannot be used; None if it
+    can. ``exception``: the error that the fault describes. ``faults``: short name of a
+    backend that cannot be used -> why. ``warnings``: problems that do not prevent the
+    use of the plugin.
     """
 
     name: str

@@ -35,7 +35,7 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
-from .first_party import OWN, provider_of
+from .first_party import CORE_DECLARATIONS, provider_of
 from .import_by_name import missing
 from .import_target import import_target
 from .installed import discover, find_plugins
@@ -46,7 +46,6 @@ from .lookup_errors import (
     needs_modules,
     none_usable,
     not_declared,
-    not_installed,
     unusable,
 )
 from .options import complete_options
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
     from ..runtime import BackendRuntime
 
 _DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
-"""The owner of the declarations of delegraph itself."""
+"""The plugin of the core's own declarations."""
 _reading = threading.local()
 """``busy``: whether this thread is reading the plugins."""
 _warned: set[str] = set()
@@ -155,7 +154,7 @@ class Registry:
         self.read()
         return list(self._records)
 
-    # --- lists
+    # --- lists of declarations
 
     def backends(self) -> list[BackendInfo]:
         """Return all declared backends, usable or not, sorted by name."""
@@ -259,7 +258,7 @@ class Registry:
         options, PluginFailed if the constructor fails, and the errors of
         ``get_backend``.
         """
-        entry, spec, record = self._find_partitioner(name)
+        entry, (spec, record) = self._find_partitioner(name)
         values = complete_options(
             entry.spec.options, options, f"backend {entry.spec.name!r}"
         )
@@ -281,25 +280,23 @@ class Registry:
 
     def _find_partitioner(
         self, name: str
-    ) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
-        """Return the default partitioner of the backend ``name``, with the backend and
-        the plugin of the partitioner. If no backend has that name, return the
-        partitioner called ``name``.
+    ) -> tuple[BackendEntry, Declared[PartitionerSpec]]:
+        """Return the backend ``name`` and its default partitioner. If no backend has
+        that name, return the partitioner called ``name``, and its backend.
 
         A single partitioner is the default even if it is not declared as such. Raises
         the errors of ``_usable``, and PluginBroken if the backend has no partitioner, or
         several without exactly one default.
         """
         entries = self._entries()
-        # no backend has that name
-        if all(key_of(name) not in entry.keys for entry in entries):
+        if not any(key_of(name) in entry.keys for entry in entries):
             for entry in entries:
-                for spec, record in self._of_backend(PartitionerSpec, entry):
-                    if spec.name == name:
-                        return self._usable(entry.full_name), spec, record
+                for declared in self._of_backend(PartitionerSpec, entry):
+                    if declared[0].name == name:
+                        return self._usable(entry.full_name), declared
         entry = self._usable(name)
-        declared = self._of_backend(PartitionerSpec, entry)
-        candidates = [pair for pair in declared if pair[0].default] or declared
+        all_declared = self._of_backend(PartitionerSpec, entry)
+        candidates = [pair for pair in all_declared if pair[0].default] or all_declared
         if not candidates:
             raise PluginBroken(
                 "plugin-broken", f"backend {entry.full_name} declares no partitioner"
@@ -312,7 +309,7 @@ class Registry:
                 f" default: {names}",
                 hint="ask for one of them by its own name",
             )
-        return entry, *candidates[0]
+        return entry, candidates[0]
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
         """Return the class that runs blobs of the backend ``name`` on this host.
@@ -395,11 +392,11 @@ class Registry:
         """Choose the backends of a call that names none.
 
         ``optioned``: backends for which the user gave options. If there are any, they
-        are chosen. Otherwise the only usable backend for which ``suits`` is true is
-        chosen. If several suit, the one that is declared as default is chosen. If no
-        backend suits, the choice is among all usable ones: the call then fails later,
-        with the reason. Raises BackendNotFound if no backend can be used, and
-        OptionError if several suit without exactly one default.
+        are chosen. Otherwise the result is the only usable backend for which ``suits``
+        is true, or of several the one that is declared as default. If no backend suits,
+        the choice is among all usable ones: the call then fails later, with the reason.
+        Raises BackendNotFound if no backend can be used, and OptionError if several
+        suit without exactly one default.
         """
         names = list(optioned)
         if names:
@@ -533,13 +530,13 @@ class Registry:
         no plugin has such a declaration, raises FormatNotFound or UsageError; the hint
         names the distribution to install, if this project has one.
         """
-        return self._resolve(*self._get(kind, asked))
+        return self._resolve(*self._find_with_plugin(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
         """Return the declaration of the target that ``get`` imports. Raises the same
         errors except PluginBroken.
         """
-        return self._get(kind, asked)[0]
+        return self._find_with_plugin(kind, asked)[0]
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
         """Return the class of the file format that the suffix of ``path`` chooses.
@@ -549,22 +546,27 @@ class Registry:
         kind: type[ProgramFormat] = self.get(FormatSpec, os.fspath(path))
         return kind
 
-    def _get(self, kind: type[D], asked: str) -> Declared[D]:
+    def _find_with_plugin(self, kind: type[D], asked: str) -> Declared[D]:
         """Return the declaration of the target that ``get`` imports, with its plugin.
         Raises the same errors except PluginBroken.
         """
-        available = [(spec, _DELEGRAPH) for spec in OWN if isinstance(spec, kind)]
-        own_keys = [spec.key for spec, _ in available]
+        available = [
+            (spec, _DELEGRAPH) for spec in CORE_DECLARATIONS if isinstance(spec, kind)
+        ]
+        keys_of_core = [spec.key for spec, _ in available]
         available += self._of_kind(kind)
         # for a file, the keys are its suffixes, the longest first
         for key in (asked, *kind.meant_by(asked)):
-            # If delegraph itself has the name, a plugin's declaration of the same name
-            # is found only as distribution/name.
+            # If the core has the name, a plugin's declaration of the same name is found
+            # only as distribution/name.
             declared = [
                 (spec, record)
                 for spec, record in available
                 if key_of(key) == f"{record.distribution}/{spec.key}"
-                or (spec.key == key and (record is _DELEGRAPH or key not in own_keys))
+                or (
+                    spec.key == key
+                    and (record is _DELEGRAPH or key not in keys_of_core)
+                )
             ]
             # If a distribution that is not installed declares ``.nodes.json``, the search
             # ends without a result: ``.json`` would be another format.
@@ -593,7 +595,7 @@ class Registry:
                 return spec.suffix
         provider = provider_of("runtimes", runtime)
         if provider is not None:
-            text = not_installed(f"the runtime {runtime!r}", provider)
+            text = provider.not_installed(f"the runtime {runtime!r}")
             raise NoRuntime("no-runtime", text, hint=provider.hint)
         known = sorted({name for spec in specs for name in spec.runtimes})
         raise NoRuntime(
@@ -617,7 +619,7 @@ class Registry:
         if not declared:
             provider = provider_of(CompilerSpec, "workers")
             assert provider is not None, "our_distributions.json has it"
-            text = not_installed(feature, provider)
+            text = provider.not_installed(feature)
             raise PluginUnavailable("plugin-unavailable", text, hint=provider.hint)
         if len(declared) > 1:
             owners = " and ".join(record.owner for _, record in declared)

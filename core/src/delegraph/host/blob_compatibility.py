@@ -1,5 +1,5 @@
-"""Asks runtimes whether stored blobs still run. A runtime decides from a small header;
-no blob is loaded.
+"""Finds out whether stored blobs can still run. Their runtimes decide from a small
+header; no blob is loaded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class ProgramCompatibility:
         verdicts = {
             None if answer is None else answer.verdict for _, answer in self.delegates
         }
-        return next((v for v in ("cannot", None, "rebuild") if v in verdicts), "runs")
+        for verdict in ("cannot", None, "rebuild"):
+            if verdict in verdicts:
+                return verdict
+        return "runs"
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary of plain values."""
@@ -51,7 +54,7 @@ class ProgramCompatibility:
                 "backend": blob.header.backend_id,
                 "producer": blob.header.producer,
                 "fingerprint": blob.header.fingerprint,
-                "verdict": answer and answer.verdict,
+                "verdict": None if answer is None else answer.verdict,
                 "reason": _SILENT if answer is None else answer.reason,
             }
             for blob, answer in self.delegates
@@ -97,13 +100,12 @@ def compatibility_of(
         return Compatibility(
             "cannot", f"{e.message}; {e.hint}" if e.hint else e.message
         )
-    # the runtime does not define the method
+    # the method is optional, and this runtime does not define it
     if runtime.compatible is BackendRuntime.compatible:
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
-    with PluginCall(
-        runtime, "compatible", f"a blob of {header.backend_id}", (), registry
-    ):
+    where = f"a blob of {header.backend_id}"
+    with PluginCall(runtime, "compatible", where, registry=registry):
         try:
             answer = runtime.compatible(header, list(compile_specs), device)
         except (OptionError, FormatError) as e:

@@ -36,7 +36,7 @@ from delegraph_programs.sizes_below_two import failed_at
 from delegraph_programs.source_line import first_source
 from delegraph_programs.tracing_lock import ForkSafeLock
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 OnMissingRuntime = Literal["error", "eager"]
 _BUILDING = ForkSafeLock()
-_TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
+_LOCK_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
     WeakKeyDictionary()
 )
 """Runtime that is not thread-safe -> the lock that is held while the runtime loads or
@@ -63,13 +63,15 @@ runs a delegate.
 
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Takes a text for the work and a function of a plugin. Returns the function with
-errors that name the plugin and the work.
+"""Takes the plugin's task, such as "delegate", and a function of the plugin. Returns
+the function with errors that name the plugin and the task (``PluginCall``).
 """
 
 
 class DelegateHook:
-    """How a delegate is loaded and called. Observers have other hooks."""
+    """How a delegate is loaded and called. To get values or times inside of delegates,
+    observers have subclasses of this.
+    """
 
     def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
         """Return the function of ``runtime`` that loads the blob."""
@@ -110,7 +112,7 @@ class Delegates:
         self.on_missing = on_missing
         self._hook_of = hook_of
         # delegates without state; all instances share this table
-        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        self._shared: dict[LoweredBackendModule, LoadedDelegate] = {}
         # delegates with state, of this instance alone
         self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
 
@@ -119,14 +121,14 @@ class Delegates:
         without state; the new one loads the others again.
         """
         another = Delegates(self.registry, self.on_missing, self._hook_of)
-        another._loaded = self._loaded
+        another._shared = self._shared
         return another
 
-    def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
+    def get(self, module: LoweredBackendModule) -> LoadedDelegate:
         """Return the delegate that runs the calls of ``module``; the first call for
         ``module`` makes it.
         """
-        table = self._stateful if module.state else self._loaded
+        table = self._stateful if module.state else self._shared
         # ``setdefault``: if two threads come at once, both get the same delegate
         loaded = LoadedDelegate(module, self, self._hook_of(module))
         return table.setdefault(module, loaded)
@@ -149,9 +151,9 @@ class StoredDelegate:
     outputs: None = None
 
     @property
-    def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Return (where the delegate is, its nodes), for errors of its runtime. The
-        nodes are not known.
+    def where_and_nodes(self) -> tuple[str, tuple[Node, ...]]:
+        """Return (where the delegate is, its nodes), for errors of its runtime. A file
+        does not have the nodes.
         """
         return self.where, ()
 
@@ -187,15 +189,16 @@ class LoadedDelegate:
             if module.outputs is None
             else [_type_check(output) for output in module.outputs]
         )
-        # held while the blob is loaded. ``_load`` replaces it by the lock of the
-        # runtime, if that is not thread-safe; calls hold that lock, too.
-        self._turn = ForkSafeLock("loading the same delegate")
+        # Held while the blob is loaded. If the runtime is not thread-safe, ``_load``
+        # replaces it by the lock of the runtime, which calls hold, too.
+        self._lock = ForkSafeLock("loading the same delegate")
         self._run: Delegate | None = None
         # Whether results are copied, since the next call may overwrite them. This and
         # ``_any_strides`` are set when the blob is loaded.
         self._copies = False
         self._any_strides = False
-        self._suspected = True  # whether the next call compares its inputs
+        # whether the next call compares its inputs before and after
+        self._compares_inputs = True
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate with its run-time inputs; returns its outputs as a tuple."""
@@ -204,7 +207,7 @@ class LoadedDelegate:
             return self._check(self._call(run, args))
         # the runtime is not thread-safe, and may return buffers that its next call
         # overwrites
-        with self._turn:
+        with self._lock:
             return self._hook.copy(self._check(self._call(run, args)))
 
     def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -213,34 +216,33 @@ class LoadedDelegate:
         """
         return value if self._any_strides else arrange(value, layout)
 
-    def suspected(self, *args: Any) -> tuple[Any, ...]:
+    def call_comparing(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate and compare its inputs before and after. Raises
         ContractViolation if the delegate wrote to one of them.
         """
-        self._suspected = True
+        self._compares_inputs = True
         return self(*args)
 
     def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
         """Call the runtime and check that it does not write to its inputs.
 
-        Most calls only compare torch's counts of writes to the inputs before and after.
-        A changed count proves nothing, since another thread may have written to another
-        part of the same memory. It sets ``_suspected``: the next call then compares the
-        values of the inputs, as the first call does. If the runtime wrote to an input
-        with compared values, the input gets its old values back, and ContractViolation
-        is raised.
+        The first call compares the values of the inputs before and after. Later calls
+        only compare torch's counts of writes to the inputs. A changed count proves
+        nothing, since another thread may have written to another part of the same
+        memory: then the next call compares values again. If values changed, the input
+        gets its old values back, and ContractViolation is raised.
         """
-        if not self._suspected:
+        if not self._compares_inputs:
             counts = count_writes(args)
             results = run(*args)
-            self._suspected = count_writes(args) != counts
+            self._compares_inputs = count_writes(args) != counts
             return results
         copies = KeptInputs.of(args)
         results = run(*args)
         positions = copies.put_back()  # of inputs that the runtime wrote
         if positions:
             raise self._input_written(positions[0], args[positions[0]])
-        self._suspected = False
+        self._compares_inputs = False
         return results
 
     def _input_written(self, position: int, value: torch.Tensor) -> ContractViolation:
@@ -248,12 +250,10 @@ class LoadedDelegate:
         ``position``.
         """
         module = self._module
-        name = (
-            f" ({module.inputs[position].name})"
-            if isinstance(module, LoweredBackendModule)
-            else ""
-        )
-        where, nodes = module.place
+        name = ""
+        if isinstance(module, LoweredBackendModule):
+            name = f" ({module.inputs[position].name})"
+        where, nodes = module.where_and_nodes
         which = f"its input {position}{name}, {_type_of(value)}, at {where}"
         text = (
             f"the runtime of {module.backend_id} wrote to {which}; it has its values"
@@ -270,7 +270,7 @@ class LoadedDelegate:
         """Load the blob, unless another thread has done so, and return the function
         that runs it.
 
-        Keeps the function in ``_run``, and sets ``_turn``, ``_copies`` and
+        Keeps the function in ``_run``, and sets ``_lock``, ``_copies`` and
         ``_any_strides`` as the runtime needs them. If the backend has no runtime,
         NoRuntime is raised. If ``on_missing`` is "eager", the function instead runs the
         original operators in eager PyTorch; this is not possible for a delegate from a
@@ -291,30 +291,31 @@ class LoadedDelegate:
             # recorded ones. Delegates inside have no hook: observers know only the
             # program's own.
             inner = Delegates(registry, self._delegates.on_missing)
-            with self._turn:
+            with self._lock:
                 self._run = self._run or Executable(module.original_module, inner)
                 return self._run
         # replace the lock of this delegate by one for all delegates of the runtime, in
         # all programs
         if not runtime.thread_safe:
             with _BUILDING:
-                self._turn = _TURN_OF_RUNTIME.setdefault(
+                self._lock = _LOCK_OF_RUNTIME.setdefault(
                     runtime, ForkSafeLock(f"calling {runtime.__name__}")
                 )
-        with self._turn:
+        with self._lock:
             if self._run is None:
                 if isinstance(module, StoredDelegate):
                     expect_compatible(module.header, module.compile_specs, registry)
+
+                where, nodes = module.where_and_nodes
 
                 def attribute(
                     doing: str, function: Callable[..., Any]
                 ) -> Callable[..., Any]:
                     """Return ``function`` with errors that name the plugin."""
-                    return PluginCall(runtime, doing, *module.place, registry).around(
-                        function
-                    )
+                    call = PluginCall(runtime, doing, where, nodes, registry)
+                    return call.around(function)
 
-                with PluginCall(runtime, "load", *module.place, registry):
+                with PluginCall(runtime, "load", where, nodes, registry):
                     load = self._hook.loader(runtime)
                     loaded = load(
                         module.processed_bytes,
@@ -346,11 +347,9 @@ class LoadedDelegate:
         """Return the error for results that are not as recorded. ``returned`` describes
         these results.
         """
-        wanted = (
-            "a tuple"
-            if self._module.outputs is None
-            else [_type_of(a) for a in self._module.outputs]
-        )
+        wanted: Any = "a tuple"
+        if self._module.outputs is not None:
+            wanted = [_type_of(output) for output in self._module.outputs]
         text = (
             f"the runtime of {self._module.backend_id} returned {returned}; the calling"
             f" convention says {wanted}"
@@ -432,8 +431,8 @@ class Method:
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)
         names = [n.name for n in self.inputs]
-        # the kind of a spec tells whether an output is a new value of an input or of a
-        # buffer; its target is the name of the input or buffer
+        # an output may be the new value of an input or buffer, which is the target of
+        # the output's spec
         self.copied = [
             (k, names.index(str(s.target)))
             for k, s in specs
@@ -441,53 +440,41 @@ class Method:
         ]
         self.written = [position for _, position in self.copied]
         self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
-        self.keeps_state = bool(self.stored) or any(
-            m.state for _, m in delegate_calls(program)
-        )
+        self.delegates_keep_state = any(m.state for _, m in delegate_calls(program))
+        self.keeps_state = bool(self.stored) or self.delegates_keep_state
 
     @cached_property
-    def parameters(self) -> list[Node]:
-        """Return the placeholders for the arguments of ``graph``, in order: the written
-        buffers, then the user's inputs.
-        """
+    def buffers(self) -> list[tuple[Node, InputSpec]]:
+        """Return placeholder and spec of each buffer that the program writes."""
         written = written_targets(self.program)
-        return [
-            *(n for n, s in placeholders(self.program) if s.target in written),
-            *self.inputs,
-        ]
+        return [(n, s) for n, s in placeholders(self.program) if s.target in written]
 
     @cached_property
     def graph(self) -> Graph:
         """Return the graph as a function of the written buffers and the user's inputs."""
         module = self.program.graph_module
-        parameters = self.parameters
+        written = [node for node, _ in self.buffers]
+        parameters = [*written, *self.inputs]
         constants = {
             node: constant_tensor(self.program, spec)
             for node, spec in placeholders(self.program)
             if node not in parameters
         }
-        # the placeholders of written buffers
-        state = parameters[: len(parameters) - len(self.inputs)]
-        return Graph(module, parameters, constants, result_layouts(module, state))
+        return Graph(module, parameters, constants, result_layouts(module, written))
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
         """Return name of each written buffer -> (initial tensor, recorded layout).
 
-        The layout is None if the tensor is not strided. The buffers are in the order of
-        ``parameters``.
+        The layout is None if the tensor is not strided. The order is that of
+        ``buffers``.
         """
-        specs = [
-            (n, s)
-            for n, s in placeholders(self.program)
-            if s.target in written_targets(self.program)
-        ]
         return {
             str(s.target): (
                 constant_tensor(self.program, s),
                 Layout.of(n.meta.get("val"), True),
             )
-            for n, s in specs
+            for n, s in self.buffers
         }
 
     @cached_property
@@ -511,8 +498,8 @@ class Method:
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """Return (position, node, operator that depends on the strides) for each input
-        that must have its recorded strides.
+        """Return (position, placeholder, operator that depends on the strides) for each
+        input that must have its recorded strides.
         """
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
@@ -542,7 +529,7 @@ class Executable:
         self._delegates = delegates.fresh() if delegates is not None else None
         self._observer = observer
         # threads take turns only if a call writes state that the next call reads
-        self._turn: AbstractContextManager[Any] = (
+        self._lock: AbstractContextManager[Any] = (
             ForkSafeLock("calling the same program")
             if self._method.keeps_state
             else nullcontext()
@@ -561,7 +548,7 @@ class Executable:
 
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
-        if any(m.state for _, m in delegate_calls(self.program)):
+        if self._method.delegates_keep_state:
             text = (
                 "a program with delegates that keep state cannot be copied: their"
                 " runtimes have the state"
@@ -572,12 +559,12 @@ class Executable:
                 hint="lowered.instance() starts from the initial state",
             )
         copy = self.instance()
-        with self._turn:
+        with self._lock:
             copy._state = {k: v.clone() for k, v in self._state.items()}
         return copy
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the program, without leaving torch.compile. Writes new values to inputs and buffers; returns the
+        """Call the program: write new values to inputs and buffers, and return the
         results in the user's structure.
 
         Raises InputError if arguments do not fit. If an operator fails and an input has
@@ -587,7 +574,7 @@ class Executable:
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
             expect_written_apart(self._method.inputs, flat, self._method.written)
-        with self._turn, torch.no_grad():
+        with self._lock, torch.no_grad():
             run = self._run or self._prepare()
             for position, node, reader in self._method.pinned:
                 _check_strides(node, flat[position], reader)
@@ -605,8 +592,8 @@ class Executable:
                 raise wrong_size from error
             return self._method.pack(self._finish(results, flat))
 
-    # ``call`` is for callers that have left torch.compile themselves: leaving it twice
-    # costs each call about 20 us
+    # ``call`` is for callers that are ``uncompiled`` themselves: doing that twice costs
+    # each call about 20 us
     __call__ = uncompiled(call)
 
     def _prepare(self) -> Callable[..., Any]:
@@ -641,15 +628,15 @@ class Executable:
 
     def _bind(self, module: LoweredBackendModule) -> BoundDelegate:
         """Return the function that runs calls of ``module``."""
-        delegate = self._loaded(module)
+        delegate = self._delegate_of(module)
         return BoundDelegate(delegate, delegate.arrange)
 
-    def _loaded(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """Return the delegate of ``module``."""
+    def _delegate_of(self, module: LoweredBackendModule) -> LoadedDelegate:
+        """Return the delegate that runs the calls of ``module``."""
         assert self._delegates is not None, (
             "a program with delegates is run without their runtimes"
         )
-        return self._delegates(module)
+        return self._delegates.get(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
         """Write the new values of inputs and buffers, and return the outputs that the
@@ -671,13 +658,15 @@ class Executable:
         ]
 
 
-class SuspiciousExecutable(Executable):
-    """A method that compares the inputs of delegates before and after each call."""
+class InputComparingExecutable(Executable):
+    """An Executable in which each call of a delegate compares the delegate's inputs
+    before and after.
+    """
 
     def _bind(self, module: LoweredBackendModule) -> BoundDelegate:
-        """Return the delegate of ``module``, with its inputs compared at every call."""
-        delegate = self._loaded(module)
-        return BoundDelegate(delegate.suspected, delegate.arrange)
+        """Return the function that runs calls of ``module`` and compares the inputs."""
+        delegate = self._delegate_of(module)
+        return BoundDelegate(delegate.call_comparing, delegate.arrange)
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:

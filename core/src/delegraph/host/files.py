@@ -53,17 +53,16 @@ class LoadedProgram:
 
     @property
     def methods(self) -> list[str]:
-        """Return names of the methods."""
+        """Return the names of the methods."""
         return list(self._methods)
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return a method to call. Raises InputError if there is none of that name."""
         if name not in self._methods:
-            hint = "choose one: loaded.method(name), on the command line --method NAME"
             raise InputError(
                 "input-invalid",
                 f"there is no method {name!r}; methods: {self.methods}",
-                hint=hint,
+                hint="choose one: loaded.method(name), on the command line --method NAME",
             )
         return self._methods[name]
 
@@ -178,17 +177,17 @@ class FileFormat:
             raise OptionError(
                 "option-invalid", f"the format of {self.suffix} files has no {ability}"
             )
-        return self._work(ability).around(getattr(self.kind, ability))
+        return self._call(ability).around(getattr(self.kind, ability))
 
     def why_not(self, backend_ids: Collection[str]) -> str | None:
         """Return why programs for these backends cannot be saved in this format; None
         if they can.
         """
-        return self._work("why_not").around(self.kind.why_not)(backend_ids)
+        return self._call("why_not").around(self.kind.why_not)(backend_ids)
 
-    def _work(self, doing: str) -> PluginCall:
-        """Return the context manager that attributes errors in ``doing`` to the
-        format's plugin.
+    def _call(self, doing: str) -> PluginCall:
+        """Return the context manager for calls of the format's plugin. ``doing``: the
+        plugin's task, for errors.
         """
         return PluginCall(self.kind, doing, str(self.path), registry=self.registry)
 
@@ -221,9 +220,9 @@ class FileFormat:
                 raise ContractViolation("contract-violation", text)
         # the code of a Blob runs later, when the Blob is written; errors in that code
         # name the plugin, too
-        work = self._work("write_to")
+        call = self._call("write_to")
         return {
-            name: c if isinstance(c, bytes) else _AttributedBlob(c, work)
+            name: c if isinstance(c, bytes) else _AttributedBlob(c, call)
             for name, c in contents.items()
         }
 
@@ -328,7 +327,7 @@ class FileFormat:
                 " methods of a program by name"
             )
             raise ContractViolation("contract-violation", text)
-        call = self._work("call")
+        call = self._call("call")
         from .executor import uncompiled  # imports torch
 
         attributed = {
@@ -361,16 +360,13 @@ class FileFormat:
         """
         bounds = {name: value for name, value in limits.items() if value is not None}
         for name, value in bounds.items():
-            if (
-                runtime is not None
-                or name not in inspect.signature(self.kind.read).parameters
-            ):
-                owner = (
-                    f"the runtime {runtime!r} has"
-                    if runtime
-                    else f"the format of {self.suffix} files has"
-                )
-                raise OptionError("option-invalid", f"{owner} no limit {name!r}")
+            owner = None
+            if runtime is not None:
+                owner = f"the runtime {runtime!r}"
+            elif name not in inspect.signature(self.kind.read).parameters:
+                owner = f"the format of {self.suffix} files"
+            if owner is not None:
+                raise OptionError("option-invalid", f"{owner} has no limit {name!r}")
             if type(value) is not int or value < 0:
                 raise OptionError(
                     "option-invalid", f"{name} is a natural number, not {value!r}"
@@ -446,7 +442,7 @@ class _AttributedBlob:
     """
 
     blob: Blob
-    work: PluginCall
+    call: PluginCall
 
     def __len__(self) -> int:
         return len(self.blob)
@@ -458,5 +454,5 @@ class _AttributedBlob:
         except OSError:
             raise
         except BaseException:
-            with self.work:  # makes the error name the plugin
+            with self.call:  # makes the error name the plugin
                 raise

@@ -1,4 +1,9 @@
-"""Makes a Python function from the graph of a program. Its calls share no state."""
+"""Makes a Python function from the graph of a program.
+
+The function executes the calls of the graph one by one, as torch.fx.Interpreter does.
+Constants and layouts are looked up only once, when the function is made. Calls of the
+function share no state.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +207,7 @@ class GraphFunction:
             assert isinstance(delegate, Node)
             return _arranging(self._constants[delegate], inputs), tuple(inputs)
         target = eager_target(node)
-        if _narrows(node):
+        if _casts_indices(node):
             return _checking_indices(target, node), node.args
         if squeeze_breaks_rank(node, self._graph.is_subgraph):
             return lambda *a, **k: check_rank(target(*a, **k), node), node.args
@@ -232,6 +237,7 @@ def _arranging(delegate: BoundDelegate, inputs: Sequence[Any]) -> Function:
     ]
 
     def call(*values: Any) -> Any:
+        """Call the delegate."""
         arranged = (
             value if layout is None else delegate.arrange(value, layout)
             for value, layout in zip(values, layouts, strict=True)
@@ -261,7 +267,7 @@ def _observed(
     return call
 
 
-def _narrows(node: Node) -> bool:
+def _casts_indices(node: Node) -> bool:
     """Return whether ``node`` casts int64 indices of the host to int32 for a delegate.
 
     Without a check, an index that is out of range could become a valid one.
@@ -281,6 +287,7 @@ def _checking_indices(target: Function, node: Node) -> Function:
     low, high = operand.meta[INDEXED]
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check the indices ``value``, and cast them."""
         found = outside(value, low, high)
         if found is not None:
             text = (

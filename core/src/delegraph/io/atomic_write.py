@@ -22,6 +22,7 @@ if sys.platform != "win32":
     import fcntl
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+"""A path of an open descriptor of this process."""
 _TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
 
 
@@ -157,7 +158,10 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
 
 def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
     """Write all bytes of the content to an open file."""
-    file.write(content) if isinstance(content, bytes) else content.write_to(file)
+    if isinstance(content, bytes):
+        file.write(content)
+    else:
+        content.write_to(file)
     file.flush()
 
 

@@ -75,20 +75,20 @@ class TensorBlob:
 
     def __eq__(self, other: object) -> bool:
         """Return whether ``other``, bytes or a blob, has the same bytes."""
-        return (
-            equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
-        )
+        if isinstance(other, (bytes, Blob)):
+            return equal(self, other)
+        return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
-    def place(self) -> tuple[Any, ...]:
+    def memory_key(self) -> tuple[Any, ...]:
         """Return a key of the memory and the layout of the elements.
 
         If two blobs have equal keys, their bytes are equal, and ``equal`` does not read
         them.
         """
-        # The same memory is not enough: if the tensor was written after the first of two
-        # blobs was made, they have different states, and reading the first one raises.
+        # ``_state`` is in the key, because the tensor may be written after the first of
+        # two blobs is made. Then ``write_to`` of the first one raises an error.
         tensor = self._tensor
         return (
             self._state,
@@ -162,16 +162,18 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
 
     Blobs are compared by the digests of their bytes, so that no blob is joined. No blob
     is read if both are one object, if their lengths differ, or if both are TensorBlobs
-    with equal ``place()``.
+    with equal ``memory_key()``.
     """
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
-    if ours is theirs or len(ours) != len(theirs):
-        return ours is theirs
+    if ours is theirs:
+        return True
+    if len(ours) != len(theirs):
+        return False
     if (
         isinstance(ours, TensorBlob)
         and isinstance(theirs, TensorBlob)
-        and ours.place() == theirs.place()
+        and ours.memory_key() == theirs.memory_key()
     ):
         return True
     return digest(ours) == digest(theirs)
