@@ -275,9 +275,9 @@ def test_blocks_of_rows_change_no_integer(name, monkeypatch):
     """Every row is computed as without blocks, of which there are three here."""
     function, shapes, counted, count = BLOCKS[name]
     _, whole = quantize_and_compile(function, *shapes)
-    monkeypatch.setattr(split_rows, "SMALL", 1)
-    monkeypatch.setattr(split_rows, "SHARE", 0)
-    monkeypatch.setattr(split_rows, "MOST", 3)
+    monkeypatch.setattr(split_rows, "FAST_MEMORY", 1)
+    monkeypatch.setattr(split_rows, "LEAST_SHARE", 0)
+    monkeypatch.setattr(split_rows, "MOST_BLOCKS", 3)
     operators, blocks = quantize_and_compile(function, *shapes)
     assert Counter(operator.name for operator in operators)[counted] == count
     assert torch.equal(blocks, whole)

@@ -27,9 +27,9 @@ def npu(monkeypatch) -> TosaSpec:
     allowed.
     """
     monkeypatch.setitem(target._DEVICES, "u85", lambda operator: None)
-    monkeypatch.setattr(split_rows, "SMALL", 1)
-    monkeypatch.setattr(split_rows, "SHARE", 0)
-    monkeypatch.setattr(split_rows, "MOST", 3)
+    monkeypatch.setattr(split_rows, "FAST_MEMORY", 1)
+    monkeypatch.setattr(split_rows, "LEAST_SHARE", 0)
+    monkeypatch.setattr(split_rows, "MOST_BLOCKS", 3)
     return replace(INT, devices=frozenset({"u85"}))
 
 
@@ -443,7 +443,7 @@ def test_other_targets_and_small_tensors_are_unchanged(npu, monkeypatch):
         subtract_half_sum(draft, draft.input(1, ROWS, CHANNELS, dtype=DType.INT8))
     )
     assert split_rows.split_rows(given, INT) is given
-    monkeypatch.setattr(split_rows, "SMALL", 1 << 16)
+    monkeypatch.setattr(split_rows, "FAST_MEMORY", 1 << 16)
     assert split_rows.split_rows(given, npu) is given
 
 

@@ -17,8 +17,8 @@ from delegraph_tosa.lowering import Tosa
 from delegraph_tosa.lowering.torch_values.tensor_types import constant_of
 from delegraph_tosa.serialize import TosaFile, join_constants
 from delegraph_tosa.serialize.named_constants import (
-    LEAST,
-    MOST_PACKED,
+    LARGEST_RATIO,
+    LEAST_BYTES,
     beginning,
     split_constants,
 )
@@ -67,7 +67,7 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
     assert (
         len(named_constants_of(shared.program)[key])
         == weight.nbytes
-        >= LEAST
+        >= LEAST_BYTES
         > model[2].weight.nbytes
     )
     blobs = [delegate.processed_bytes for delegate in shared.program.delegates]
@@ -208,7 +208,7 @@ def test_damaged_packed_graphs_are_refused(shared):
     end = ROWS + ROW
     (size,) = struct.unpack_from("<Q", blob, end)
     packed = blob[end + 8 :]
-    bomb = zlib.compress(bytes(200 * MOST_PACKED * 1000))
+    bomb = zlib.compress(bytes(200 * LARGEST_RATIO * 1000))
     for stated, rest in (
         (size, packed[:-1]),
         (size, packed[:20]),
@@ -218,7 +218,7 @@ def test_damaged_packed_graphs_are_refused(shared):
         (size + 1, packed),
         (0, packed),
         (2**63, packed),
-        (200 * MOST_PACKED * 1000, bomb),
+        (200 * LARGEST_RATIO * 1000, bomb),
         (size, bytes(len(packed))),
         (size, packed[:30] + b"\xff" * 30 + packed[60:]),
     ):
@@ -237,7 +237,7 @@ def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
 
 
 def test_packing_is_limited(monkeypatch, model):
-    monkeypatch.setattr(sys.modules[split_constants.__module__], "MOST_PACKED", 1)
+    monkeypatch.setattr(sys.modules[split_constants.__module__], "LARGEST_RATIO", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
     (blob,) = (delegate.processed_bytes for delegate in lowered.delegates)
     (count,) = struct.unpack_from("<I", blob, MAGIC)

@@ -1,8 +1,8 @@
 """Elements of block-scaled tensors in memory, in two forms.
 
-In one array of (value, scale) pairs, the array has the tensor's shape, and its axes can
-be moved like those of any other array. In two arrays, values and scales as in files, it
-takes half of the memory, and a file's bytes need no copy.
+One array of (value, scale) pairs has the tensor's shape, and its axes can be moved like
+those of any other array. Two arrays, of values and of scales as in files, take half of
+the memory, and a file's bytes need no copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Array = npt.NDArray[Any]
 
 
 def paired(values: Array, scales: Array, type: Type) -> Array:
-    """[*S,C] values, [*S,C/size] scales -> [*S,C] of ``ARRAY_DTYPES[type.dtype]``."""
+    """Return one array [*S,C] of pairs, from values [*S,C] and scales [*S,C/size].
+
+    ``size`` is the number of elements in a block of ``type``.
+    """
     array = np.empty(type.shape, ARRAY_DTYPES[type.dtype])
     array["value"] = values
     array["scale"] = np.repeat(scales, BLOCK_SCALED[type.dtype].size, axis=-1)
@@ -26,6 +29,6 @@ def paired(values: Array, scales: Array, type: Type) -> Array:
 
 
 def parted(array: Array, type: Type) -> tuple[Array, Array]:
-    """``paired`` [*S,C] -> values [*S,C], scales [*S,C/size], as views."""
+    """Return values [*S,C] and scales [*S,C/size] of ``array`` [*S,C], as views."""
     scales: Array = array["scale"][..., :: BLOCK_SCALED[type.dtype].size]
     return array["value"], scales

@@ -1,17 +1,17 @@
-"""Sizes that are known at run time only, and arithmetic on them.
+"""Sizes that are known at run time only (dynamic sizes), and arithmetic on them.
 
-A ``Size`` is a polynomial with integer coefficients. Its variables ("atoms") are
-symbols, quotients rounded down, maxima and minima. Code computes with a Size as with an
-int, and is typed for int; a result without atoms is an int again. ``==`` compares
-expressions, not values: it is False for two sizes that may be equal at run time. A
-comparison by ``<`` that the ranges of the symbols do not decide raises ``Undecided``,
-and so does every use of the number itself.
+A ``Size`` is a polynomial with integer coefficients, such as ``2*n*m + n//4 + 1``. Its
+variables ("atoms") are symbols, quotients rounded down, maxima and minima. Code
+computes with a Size as with an int, and is typed for int; a result without atoms is an
+int again. ``==`` compares expressions, not values: it is False for two sizes that may
+be equal at run time. A comparison by ``<`` that the ranges of the symbols do not decide
+raises ``Undecided``, and so does every use of the number itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
@@ -44,11 +44,11 @@ class Quotient(NamedTuple):
     divisor: int
 
     def __str__(self) -> str:
-        return f"({_factor(self.dividend)}//{_factor(self.divisor)})"
+        return f"({_text_of_factor(self.dividend)}//{_text_of_factor(self.divisor)})"
 
 
 class Extreme(NamedTuple):
-    """The larger of two sizes, or the smaller."""
+    """The larger of two sizes, or the smaller if ``larger`` is False."""
 
     larger: bool
     left: int
@@ -71,8 +71,8 @@ Terms = dict[Monomial, int]
 class Size:
     """A sum of monomials with coefficients, at least one of which has an atom.
 
-    Immutable. ``parts``: the number of terms and atoms, with the atoms inside of
-    others. Raises Undecided for more than MOST_PARTS.
+    Immutable. ``parts`` is the number of terms and atoms, including atoms inside of
+    other atoms. Raises Undecided for more than MOST_PARTS.
     """
 
     __slots__ = ("_hash", "_range", "parts", "terms")
@@ -93,18 +93,16 @@ class Size:
     # ---- arithmetic
 
     def __add__(self, other: int) -> int:
-        return (
-            _beside(self, "+", other) if _terms(other) is None else _sum(self, other, 1)
-        )
+        if _terms(other) is None:
+            return _formula(self, "+", other)  # type: ignore[no-any-return]
+        return _sum(self, other, sign=1)
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return (
-            _beside(self, "+", other, -1)
-            if _terms(other) is None
-            else _sum(self, other, -1)
-        )
+        if _terms(other) is None:
+            return _formula(self, "+", other, sign=-1)  # type: ignore[no-any-return]
+        return _sum(self, other, sign=-1)
 
     def __rsub__(self, other: int) -> int:
         return (-self) + other
@@ -118,25 +116,25 @@ class Size:
     def __mul__(self, other: int) -> int:
         terms = _terms(other)
         if terms is None:
-            return _beside(self, "*", other)  # type: ignore[no-any-return]
+            return _formula(self, "*", other)  # type: ignore[no-any-return]
         product: Terms = {}
         for mine, a in self.terms.items():
             for theirs, b in terms.items():
-                both = _ordered((*mine, *theirs))
-                product[both] = product.get(both, 0) + a * b
-        return _made(product)
+                monomial = _ordered((*mine, *theirs))
+                product[monomial] = product.get(monomial, 0) + a * b
+        return _size(product)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
-        return (
-            NotImplemented if _terms(other) is None else _quotient(_as_int(self), other)
-        )
+        if _terms(other) is None:
+            return NotImplemented
+        return _quotient(_as_int(self), other)
 
     def __rfloordiv__(self, other: int) -> int:
-        return (
-            NotImplemented if _terms(other) is None else _quotient(other, _as_int(self))
-        )
+        if _terms(other) is None:
+            return NotImplemented
+        return _quotient(other, _as_int(self))
 
     def __mod__(self, other: int) -> int:
         return self - (self // other) * other
@@ -157,14 +155,12 @@ class Size:
         return self._hash
 
     def __lt__(self, other: int) -> bool:
-        return _decided(
-            self - other, f"{self} < {other}", lambda low, high: (high < 0, low >= 0)
-        )
+        low, high = range_of(self - other)
+        return _decided(f"{self} < {other}", yes=high < 0, no=low >= 0)
 
     def __le__(self, other: int) -> bool:
-        return _decided(
-            self - other, f"{self} <= {other}", lambda low, high: (high <= 0, low > 0)
-        )
+        low, high = range_of(self - other)
+        return _decided(f"{self} <= {other}", yes=high <= 0, no=low > 0)
 
     def __gt__(self, other: int) -> bool:
         return not self <= other
@@ -173,11 +169,8 @@ class Size:
         return not self < other
 
     def __bool__(self) -> bool:
-        return _decided(
-            _as_int(self),
-            f"{self} is 0",
-            lambda low, high: (low > 0 or high < 0, low == high == 0),
-        )
+        low, high = range_of(_as_int(self))
+        return _decided(f"{self} is 0", yes=low > 0 or high < 0, no=low == high == 0)
 
     # ---- uses of the number itself, which is not known
 
@@ -185,6 +178,7 @@ class Size:
         return self // other, self % other
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
+        """Refuse an operation that needs the number."""
         raise Undecided(
             f"the size {self} must be known at compile time, but is known at run time only"
         )
@@ -204,51 +198,46 @@ class Size:
         return formula("**", _as_int(self), other)
 
     def __str__(self) -> str:
-        return (
-            "".join(
-                _signed(m, c, first=k == 0)
-                for k, (m, c) in enumerate(_sorted(self.terms))
-            )
-            or "0"
-        )
+        texts = [_text_of_term(m, c) for m, c in _sorted(self.terms)]
+        return "".join(texts).removeprefix("+") or "0"
 
     __repr__ = __str__
 
 
-def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
-    """Return a size plus or times a float or Formula, as a Formula.
+def _formula(size: Size, function: str, other: Any, sign: int = 1) -> Any:
+    """Return ``function`` of a size and ``sign * other``, a float or a Formula.
 
-    NotImplemented for anything else.
+    NotImplemented if ``other`` is anything else.
     """
-    return (
-        formula(function, _as_int(size), sign * other)
-        if isinstance(other, (float, Formula))
-        else NotImplemented
-    )
+    if not isinstance(other, (float, Formula)):
+        return NotImplemented
+    return formula(function, _as_int(size), sign * other)
 
 
-def _factor(size: int) -> str:
+def _text_of_factor(size: int) -> str:
     """Return a size as a factor in text: in parentheses if it is a sum."""
     return f"({size})" if len(_terms(size) or {}) > 1 else str(size)
 
 
-def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
-    """Return a term as text, with its sign unless it is a positive ``first`` term."""
-    sign = "" if first else "+"
-    if coefficient < 0:
-        sign = "-"
-    factors = [] if abs(coefficient) == 1 and monomial else [str(abs(coefficient))]
-    return sign + "*".join(factors + [str(atom) for atom in monomial])
+def _text_of_term(monomial: Monomial, coefficient: int) -> str:
+    """Return a term as text, with its sign: ``+2*n``."""
+    sign = "-" if coefficient < 0 else "+"
+    factors = [str(atom) for atom in monomial]
+    if abs(coefficient) != 1 or not factors:
+        factors = [str(abs(coefficient)), *factors]
+    return sign + "*".join(factors)
 
 
-def _parts_of_atom(one: Atom) -> int:
-    """Return how many atoms an atom has, those inside of it included."""
-    if isinstance(one, Symbol):
+def _parts_of_atom(atom: Atom) -> int:
+    """Return how many parts an atom has, including those inside of it."""
+    if isinstance(atom, Symbol):
         return 1
-    return 1 + sum(map(weight, one[-2:]))
+    if isinstance(atom, Quotient):
+        return 1 + parts_of(atom.dividend) + parts_of(atom.divisor)
+    return 1 + parts_of(atom.left) + parts_of(atom.right)
 
 
-def weight(size: int) -> int:
+def parts_of(size: int) -> int:
     """Return how many parts a size has; 0 for a number."""
     return size.parts if isinstance(size, Size) else 0
 
@@ -265,9 +254,12 @@ def _ordered(atoms: Iterable[Atom]) -> Monomial:
 
 def _sorted(terms: Terms) -> list[tuple[Monomial, int]]:
     """Return the terms in order: products of many atoms first, the number last."""
-    return sorted(
-        terms.items(), key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]])
-    )
+
+    def key(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+        monomial, _ = term
+        return -len(monomial), [str(atom) for atom in monomial]
+
+    return sorted(terms.items(), key=key)
 
 
 def _terms(size: object) -> Terms | None:
@@ -277,137 +269,148 @@ def _terms(size: object) -> Terms | None:
     return {(): size} if isinstance(size, int) else None
 
 
-def _made(terms: Terms) -> int:
+def _size(terms: Terms) -> int:
     """Return the size with these terms; an int if no term has an atom."""
     nonzero = {monomial: c for monomial, c in terms.items() if c}
-    return _as_int(Size(nonzero)) if any(nonzero) else nonzero.get((), 0)
+    if not any(nonzero):
+        return nonzero.get((), 0)
+    return _as_int(Size(nonzero))
 
 
 def _sum(left: object, right: object, sign: int) -> int:
-    """Return left + sign * right, of two sizes."""
+    """Return ``left + sign * right``, of two sizes."""
     terms = dict(_terms(left) or {})
     for monomial, c in (_terms(right) or {}).items():
         terms[monomial] = terms.get(monomial, 0) + sign * c
-    return _made(terms)
+    return _size(terms)
 
 
 def _quotient(dividend: int, divisor: int) -> int:
     """Return ``dividend // divisor``.
 
-    The part of the dividend that divides evenly is no quotient.
+    Only the part of the dividend that does not divide evenly becomes a Quotient:
+    ``(2*n*m + k) // n`` -> ``2*m + k//n``.
     """
     if not is_dynamic(divisor):
-        return _by_number(dividend, divisor)
-    whole, rest = _divided(dividend, divisor)
-    return whole + (0 if _is_below(rest, divisor) else atom(Quotient(rest, divisor)))
+        return _quotient_by_int(dividend, divisor)
+    whole, rest = _divide_polynomials(dividend, divisor)
+    if _is_remainder(rest, divisor):
+        return whole
+    return whole + size_of_atom(Quotient(rest, divisor))
 
 
-def _is_below(rest: int, divisor: int) -> bool:
-    """Return whether 0 <= ``rest`` < ``divisor`` is known."""
+def _is_remainder(rest: int, divisor: int) -> bool:
+    """Return whether it is known that 0 <= ``rest`` < ``divisor``."""
     return range_of(rest)[0] >= 0 and range_of(divisor - rest)[0] > 0
 
 
-def _by_number(dividend: int, divisor: int) -> int:
-    """Return ``dividend // divisor`` for an int divisor."""
+def _quotient_by_int(dividend: int, divisor: int) -> int:
+    """Return ``dividend // divisor`` for an int ``divisor``.
+
+    ``(9*n + 6) // 4`` -> ``2*n + 1 + (n + 2)//4``.
+    """
     if divisor < 0:
-        return _by_number(-dividend, -divisor)
+        return _quotient_by_int(-dividend, -divisor)
     if divisor == 0:
         raise ZeroDivisionError("division of a size by zero")
-    terms = _terms(dividend) or {}
-    whole = _made(
-        {
-            m: c // divisor if not m else math.trunc(Fraction(c, divisor))
-            for m, c in terms.items()
-        }
-    )
+    whole_terms: Terms = {}
+    for monomial, c in (_terms(dividend) or {}).items():
+        if monomial:
+            whole_terms[monomial] = math.trunc(Fraction(c, divisor))
+        else:
+            whole_terms[monomial] = c // divisor
+    whole = _size(whole_terms)
     rest = dividend - whole * divisor
-    if _is_below(rest, divisor):
+    if _is_remainder(rest, divisor):
         return whole
-    parts = _sorted(_terms(rest) or {})
-    # whole + floor(rest / divisor); for a negative rest: -ceil(-rest / divisor)
-    if parts[0][1] < 0:
-        return whole - _by_number(-rest + divisor - 1, divisor)
-    return whole + _rounded_down(rest, divisor)
+    # the quotient is whole + floor(rest / divisor)
+    _, first_coefficient = _sorted(_terms(rest) or {})[0]
+    if first_coefficient < 0:
+        # floor(rest / divisor) = -ceil(-rest / divisor)
+        return whole - _quotient_by_int(-rest + divisor - 1, divisor)
+    return whole + _quotient_in_lowest_terms(rest, divisor)
 
 
-def _rounded_down(rest: int, divisor: int) -> int:
+def _quotient_in_lowest_terms(rest: int, divisor: int) -> int:
     """Return ``rest // divisor`` as a quotient in lowest terms.
 
-    (x // a + b) // c becomes (x + a * b) // (a * c).
+    ``(2*n + 1) // 4`` -> ``n // 2``; ``(x//a + b) // c`` -> ``(x + a*b) // (a*c)``.
     """
     terms = _terms(rest) or {}
     common = math.gcd(divisor, *(c for m, c in terms.items() if m))
     if common > 1:
-        return _by_number(
-            _made({m: c // common for m, c in terms.items()}), divisor // common
-        )
-    inner = next(
-        (
-            m[0]
-            for m, c in terms.items()
-            if len(m) == 1 and c == 1 and isinstance(m[0], Quotient)
-        ),
-        None,
-    )
-    if (
-        inner is not None
-        and len(terms) - (() in terms) == 1
-        and type(inner.divisor) is int
-    ):
-        return _by_number(
-            inner.dividend + terms.get((), 0) * inner.divisor, inner.divisor * divisor
-        )
-    return atom(Quotient(rest, divisor))
+        shortened = _size({m: c // common for m, c in terms.items()})
+        return _quotient_by_int(shortened, divisor // common)
+    inner = _only_quotient(terms)
+    if inner is None:
+        return size_of_atom(Quotient(rest, divisor))
+    offset = terms.get((), 0)
+    dividend = inner.dividend + offset * inner.divisor
+    return _quotient_by_int(dividend, inner.divisor * divisor)
 
 
-def _divided(dividend: int, divisor: int) -> tuple[int, int]:
+def _only_quotient(terms: Terms) -> Quotient | None:
+    """Return the Quotient of terms that are a Quotient by an int, plus an int.
+
+    None for all other terms.
+    """
+    with_atoms = [term for term in terms.items() if term[0]]
+    if len(with_atoms) != 1:
+        return None
+    monomial, coefficient = with_atoms[0]
+    atom = monomial[0]
+    if len(monomial) != 1 or coefficient != 1 or not isinstance(atom, Quotient):
+        return None
+    return None if is_dynamic(atom.divisor) else atom
+
+
+def _divide_polynomials(dividend: int, divisor: int) -> tuple[int, int]:
     """Return (quotient, remainder) of two polynomials by polynomial division.
 
     The remainder may be larger than ``divisor``.
     """
     (first, c), *_ = _sorted(_terms(divisor) or {})
-    whole = rest = 0
-    while dividend_terms := _sorted(_terms(dividend) or {}):
-        monomial, k = dividend_terms[0]
-        if k == 0:
-            break
-        ratio = _without(monomial, first)
+    whole = 0
+    rest = 0
+    while dividend != 0:
+        monomial, k = _sorted(_terms(dividend) or {})[0]
+        ratio = _monomial_ratio(monomial, first)
         if ratio is None or k % c:
-            term = _made({monomial: k})
+            term = _size({monomial: k})
             rest = rest + term
             dividend = dividend - term
         else:
-            term = _made({ratio: k // c})
+            term = _size({ratio: k // c})
             whole = whole + term
             dividend = dividend - term * divisor
     return whole, rest
 
 
-def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+def _monomial_ratio(monomial: Monomial, factor: Monomial) -> Monomial | None:
     """Return ``monomial / factor``.
 
     None if ``monomial`` does not have all atoms of ``factor``.
     """
     atoms = list(monomial)
-    for one in factor:
-        if one not in atoms:
+    for atom in factor:
+        if atom not in atoms:
             return None
-        atoms.remove(one)
+        atoms.remove(atom)
     return tuple(atoms)
 
 
 # ---- new sizes, and questions about sizes
 
 
-def atom(one: Atom) -> int:
+def size_of_atom(atom: Atom) -> int:
     """Return an atom as a size; an int if its range has only one number."""
-    low, high = _range_of_atom(one)
-    return low if low == high else _as_int(Size({(one,): 1}))
+    low, high = _range_of_atom(atom)
+    return low if low == high else _as_int(Size({(atom,): 1}))
 
 
 def symbol(name: str, low: int = 1, high: int = LARGEST_SIZE) -> int:
     """Return a new size with a name and a range."""
-    return atom(Symbol(name, low, high))
+    return size_of_atom(Symbol(name, low, high))
 
 
 def is_dynamic(size: object) -> bool:
@@ -425,7 +428,7 @@ def largest(left: int, right: int) -> int:
 
     An Extreme if it is not known which one that is.
     """
-    return _extreme(left, right, True)
+    return _extreme(left, right, larger=True)
 
 
 def smallest(left: int, right: int) -> int:
@@ -433,7 +436,7 @@ def smallest(left: int, right: int) -> int:
 
     An Extreme if it is not known which one that is.
     """
-    return _extreme(left, right, False)
+    return _extreme(left, right, larger=False)
 
 
 def _extreme(left: int, right: int, larger: bool) -> int:
@@ -444,14 +447,14 @@ def _extreme(left: int, right: int, larger: bool) -> int:
     if high <= 0:
         return right if larger else left
     first, second = sorted((left, right), key=str)
-    return atom(Extreme(larger, first, second))
+    return size_of_atom(Extreme(larger, first, second))
 
 
 def agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Return whether two shapes of equal rank may be equal."""
-    return left == right or (
-        len(left) == len(right) and not any(map(differ, left, right))
-    )
+    """Return whether two shapes may be equal."""
+    if left == right:
+        return True
+    return len(left) == len(right) and not any(map(differ, left, right))
 
 
 def differ(left: int, right: int) -> bool:
@@ -469,15 +472,20 @@ def exceeds(left: int, right: int) -> bool:
     return range_of(left - right)[0] > 0
 
 
-def products(size: int) -> list[tuple[int, int]]:
-    """Return the terms of a size as (product of atoms, factor), the number last.
+class Term(NamedTuple):
+    """A term of a size: ``product``, a size, times ``factor``, an int."""
 
-    The size is the sum of product * factor.
+    product: int
+    factor: int
+
+
+def products(size: int) -> list[Term]:
+    """Return the terms of which a size is the sum.
+
+    A term without atoms comes last, with a ``product`` of 1.
     """
-    return [
-        (_made({monomial: 1}), factor)
-        for monomial, factor in _sorted(_terms(size) or {})
-    ]
+    terms = _sorted(_terms(size) or {})
+    return [Term(_size({monomial: 1}), factor) for monomial, factor in terms]
 
 
 def symbols(size: int) -> Iterator[Symbol]:
@@ -485,11 +493,11 @@ def symbols(size: int) -> Iterator[Symbol]:
     if not isinstance(size, Size):
         return
     for monomial in size.terms:
-        for one in monomial:
-            if isinstance(one, Symbol):
-                yield one
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                yield atom
             else:
-                for part in one:
+                for part in atom:
                     yield from symbols(part)
 
 
@@ -501,12 +509,11 @@ def range_of(size: int) -> Range:
     if not isinstance(size, Size):
         return size, size
     if size._range is None:
-        # both are valid bounds; that of relaxed terms is narrower where x and x // d
-        # cancel
-        narrow = _range_of_terms(size.terms)
-        relaxed = _range_of_terms(*_relaxed(size.terms))
-        low = max(narrow[0], relaxed[0])
-        high = min(narrow[1], relaxed[1])
+        # both ranges are right; the relaxed one is narrower if x and x // d cancel
+        exact_low, exact_high = _range_of_terms(size.terms)
+        relaxed_low, relaxed_high = _relaxed_range(size.terms)
+        low = max(exact_low, relaxed_low)
+        high = min(exact_high, relaxed_high)
         size._range = math.ceil(low), math.floor(high)
     return size._range
 
@@ -518,12 +525,10 @@ def greatest(size: int) -> int:
 
 def _range_of_terms(
     terms: Mapping[Monomial, Fraction | int],
-    below: Fraction = ZERO,
-    above: Fraction = ZERO,
 ) -> tuple[Fraction, Fraction]:
-    """Return the range of the sum of ``terms``, extended by ``below`` and ``above``."""
-    low = -below
-    high = above
+    """Return the range of the sum of ``terms``, as if they were independent."""
+    low = ZERO
+    high = ZERO
     for monomial, c in terms.items():
         ends = [Fraction(end * c) for end in _range_of_product(monomial)]
         low = low + min(ends)
@@ -535,59 +540,61 @@ def _range_of_product(monomial: Monomial) -> Range:
     """Return the range of a product of atoms."""
     low = 1
     high = 1
-    for one in monomial:
-        ends = [a * b for a in (low, high) for b in _range_of_atom(one)]
+    for atom in monomial:
+        first, last = _range_of_atom(atom)
+        ends = [low * first, low * last, high * first, high * last]
         low = min(ends)
         high = max(ends)
     return low, high
 
 
-def _range_of_atom(one: Atom) -> Range:
+def _range_of_atom(atom: Atom) -> Range:
     """Return the range of an atom; the divisor of a quotient counts as at least 1."""
-    if isinstance(one, Symbol):
-        return one.low, one.high
-    if isinstance(one, Extreme):
-        left = range_of(one.left)
-        right = range_of(one.right)
-        choose = max if one.larger else min
+    if isinstance(atom, Symbol):
+        return atom.low, atom.high
+    if isinstance(atom, Extreme):
+        left = range_of(atom.left)
+        right = range_of(atom.right)
+        choose = max if atom.larger else min
         return choose(left[0], right[0]), choose(left[1], right[1])
-    low, high = range_of(one.dividend)
-    least, most = range_of(one.divisor)
-    ends = [end // by for end in (low, high) for by in (max(least, 1), max(most, 1))]
+    low, high = range_of(atom.dividend)
+    least, most = range_of(atom.divisor)
+    least = max(least, 1)
+    most = max(most, 1)
+    ends = [low // least, low // most, high // least, high // most]
     return min(ends), max(ends)
 
 
-def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction]:
-    """Return terms with x / d for x // d, and the error below and above."""
-    relaxed: dict[Monomial, Fraction] = {}
-    below = above = ZERO
-    for monomial, c in terms.items():
-        parts: Mapping[Monomial, int] = {monomial: 1}
-        by = 1
-        if (
-            len(monomial) == 1
-            and isinstance(quotient := monomial[0], Quotient)
-            and type(quotient.divisor) is int
-        ):
-            parts = _terms(quotient.dividend) or {}
-            by = quotient.divisor
-            rounded = Fraction(c * (by - 1), by)
-            below = below + max(rounded, ZERO)
-            above = above + max(-rounded, ZERO)
-        for part, k in parts.items():
-            relaxed[part] = relaxed.get(part, ZERO) + Fraction(c * k, by)
-    return relaxed, below, above
+def _relaxed_range(terms: Terms) -> tuple[Fraction, Fraction]:
+    """Return the range of the sum of ``terms`` with x / d for each x // d.
 
-
-def _decided(
-    size: int, what: str, answers: Callable[[int, int], tuple[bool, bool]]
-) -> bool:
-    """Return whether the condition ``what`` on ``size`` is true.
-
-    Raises Undecided if its range does not decide. ``answers`` takes the range and
-    returns (surely true, surely false).
+    x // d is at most (d - 1) / d less than x / d, by which the range is extended.
+    ``n - 2*(n//2)`` is relaxed to ``n - n`` and has the range 0 to 1.
     """
-    yes, no = answers(*range_of(size))
+    relaxed: dict[Monomial, Fraction] = {}
+    below = ZERO
+    above = ZERO
+    for monomial, c in terms.items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if not isinstance(atom, Quotient) or is_dynamic(atom.divisor):
+            relaxed[monomial] = relaxed.get(monomial, ZERO) + c
+            continue
+        rounded = Fraction(c * (atom.divisor - 1), atom.divisor)
+        below = below + max(rounded, ZERO)
+        above = above + max(-rounded, ZERO)
+        for part, k in (_terms(atom.dividend) or {}).items():
+            share = Fraction(c * k, atom.divisor)
+            relaxed[part] = relaxed.get(part, ZERO) + share
+    low, high = _range_of_terms(relaxed)
+    return low - below, high + above
+
+
+def _decided(condition: str, yes: bool, no: bool) -> bool:
+    """Return whether a condition is true, by what is known of it.
+
+    ``yes`` is whether it is surely true, ``no`` whether it is surely false. Raises
+    Undecided if it is neither; ``condition`` is its text for the message.
+    """
     if yes or no:
         return yes
-    raise Undecided(f"whether {what} is known at run time only")
+    raise Undecided(f"whether {condition} is known at run time only")

@@ -1,4 +1,4 @@
-"""Numbers computed from sizes that are no sizes: ``n ** 0.5``, ``n > 4``.
+"""Numbers that are computed from dynamic sizes, but are no sizes: ``n ** 0.5``.
 
 Code computes with a ``Formula`` as with a float: arithmetic returns another Formula,
 and every use of the number itself raises ``Undecided``. ``==`` compares expressions,
@@ -64,6 +64,7 @@ class Formula:
         return hash(_parts(self))
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
+        """Refuse an operation that needs the number."""
         raise Undecided(
             f"{self} must be known at compile time, but is known at run time only"
         )
@@ -82,19 +83,20 @@ class Formula:
     __repr__ = __str__
 
 
-def _parts(one: Formula) -> tuple[Any, ...]:
-    return one.function, one.left, one.right
+def _parts(formula: Formula) -> tuple[Any, ...]:
+    """Return the parts by which two formulas are compared."""
+    return formula.function, formula.left, formula.right
 
 
 def formula(function: str, left: Number, right: Number) -> Number:
-    """Return ``function`` of two numbers, at least one known only at run time."""
+    """Return a Formula, typed as the float for which code takes it."""
     return cast(float, Formula(function, left, right))
 
 
 class Relation(NamedTuple):
-    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``.
+    """A comparison of two sizes, such as ``n > 4``; its negation if ``not_``.
 
-    If ``not_``, whether it is not.
+    ``function`` is ``>``, ``>=`` or ``==``.
     """
 
     function: str

@@ -1,7 +1,7 @@
 """The typed graph: values, operators that infer result types, and constants.
 
-The elements of a constant may be computed only when a file is written. This module
-imports neither torch nor flatbuffers.
+The elements of a constant may be computed only when a file is written ("deferred").
+This module imports neither torch nor flatbuffers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ Array = npt.NDArray[Any]
 
 
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
-"""The list to which ``note`` adds broken rules; None lets it raise."""
+"""The list to which ``note`` adds broken rules. If it is None, ``note`` raises."""
 LONGEST_NAME = 100
 """Longest name of a value in messages; names in a file may have megabytes."""
 
 
 def check(ok: bool, why: str, rule: str = "unnamed") -> None:
-    """Raise ``Illegal`` unless ``ok``. Later checks of ``infer`` depend on it."""
+    """Raise ``Illegal`` unless ``ok``.
+
+    ``infer`` calls it for rules without which its later checks make no sense.
+    """
     if not ok:
         raise Illegal(why, rule)
 
@@ -42,24 +45,30 @@ def check(ok: bool, why: str, rule: str = "unnamed") -> None:
 def note(ok: bool, why: str, rule: str) -> None:
     """As ``check``, for a rule that later checks do not need.
 
-    In ``infer_all``, ``infer`` goes on after it.
+    During ``infer_all``, it notes the broken rule and returns.
     """
     if not ok:
-        broken = Illegal(why, rule)
-        noted = _NOTED.get()
-        if noted is None:
-            raise broken
-        noted.append(broken)
+        note_broken(why, rule)
+
+
+def note_broken(why: str, rule: str) -> None:
+    """As ``note``, for a rule that is known to be broken."""
+    broken = Illegal(why, rule)
+    noted = _NOTED.get()
+    if noted is None:
+        raise broken
+    noted.append(broken)
 
 
 def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
-    """Return the result types of ``infer``, and all rules that it finds broken.
+    """Return the result types of ``operator``, and all rules that it breaks.
 
-    If there are any, the types may be wrong.
+    If it breaks any, the types may be wrong.
     """
     try:
         return operator.infer(), []
-    except Illegal:  # the first broken rule: infer again, to find all
+    except Illegal:
+        # it stopped at the first broken rule: infer again, to find all
         return _infer_noting(operator)
 
 
@@ -76,7 +85,7 @@ def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
 
 
 class Literal:
-    """A constant with elements in memory: small, or from a file."""
+    """A constant with its elements in memory."""
 
     __slots__ = ("array",)
 
@@ -100,7 +109,7 @@ class Deferred:
 
 
 class Folded:
-    """Result ``index`` of an operator on constants, evaluated when written.
+    """Result ``index`` of an operator on constants, evaluated when a file is written.
 
     ``elements`` caches a small result.
     """
@@ -166,25 +175,18 @@ class Value:
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        name = (
-            self.name
-            if len(self.name) <= LONGEST_NAME
-            else f"{self.name[:LONGEST_NAME]}…"
-        )
-        return f"%{name or '?'}: {self.type}"
+        name = self.name or "?"
+        if len(name) > LONGEST_NAME:
+            name = f"{name[:LONGEST_NAME]}…"
+        return f"%{name}: {self.type}"
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
     """Return the entries of a SHAPE value. Raises Illegal if they are unknown."""
-    constant = value.constant
     if value.type.dtype is DType.SHAPE:
-        if isinstance(constant, Literal):
-            return tuple(constant.array.tolist())
-        if (
-            constant is None
-            and value.producer is not None
-            and value.producer.entries is not None
-        ):
+        if isinstance(value.constant, Literal):
+            return tuple(value.constant.array.tolist())
+        if value.producer is not None and value.producer.entries is not None:
             return value.producer.entries
     raise Illegal(f"{value!r} is not a constant shape", "constant-shape")
 
@@ -192,11 +194,14 @@ def shape_of(value: Value) -> tuple[int, ...]:
 class Operator:
     """One TOSA operator; the class's name is the specification's.
 
-    A subclass declares its operands (annotated ``Value``; one may be ``Values``, a list
-    of all remaining operands), its attributes (any other annotation, in the flatbuffer
-    schema's order, perhaps with a default), and ``infer``. Operands and attributes of
-    its base class come first. Modules of operators need ``from __future__ import
-    annotations``. Operators are compared by identity.
+    A subclass declares operands, attributes and ``infer``:
+
+    - operands are annotated ``Value``; one may be ``Values``, a list of any length;
+    - attributes have any other annotation, and perhaps a default, in the order of the
+      flatbuffer schema.
+
+    Operands and attributes of its base class come first. Modules of operators need
+    ``from __future__ import annotations``. Operators are compared by identity.
     """
 
     operands: ClassVar[tuple[str, ...]] = ()
@@ -205,8 +210,8 @@ class Operator:
     """Maps an attribute to its kind, in schema order.
 
     Kinds are int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
-    bytes, BlockSize and Graph. ResultDType and ResultTypes are not stored: the types of
-    results contain them.
+    bytes, BlockSize and Graph. ResultDType and ResultTypes are not stored in files: the
+    types of results contain them.
     """
     has_graphs: ClassVar[bool] = False
     """Whether an attribute is a Graph."""
@@ -222,28 +227,29 @@ class Operator:
     source: Any
 
     def __init_subclass__(cls) -> None:
-        own = {
-            k: v
-            for k, v in vars(cls).get("__annotations__", {}).items()
-            if not v.startswith("ClassVar")
-        }
-        operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
-        for position, name in enumerate(operands, start=len(cls.operands)):
-            after = (
-                len(operands) - 1 - operands.index(name)
-                if "Values" in own.values()
-                else 0
-            )
-            setattr(
-                cls,
-                name,
-                _operand(position, own[name] == "Values", after, cls.variadic),
-            )
-            cls.variadic = cls.variadic or own[name] == "Values"
-        cls.operands += operands
-        cls.attributes = cls.attributes | {
-            k: v for k, v in own.items() if k not in operands
-        }
+        """Read the annotations, and define a property for each operand."""
+        operands: list[str] = []
+        attributes: dict[str, str] = {}
+        annotations = vars(cls).get("__annotations__", {})
+        for name, kind in annotations.items():
+            if kind in ("Value", "Values"):
+                operands.append(name)
+            elif not kind.startswith("ClassVar"):
+                attributes[name] = kind
+        for index, name in enumerate(operands):
+            position = len(cls.operands) + index
+            # as an index from the end of all operands
+            position_from_end = index - len(operands)
+            if annotations[name] == "Values":
+                cls.variadic = True
+                operand = _list_operand(position, position_from_end)
+            elif cls.variadic:
+                operand = _operand(position_from_end)
+            else:
+                operand = _operand(position)
+            setattr(cls, name, operand)
+        cls.operands += tuple(operands)
+        cls.attributes = cls.attributes | attributes
         cls.has_graphs = "Graph" in cls.attributes.values()
 
     def __init__(
@@ -266,25 +272,28 @@ class Operator:
         raise NotImplementedError
 
     def attribute_values(self) -> dict[str, Any]:
-        """Attribute name -> value, in schema order."""
+        """Return a dict of attribute name -> value, in schema order."""
         return {name: getattr(self, name) for name in self.attributes}
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(map(repr, self.inputs))})"
 
 
-def _operand(position: int, is_list: bool, after: int, after_list: bool) -> property:
-    """Return the property of an operand.
+def _operand(position: int) -> property:
+    """Return the property of a single operand.
 
-    ``after`` is the number of operands after it, by which those after a list are found.
-    ``is_list``: whether it is the list of ``Values``; ``after_list``: whether it comes
-    after one.
+    The position of an operand after a list is counted from the end: -1 is the last.
     """
-    if is_list:
-        return property(lambda op: op.inputs[position : len(op.inputs) - after])
-    if after_list:
-        return property(lambda op: op.inputs[-1 - after])
     return property(lambda op: op.inputs[position])
+
+
+def _list_operand(position: int, last_from_end: int) -> property:
+    """Return the property of a list of operands.
+
+    ``last_from_end`` is the index of its last operand, counted from the end: -1 if no
+    operand follows.
+    """
+    return property(lambda op: op.inputs[position : len(op.inputs) + last_from_end + 1])
 
 
 Values = tuple[Value, ...]
@@ -317,17 +326,19 @@ class Graph:
 
     def bodies(self) -> list[Graph]:
         """Return the graphs of its control flow operators, each once."""
-        attributes = (
-            v for op in self.operators if op.has_graphs for v in vars(op).values()
-        )
-        return list(dict.fromkeys(v for v in attributes if isinstance(v, Graph)))
+        bodies: dict[Graph, None] = {}
+        for operator in self.operators:
+            if operator.has_graphs:
+                attributes = vars(operator).values()
+                bodies.update({v: None for v in attributes if isinstance(v, Graph)})
+        return list(bodies)
 
     def reachable(self) -> list[Graph]:
         """Return the graph itself and all graphs inside of it, each once.
 
         A graph comes before the graphs of its operators.
         """
-        done: dict[Graph, None] = {}
+        inner_first: list[Graph] = []
         visited: set[Graph] = set()
 
         def visit(graph: Graph) -> None:
@@ -335,22 +346,25 @@ class Graph:
             for body in reversed(graph.bodies()):
                 if body not in visited:
                     visit(body)
-            done[graph] = None
+            inner_first.append(graph)
 
         visit(self)
-        return list(reversed(done))
+        return inner_first[::-1]
 
     def constants(self) -> list[Value]:
         """Return the constants used or returned, each once, in order of first use."""
-        used = [v for op in self.operators for v in op.inputs] + self.outputs
+        used: list[Value] = []
+        for operator in self.operators:
+            used += operator.inputs
+        used += self.outputs
         return list(dict.fromkeys(v for v in used if v.constant is not None))
 
 
 class Entries(Operator):
     """A placeholder for the shape operators that compute a dynamic SHAPE.
 
-    Rules and passes read its entries. The pass ``compute_shapes`` replaces it by
-    operators of TOSA.
+    It is not in the graph. Lowering rules and passes read its entries. The pass
+    ``compute_shapes`` replaces it by operators of TOSA.
     """
 
     def __init__(self, entries: tuple[int, ...]) -> None:

@@ -33,8 +33,8 @@ def rescale_ratios(ratios: Array, bits: int) -> RescaleRatios:
     multiplier = multiplier >> carried
     exponent = exponent + carried
     shift = bits - exponent
-    # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it
-    # has
+    # a ratio that is too small: the multiplier loses low bits, with rounding (at most
+    # 40, more than it has)
     lost = np.clip(shift - LARGEST_SHIFT, 0, 40)
     half = (1 << lost) >> 1
     shortened = (multiplier + half) >> lost

@@ -187,7 +187,9 @@ RULES: dict[str, Rule] = {
 def section(rule: str, operator: str | None) -> str:
     """Return the section of a rule for an operator: ``CONV2D, Operation Function``.
 
-    If ``operator`` is None, that of CONST.
+    If ``operator`` is None, the rule is about a constant: ``CONST, ...``.
     """
     heading = RULES[rule].section if rule in RULES else FUNCTION
-    return f"{operator or 'CONST'}, {heading}" if heading in OF_OPERATORS else heading
+    if heading not in OF_OPERATORS:
+        return heading
+    return f"{operator or 'CONST'}, {heading}"

@@ -1,7 +1,8 @@
-"""Sizes of a graph of control flow in terms of the sizes of its operands.
+"""Replaces the symbols of a control flow graph by the sizes of its operands.
 
-In a file, each unknown size of each graph has a symbol of its own. For example, ``x.0``
-of a graph is ``2*n`` of the tensor that the control flow operator passes as x.
+In a file, each unknown size of each graph has a symbol of its own. For example, the
+input x of a loop's body has the size ``x.0``. If the loop passes a tensor of size
+``2*n`` as x, ``x.0`` is replaced by ``2*n``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from .dynamic_sizes import (
     Quotient,
     Size,
     Symbol,
-    atom,
     largest,
+    size_of_atom,
     smallest,
     symbols,
 )
@@ -24,26 +25,21 @@ from .types import Type
 
 def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]:
     """Map symbols of a graph's inputs to the sizes of ``operands``."""
-    types = zip(inputs, operands, strict=False)
-    pairs = [
-        pair
-        for mine, theirs in types
-        for pair in zip(mine.shape, theirs.shape, strict=False)
-    ]
-    return {
-        one: size
-        for mine, size in pairs
-        if mine != size and (one := _plain(mine)) is not None
-    }
+    sizes: dict[Symbol, int] = {}
+    for inner, outer in zip(inputs, operands, strict=False):
+        for inner_size, outer_size in zip(inner.shape, outer.shape, strict=False):
+            symbol = _only_symbol(inner_size)
+            if symbol is not None and inner_size != outer_size:
+                sizes[symbol] = outer_size
+    return sizes
 
 
-def _plain(size: int) -> Symbol | None:
-    """Return the symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``.
-
-    None for any other size.
-    """
-    one = next(symbols(size), None)
-    return one if one is not None and size == atom(one) else None
+def _only_symbol(size: int) -> Symbol | None:
+    """Return the only symbol of the size ``n``; None for ``2*n`` or ``n + 1``."""
+    symbol = next(symbols(size), None)
+    if symbol is None or size != size_of_atom(symbol):
+        return None
+    return symbol
 
 
 def substituted(type: Type, sizes: Mapping[Symbol, int]) -> Type:
@@ -57,19 +53,17 @@ def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
     """Return ``size`` with symbols replaced."""
     if not isinstance(size, Size):
         return size
-    return sum(
-        [
-            factor * math.prod([_atom(one, sizes) for one in product])
-            for product, factor in size.terms.items()
-        ]
-    )
+    total = 0
+    for monomial, factor in size.terms.items():
+        total = total + factor * math.prod([_atom(atom, sizes) for atom in monomial])
+    return total
 
 
-def _atom(one: Atom, sizes: Mapping[Symbol, int]) -> int:
+def _atom(atom: Atom, sizes: Mapping[Symbol, int]) -> int:
     """Return an atom of a size, with symbols replaced."""
-    if isinstance(one, Symbol):
-        return sizes.get(one, atom(one))
-    if isinstance(one, Quotient):
-        return _size(one.dividend, sizes) // _size(one.divisor, sizes)
-    extreme = largest if one.larger else smallest
-    return extreme(_size(one.left, sizes), _size(one.right, sizes))
+    if isinstance(atom, Symbol):
+        return sizes.get(atom, size_of_atom(atom))
+    if isinstance(atom, Quotient):
+        return _size(atom.dividend, sizes) // _size(atom.divisor, sizes)
+    extreme = largest if atom.larger else smallest
+    return extreme(_size(atom.left, sizes), _size(atom.right, sizes))

@@ -44,7 +44,7 @@ class DType(enum.IntEnum):
     BS32_FP8UE8M0_FP4E2M1 = 32 << 16 | 16 << 8 | 15
     BS32_FP8UE8M0_MXINT8 = 32 << 16 | 16 << 8 | 18
 
-    # enum's own is a Python function, and types are keys of every table
+    # faster than the __hash__ of enum: types are keys of many tables
     __hash__ = int.__hash__
 
     def __str__(self) -> str:
@@ -62,7 +62,10 @@ SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8U
 
 
 class Blocks(NamedTuple):
-    """A block-scaled type: ``size`` values along the last axis share a scale."""
+    """The parts of a block-scaled type.
+
+    Each ``size`` elements of type ``value`` along the last axis share a scale.
+    """
 
     size: int
     scale: DType
@@ -99,26 +102,27 @@ class Type(NamedTuple):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether one of its sizes is known at run time only (see ``sizes``)."""
+        """Return whether one of its sizes is known at run time only."""
         return any(map(is_dynamic, self.shape))
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """The shape as in files, with UNKNOWN for dynamic sizes."""
-        return (
-            tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape])
-            if self.is_dynamic
-            else self.shape
-        )
+        """Return the shape as in files, with UNKNOWN for dynamic sizes."""
+        if not self.is_dynamic:
+            return self.shape
+        return tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape])
 
     @property
     def written(self) -> str:
-        """The type as in the text form, with ``?`` for dynamic sizes."""
+        """Return the type as in the text form, with ``?`` for dynamic sizes."""
         sizes = ["?" if is_dynamic(size) else str(size) for size in self.shape]
         return f"[{'x'.join(sizes)}]{self.dtype}"
 
     def named(self, name: str) -> Type:
-        """Return the declared type of ``name``; each unknown size is a new symbol."""
+        """Return the type of the value ``name`` of a file, without UNKNOWN.
+
+        Each unknown size becomes a new symbol, such as ``x.0`` for axis 0 of x.
+        """
         if UNKNOWN not in self.shape:
             return self
         sizes = [
@@ -128,7 +132,7 @@ class Type(NamedTuple):
         return Type(tuple(sizes), self.dtype)
 
     def reconciled(self, declared: Type) -> Type | None:
-        """Return the type (inferred) with the known sizes of ``declared``.
+        """Return this inferred type with the known sizes of ``declared``.
 
         None if the two contradict each other.
         """
@@ -136,11 +140,10 @@ class Type(NamedTuple):
             return self
         if self.dtype is not declared.dtype or not agree(self.shape, declared.shape):
             return None
-        pairs = zip(self.shape, declared.shape, strict=True)
-        return Type(
-            tuple([mine if is_dynamic(theirs) else theirs for mine, theirs in pairs]),
-            self.dtype,
-        )
+        shape: list[int] = []
+        for inferred_size, size in zip(self.shape, declared.shape, strict=True):
+            shape.append(inferred_size if is_dynamic(size) else size)
+        return Type(tuple(shape), self.dtype)
 
 
 ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
@@ -168,16 +171,16 @@ ARRAY_DTYPES |= {
     t: np.dtype([("value", ARRAY_DTYPES[value]), ("scale", ARRAY_DTYPES[scale])])
     for t, (_, scale, value) in BLOCK_SCALED.items()
 }
-# Each element with its scale, as the specification's ``value_scale_t``: operators that
-# move elements move both.
+# Each element is stored with its scale, as the specification's ``value_scale_t``:
+# operators that move elements move both.
 
 BYTES: dict[DType, int] = {
     t: array.itemsize for t, array in ARRAY_DTYPES.items() if t not in BLOCK_SCALED
 } | {DType.INT48: 6}
-"""Bytes an element takes in a file.
+"""Bytes that an element takes in a file.
 
-INT4 and FP4 pack two into one, FP6 four into three. Block-scaled types have none:
-``stored_types`` returns how a file stores them.
+A file packs two INT4 or FP4 into one byte, and four FP6 into three. Block-scaled types
+have no entry: ``stored_types`` returns how a file stores them.
 """
 
 
@@ -191,7 +194,7 @@ def stored_types(type: Type) -> tuple[Type, ...]:
 
 
 def why_not_blocks(type: Type) -> str | None:
-    """Return why the last axis does not consist of whole blocks, or None."""
+    """Return why the last axis does not consist of whole blocks; None if it does."""
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None or (type.shape and type.shape[-1] % blocks.size == 0):
         return None

@@ -1,8 +1,10 @@
 """Passes that make a lowered graph small: layout, constants, duplicates.
 
-Each returns a new graph, made in one sweep. Values and operators are immutable and
-shared between the old and the new graph. A changed operator is a new one, with the
-source of the old one; an operator that replaces several has the sources of all.
+A pass is a function that takes a graph and returns a new one. Values and operators are
+immutable and shared between the old and the new graph. The ``source`` of an operator is
+the node of the exported program that it was lowered from. A changed operator is a new
+one with the source of the old one. If it replaces several operators, it has all their
+sources.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     """
     sources = [value.producer and value.producer.source for value in graph.outputs]
     names = [value.name for value in graph.outputs]
-    graph = _with_small_bodies(graph, spec)
+    graph = _run_on_bodies(graph, spec)
     for run in PASSES:
         graph = run(graph, spec)
     if spec.version < (1, 0):
@@ -63,7 +65,7 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     return name_outputs(graph, names)
 
 
-def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
+def _run_on_bodies(graph: Graph, spec: TosaSpec) -> Graph:
     """Return ``graph`` with all passes applied to its control flow graphs."""
     new_bodies = {body: run_passes(body, spec) for body in graph.bodies()}
     if not new_bodies:

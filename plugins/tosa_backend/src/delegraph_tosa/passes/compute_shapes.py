@@ -6,12 +6,19 @@ from itertools import groupby
 from typing import Any
 
 from ..ir import operators as tosa
-from ..ir.dynamic_sizes import Extreme, Quotient, Symbol, atom, is_dynamic, products
+from ..ir.dynamic_sizes import (
+    Atom,
+    Quotient,
+    Symbol,
+    is_dynamic,
+    products,
+    size_of_atom,
+)
 from ..ir.graph import Entries, Graph, Operator, Undecided, Value, shape_value
 from ..ir.size_sources import size_sources
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from .rewriter import replaced
+from .rewriter import with_operands
 
 
 def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
@@ -20,34 +27,37 @@ def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
     before: RESHAPE (x, [n, 64]), where x is an input of shape [n, 8, 8]
     after:  n = DIM x, s = CONCAT_SHAPE (n, [64]), RESHAPE (x, s)
 
-    Every symbol is read off the shape of an input. Raises Undecided for a symbol that
-    is in no input's shape.
+    The value of every symbol is measured by DIM of an input. Raises Undecided for a
+    symbol that is in no input's shape.
     """
     for operator in graph.operators:
         if any(isinstance(value.producer, Entries) for value in operator.inputs):
-            return _Computed(graph, spec).graph()
+            return _ShapeComputations(graph, spec).graph()
     return graph
 
 
-class _Computed:
-    """The operators of the new graph.
+class _ShapeComputations:
+    """The operators of the new graph, shape operators among them.
 
-    Each size and each shape is computed once, before its first use. ``sizes`` maps a
-    size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values`` old values to new
-    ones, and ``floats`` a value to its cast, off which sizes are read.
+    Each size and each shape is computed once, before its first use.
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
         self.old = graph
         self.spec = spec
-        # sizes are read off inputs that need no cast, if possible
-        readable_first = sorted(graph.inputs, key=lambda v: not self.readable(v))
-        self.size_sources = size_sources(readable_first)
+        # sizes are measured on inputs that need no cast, if possible
+        measurable_first = sorted(graph.inputs, key=lambda v: not self.has_dim(v))
+        self.size_sources = size_sources(measurable_first)
         self.operators: list[Operator] = []
+        # the source of the operator for which shapes are computed
         self.source: Any = None
+        # size -> SHAPE [1]
         self.sizes: dict[int, Value] = {}
+        # entries -> SHAPE
         self.shapes: dict[tuple[int, ...], Value] = {}
+        # old value -> new value, where they differ
         self.values: dict[Value, Value] = {}
+        # input -> its cast to fp32, on which sizes are measured
         self.floats: dict[Value, Value] = {}
 
     def graph(self) -> Graph:
@@ -57,7 +67,7 @@ class _Computed:
             inputs = [self.value(v) for v in operator.inputs]
             new = operator
             if any(a is not b for a, b in zip(inputs, operator.inputs, strict=True)):
-                new = replaced(operator, inputs)
+                new = with_operands(operator, inputs)
                 self.values.update(zip(operator.outputs, new.outputs, strict=True))
             self.operators.append(new)
         outputs = [self.values.get(v, v) for v in self.old.outputs]
@@ -70,7 +80,7 @@ class _Computed:
         return self.values.get(old, old)
 
     def shape(self, entries: tuple[int, ...]) -> Value:
-        """Return a SHAPE with these entries, a CONCAT_SHAPE of its parts."""
+        """Return a SHAPE with these entries."""
         if entries not in self.shapes:
             parts = self.parts(entries)
             if len(parts) == 1:
@@ -80,7 +90,7 @@ class _Computed:
         return self.shapes[entries]
 
     def parts(self, entries: tuple[int, ...]) -> list[Value]:
-        """Return SHAPEs that together have these entries.
+        """Return SHAPEs that CONCAT_SHAPE joins to these entries.
 
         A run of known entries is one constant.
         """
@@ -99,12 +109,13 @@ class _Computed:
         return self.sizes[size]
 
     def sum(self, size: int) -> Value:
-        """Return a size known at run time only, a sum of products, as a SHAPE [1].
+        """Return a dynamic size, a sum of products, as a SHAPE [1].
 
         Products are subtracted last, so that no intermediate result is negative.
         """
         total: Value | None = None
-        for product, factor in sorted(products(size), key=lambda term: term[1] < 0):
+        subtracted_last = sorted(products(size), key=lambda term: term.factor < 0)
+        for product, factor in subtracted_last:
             part = self.scaled(product, abs(factor))
             if factor < 0:
                 minuend = _constant(0) if total is None else total
@@ -123,41 +134,41 @@ class _Computed:
         (monomial,) = product.terms  # type: ignore[attr-defined]
         first, *others = monomial
         result = self.atom(first)
-        for one in others:
-            result = self.make(tosa.MUL_SHAPE, result, self.atom(one))
+        for other in others:
+            result = self.make(tosa.MUL_SHAPE, result, self.atom(other))
         if factor == 1:
             return result
         return self.make(tosa.MUL_SHAPE, result, _constant(factor))
 
-    def atom(self, one: Symbol | Quotient | Extreme) -> Value:
+    def atom(self, atom: Atom) -> Value:
         """Return a symbol, quotient, maximum or minimum as a SHAPE [1]."""
-        key = atom(one)
+        key = size_of_atom(atom)
         if key not in self.sizes:
-            self.sizes[key] = self.new_atom(one)
+            self.sizes[key] = self.new_atom(atom)
         return self.sizes[key]
 
-    def new_atom(self, one: Symbol | Quotient | Extreme) -> Value:
+    def new_atom(self, atom: Atom) -> Value:
         """As ``atom``, computed by new operators."""
-        if isinstance(one, Symbol):
-            return self.symbol(one)
-        if isinstance(one, Quotient):
-            dividend = self.size(one.dividend)
-            divisor = self.size(one.divisor)
+        if isinstance(atom, Symbol):
+            return self.symbol(atom)
+        if isinstance(atom, Quotient):
+            dividend = self.size(atom.dividend)
+            divisor = self.size(atom.divisor)
             return self.make(tosa.DIV_FLOOR_SHAPE, dividend, divisor)
-        left = self.size(one.left)
-        right = self.size(one.right)
-        return self.make(tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE, left, right)
+        left = self.size(atom.left)
+        right = self.size(atom.right)
+        return self.make(tosa.MAX_SHAPE if atom.larger else tosa.MIN_SHAPE, left, right)
 
-    def symbol(self, one: Symbol) -> Value:
+    def symbol(self, symbol: Symbol) -> Value:
         """Return a symbol as a SHAPE [1].
 
         Raises Undecided if no shape of an input has it.
         """
-        if one not in self.size_sources:
-            raise Undecided(f"no input of the delegate has the size {one}")
+        if symbol not in self.size_sources:
+            raise Undecided(f"no input of the delegate has the size {symbol}")
         # the size of this axis is factor * symbol + rest
-        input, axis, factor, rest = self.size_sources[one]
-        measured = input if self.readable(input) else self.as_float(input)
+        input, axis, factor, rest = self.size_sources[symbol]
+        measured = input if self.has_dim(input) else self.as_float(input)
         size = self.make(tosa.DIM, measured, axis=axis)
         if rest != 0:
             size = self.make(tosa.SUB_SHAPE, size, self.size(rest))
@@ -165,7 +176,7 @@ class _Computed:
             size = self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
         return size
 
-    def readable(self, value: Value) -> bool:
+    def has_dim(self, value: Value) -> bool:
         """Return whether the target has DIM for ``value``; int32 requires PRO-INT."""
         return self.spec.why_not(_dim(value)) is None
 
@@ -176,7 +187,7 @@ class _Computed:
         return self.floats[value]
 
     def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:
-        """Return the only result of a new operator."""
+        """Append a new operator, and return its only result."""
         operator = cls(operands, self.source, **attributes)
         (type,) = operator.infer()
         operator.outputs = (Value(type, producer=operator),)

@@ -14,7 +14,7 @@ from ..ir.operators import (
 from ..spec import TosaSpec
 
 EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
-"""Operators that may do more than compute their results."""
+"""Operators that may do more than compute their results. They are always kept."""
 
 STATEFUL = EFFECTS | {VARIABLE_READ}
 """Operators with effects, and those that depend on such effects."""

@@ -20,18 +20,18 @@ def with_size(shape: Shape, axis: int, size: int) -> Shape:
 
 
 class EarlySlices:
-    """Slices values of the old graph.
+    """Slices values of the old graph, and appends the new operators to ``rewrite``.
 
-    The new operators are appended to ``rewrite``.
+    ``barriers`` are operators of the old graph that the new one computes differently.
+    No SLICE moves before them.
     """
 
     def __init__(
-        self, rewrite: Rewrite, readers: Readers, replaced: Collection[Operator]
+        self, rewrite: Rewrite, readers: Readers, barriers: Collection[Operator]
     ) -> None:
-        """Append to ``rewrite``. No SLICE moves before ``replaced`` operators."""
         self.rewrite = rewrite
         self._readers = readers
-        self._replaced = replaced
+        self._barriers = barriers
 
     def slice(self, value: Value, axis: int, positions: range) -> Value:
         """Return a SLICE of ``value`` at ``positions`` along ``axis``.
@@ -59,12 +59,11 @@ class EarlySlices:
         The SLICE moves before the TRANSPOSEs, RESHAPEs and RESCALEs that compute
         ``value``. A CONV2D before these computes fewer channels instead.
 
-        ``users`` are the operators that read the slices. If ``value`` has other readers
-        too, it is computed whole, and sliced here. None among readers or users is a
-        result of the graph (``Readers``).
+        ``users`` are the operators that read the slices. If ``value`` has other
+        readers, it is needed as a whole, and its result is sliced.
         """
         operator = value.producer
-        if operator is None or operator in self._replaced:
+        if operator is None or operator in self._barriers:
             return self.slice(value, axis, positions)
         if not set(self._readers[value]).issubset(users):
             return self.slice(value, axis, positions)
@@ -86,11 +85,11 @@ class EarlySlices:
     ) -> Value:
         """Return the part of a TRANSPOSE from a part of its operand.
 
-        If no axis of the part with more than one element moves, a RESHAPE is enough.
+        If only axes of size 1 move, a RESHAPE is enough.
         """
         x = operator.inputs[0]
         part = self.slice_early(x, operator.perms[axis], positions, [operator])
-        if not ax.ascends(ax.order(part.shape, operator.perms)):
+        if not ax.is_reshape(part.shape, operator.perms):
             return self.rewrite.transpose(part, operator.perms, operator.source)
         shape = with_size(operator.outputs[0].shape, axis, len(positions))
         return self.rewrite.reshape(part, shape, operator.source)
@@ -100,13 +99,15 @@ class EarlySlices:
     ) -> Value | None:
         """Return the part of a RESHAPE from a part of its operand.
 
-        Returns None unless the RESHAPE splits one axis of its operand, or keeps it, and
-        ``axis`` is the first of the resulting axes.
+        Returns None unless the RESHAPE splits or keeps one axis of its operand, and
+        ``axis`` is the first axis that results from it. In [192] -> [3,64], head 1
+        is the slice 64 to 128 of the operand.
         """
         x = operator.inputs[0]
         result = operator.outputs[0]
         for old, new in ax.pieces(x.shape, result.shape):
             if len(old) == 1 and new and new[0] == axis:
+                # elements of the operand in each element along ``axis``
                 step = math.prod([result.shape[a] for a in new[1:]])
                 before = range(positions.start * step, positions.stop * step)
                 part = self.slice_early(x, old[0], before, [operator])
@@ -128,29 +129,30 @@ class EarlySlices:
     def _compute_channels(
         self, operator: CONV2D, axis: int, positions: range
     ) -> Value | None:
-        """Append a CONV2D that computes only the channels at ``positions``; return its
-        result.
+        """Return the result of a CONV2D of only the channels at ``positions``.
 
         Returns None if ``axis`` is not that of channels.
         """
         x, weight, bias, *zero_points = operator.inputs
         if axis != operator.outputs[0].rank - 1:
             return None
+        weight = self.slice(weight, 0, positions)
         # a bias may have one number for all channels
-        parts = [
-            v if v.shape[0] == 1 else self.slice(v, 0, positions)
-            for v in (weight, bias)
-        ]
-        operands = (self.rewrite.value(x), *parts, *zero_points)
+        if bias.shape[0] != 1:
+            bias = self.slice(bias, 0, positions)
+        operands = (self.rewrite.value(x), weight, bias, *zero_points)
         return self._compute_part(operator, operands, axis, positions)
 
     def _compute_part(
         self, operator: Operator, inputs: tuple[Value, ...], axis: int, positions: range
     ) -> Value:
-        """Append ``operator`` for parts of its operands, and return its result."""
+        """Append ``operator`` with ``inputs``, parts of its operands.
+
+        Returns its result, which has only ``positions`` along ``axis``.
+        """
         result = operator.outputs[0]
-        type = Type(with_size(result.shape, axis, len(positions)), result.dtype)
+        type_ = Type(with_size(result.shape, axis, len(positions)), result.dtype)
         attributes = operator.attribute_values()
         return self.rewrite.make(
-            operator.__class__, inputs, type, operator.source, **attributes
+            type(operator), inputs, type_, operator.source, **attributes
         )

@@ -20,7 +20,7 @@ from ..ir.operators import (
 )
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, count_uses, merge_sources, origin, replaced
+from .rewriter import Rewrite, count_uses, merge_sources, operator_of, with_operands
 from .view_axes import Shape
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
@@ -40,9 +40,8 @@ def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
     This is done for floats only, since scales of integers are RESCALE, and only if
     intermediate results have no other use. A weight that is tied to an embedding is not
     multiplied: it would be stored twice. The new weight and bias are computed by the
-    same operators on constants, so they are rounded in the same type. The new
-    convolution has the sources of all folded operators. The MUL before a convolution
-    remains, unused.
+    same operators on constants, so they are rounded in the same type. A MUL before a
+    convolution remains, unused.
     """
     fold = _Fold(graph)
     for operator in graph.operators:
@@ -54,38 +53,36 @@ class _Fold(Rewrite):
     """The new graph of ``fold_affine``."""
 
     def __init__(self, graph: Graph) -> None:
-        """``_places`` maps a new convolution to its position in ``operators``.
-
-        It may still be replaced there.
-        """
         super().__init__()
         self._uses = count_uses(graph)
-        self._places: dict[Operator, int] = {}
+        # new convolution -> its index in ``operators``, where it may be replaced
+        self._indices: dict[Operator, int] = {}
+        # constants that a file contains anyhow, because other operators read them
         self._kept: set[Value] = set()
-        """Constants that are stored as they are, because other operators read them."""
         for operator in graph.operators:
             if type(operator) not in CONVOLUTIONS:
                 constants = [v for v in operator.inputs if v.constant is not None]
-                self._kept.update(map(_stored, constants))
+                self._kept.update(map(_before_layout, constants))
 
     def visit(self, operator: Operator) -> None:
         """Fold ``operator`` into the convolution before it, or append it.
 
-        A MUL before it is folded into it.
+        If ``operator`` is a convolution, the MUL before it is folded into it.
         """
-        if type(operator) in AFFINE and self._folded(operator):
+        if type(operator) in AFFINE and self._fold(operator):
             return
-        new = self.renewed(operator)
+        new = self.with_new_operands(operator)
         if type(operator) in CONVOLUTIONS:
             if self._uses[operator.inputs[0]] == 1:
                 new = self._scaled(new)
-            self._places[new] = len(self.operators)
+            self._indices[new] = len(self.operators)
         self.put(operator, new)
 
     def _scaled(self, convolution: Operator) -> Operator:
-        """Return ``convolution`` with the factor of a MUL before it in its weight.
+        """Return ``convolution`` with the factor of the MUL before it in its weight.
 
-        Itself if there is none to fold. Nothing else may use its operand.
+        Returns ``convolution`` itself if there is no MUL that can be folded. Nothing
+        else may use the result of the MUL.
         """
         x, weight, *others = convolution.inputs
         factor = x.producer
@@ -94,44 +91,45 @@ class _Fold(Rewrite):
         operand, constant = _sides(factor)
         if constant is None or operand.shape != x.shape:
             return convolution
-        if not _of_channels(constant, x):
+        if not _is_per_channel(constant, x):
             return convolution
         shape = _operand_factor(convolution, constant.shape[-1])
         scale = self.reshape(constant, shape, factor.source)
         scaled_weight = self._apply(factor, weight, scale)
         source = merge_sources(factor.source, convolution.source)
-        return replaced(convolution, (operand, scaled_weight, *others), source)
+        return with_operands(convolution, (operand, scaled_weight, *others), source)
 
     def _takes_factor(self, weight: Value, x: Value) -> bool:
-        """Return whether ``weight`` may be multiplied by a factor of the operand ``x``."""
+        """Return whether ``weight`` may be multiplied by a factor of operand ``x``."""
         if weight.constant is None or x.dtype is not weight.dtype:
             return False
         if x.dtype is DType.FP16:
             # a weight times a small factor may be subnormal and lose digits
             return False
-        if _stored(weight) in self._kept:
+        if _before_layout(weight) in self._kept:
             # a weight tied to an embedding: the product would be stored in addition
             return False
-        # joined weights are written part by part from the model's memory; a product
-        # would need memory for all
-        return not isinstance(origin(weight), CONCAT)
+        # a CONCAT of weights is written part by part from the model's memory; its
+        # product with a factor would be computed as a whole, in new memory
+        return not isinstance(operator_of(weight), CONCAT)
 
-    def _folded(self, operator: Operator) -> bool:
-        """Fold ``operator`` into the convolution before it.
+    def _fold(self, operator: Operator) -> bool:
+        """Fold ``operator`` into the convolution before it, and return True.
 
-        Returns whether that was possible.
+        Returns False if that is not possible.
         """
         result, constant = _sides(operator)
         convolution = self.value(result).producer
         if constant is None or self._uses[result] != 1:
             return False
-        if convolution is None or convolution not in self._places:
+        if convolution is None or convolution not in self._indices:
             return False
-        if not _of_channels(constant, self.value(result)):
+        if not _is_per_channel(constant, self.value(result)):
             return False
         if not _changes_only_constants(operator, convolution):
             return False
-        if type(operator) is MUL and _stored(convolution.inputs[1]) in self._kept:
+        weight = convolution.inputs[1]
+        if type(operator) is MUL and _before_layout(weight) in self._kept:
             return False
         self._replace(convolution, operator, constant)
         return True
@@ -149,17 +147,18 @@ class _Fold(Rewrite):
         offset = self.reshape(constant, (channels,), operator.source)
         bias = self._apply(operator, bias, offset)
         source = merge_sources(convolution.source, operator.source)
-        new = replaced(convolution, (x, weight, bias, *zero_points), source)
+        new = with_operands(convolution, (x, weight, bias, *zero_points), source)
         new.outputs[0].name = operator.outputs[0].name
-        place = self._places.pop(convolution)
-        self._places[new] = place
-        self.operators[place] = new
+        index = self._indices.pop(convolution)
+        self._indices[new] = index
+        self.operators[index] = new
         self.forward(operator.outputs[0], new.outputs[0])
 
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
-        """Return ``operator`` on two constants, folded.
+        """Return the folded result of ``operator`` on two constants.
 
-        The shift operand of MUL stays.
+        ``left`` and ``right`` replace its first two operands. The third operand of a
+        MUL, its shift, stays.
         """
         is_left_larger = right.shape[-1] == 1 or left.rank > 1
         shape = left.shape if is_left_larger else right.shape
@@ -168,10 +167,10 @@ class _Fold(Rewrite):
         return self.make(type(operator), operands, type_, operator.source)
 
 
-def _stored(constant: Value) -> Value:
-    """Return the constant that ``constant`` is another layout of.
+def _before_layout(constant: Value) -> Value:
+    """Return ``constant`` before the RESHAPEs and TRANSPOSEs that are applied to it.
 
-    Itself if it has elements of its own.
+    All constants with the same elements in another layout return the same value.
     """
     while isinstance(constant.constant, Folded):
         operator = constant.constant.operator
@@ -184,7 +183,8 @@ def _stored(constant: Value) -> Value:
 def _sides(operator: Operator) -> tuple[Value, Value | None]:
     """Return (operand, constant) of a binary operator.
 
-    The constant is None if there is none, or if it is the left of SUB.
+    The constant is None if no operand is constant. It is also None for a SUB of the
+    operand from a constant.
     """
     left, right = operator.inputs[:2]
     if right.constant is not None:
@@ -194,10 +194,10 @@ def _sides(operator: Operator) -> tuple[Value, Value | None]:
     return right, left
 
 
-def _of_channels(constant: Value, result: Value) -> bool:
-    """Return whether ``result`` has floats and ``constant`` fits its channels.
+def _is_per_channel(constant: Value, result: Value) -> bool:
+    """Return whether ``result`` has floats, and ``constant`` a number per channel.
 
-    It has one element, or one for each channel (last axis).
+    Channels are the last axis. One number for all channels is enough.
     """
     if result.dtype not in FLOATS:
         return False

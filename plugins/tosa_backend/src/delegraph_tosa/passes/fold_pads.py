@@ -5,15 +5,15 @@ from __future__ import annotations
 from ..ir.graph import Graph, Literal, Operator, Value, shape_of
 from ..ir.operators import CONV2D, CONV3D, DEPTHWISE_CONV2D, PAD
 from ..spec import TosaSpec
-from .rewriter import Rewrite, merge_sources, replaced, sweep
+from .rewriter import Rewrite, merge_sources, sweep, with_operands
 
 WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
 
 
 def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
-    """Fold a PAD of height and width into the ``pad`` of a convolution.
+    """Fold a PAD of height and width into the ``pad`` of the convolution after it.
 
-    It must pad with the convolution's zero point.
+    The PAD must pad with the convolution's zero point.
 
     before: PAD (0,0, 1,2, 1,2, 0,0) - CONV2D (pad 0,0,0,0)
     after:  CONV2D (pad 1,2,1,2)
@@ -30,8 +30,8 @@ def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
 def _padded(operator: Operator, spec: TosaSpec) -> Operator:
     """Return a convolution with the padding of the PAD before it.
 
-    ``operator`` itself if it is no convolution, if there is no PAD, or one of other
-    axes or another number, or if the target does not take so much padding.
+    Returns ``operator`` itself if it is no convolution after a suitable PAD, or if the
+    target does not support that much padding.
     """
     if type(operator) not in WINDOWED:
         return operator
@@ -50,7 +50,7 @@ def _padded(operator: Operator, spec: TosaSpec) -> Operator:
     own_padding = operator.attribute_values()["pad"]
     sums = [a + b for a, b in zip(entries[2:-2], own_padding, strict=True)]
     source = merge_sources(pad.source, operator.source)
-    new = replaced(operator, (x, *others), source, pad=tuple(sums))
+    new = with_operands(operator, (x, *others), source, pad=tuple(sums))
     if spec.why_not(new) is not None:
         return operator
     return new

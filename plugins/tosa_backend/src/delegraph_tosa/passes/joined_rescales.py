@@ -13,7 +13,7 @@ from ..ir.operators import RESCALE
 from ..ir.rescale_ratios import RescaleRatios, rescale_ratios
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, count_uses, merge_sources, replaced
+from .rewriter import Rewrite, count_uses, merge_sources, with_operands
 
 BITS = 15
 """Bits of a multiplier of a RESCALE of int48."""
@@ -34,12 +34,12 @@ def join_rescales(graph: Graph, spec: TosaSpec) -> Graph:
     """
     uses = count_uses(graph)
     narrowed = {op.outputs[0] for op in graph.operators if _narrows(op)}
-    joined = {op for op in graph.operators if _joins(op, uses, narrowed)}
+    joined = {op for op in graph.operators if _can_join(op, uses, narrowed)}
     if not joined:
         return graph
     rewrite = Rewrite()
     for operator in graph.operators:
-        new = rewrite.renewed(operator)
+        new = rewrite.with_new_operands(operator)
         rewrite.put(operator, _joined(new) if operator in joined else new)
     return rewrite.graph(graph)
 
@@ -54,10 +54,11 @@ def _narrows(operator: Operator) -> bool:
     return _is_zero(before) and _is_zero(after)
 
 
-def _joins(operator: Operator, uses: Counter[Value], narrowed: set[Value]) -> bool:
-    """Return whether ``operator`` rescales an int32 that only it reads.
+def _can_join(operator: Operator, uses: Counter[Value], narrowed: set[Value]) -> bool:
+    """Return whether ``operator`` can be joined with the RESCALE before it.
 
-    It rescales to int8, or to int16 by a power of two.
+    Only ``operator`` may read the result of that, one of ``narrowed``. It must rescale
+    to int8, or to int16 by a power of two.
     """
     if not isinstance(operator, RESCALE):
         return False
@@ -71,7 +72,7 @@ def _joins(operator: Operator, uses: Counter[Value], narrowed: set[Value]) -> bo
 
 
 def _is_power_of_two(multiplier: Value) -> bool:
-    """Return whether the multipliers are in memory, and powers of two."""
+    """Return whether all multipliers are in memory, and are powers of two."""
     if isinstance(multiplier.constant, Deferred) or multiplier.constant is None:
         return False
     elements = materialize(multiplier).astype(np.int64)
@@ -79,6 +80,7 @@ def _is_power_of_two(multiplier: Value) -> bool:
 
 
 def _is_zero(value: Value) -> bool:
+    """Return whether ``value`` is a constant of zeros."""
     return value.constant is not None and not materialize(value).any()
 
 
@@ -91,6 +93,7 @@ def _joined(operator: Operator) -> Operator:
     ratios = [first_ratio, second_ratio]
     count = max(multiplier.shape[0] for multiplier, _ in ratios)
 
+    # deferred, because ratios may not be known before a file is written
     def load_multiplier() -> Array:
         return _product(ratios).multiplier.astype(np.int16)
 
@@ -99,7 +102,7 @@ def _joined(operator: Operator) -> Operator:
 
     multiplier = Value(Type((count,), DType.INT16), Deferred(load_multiplier))
     shift = Value(Type((count,), DType.INT8), Deferred(load_shift))
-    return replaced(
+    return with_operands(
         operator,
         (x, multiplier, shift, before, after),
         merge_sources(first.source, operator.source),
@@ -109,7 +112,7 @@ def _joined(operator: Operator) -> Operator:
 
 
 def _product(ratios: Sequence[Sequence[Value]]) -> RescaleRatios:
-    """Return the product of ratios, each a multiplier and a shift."""
+    """Return the product of ratios, each given by its multiplier and its shift."""
     product: Array = np.ones(1)
     for multiplier, shift in ratios:
         fractions = materialize(multiplier).astype(np.float64)

@@ -10,13 +10,13 @@ from ..ir.graph import Folded, Graph, Operator, Value
 from ..ir.operators import ADD, MUL, RESCALE, RESHAPE, SUB
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, origin, rebuilt, replaced, sweep
+from .rewriter import Rewrite, operator_of, rebuilt, sweep, with_operands
 
-MEETING = frozenset({ADD, MUL, SUB})
+BINARY = frozenset({ADD, MUL, SUB})
 COPIES = frozenset({"u55", "u65"})
-"""Device words of targets that copy a small constant to scale it for a product."""
+"""Devices that copy an int8 constant if a product rescales it."""
 LEAST_ELEMENTS = 4096
-"""The fewest elements of a result. A RESCALE would cost more than it saves."""
+"""If a result has fewer elements, a RESCALE costs more than it saves."""
 
 
 def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
@@ -29,16 +29,17 @@ def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
     x 192 elements and its gain take 140,000 cycles less). The constant takes a quarter
     of the bytes.
 
-    A U55 that adds an int32 constant fuses neither operand, and widens the whole tensor
-    of which the other is a slice (first step of an LSTM: 1,280 elements for 128). So
-    NPUs get this in small sums as well, but not in small products, for which a U55
-    copies the constant (a detector of 81,200 cycles took 15,700 more).
+    Results of less than LEAST_ELEMENTS are left alone, except on NPUs. If a U55 adds an
+    int32 constant, it does not fuse the RESCALE of the other operand either. If that is
+    a slice, it even widens the whole sliced tensor (first step of an LSTM: 1,280
+    elements for 128). Small products are left alone on U55 and U65, which would copy
+    the constant (a detector of 81,200 cycles took 15,700 more).
     """
-    small = _small(spec)
+    at_any_size = _narrowed_at_any_size(spec)
 
     def change(operator: Operator, rewrite: Rewrite) -> Operator:
-        least = 1 if type(operator) in small else LEAST_ELEMENTS
-        if type(operator) not in MEETING or not _is_worth_it(operator, least):
+        least = 1 if type(operator) in at_any_size else LEAST_ELEMENTS
+        if type(operator) not in BINARY or not _is_worth_it(operator, least):
             return operator
         return _narrowed(operator, rewrite)
 
@@ -61,20 +62,20 @@ def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
             operands.append(rescale.outputs[0])
     if tuple(operands) == operator.inputs:
         return operator
-    return replaced(operator, operands)
+    return with_operands(operator, operands)
 
 
-def _small(spec: TosaSpec) -> Collection[type[Operator]]:
+def _narrowed_at_any_size(spec: TosaSpec) -> Collection[type[Operator]]:
     """Return the operators that get int8 constants even for small results."""
     if not spec.devices:
         return ()
-    return (ADD, SUB) if spec.devices & COPIES else MEETING
+    return (ADD, SUB) if spec.devices & COPIES else BINARY
 
 
 def _is_worth_it(operator: Operator, least: int) -> bool:
-    """Return whether the result is large and an operand is rescaled int8.
+    """Return whether an operand is rescaled int8, and the result is large.
 
-    It must have at least ``least`` elements.
+    A large result has at least ``least`` elements.
     """
     fewest, _ = range_of(math.prod(operator.outputs[0].shape))
     if fewest < least:
@@ -94,13 +95,14 @@ def _widens(operator: Operator | None) -> bool:
 def _rescale_of(value: Value) -> Operator | None:
     """Return a new RESCALE that computes ``value`` from an int8 constant.
 
-    None unless ``value`` is such a RESCALE, folded.
+    None unless ``value`` is a folded RESCALE of an int8 constant, perhaps reshaped.
     """
     if not isinstance(value.constant, Folded):
         return None
-    operator = origin(value)
+    operator = operator_of(value)
+    # the constant is reshaped before the new RESCALE instead of after it
     while isinstance(operator, RESHAPE):
-        operator = origin(operator.inputs[0])
+        operator = operator_of(operator.inputs[0])
     if operator is None or not _widens(operator):
         return None
     x, *others = operator.inputs

@@ -8,15 +8,15 @@ from typing import Any
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import IDENTITY
 from ..spec import TosaSpec
-from .rewriter import Rewrite, replaced
+from .rewriter import Rewrite, with_operands
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
     """Copy outputs that are inputs, constants or repeated, by IDENTITY.
 
-    A file cannot name a value twice. ``sources`` are the sources of the outputs before
-    the passes, for the copies: the passes may have removed their operators. An IDENTITY
-    that the target lacks is left out.
+    A file cannot name a value twice. ``sources`` become the sources of the copies: one
+    for each output, from before the passes, which may have removed its operator. If the
+    target lacks IDENTITY for a type, the output is not copied.
 
     before: results x, y, y, where x is an input
     after:  results IDENTITY x, y, IDENTITY y.
@@ -38,9 +38,9 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
-    """Return the graph with these names of its outputs, which all differ.
+    """Return ``graph`` with ``names`` for its outputs, which are separate values.
 
-    An output with an empty name keeps its own.
+    If a name is empty, the output keeps its own.
     """
     new_names = {
         value: name
@@ -49,9 +49,9 @@ def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
     }
     rewrite = Rewrite()
     for operator in graph.operators:
-        new = rewrite.renewed(operator)
+        new = rewrite.with_new_operands(operator)
         if not new_names.keys().isdisjoint(operator.outputs):
-            new = replaced(new, new.inputs)
+            new = with_operands(new, new.inputs)
             for before, value in zip(operator.outputs, new.outputs, strict=True):
                 value.name = new_names.get(before, before.name)
         rewrite.put(operator, new)

@@ -1,4 +1,4 @@
-"""Joins linear layers of one operand that are split into heads.
+"""Joins linear layers of the same operand with results that are split into heads.
 
 Examples are query, key and value of an attention.
 """
@@ -21,11 +21,10 @@ from .view_axes import Shape
 
 
 class Heads(NamedTuple):
-    """A linear layer with channels split into heads, which are transposed: CONV2D
-    - RESHAPE ... - TRANSPOSE.
+    """A linear layer with channels that are split into heads and transposed.
 
-    ``operators`` are all of these. The axes of the operand of ``transpose`` are rows,
-    heads, channels of a head.
+    ``operators`` are CONV2D, one or more RESHAPEs, TRANSPOSE. The last two axes of the
+    operand of TRANSPOSE are the heads and the channels of a head.
     """
 
     operators: list[Operator]
@@ -42,12 +41,12 @@ class Heads(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of heads."""
+        """Return the number of heads."""
         return self.split_shape[-2]
 
     @property
     def split_shape(self) -> Shape:
-        """The shape of the operand of ``transpose``: rows, heads, channels."""
+        """Return the shape of ``transpose``'s operand: [*rows, heads, channels]."""
         return self.transpose.inputs[0].shape
 
 
@@ -62,28 +61,30 @@ def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
             and three SLICE of that
 
     Layers have floats (integers would have one zero point for each layer), and constant
-    weights with no other use. They are equal in all but the number of heads. A key is
-    often transposed again for its product. Alone it needs one TRANSPOSE for both; in a
-    group it needs a second one. So a group has to save more TRANSPOSE than it has such
-    layers.
+    weights with no other use. They are equal in all but the number of heads.
+
+    A key is often transposed again for its product. Alone, it needs one TRANSPOSE for
+    both; in a group, it needs a second one. So a group is returned only if it saves
+    more TRANSPOSEs than it has such layers.
     """
+    # value with one use -> its user
     users: dict[Value, Operator] = {}
     for operator in graph.operators:
         for value in operator.inputs:
             if uses[value] == 1:
                 users[value] = operator
-    alike: dict[Hashable, list[Heads]] = defaultdict(list)
+    groups: dict[Hashable, list[Heads]] = defaultdict(list)
     for operator in graph.operators:
         if type(operator) is not CONV2D:
             continue
         heads = _heads(operator, users, uses)
         if heads is not None:
-            alike[_kind(heads)].append(heads)
-    return [group for group in alike.values() if _is_worth_it(group, users)]
+            groups[_group_key(heads)].append(heads)
+    return [group for group in groups.values() if _is_worth_it(group, users)]
 
 
 def _is_worth_it(group: list[Heads], users: dict[Value, Operator]) -> bool:
-    """Return whether joining ``group`` saves more TRANSPOSE than it takes."""
+    """Return whether joining ``group`` saves more TRANSPOSEs than it adds."""
     moved_again = [heads for heads in group if _moves_again(heads, users)]
     return len(group) > 1 + len(moved_again)
 
@@ -114,7 +115,7 @@ def _heads(
         return None
     if any(map(is_dynamic, shape[heads:])):
         return None
-    if ax.ascends(ax.order(shape, transpose.perms)):
+    if ax.is_reshape(shape, transpose.perms):
         return None
     return Heads(operators)
 
@@ -132,7 +133,7 @@ def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]
         yield operator
 
 
-def _kind(heads: Heads) -> Hashable:
+def _group_key(heads: Heads) -> Hashable:
     """Return a key that is equal for layers that can be joined."""
     x, weight, bias, *_ = heads.layer.inputs
     type = x.type
@@ -151,20 +152,21 @@ def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
 
 
 def join_heads(views: Views, group: list[Heads]) -> None:
-    """Replace the layers in ``group`` by one layer.
+    """Replace the layers in ``group`` by one layer, and their TRANSPOSEs by one.
 
-    The transposed heads of each become a view of a SLICE.
+    The transposed heads of each layer become a view of a SLICE.
     """
     result = _joined_layer(views, group)
     *rows, _, width = group[0].split_shape
     number = sum([heads.number for heads in group])
     shape = (*rows, number, width)
-    # axes of size 1 before the heads are dropped
+    # axes of size 1 before the heads are dropped: they are added by the views
     head_axis = len(rows)
     kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= head_axis]
     kept_shape = tuple([shape[axis] for axis in kept])
     split = views.reshape(result, kept_shape, _source_of_reshapes(group))
     all_perms = group[0].transpose.perms
+    # the kept axes of ``shape`` in transposed order
     order = [axis for axis in all_perms if axis in kept]
     perms = tuple([kept.index(axis) for axis in order])
     source = _source([heads.transpose for heads in group])
@@ -173,7 +175,7 @@ def join_heads(views: Views, group: list[Heads]) -> None:
     parts = _parts(views, moved, order.index(head_axis), group)
     for heads, part in zip(group, parts, strict=True):
         view = View(part, axes, heads.transpose.source)
-        views.see(heads.transpose.outputs[0], view)
+        views.note_view(heads.transpose.outputs[0], view)
 
 
 def _parts(
@@ -236,4 +238,5 @@ def _source_of_reshapes(group: list[Heads]) -> Any:
 
 def _source(operators: Iterable[Operator]) -> Any:
     """Return the source of an operator that replaces ``operators``."""
-    return reduce(merge_sources, [operator.source for operator in operators], None)
+    sources = [operator.source for operator in operators]
+    return reduce(merge_sources, sources, None)

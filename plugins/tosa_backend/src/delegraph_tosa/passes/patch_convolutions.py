@@ -1,7 +1,4 @@
-"""Makes convolutions of separate patches take small steps, for some NPUs.
-
-These NPUs have no large strides.
-"""
+"""Gives convolutions of separate patches a stride of 1, for NPUs with small strides."""
 
 from __future__ import annotations
 
@@ -15,27 +12,27 @@ from .rewriter import Rewrite, count_uses, rebuilt
 LARGEST = 3
 """The largest stride of an Ethos-U (docs/decisions/0028).
 
-Vela makes one convolution for each position of others.
+For a larger one, Vela makes one convolution for each position.
 """
 
 
 def convolve_patches(graph: Graph, spec: TosaSpec) -> Graph:
     """Give a convolution with a stride of its kernel's size a stride of 1.
 
-    It is often the first layer of a vision transformer.
+    The first layer of a vision transformer is such a convolution.
 
     before: CONV2D [1,224,224,3] by [192,16,16,3], stride 16 - RESCALE
     after:  RESHAPE [14,16,14,48] - CONV2D by [192,16,1,48], stride 1 - RESCALE
             - RESHAPE [1,14,14,192]
 
-    A row of a patch becomes the channels of one pixel, and each row of patches an
-    image. Nothing is computed otherwise. On an Ethos-U85-256 this is 14 convolutions in
-    place of 196, each of which reads all weights.
+    A row of a patch becomes the channels of one pixel, and each row of patches becomes
+    an image. The products and sums stay the same. On an Ethos-U85-256 this is 14
+    convolutions instead of 196, each of which reads all weights.
     """
     uses = count_uses(graph)
     rewrite = Rewrite()
     for operator in graph.operators:
-        steps = [rewrite.renewed(operator)]
+        steps = [rewrite.with_new_operands(operator)]
         if isinstance(operator, RESCALE) and uses[operator.inputs[0]] == 1:
             steps = _by_patches(steps[0], spec)
         rewrite.operators += steps[:-1]
@@ -44,7 +41,7 @@ def convolve_patches(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _of_patches(convolution: CONV2D) -> bool:
-    """Return whether a CONV2D reads each pixel once, in too large steps."""
+    """Return whether a CONV2D reads each pixel once, with too large a stride."""
     x, weight = convolution.inputs[:2]
     if any(map(is_dynamic, x.shape)) or any(convolution.pad):
         return False
@@ -57,9 +54,10 @@ def _of_patches(convolution: CONV2D) -> bool:
 
 
 def _by_patches(rescale: Operator, spec: TosaSpec) -> list[Operator]:
-    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for ``rescale`` of a convolution.
+    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for a convolution and its ``rescale``.
 
-    For others, and if the target lacks one of these, returns ``rescale`` alone.
+    If ``rescale`` follows no convolution of patches, or the target lacks one of these
+    operators, returns ``rescale`` alone.
     """
     convolution = rescale.inputs[0].producer
     if not isinstance(convolution, CONV2D) or not _of_patches(convolution):
@@ -71,7 +69,7 @@ def _by_patches(rescale: Operator, spec: TosaSpec) -> list[Operator]:
 
 
 def _steps(convolution: CONV2D, rescale: Operator) -> list[Operator]:
-    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for both operators."""
+    """Return RESHAPE, CONV2D, RESCALE, RESHAPE that replace both operators."""
     made = Rewrite()
     source = convolution.source
     x, weight, *others = convolution.inputs
@@ -98,9 +96,9 @@ def _appended(
     shape: tuple[int, ...],
     **attributes: object,
 ) -> Value:
-    """Return the result, of ``shape``, of a copy of ``operator``.
+    """Append a copy of ``operator``, and return its result, of shape ``shape``.
 
-    It has other operands and ``attributes``.
+    The copy has other operands ``inputs``, and ``attributes``.
     """
     type = Type(shape, operator.outputs[0].dtype)
     copied = rebuilt(operator, inputs, [type], **attributes)

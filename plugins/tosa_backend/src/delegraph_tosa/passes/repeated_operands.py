@@ -1,6 +1,6 @@
-"""Removes the TILE of right matrices of a product.
+"""Removes the TILE of the right matrices of a product.
 
-It repeats heads of keys and values that several queries share.
+In an attention in which several queries share a key, a TILE repeats the key.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def multiply_once(views: Views, product: Operator) -> None:
     """
     repeated = _repetition(product.inputs[1], views.uses)
     result = product.outputs[0]
-    if repeated is None or repeated.axis != 0 or not views.movable(result.dtype):
+    if repeated is None or repeated.axis != 0 or not views.can_transpose(result.dtype):
         return views.keep(product)
-    # compute the right operand without repetition, by the rules of its TRANSPOSE and
-    # RESHAPE
+    # these operators are not in the graph: apply their rules to note ``once`` as a view
     for operator in repeated.operators:
         LAYOUT[type(operator)](views, operator)
     left = views.value(product.inputs[0])
@@ -41,15 +40,15 @@ def multiply_once(views: Views, product: Operator) -> None:
     stacked_shape = (right.shape[0], repeated.times * rows, depth)
     stacked = views.reshape(left, stacked_shape, source)
     operands = (stacked, right, *product.inputs[2:])
-    new = views.rebuild(product, operands, source=source)
+    new = views.append_copy(product, operands, source=source)
     return views.replace(result, new)
 
 
 class _Repeated(NamedTuple):
-    """A value that repeats each element of ``once`` along ``axis``, in a row.
+    """A value that repeats each element of ``once`` along ``axis``: [a,a,a,b,b,b].
 
-    ``operators`` compute ``once``; ``source`` is the source of the TILE, which is not
-    among them.
+    ``operators`` compute ``once`` without the TILE. ``source`` is the source of the
+    TILE.
     """
 
     once: Value
@@ -60,12 +59,13 @@ class _Repeated(NamedTuple):
 
 
 def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
-    """Return ``value`` without the TILE that repeats it along an axis.
+    """Return how to compute ``value`` without the TILE that repeats it along an axis.
 
     None if there is no TILE, or one with another use.
 
-    before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
-    after:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
+    ``value``: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E]
+               - TRANSPOSE (0,2,1)
+    ``once``:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
     """
     # the operators between the TILE and ``value``, the last one first
     chain: list[Operator] = []
@@ -86,7 +86,7 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
 
 
 def _tiled(tile: Operator) -> _Repeated | None:
-    """Return the result of a TILE of one axis of size 1; None for any other TILE."""
+    """Return the result of ``tile``; None unless it repeats one axis of size 1."""
     operand = tile.inputs[0]
     multiples = shape_of(tile.inputs[1])
     repeated = [axis for axis, times in enumerate(multiples) if times != 1]
@@ -102,26 +102,27 @@ def _tiled(tile: Operator) -> _Repeated | None:
 def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
     """Return the result of ``operator``, one of LAYOUT, on a repeated value.
 
-    None if repetitions are not in a row there.
+    None if that is no repetition along one axis.
     """
     if isinstance(operator, IDENTITY):
         return repeated
     if isinstance(operator, TRANSPOSE):
         new = rebuilt(operator, (repeated.once,))
-        return _after(repeated, new, operator.perms.index(repeated.axis))
+        return _with_operator(repeated, new, operator.perms.index(repeated.axis))
     return _reshaped(repeated, operator)
 
 
 def _reshaped(repeated: _Repeated, operator: Operator) -> _Repeated | None:
     """As ``_arranged``, for a RESHAPE.
 
-    It may join the repeated axis with axes before it, but with no axis after it.
+    It may join the repeated axis with axes before it, but not with axes after it: the
+    result would be [a,b,a,b] instead of [a,a,b,b].
     """
     result = operator.outputs[0]
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
-    old, new = next(piece for piece in pieces if repeated.axis in piece[0])
-    behind = [repeated.once.shape[axis] for axis in old if axis > repeated.axis]
-    if len(new) != 1 or any(size != 1 for size in behind):
+    old, new = next(piece for piece in pieces if repeated.axis in piece.old)
+    after = [repeated.once.shape[axis] for axis in old if axis > repeated.axis]
+    if len(new) != 1 or any(size != 1 for size in after):
         return None
     (axis,) = new
     sizes = list(result.shape)
@@ -129,14 +130,11 @@ def _reshaped(repeated: _Repeated, operator: Operator) -> _Repeated | None:
     shape = tuple(sizes)
     operands = (repeated.once, shape_value(shape))
     reshape = rebuilt(operator, operands, [Type(shape, result.dtype)])
-    return _after(repeated, reshape, axis)
+    return _with_operator(repeated, reshape, axis)
 
 
-def _after(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
-    """Return ``repeated`` after ``operator`` was applied to ``once``.
-
-    ``axis`` is the repeated axis of the result.
-    """
+def _with_operator(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
+    """Return ``repeated`` with ``operator`` applied, whose result repeats ``axis``."""
     return repeated._replace(
         once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator)
     )

@@ -1,4 +1,8 @@
-"""New operators and graphs from old ones: the functions that passes share."""
+"""New operators and graphs from old ones: the functions that passes share.
+
+A folded operator has only constants as operands. It is not in the graph: its result is
+a constant, computed when a file is written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from ..ir.graph import Folded, Graph, Operator, Value, shape_value
 from ..ir.operators import RESHAPE, TRANSPOSE
 from ..ir.types import Type
-from .view_axes import Shape, plain
+from .view_axes import Shape, identity
 
 
 def rebuilt(
@@ -20,7 +24,7 @@ def rebuilt(
 ) -> Operator:
     """Return a copy of ``operator`` with other operands and new results.
 
-    If ``types``, those of the results, are None, they are inferred.
+    ``types`` are the types of the results; by default they are inferred.
     """
     cls = type(operator)
     new = cls.__new__(cls)
@@ -31,13 +35,13 @@ def rebuilt(
     return new
 
 
-def replaced(
+def with_operands(
     operator: Operator, inputs: Sequence[Value], source: Any = None, **attributes: Any
 ) -> Operator:
-    """Return a copy of ``operator`` with equal operands of the same types.
+    """Return a copy of ``operator`` with other operands; its results keep their types.
 
-    Its results keep types and names. A ``source`` of None keeps the source;
-    ``attributes`` replace those of ``operator``.
+    They keep their names, too. If ``source`` is None, the copy has the source of
+    ``operator``. ``attributes`` replace those of ``operator``.
     """
     if source is None:
         source = operator.source
@@ -56,10 +60,10 @@ def count_uses(graph: Graph) -> Counter[Value]:
     return uses
 
 
-def origin(value: Value) -> Operator | None:
-    """Return the operator, in the graph or folded, that computes ``value``.
+def operator_of(value: Value) -> Operator | None:
+    """Return the operator that computes ``value``: one of the graph, or a folded one.
 
-    None for inputs and other constants.
+    None for inputs and for constants that no operator computes.
     """
     if isinstance(value.constant, Folded):
         return value.constant.operator
@@ -98,41 +102,40 @@ def sources_of(source: Any) -> tuple[Any, ...]:
 
 
 class Rewrite:
-    """The operators of a new graph so far, and the new value of each old one."""
+    """The operators of a new graph so far, and the new value for each old value."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
+        # old value -> new value, where they differ
         self._values: dict[Value, Value] = {}
         self._shapes: dict[Shape, Value] = {}
+        # class, operands and attributes of an operator by ``make`` -> its result
         self._made: dict[Any, Value] = {}
 
     def value(self, old: Value) -> Value:
-        """Return the value of the new graph for ``old``.
-
-        Itself if it did not change.
-        """
+        """Return the new value for ``old``, or ``old`` itself if it did not change."""
         return self._values.get(old, old)
 
-    def renewed(self, operator: Operator) -> Operator:
+    def with_new_operands(self, operator: Operator) -> Operator:
         """Return ``operator`` of the old graph with the new values of its operands.
 
-        Itself if these did not change.
+        Returns ``operator`` itself if these did not change.
         """
         if self._values.keys().isdisjoint(operator.inputs):
             return operator
-        return replaced(operator, [self.value(v) for v in operator.inputs])
+        return with_operands(operator, [self.value(v) for v in operator.inputs])
 
     def put(self, old: Operator, new: Operator) -> None:
-        """Append ``new`` and replace the results of ``old`` by its results.
+        """Append ``new``; its results replace those of ``old``, of the same types.
 
-        They have the same types. ``new`` may be ``old``.
+        ``new`` may be ``old``.
         """
         if new is not old:
             self._values.update(zip(old.outputs, new.outputs, strict=True))
         self.operators.append(new)
 
     def forward(self, old: Value, new: Value) -> None:
-        """Use ``new``, of the same type, in the place of ``old``."""
+        """Use ``new``, of the same type, instead of ``old`` from now on."""
         self._values[old] = new
 
     def graph(self, old: Graph) -> Graph:
@@ -148,10 +151,10 @@ class Rewrite:
         source: Any,
         **attributes: Any,
     ) -> Value:
-        """Return the result, of ``type``, of a new operator.
+        """Append a new operator, and return its only result, of type ``type``.
 
-        A folded constant if all operands are constant. An equal operator that was made
-        before is used again, and gets ``source`` as well.
+        If all operands are constant, the operator is folded instead. If an equal one
+        was made before, returns its result, and adds ``source`` to its sources.
         """
         key = (cls, inputs, *attributes.values())
         if key not in self._made:
@@ -164,7 +167,7 @@ class Rewrite:
         return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
-        """Append ``operator`` and return its result, folded if all is constant."""
+        """Append or fold ``operator``, and return its result."""
         if all(operand.constant is not None for operand in operator.inputs):
             result = Value(type, Folded(operator))
         else:
@@ -180,11 +183,12 @@ class Rewrite:
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
-        """Return ``value`` reshaped.
+        """Return ``value`` reshaped, by at most one RESHAPE.
 
-        RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if x has this shape.
+        If a RESHAPE of x computes ``value``, x is reshaped instead. If x has ``shape``,
+        returns x.
         """
-        before = origin(value)
+        before = operator_of(value)
         if type(before) is RESHAPE and value.type.shape != shape:
             value = before.inputs[0]
             source = merge_sources(before.source, source)
@@ -194,16 +198,17 @@ class Rewrite:
         return self.make(RESHAPE, operands, Type(shape, value.type.dtype), source)
 
     def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
-        """Return ``value`` transposed.
+        """Return ``value`` transposed, by at most one TRANSPOSE.
 
-        TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none if no axis moves.
+        If a TRANSPOSE of x computes ``value``, x is transposed instead. If no axis
+        moves, returns x.
         """
-        before = origin(value)
+        before = operator_of(value)
         if isinstance(before, TRANSPOSE):
             value = before.inputs[0]
             perms = tuple([before.perms[p] for p in perms])
             source = merge_sources(before.source, source)
-        if perms == plain(len(perms)):
+        if perms == identity(len(perms)):
             return value
         shape, dtype = value.type
         type = Type(tuple([shape[p] for p in perms]), dtype)
@@ -214,17 +219,20 @@ def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Grap
     """Replace each operator by ``change(operator, rewrite)``, in order.
 
     ``operator`` has its new operands already. ``change`` returns it, or an operator
-    with results of the same types; it adds operators that this one needs to
-    ``rewrite``.
+    with results of the same types. If this one needs other new operators, ``change``
+    appends them to ``rewrite.operators``.
     """
     rewrite = Rewrite()
     for operator in graph.operators:
-        rewrite.put(operator, change(rewrite.renewed(operator), rewrite))
+        rewrite.put(operator, change(rewrite.with_new_operands(operator), rewrite))
     return rewrite.graph(graph)
 
 
 def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
-    """Return ``graph`` with replaced control flow graphs of the same types."""
+    """Return ``graph`` with each control flow graph ``body`` replaced by ``new[body]``.
+
+    Both have the same types.
+    """
 
     def change(operator: Operator, _: Rewrite) -> Operator:
         bodies = {
@@ -234,6 +242,6 @@ def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
         }
         if not bodies:
             return operator
-        return replaced(operator, operator.inputs, **bodies)
+        return with_operands(operator, operator.inputs, **bodies)
 
     return sweep(graph, change)

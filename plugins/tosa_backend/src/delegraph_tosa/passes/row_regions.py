@@ -1,6 +1,8 @@
-"""Finds regions of a graph that compute each row from the same row alone.
+"""Finds regions of a graph that compute each row from the same row of their operands.
 
-Examples are a norm and an attention.
+Examples are a norm and an attention. Rows lie along any axis, the region's axis: a
+softmax over the last axis of [N,L,S] computes each of the L rows alone. A region begins
+and ends at values of int8. Between them are wide values, with 32 or more bits.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from ..ir import operators as tosa
 from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value, Values
 from ..ir.types import DType
-from .unit_axes import DATA
+from .unit_axes import DATA_OPERANDS
 
 REDUCTIONS = tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_SUM
 OPERANDS: dict[type[Operator], int] = {
-    **DATA,
+    **DATA_OPERANDS,
     tosa.REDUCE_MAX: 1,
     tosa.REDUCE_MIN: 1,
     tosa.REDUCE_SUM: 1,
@@ -37,9 +39,9 @@ OPERANDS: dict[type[Operator], int] = {
 }
 """Operator that may compute each row alone -> how many of its operands may have rows.
 
-It reads the others whole.
+It reads each of the others as a whole for every row.
 """
-KEPT = DType.INT8
+NARROW = DType.INT8
 """The type of activations, where a region begins and ends."""
 
 Readers = dict[Value, list[Operator | None]]
@@ -65,19 +67,19 @@ class Region(NamedTuple):
     operators: list[Operator]
 
     def has_rows(self, value: Value) -> bool:
-        """Return whether ``value`` has the rows, and not one for all of them."""
+        """Return whether ``value`` has ``size`` rows, and not one row for all."""
         return value.rank > self.axis and value.shape[self.axis] == self.size
 
     def operands(self, operator: Operator) -> tuple[Values, Values]:
         """Return the operands that are read by row, and those that are read whole."""
         count = OPERANDS[type(operator)]
         if isinstance(operator, tosa.MATMUL) and self.axis == 0:
-            # each head of a product reads one of both operands
+            # along axis 0, a product reads one matrix of each operand
             count = 2
         return operator.inputs[:count], operator.inputs[count:]
 
-    def read_by(self, operator: Operator) -> list[Value]:
-        """Return the operands of which a row of the result needs one row."""
+    def operands_with_rows(self, operator: Operator) -> list[Value]:
+        """Return the operands of which a row of the result needs only that row."""
         by_row, _ = self.operands(operator)
         return [value for value in by_row if self.has_rows(value)]
 
@@ -86,9 +88,10 @@ class Region(NamedTuple):
         if type(operator) not in OPERANDS:
             return False
         result = operator.outputs[0]
-        if not self.has_rows(result) or not self.read_by(operator):
+        if not self.has_rows(result) or not self.operands_with_rows(operator):
             return False
         if isinstance(operator, tosa.MATMUL):
+            # [N,H,C] by [N,C,W]: the rows are N or H
             return self.axis < 2
         if isinstance(operator, tosa.RESCALE) and operator.per_channel:
             # the scales of channels are operands that have no rows
@@ -96,7 +99,10 @@ class Region(NamedTuple):
         return True
 
     def heads(self) -> Region | None:
-        """Return the same operators along the first axis, if heads are separate."""
+        """Return the region with the heads of an attention, axis 0, as its rows.
+
+        None if it has no product, or if the heads are not computed separately.
+        """
         if not any(isinstance(operator, tosa.MATMUL) for operator in self.operators):
             return None
         along = self._replace(axis=0, size=self.operators[0].outputs[0].shape[0])
@@ -105,10 +111,10 @@ class Region(NamedTuple):
         return along
 
     def outputs(self, readers: Readers) -> list[Value]:
-        """Return the results that something else reads."""
+        """Return the results that are read outside of the region."""
         inside: set[Operator | None] = {*self.operators}
-        made = results_of(self.operators)
-        return [value for value in made if not inside.issuperset(readers[value])]
+        results = results_of(self.operators)
+        return [value for value in results if not inside.issuperset(readers[value])]
 
 
 def results_of(operators: Iterable[Operator]) -> list[Value]:
@@ -122,30 +128,31 @@ def results_of(operators: Iterable[Operator]) -> list[Value]:
 def regions_of(graph: Graph, readers: Readers) -> list[Region]:
     """Find disjoint regions between int8 values, one around each reduction.
 
-    Without a reduction there is nothing to wait for: NPUs compute a chain of
-    element-wise operators in one pass.
+    Other regions are not needed: NPUs compute a chain of element-wise operators in one
+    pass, without storing the wide values.
     """
-    places = {operator: place for place, operator in enumerate(graph.operators)}
+    positions = {operator: k for k, operator in enumerate(graph.operators)}
     taken: set[Operator] = set()
     regions: list[Region] = []
     for operator in graph.operators:
         if not isinstance(operator, REDUCTIONS) or operator in taken:
             continue
-        region = _grown(operator, readers, places)
+        region = _region_around(operator, readers, positions)
         if region is None or not taken.isdisjoint(region.operators):
             continue
-        if _is_together(region, readers, places):
+        if _can_be_split(region, readers, positions):
             taken.update(region.operators)
             regions.append(region)
     return regions
 
 
-def _grown(
-    reduction: Operator, readers: Readers, places: dict[Operator, int]
+def _region_around(
+    reduction: Operator, readers: Readers, positions: dict[Operator, int]
 ) -> Region | None:
     """Return all operators around ``reduction`` up to values of int8.
 
-    None if something else reads or makes a wider value.
+    Rows lie along the largest axis that is not reduced. Returns None if an operator
+    that makes or reads a wide value does not compute each row alone.
     """
     shape = reduction.inputs[0].shape
     if len(shape) == 1 or any(map(is_dynamic, shape)):
@@ -158,13 +165,13 @@ def _grown(
     pending = [reduction]
     while pending:
         for other in _neighbours(pending.pop(), region, readers):
-            if other is None or other not in places or not region.fits(other):
+            if other is None or not region.fits(other):
                 return None
             if other not in found:
                 found.add(other)
                 pending.append(other)
     found |= _tables_between(found, readers)
-    return region._replace(operators=sorted(found, key=places.__getitem__))
+    return region._replace(operators=sorted(found, key=positions.__getitem__))
 
 
 def _neighbours(
@@ -172,17 +179,21 @@ def _neighbours(
 ) -> list[Operator | None]:
     """Return the producers and readers of wide values of ``operator``.
 
-    None stands for a result of the graph.
+    None stands for an input or a result of the graph.
     """
-    near = [value.producer for value in region.read_by(operator) if _is_wide(value)]
+    operands = region.operands_with_rows(operator)
+    neighbours = [value.producer for value in operands if _is_wide(value)]
     for value in operator.outputs:
         if _is_wide(value):
-            near += readers[value]
-    return near
+            neighbours += readers[value]
+    return neighbours
 
 
 def _tables_between(found: set[Operator], readers: Readers) -> set[Operator]:
-    """Return each TABLE of int8 between ``found`` operators, as of exp on Ethos-U55."""
+    """Return each TABLE that only ``found`` operators read, and that reads one.
+
+    The exponential of a softmax on Ethos-U55 is such a TABLE of int8.
+    """
     tables: set[Operator] = set()
     for value in results_of(found):
         for reader in readers[value]:
@@ -192,25 +203,28 @@ def _tables_between(found: set[Operator], readers: Readers) -> set[Operator]:
 
 
 def _is_wide(value: Value) -> bool:
-    """Return whether ``value`` is computed, with more bits than activations have."""
-    return value.constant is None and value.dtype is not KEPT
+    """Return whether ``value`` is computed, and wider than int8."""
+    return value.constant is None and value.dtype is not NARROW
 
 
-def _is_together(region: Region, readers: Readers, places: dict[Operator, int]) -> bool:
-    """Return whether the region's rows are independent and readers can wait.
+def _can_be_split(
+    region: Region, readers: Readers, positions: dict[Operator, int]
+) -> bool:
+    """Return whether the region can be computed in blocks of rows.
 
-    For that its last operator must come before these readers.
+    No operator may need all rows of a value of the region. Readers outside must come
+    after the region's last operator, because only then all blocks are computed.
     """
     inside: set[Operator | None] = set(region.operators)
     for operator in region.operators:
         _, whole = region.operands(operator)
         if any(value.producer in inside for value in whole):
             return False
-    last = places[region.operators[-1]]
+    last = positions[region.operators[-1]]
     for value in region.outputs(readers):
         for reader in readers[value]:
             if reader is None or reader in inside:
                 continue
-            if places[reader] <= last:
+            if positions[reader] <= last:
                 return False
     return True

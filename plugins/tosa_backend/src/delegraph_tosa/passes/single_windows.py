@@ -5,21 +5,19 @@ from __future__ import annotations
 from ..ir.graph import Graph, Operator
 from ..ir.operators import AVG_POOL2D, CONV2D, DEPTHWISE_CONV2D, MAX_POOL2D
 from ..spec import TosaSpec
-from .rewriter import Rewrite, replaced, sweep
+from .rewriter import Rewrite, sweep, with_operands
 
 WINDOWED = frozenset({CONV2D, DEPTHWISE_CONV2D, AVG_POOL2D, MAX_POOL2D})
 
 
 def stride_single_windows(graph: Graph, spec: TosaSpec) -> Graph:
-    """Set the stride along an axis with a single window to 1.
-
-    There the stride has no effect.
+    """Set the stride to 1 along an axis with a single window, where it has no effect.
 
     before: DEPTHWISE_CONV2D of 7x7 pixels (kernel 7,7, stride 7,7)
     after:  DEPTHWISE_CONV2D (kernel 7,7, stride 1,1)
 
-    A mean over an image is lowered to such a convolution. Vela 4.2 takes no convolution
-    with a stride above 3; later versions rewrite it themselves.
+    A mean over an image is lowered to such a convolution. Vela 4.2 supports strides of
+    convolutions up to 3; later versions rewrite larger ones themselves.
     """
     return sweep(graph, _with_small_stride)
 
@@ -27,7 +25,7 @@ def stride_single_windows(graph: Graph, spec: TosaSpec) -> Graph:
 def _with_small_stride(operator: Operator, _: Rewrite) -> Operator:
     """Return ``operator`` with a stride of 1 along axes with a single window.
 
-    Itself if it has this stride already, or no windows.
+    Returns ``operator`` itself if it has this stride already, or no windows.
     """
     if type(operator) not in WINDOWED:
         return operator
@@ -37,4 +35,4 @@ def _with_small_stride(operator: Operator, _: Rewrite) -> Operator:
     stride = tuple([1 if count == 1 else step for count, step in axes])
     if stride == before:
         return operator
-    return replaced(operator, operator.inputs, stride=stride)
+    return with_operands(operator, operator.inputs, stride=stride)

@@ -1,6 +1,6 @@
-"""Moves TRANSPOSEs behind operators that work in any layout.
+"""Moves TRANSPOSEs after operators that work in any layout.
 
-They cancel there, or stop where a layout is needed.
+There, two TRANSPOSEs often cancel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .parallel_heads import Heads, join_heads, parallel_heads
 from .pending_views import View, Views
 from .repeated_operands import multiply_once
 from .rewriter import count_uses
-from .transposed_layers import read_as_it_lies
+from .transposed_layers import read_untransposed
 from .view_axes import Shape
 
 
@@ -28,17 +28,18 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
             - TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2)
     after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D - TRANSPOSE (0,3,1,2)
 
-    In one sweep, the result of a TRANSPOSE is noted as a view of its operand
-    (``views``). Elementwise operators, reductions, slices, concatenations and the like
-    are applied to the base of the view, and their result is a view too. For an operator
-    that needs a layout, the view is computed as a value, once for all uses. Linear
-    layers and products can often do without that (``parallel_heads``,
+    Operators are visited in order. The result of a TRANSPOSE is noted as a pending view
+    of its operand, the base (``view_axes``). Elementwise operators, reductions, slices,
+    concatenations and the like are applied to the base, and their result is a view too.
+    For an operator that needs a layout, the view is computed as a value, once for all
+    uses. Linear layers and products can often do without that (``parallel_heads``,
     ``transposed_layers``, ``repeated_operands``). Constants get the layout of a view by
     folded TRANSPOSE and RESHAPE. Values of element types for which the target has no
     TRANSPOSE stay as they are.
     """
     uses = count_uses(graph)
     views = Views(spec, uses)
+    # operator -> the group of layers that replaces it
     joined: dict[Operator, list[Heads]] = {}
     for group in parallel_heads(graph, uses):
         for heads in group:
@@ -56,11 +57,12 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 def _visit(views: Views, operator: Operator) -> None:
     """Apply the rule of ``operator``.
 
-    An operator without rule, or without an operand that is a view, stays.
+    An operator without a rule is kept. Rules in ON_BASE are only for operators with a
+    view as operand.
     """
     rule = LAYOUT.get(type(operator)) or DEMANDING.get(type(operator))
     if rule is None and views.has_view(operator.inputs):
-        rule = CARRIED.get(type(operator))
+        rule = ON_BASE.get(type(operator))
     if rule is None:
         views.keep(operator)
     else:
@@ -76,7 +78,7 @@ def _along(views: Views, operator: Operator) -> None:
     if axis is None:
         views.keep(operator)
     else:
-        views.carry(operator, axis=axis)
+        views.apply_to_base(operator, axis=axis)
 
 
 def _axis_of_base(view: View, operator: Operator) -> int | None:
@@ -94,12 +96,12 @@ def _argmax(views: Views, operator: Operator) -> None:
     result = operator.outputs[0]
     dropped: int = operator.attribute_values()["axis"]
     axis = view.axes[dropped]
-    if axis is None or view.base.rank == 1 or not views.movable(result.dtype):
+    if axis is None or view.base.rank == 1 or not views.can_transpose(result.dtype):
         return views.keep(operator)
     others = view.axes[:dropped] + view.axes[dropped + 1 :]
-    new = views.rebuild(operator, (view.base,), axis=axis)
-    axes = ax.without(others, axis)
-    return views.see(result, View(new.outputs[0], axes, view.source))
+    new = views.append_copy(operator, (view.base,), axis=axis)
+    axes = ax.without_base_axis(others, axis)
+    return views.note_view(result, View(new.outputs[0], axes, view.source))
 
 
 def _slice(views: Views, operator: Operator) -> None:
@@ -110,7 +112,7 @@ def _slice(views: Views, operator: Operator) -> None:
     if start_of_base is None or size_of_base is None:
         return views.keep(operator)
     operands = [views.shape(start_of_base), views.shape(size_of_base)]
-    return views.carry(operator, operands)
+    return views.apply_to_base(operator, operands)
 
 
 def _tile(views: Views, operator: Operator) -> None:
@@ -119,7 +121,7 @@ def _tile(views: Views, operator: Operator) -> None:
     multiples_of_base = _entries_of_base(views, operator, multiples, fill=1)
     if multiples_of_base is None:
         return views.keep(operator)
-    return views.carry(operator, [views.shape(multiples_of_base)])
+    return views.apply_to_base(operator, [views.shape(multiples_of_base)])
 
 
 def _entries_of_base(
@@ -147,7 +149,7 @@ def _pad(views: Views, operator: Operator) -> None:
     if pairs_of_base is None:
         return views.keep(operator)
     padding_of_base = views.shape(tuple(chain.from_iterable(pairs_of_base)))
-    return views.carry(operator, [padding_of_base, views.value(number)])
+    return views.apply_to_base(operator, [padding_of_base, views.value(number)])
 
 
 def _rescale(views: Views, operator: Operator) -> None:
@@ -161,7 +163,7 @@ def _rescale(views: Views, operator: Operator) -> None:
     if per_channel and view.axes[-1] != view.base.rank - 1:
         views.keep(operator)
     else:
-        views.carry(operator)
+        views.apply_to_base(operator)
 
 
 def _elementwise(views: Views, operator: Operator, count: int = 2) -> None:
@@ -171,7 +173,7 @@ def _elementwise(views: Views, operator: Operator, count: int = 2) -> None:
     is kept, and its operands are computed.
     """
     result = operator.outputs[0]
-    if not views.movable(result.dtype):
+    if not views.can_transpose(result.dtype):
         return views.keep(operator)
     layout = views.cheapest_layout(operator.inputs[:count], result.shape)
     return views.apply_in_layout(layout, operator, count)
@@ -188,10 +190,10 @@ def _concat(views: Views, operator: Operator) -> None:
 
 
 DEMANDING: dict[type[Operator], Rule] = {
-    tosa.CONV2D: read_as_it_lies,
+    tosa.CONV2D: read_untransposed,
     tosa.MATMUL: multiply_once,
 }
-"""Maps an operator that needs a layout to its rule, which may read a base."""
+"""Operator that needs a layout -> its rule, which may avoid a TRANSPOSE."""
 
 ONE_OPERAND = (
     tosa.ABS,
@@ -250,8 +252,8 @@ ALONG_AN_AXIS = (
 )
 
 
-CARRIED: dict[type[Operator], Rule] = {
-    **dict.fromkeys(ONE_OPERAND, Views.carry),
+ON_BASE: dict[type[Operator], Rule] = {
+    **dict.fromkeys(ONE_OPERAND, Views.apply_to_base),
     **dict.fromkeys(TWO_OPERANDS, _elementwise),
     **dict.fromkeys(ALONG_AN_AXIS, _along),
     tosa.SELECT: partial(_elementwise, count=3),

@@ -17,22 +17,25 @@ from .rewriter import Rewrite, rebuilt
 from .row_regions import Readers, Region, readers_of, regions_of, results_of
 
 DEVICES = frozenset({"u55", "u85"})
-SMALL = 1 << 18
+FAST_MEMORY = 1 << 18
 """Bytes of fast memory. A network that needs no more gains nothing."""
-SHARE = 0.75
-"""Memory of a block relative to the values that stay; less would gain little."""
-MOST = 16
+LEAST_SHARE = 0.75
+"""A block may take this share of the memory that other values need meanwhile.
+
+Smaller blocks would save little of the sum.
+"""
+MOST_BLOCKS = 16
 """The most blocks of a region.
 
 An operator takes about a hundred cycles, however few rows it computes.
 """
 
 
-class Blocks(NamedTuple):
-    """A region that is computed in ``number`` blocks of rows."""
+class SplitRegion(NamedTuple):
+    """A region that is computed in ``block_count`` blocks of rows."""
 
     region: Region
-    number: int
+    block_count: int
 
 
 def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
@@ -43,14 +46,14 @@ def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
     after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] - MATMUL [1,197,197]
             - ..., for each head - CONCAT
 
-    Vela computes a product of heads by one operator for each of them, so that this
-    costs no cycles. Then only one head is in memory, and split_rows makes fewer blocks.
+    Vela computes a product of heads by one operator for each head, so that this costs
+    no cycles. Then only one head is in memory, and split_rows makes fewer blocks.
     """
-    found: list[Blocks] = []
-    for blocks in _too_large(graph, spec):
-        heads = blocks.region.heads()
-        if heads is not None and heads.size <= MOST:
-            found.append(Blocks(heads, heads.size))
+    found: list[SplitRegion] = []
+    for split in _too_large(graph, spec):
+        heads = split.region.heads()
+        if heads is not None and heads.size <= MOST_BLOCKS:
+            found.append(SplitRegion(heads, heads.size))
     return _in_blocks(graph, spec, found)
 
 
@@ -58,68 +61,72 @@ def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
     """Compute independent rows in blocks where this saves memory.
 
     before: x int8 [1,197,192] - CAST - MUL, REDUCE_SUM - SUB - ... - RESCALE to int8
-    after:  SLICE [1,99,192] of x - CAST - ... - RESCALE, the same with the other 98
-    rows - CONCAT
+    after:  SLICE [1,99,192] of x - CAST - ... - RESCALE,
+            the same with the other 98 rows - CONCAT
 
-    A sum over a row is known when all of it was read, and until then each element has
-    32 bits. These take the most memory of a network: of an attention of 3 heads and 197
-    positions, scores and their differences are 932 kB, and queries 38 kB. Blocks
-    take more cycles, so there are as many as bring a region below the rest of the
-    network.
+    The sum of a row is known only after all elements of the row. Until then, each
+    element takes 32 bits, which is the most memory of a network. In an attention of 3
+    heads and 197 positions, scores and their differences take 932 kB, queries 38 kB.
+    Blocks take more cycles, so a region gets no more blocks than bring it below the
+    memory of the rest of the network.
     """
     return _in_blocks(graph, spec, _too_large(graph, spec))
 
 
-def _in_blocks(graph: Graph, spec: TosaSpec, regions: list[Blocks]) -> Graph:
+def _in_blocks(graph: Graph, spec: TosaSpec, regions: list[SplitRegion]) -> Graph:
     """Return ``graph``, with each of the ``regions`` computed in blocks."""
     if not regions:
         return graph
-    ends = {blocks.region.operators[-1]: blocks for blocks in regions}
+    # last operator of a region, where its blocks are computed -> region
+    ends = {split.region.operators[-1]: split for split in regions}
     inside: set[Operator] = set()
-    for blocks in regions:
-        inside.update(blocks.region.operators)
+    for split in regions:
+        inside.update(split.region.operators)
     rewrite = Rewrite()
     readers = readers_of(graph)
     slices = EarlySlices(rewrite, readers, inside)
     for operator in graph.operators:
         if operator not in inside:
-            rewrite.put(operator, rewrite.renewed(operator))
+            rewrite.put(operator, rewrite.with_new_operands(operator))
         elif operator in ends:
             _compute_in_blocks(ends[operator], readers, slices)
     return drop_dead(rewrite.graph(graph), spec)
 
 
-def _compute_in_blocks(blocks: Blocks, readers: Readers, slices: EarlySlices) -> None:
+def _compute_in_blocks(
+    split: SplitRegion, readers: Readers, slices: EarlySlices
+) -> None:
     """Repeat the operators of a region for each block, and CONCAT the results."""
-    region, number = blocks
-    ends = [math.ceil(k * region.size / number) for k in range(number + 1)]
+    region, count = split
+    bounds = [math.ceil(k * region.size / count) for k in range(count + 1)]
+    # output of the region -> its parts
     parts: dict[Value, list[Value]] = {value: [] for value in region.outputs(readers)}
-    for start, end in pairwise(ends):
+    for start, end in pairwise(bounds):
         block = Block(region, range(start, end), slices)
         for operator in region.operators:
             block.compute(operator)
-        for value, made in parts.items():
-            made.append(block.part(value))
-    for value, made in parts.items():
+        for value, computed in parts.items():
+            computed.append(block.part(value))
+    for value, computed in parts.items():
         source = value.producer and value.producer.source
         whole = slices.rewrite.make(
-            CONCAT, tuple(made), value.type, source, axis=region.axis
+            CONCAT, tuple(computed), value.type, source, axis=region.axis
         )
         whole.name = value.name
         slices.rewrite.forward(value, whole)
 
 
 class Block:
-    """The values of a region at some ``places`` along its axis."""
+    """The parts of a region's values that lie at ``rows`` along its axis."""
 
-    def __init__(self, region: Region, places: range, slices: EarlySlices) -> None:
+    def __init__(self, region: Region, rows: range, slices: EarlySlices) -> None:
         self._region = region
-        self._places = places
+        self._rows = rows
         self._slices = slices
         self._parts: dict[Value, Value] = {}
 
     def compute(self, operator: Operator) -> None:
-        """Put ``operator`` at these places."""
+        """Append a copy of ``operator`` that computes only these rows."""
         rewrite = self._slices.rewrite
         by_row, whole = self._region.operands(operator)
         inputs = [
@@ -129,7 +136,7 @@ class Block:
         inputs += [rewrite.value(value) for value in whole]
         types: list[Type] = []
         for value in operator.outputs:
-            shape = with_size(value.shape, self._region.axis, len(self._places))
+            shape = with_size(value.shape, self._region.axis, len(self._rows))
             types.append(Type(shape, value.dtype))
         if isinstance(operator, SLICE):
             inputs[2] = rewrite.shape(types[0].shape)
@@ -138,23 +145,27 @@ class Block:
         self._parts.update(zip(operator.outputs, new.outputs, strict=True))
 
     def part(self, value: Value) -> Value:
-        """Return this part of ``value``, computed here or sliced."""
+        """Return the rows of ``value``: computed by ``compute``, or sliced."""
         if value not in self._parts:
             self._parts[value] = self._sliced(value)
         return self._parts[value]
 
     def _sliced(self, value: Value) -> Value:
-        """Return this part of a value that the region reads."""
+        """Return the rows of a value from outside of the region."""
         axis = self._region.axis
-        if axis == 0 and len(self._places) == 1:
-            # heads have channels of their own
+        if axis == 0 and len(self._rows) == 1:
+            # a head: the layer before can compute the channels of this head alone
             users = self._region.operators
-            return self._slices.slice_early(value, axis, self._places, users)
-        return self._slices.slice(value, axis, self._places)
+            return self._slices.slice_early(value, axis, self._rows, users)
+        return self._slices.slice(value, axis, self._rows)
 
 
-def _too_large(graph: Graph, spec: TosaSpec) -> list[Blocks]:
-    """Return the regions that dominate memory, with the number of blocks."""
+def _too_large(graph: Graph, spec: TosaSpec) -> list[SplitRegion]:
+    """Return the regions that dominate memory, with their numbers of blocks.
+
+    While a region is computed, memory holds its inner values and other values: inputs,
+    outputs, and values that are needed later. Only inner values shrink with blocks.
+    """
     if not DEVICES & spec.devices:
         return []
     readers = readers_of(graph)
@@ -163,30 +174,31 @@ def _too_large(graph: Graph, spec: TosaSpec) -> list[Blocks]:
     alive = memory.alive([*graph.inputs, *results_of(graph.operators)])
     spans = [_span(region, memory) for region in regions]
     within = set(chain.from_iterable(spans))
-    outside = [size for place, size in enumerate(alive) if place not in within]
-    enough = max([SMALL, *outside])
-    found: list[Blocks] = []
+    outside = [size for position, size in enumerate(alive) if position not in within]
+    # memory that the rest of the network needs anyhow
+    enough = max([FAST_MEMORY, *outside])
+    found: list[SplitRegion] = []
     for region, span in zip(regions, spans, strict=True):
-        results = set(region.outputs(readers))
-        inner = [v for v in results_of(region.operators) if v not in results]
+        outputs = set(region.outputs(readers))
+        inner = [v for v in results_of(region.operators) if v not in outputs]
         own = memory.alive(inner)
-        other = max(alive[place] - own[place] for place in span)
+        other = max(alive[position] - own[position] for position in span)
         other += _bytes_transposed(region)
-        room = max(enough - other, SHARE * other, 1)
-        number = min(math.ceil(max(own) / room), MOST, region.size)
-        if number > 1:
-            found.append(Blocks(region, number))
+        room = max(enough - other, LEAST_SHARE * other, 1)
+        count = min(math.ceil(max(own) / room), MOST_BLOCKS, region.size)
+        if count > 1:
+            found.append(SplitRegion(region, count))
     return found
 
 
 def _span(region: Region, memory: Memory) -> range:
-    """Return the places of the region's operators in the graph."""
-    first = memory.places[region.operators[0]]
-    last = memory.places[region.operators[-1]]
+    """Return the positions from the region's first operator to its last one."""
+    first = memory.positions[region.operators[0]]
+    last = memory.positions[region.operators[-1]]
     return range(first, last + 1)
 
 
 def _bytes_transposed(region: Region) -> int:
-    """Return the bytes of second operands of products, which Vela transposes."""
+    """Return the bytes that Vela needs to transpose the right operands of products."""
     products = [op for op in region.operators if isinstance(op, MATMUL)]
     return sum(bytes_of(product.inputs[1]) for product in products)

@@ -17,10 +17,11 @@ from .view_axes import Shape
 
 
 class _Reading(NamedTuple):
-    """How a layer reads ``base``: reshaped to ``image``, with a kernel of height H.
+    """How a layer reads ``base``, the operand of the TRANSPOSE before it.
 
-    The kernel sums H and C of [N,H,W,C]. ``summed`` are the axes of ``base`` that the
-    layer sums, in the order in which its weight has them.
+    ``base`` is reshaped to ``image`` [N,H,W,C], of which a kernel [O,H,1,C] sums H and
+    C. ``summed`` are the axes of ``base`` that the layer sums, in the order in which
+    its weight has them.
     """
 
     base: Value
@@ -29,8 +30,8 @@ class _Reading(NamedTuple):
     source: Any
 
 
-def read_as_it_lies(views: Views, layer: Operator) -> None:
-    """Read the operand of the TRANSPOSE before a linear layer.
+def read_untransposed(views: Views, layer: Operator) -> None:
+    """Let a linear layer read the operand of the TRANSPOSE before it.
 
     This is the rule of ``sink_transposes`` for CONV2D.
 
@@ -55,14 +56,14 @@ def read_as_it_lies(views: Views, layer: Operator) -> None:
     if new is None:
         return views.keep(layer)
     # a result of another shape takes a RESHAPE
-    if new.outputs[0].shape != result.shape and not views.movable(result.dtype):
+    if new.outputs[0].shape != result.shape and not views.can_transpose(result.dtype):
         return views.keep(layer)
     views.operators.append(new)
     return views.replace(result, new)
 
 
 def _layer_on_base(views: Views, layer: Operator) -> Operator | None:
-    """Return ``layer`` reading the operand of the TRANSPOSE before it.
+    """Return a copy of ``layer`` that reads the operand of the TRANSPOSE before it.
 
     None if that is not possible. Its result may have another shape, with the same
     elements.
@@ -76,15 +77,16 @@ def _layer_on_base(views: Views, layer: Operator) -> Operator | None:
     outputs = weight.shape[0]
     inputs = weight.shape[3]
     channels = image[3]
-    by_axis = (outputs, *[base.shape[axis] for axis in summed])
+    # the weight gets one axis for each summed axis, in the order of the base
+    shape_by_axis = (outputs, *[base.shape[axis] for axis in summed])
     perms = (0, *[1 + summed.index(axis) for axis in sorted(summed)])
-    kernel = views.reshape(weight, by_axis, source)
+    kernel = views.reshape(weight, shape_by_axis, source)
     kernel = views.transpose(kernel, perms, source)
     kernel_shape = (outputs, inputs // channels, 1, channels)
     kernel = views.reshape(kernel, kernel_shape, source)
-    # the base is reshaped only if the target takes the layer
-    unreshaped = Value(Type(image, base.dtype))
-    new = rebuilt(layer, (unreshaped, kernel, *others), source=source)
+    # the base is reshaped only if the target supports the layer
+    stand_in = Value(Type(image, base.dtype))
+    new = rebuilt(layer, (stand_in, kernel, *others), source=source)
     if views.spec.why_not(new) is not None:
         return None
     new.inputs = (views.reshape(base, image, source), *new.inputs[1:])
@@ -112,35 +114,38 @@ def _reading(x: Value) -> _Reading | None:
     perms = transpose.perms
     # the piece of the RESHAPE that makes the channels
     pieces = ax.pieces(transpose.outputs[0].shape, x.shape)
-    old, new = next(piece for piece in pieces if x.rank - 1 in piece[1])
+    old, new = next(piece for piece in pieces if x.rank - 1 in piece.new)
     summed = [perms[axis] for axis in old]
     kept = [axis for axis in perms if axis not in summed and base.shape[axis] != 1]
-    if len(new) > 1 or not ax.ascends(kept):
+    if len(new) > 1 or kept != sorted(kept):
         return None
     if any(is_dynamic(base.shape[axis]) for axis in summed):
         return None
-    image = _image(base.shape, summed, x.shape)
+    image = _image_shape(base.shape, summed, x.shape)
     if image is None:
         return None
     source = merge_sources(transpose.source, reshape.source)
     return _Reading(base, image, summed, source)
 
 
-def _image(shape: Shape, summed: list[int], joined: Shape) -> Shape | None:
+def _image_shape(shape: Shape, summed: list[int], present: Shape) -> Shape | None:
     """Return ``shape``, with axes joined, as [N,H,W,C]; H and C are summed.
 
-    None if summed and other axes alternate in another way. If only the last axes are
-    summed, ``joined``, the shape of the layer's present operand.
+    For example, [2,3,5,7,4] with the ``summed`` axes 1, 2, 4 becomes [2,15,7,4]. None
+    if there are more alternations of summed and other axes, or if the last axis is not
+    summed. If only the last axes are summed, returns ``present``, the shape of the
+    layer's present operand.
     """
     wide = [axis for axis, size in enumerate(shape) if size != 1]
     if not wide or wide[-1] not in summed:
         return None
+    # one size for each run of axes that are summed, or are not
     sizes: list[int] = []
     for _, run in groupby(wide, summed.__contains__):
         sizes.append(math.prod([shape[axis] for axis in run]))
     if len(sizes) > 4:
         return None
     if len(sizes) <= 2:
-        return joined
+        return present
     leading = (1,) * (4 - len(sizes))
     return (*leading, *sizes)

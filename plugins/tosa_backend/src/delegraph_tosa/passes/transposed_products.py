@@ -24,13 +24,13 @@ def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
     def change(operator: Operator, rewrite: Rewrite) -> Operator:
         if type(operator) is not MATMUL:
             return operator
-        return _transposed(operator, rewrite, spec)
+        return _as_matmul_t(operator, rewrite, spec)
 
     return sweep(graph, change)
 
 
-def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """Return the MATMUL_T for a MATMUL; ``product`` itself if there is none."""
+def _as_matmul_t(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
+    """Return a MATMUL_T that equals ``product``, or ``product`` itself."""
     left, right, *zeros = product.inputs
     before = right.producer
     if isinstance(before, RESHAPE):
@@ -42,14 +42,14 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
         return product
     source = merge_sources(before.source, product.source)
     result = product.outputs[0]
-    # the matrix is reshaped only if the target takes the product
-    unreshaped = Value(Type((batch, width, depth), right.dtype))
+    # the matrix is reshaped only if the target supports the product
+    stand_in = Value(Type((batch, width, depth), right.dtype))
     attributes = product.attribute_values()
-    new = MATMUL_T((left, unreshaped, *zeros), source, **attributes)
+    new = MATMUL_T((left, stand_in, *zeros), source, **attributes)
     new.outputs = (Value(result.type, name=result.name, producer=new),)
     if spec.why_not(new) is not None:
         return product
-    matrix = rewrite.reshape(before.inputs[0], unreshaped.shape, source)
+    matrix = rewrite.reshape(before.inputs[0], stand_in.shape, source)
     new.inputs = (left, matrix, *zeros)
     return new
 

@@ -14,25 +14,26 @@ from ..spec import TosaSpec
 from .rewriter import Rewrite, sweep
 
 SLOW = frozenset({"u55", "u65", "u85"})
-"""Devices on which TRANSPOSE takes some cycles per pixel (decision 28)."""
+"""Devices on which TRANSPOSE takes some cycles per pixel (docs/decisions/0028)."""
 MOST_CHANNELS = 4
-"""Pixels with more channels are transposed about as fast as they are convolved."""
+"""With more channels, TRANSPOSE is about as fast as the convolution."""
 LEAST_PIXELS = 4096
-"""Below, both take next to nothing."""
-GROUPS = (16, 8, 4)
-"""Pixels per position of the convolution, the best first, for U85 and U55."""
+"""With fewer pixels, both take next to no time."""
+GROUP_SIZES = (16, 8, 4)
+"""Pixels per position of the convolution, the fastest number first."""
 
 
 def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
-    """Replace a TRANSPOSE of int8 with few channels by a convolution of ones.
+    """Replace a TRANSPOSE of int8 with few channels by a convolution.
 
     before: TRANSPOSE [1,3,224,224] -> [1,224,224,3]
     after:  RESHAPE [1,3,3136,16] - CONV2D [48,3,1,16] - RESCALE by 1
             - RESHAPE [1,224,224,3]
 
     Each position of the convolution reads 16 neighbouring pixels of all channels, and
-    writes them pixel by pixel. No integer is rounded. On an Ethos-U85-256 this takes
-    38,236 cycles in place of 401,582, on a U55-128 77,364 in place of 112,896.
+    writes them pixel by pixel. Its weight has only zeros and ones, so no integer
+    changes. On an Ethos-U85-256 this takes 38,236 cycles instead of 401,582, and on a
+    U55-128 77,364 instead of 112,896.
     """
     if SLOW.isdisjoint(spec.devices):
         return graph
@@ -46,7 +47,7 @@ def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _moves_few_channels(operator: Operator) -> bool:
-    """Return whether ``operator`` moves the channels of an int8 image behind it."""
+    """Return whether ``operator`` moves the channels of an int8 image to the end."""
     if not isinstance(operator, TRANSPOSE):
         return False
     x = operator.inputs[0]
@@ -59,13 +60,15 @@ def _moves_few_channels(operator: Operator) -> bool:
 
 
 def _convolved(operator: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """Return the last operator of the convolution that replaces a TRANSPOSE.
+    """Return the last of the operators that replace a TRANSPOSE.
 
-    Returns ``operator`` itself if none does. The others are added to ``rewrite``.
+    The others are added to ``rewrite``. Returns ``operator`` itself if the image is
+    small or cannot be divided into groups of pixels, or if the target lacks one of the
+    operators.
     """
     _, channels, *size = operator.inputs[0].shape
     pixels = math.prod(size)
-    group = next((n for n in GROUPS if pixels % n == 0), None)
+    group = next((size for size in GROUP_SIZES if pixels % size == 0), None)
     if group is None or pixels < LEAST_PIXELS:
         return operator
     steps = _steps(operator, channels, pixels, group)
@@ -78,7 +81,10 @@ def _convolved(operator: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
 def _steps(
     operator: Operator, channels: int, pixels: int, group: int
 ) -> list[Operator]:
-    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for a TRANSPOSE, by ``group`` pixels."""
+    """Return RESHAPE, CONV2D, RESCALE, RESHAPE that replace a TRANSPOSE.
+
+    Each position of the CONV2D reads ``group`` pixels.
+    """
     made = Rewrite()
     source = operator.source
     positions = pixels // group
@@ -88,7 +94,7 @@ def _steps(
     shape = (1, 1, positions, group * channels)
     sums = made.make(
         CONV2D,
-        (x, _ones(channels, group), wide_zero, zero, zero),
+        (x, _weight(channels, group), wide_zero, zero, zero),
         Type(shape, DType.INT32),
         source,
         pad=(0, 0, 0, 0),
@@ -115,11 +121,11 @@ def _steps(
     return made.operators
 
 
-def _ones(channels: int, group: int) -> Value:
+def _weight(channels: int, group: int) -> Value:
     """Return the weight [group * channels, channels, 1, group] of the convolution.
 
-    Its output channel p * channels + c is pixel p of channel c, which lies in row c,
-    channel p.
+    Output channel ``p * channels + c`` is pixel p of channel c. The reshaped image has
+    it in row c, channel p.
     """
     weight = np.zeros((group, channels, channels, 1, group), np.int8)
     for pixel, channel in np.ndindex(group, channels):

@@ -1,4 +1,4 @@
-"""Drops a last axis of size 1, which NPUs compute in a sixteenth of their width."""
+"""Drops a last axis of size 1, with which NPUs use a sixteenth of their width."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .rewriter import Rewrite, rebuilt, sweep
 
 LEAST_RANK = 4
 LEAST_ELEMENTS = 128
-"""Below, a pass costs less than the copy that a RESHAPE may take."""
-DATA: dict[type[Operator], int] = {
+"""With fewer elements, an operator costs less than the copy that a RESHAPE may take."""
+DATA_OPERANDS: dict[type[Operator], int] = {
     tosa.ABS: 1,
     tosa.CAST: 1,
     tosa.CLAMP: 1,
@@ -42,16 +42,15 @@ def drop_unit_axes(graph: Graph, spec: TosaSpec) -> Graph:
     before: ADD [1,256,4,1], [1,256,4,1] - TABLE - CONCAT of axis 2
     after:  RESHAPE [1,256,4] - ADD - TABLE - CONCAT of axis 2 - RESHAPE [1,256,8,1]
 
-    The last axis lies across the lanes of an Ethos-U: TABLE of 1,024 elements takes
-    8,816 cycles with one of size 1, CONCAT of 2,304 elements 20,930, and 4,924 without
-    it.
+    An Ethos-U computes elements of the last axis in parallel. With a last axis of size
+    1, a CONCAT of 2,304 elements takes 20,930 cycles, without it 4,924.
     """
     return sweep(graph, _without_unit_axis)
 
 
 def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
-    """Return ``operator`` computed without its last axis, or itself."""
-    count = _operands(operator)
+    """Return a RESHAPE of ``operator`` without its last axis, or ``operator``."""
+    count = _count_data_operands(operator)
     data = operator.inputs[:count]
     others = operator.inputs[count:]
     if not data or not _have_unit_axis((*data, *operator.outputs)):
@@ -80,14 +79,14 @@ def _have_unit_axis(values: Sequence[Value]) -> bool:
     return all(len(shape) >= LEAST_RANK and shape[-1] == 1 for shape in shapes)
 
 
-def _operands(operator: Operator) -> int:
-    """Return how many operands have the axes of the result.
+def _count_data_operands(operator: Operator) -> int:
+    """Return how many of the first operands have the axes of the result.
 
-    0 for an operator that needs its last axis.
+    0 for an operator that cannot do without its last axis.
     """
     if isinstance(operator, tosa.SLICE):
         return 1
     if isinstance(operator, tosa.CONCAT):
         joins_last = operator.axis == operator.outputs[0].rank - 1
         return 0 if joins_last else len(operator.inputs)
-    return DATA.get(type(operator), 0)
+    return DATA_OPERANDS.get(type(operator), 0)

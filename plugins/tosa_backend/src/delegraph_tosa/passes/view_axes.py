@@ -1,16 +1,20 @@
 """Arithmetic on the axes of a view: tuples only, no values and no operators.
 
-``axes`` describes a view of a base tensor: axis i of the view is axis ``axes[i]`` of
-the base, or a new axis of size 1 if that is None. Axes of the base that are not in
-``axes`` have size 1. So transposing, adding and dropping axes of size 1 all have this
-form, and so do their compositions.
+A view is a tensor that has the elements of another one, its base, with other axes. The
+tuple ``axes`` describes it: axis i of the view is axis ``axes[i]`` of the base. If that
+is None, it is a new axis of size 1. Axes of the base that are not in ``axes`` have size
+1.
+
+For example, a base [N,H,W,C] has the view (0,3,1,2) of shape [N,C,H,W]. A base [N,1,C]
+has the view (0,2,None) of shape [N,C,1]. Any TRANSPOSE is a view, and so is a RESHAPE
+that adds or drops axes of size 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..ir.dynamic_sizes import is_dynamic
 
@@ -20,36 +24,36 @@ Entry = TypeVar("Entry")
 
 
 @cache
-def plain(rank: int) -> Axes:
+def identity(rank: int) -> Axes:
     """Return the axes of the identity view of a value of this rank."""
     return tuple(range(rank))
 
 
-def viewed(shape: Shape, axes: Axes) -> Shape:
+def view_shape(shape: Shape, axes: Axes) -> Shape:
     """Return the shape of the view of a base of ``shape``."""
     return tuple([1 if a is None else shape[a] for a in axes])
 
 
-def order(shape: Shape, axes: Axes) -> list[int]:
-    """Return the base's axes with more than one element, in the order of the view.
+def is_reshape(shape: Shape, axes: Axes) -> bool:
+    """Return whether a RESHAPE of a base of ``shape`` computes the view.
 
-    If they ascend, the view is a RESHAPE.
+    It does if all axes except those of size 1 keep their order.
     """
-    return [a for a in axes if a is not None and shape[a] != 1]
-
-
-def ascends(axes: list[int]) -> bool:
-    """Return whether ``axes`` are in ascending order."""
-    return list(axes) == sorted(axes)
+    wide = [a for a in axes if a is not None and shape[a] != 1]
+    return wide == sorted(wide)
 
 
 @cache
-def through(axes: Axes, layout: Axes, rank: int) -> Axes:
-    """Return the view ``axes``, arranged as the base of the view ``layout``.
+def axes_in_layout(axes: Axes, layout: Axes, rank: int) -> Axes:
+    """Return the view ``axes`` with its axes in the order of another view's base.
 
-    ``rank`` is the rank of the base of ``layout``. Axis ``layout[i]`` of the result is
-    axis i of the view. For example, the view (0,3,1,2) in the layout (0,3,1,2) is
-    (0,1,2,3), its own base. Axes that ``layout`` adds are dropped.
+    ``layout`` are the axes of the other view, and ``rank`` is the rank of its base.
+    Axis ``layout[i]`` of the result is axis i of the view. Axes that ``layout`` adds
+    are dropped.
+
+    For example, ``layout`` (0,3,1,2) is an image [N,C,H,W] with a base [N,H,W,C]. The
+    view (0,3,1,2) of another [N,H,W,C] becomes (0,1,2,3), which is its base. The view
+    (0,1,2,3) of a base [N,C,H,W] becomes (0,2,3,1), which is a TRANSPOSE of it.
     """
     arranged: list[int | None] = [None] * rank
     for axis, axis_of_base in zip(axes, layout, strict=True):
@@ -66,59 +70,67 @@ def spread(
     An axis of the base that is not in the view gets ``fill``. Returns None if an entry
     other than ``fill`` belongs to an axis that the view adds.
     """
-    places = [fill] * rank
+    entries_of_base = [fill] * rank
     for entry, axis in zip(entries, axes, strict=True):
         if axis is not None:
-            places[axis] = entry
+            entries_of_base[axis] = entry
         elif entry != fill:
             return None
-    return tuple(places)
+    return tuple(entries_of_base)
 
 
-def without(axes: Axes, dropped: int) -> Axes:
-    """Return the view ``axes`` after axis ``dropped`` was removed from the base."""
+def without_base_axis(axes: Axes, dropped: int) -> Axes:
+    """Return the view ``axes`` after axis ``dropped`` was removed from the base.
+
+    The view does not have this axis. For example, (2,0) without axis 1 is (1,0).
+    """
     return tuple([a if a is None or a < dropped else a - 1 for a in axes])
 
 
-def completed(axes: Axes) -> tuple[int, ...]:
-    """Return ``axes`` as a permutation, with missing axes for new ones."""
-    unnamed = (a for a in range(len(axes)) if a not in axes)
-    return tuple([next(unnamed) if a is None else a for a in axes])
+def as_permutation(axes: Axes) -> tuple[int, ...]:
+    """Return ``axes`` of a view that has the rank of its base, as a permutation.
+
+    Axes of the base that the view dropped are used for axes that the view added; all
+    have size 1.
+    """
+    dropped = (a for a in range(len(axes)) if a not in axes)
+    return tuple([next(dropped) if a is None else a for a in axes])
 
 
-Piece = tuple[tuple[int, ...], tuple[int, ...]]
-"""Return (old axes, new axes) of each piece of a RESHAPE.
+class Piece(NamedTuple):
+    """A part of a RESHAPE that makes the axes ``new`` from the axes ``old`` alone."""
 
-The elements of a piece stay together.
-"""
+    old: tuple[int, ...]
+    new: tuple[int, ...]
 
 
 def pieces(old: Shape, new: Shape) -> list[Piece]:
     """Return the smallest independent parts of a RESHAPE from ``old`` to ``new``.
 
-    (8,6,1,5) -> (8,2,3,5) has the parts (0) -> (0), (1) -> (1,2), (2) -> () and (3) ->
-    (3).
+    The RESHAPE [8,6,1,5] -> [8,2,3,5] has four pieces of axes: (0) -> (0),
+    (1) -> (1,2), (2) -> () and (3) -> (3).
     """
     result: list[Piece] = []
     i = j = 0
     while i < len(old) and j < len(new):
         if old[i] == new[j]:
-            result.append(((i,), (j,)))
-            i = i + 1
-            j = j + 1
+            result.append(Piece((i,), (j,)))
+            i += 1
+            j += 1
         elif old[i] == 1:
-            result.append(((i,), ()))
+            result.append(Piece((i,), ()))
             i += 1
         elif new[j] == 1:
-            result.append(((), (j,)))
+            result.append(Piece((), (j,)))
             j += 1
         else:
             piece = _piece(old, new, i, j)
             result.append(piece)
-            i = piece[0][-1] + 1
-            j = piece[1][-1] + 1
-    result += [((k,), ()) for k in range(i, len(old))]
-    return result + [((), (k,)) for k in range(j, len(new))]
+            i = piece.old[-1] + 1
+            j = piece.new[-1] + 1
+    result += [Piece((k,), ()) for k in range(i, len(old))]
+    result += [Piece((), (k,)) for k in range(j, len(new))]
+    return result
 
 
 def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
@@ -129,10 +141,10 @@ def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
     last_old = i
     last_new = j
     while old_count != new_count:
-        takes_old = _is_part(old_count, new_count)
+        takes_old = _is_less(old_count, new_count)
         is_at_end = last_old + 1 == len(old) if takes_old else last_new + 1 == len(new)
         if takes_old is None or is_at_end:
-            # sizes that are known at run time only: all other axes are one piece
+            # dynamic sizes do not decide where the piece ends: take all other axes
             last_old = len(old) - 1
             last_new = len(new) - 1
             break
@@ -142,14 +154,14 @@ def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
         else:
             last_new += 1
             new_count *= new[last_new]
-    return tuple(range(i, last_old + 1)), tuple(range(j, last_new + 1))
+    return Piece(tuple(range(i, last_old + 1)), tuple(range(j, last_new + 1)))
 
 
-def _is_part(old_count: int, new_count: int) -> bool | None:
-    """Return whether ``old_count`` is less than ``new_count``.
+def _is_less(old_count: int, new_count: int) -> bool | None:
+    """Return whether ``old_count`` is less than ``new_count``, which differs.
 
-    None if that is known at run time only. Of two counts known at run time only, a
-    divisor of the other one is less.
+    If a count is dynamic, a divisor of the other count is less. Returns None if neither
+    divides the other.
     """
     if not is_dynamic(old_count) and not is_dynamic(new_count):
         return old_count < new_count
@@ -163,7 +175,7 @@ def _is_part(old_count: int, new_count: int) -> bool | None:
 def renamed(pieces: list[Piece], axes: Axes, rank: int) -> Axes | None:
     """Return the ``axes`` of a view after a RESHAPE that consists of ``pieces``.
 
-    None if the RESHAPE does more than to add and drop axes of size 1.
+    None if the RESHAPE does more than add and drop axes of size 1.
     """
     result: list[int | None] = [None] * rank
     for old, new in pieces:

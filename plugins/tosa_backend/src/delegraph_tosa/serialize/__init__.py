@@ -1,4 +1,7 @@
-"""TOSA flatbuffer files: streams weights, reads untrusted files."""
+"""Writes and reads TOSA flatbuffer files.
+
+The writer streams weights. The reader accepts files from untrusted sources.
+"""
 
 from .convert import convert
 from .named_constants import join_constants, split_constants

@@ -15,7 +15,7 @@ from ..evaluate.kernels import stored_numbers
 from ..ir.graph import Array, Illegal, Number
 from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, BYTES, DType, Type, stored_types
 
-_INT48_LIMIT = 1 << 47
+_INT48_SIGN = 1 << 47
 _FOUR_BITS = frozenset({DType.INT4, DType.FP4E2M1})
 _SIX_BITS = frozenset({DType.FP6E2M3, DType.FP6E3M2})
 
@@ -31,7 +31,9 @@ def size_in_file(type: Type) -> int:
     count = math.prod(type.shape)
     if type.dtype in _SIX_BITS:
         return (count * 3 + 3) // 4
-    return (count + 1) // 2 if type.dtype in _FOUR_BITS else count * BYTES[type.dtype]
+    if type.dtype in _FOUR_BITS:
+        return (count + 1) // 2
+    return count * BYTES[type.dtype]
 
 
 def pack(array: Array, type: Type) -> memoryview:
@@ -48,21 +50,23 @@ def pack(array: Array, type: Type) -> memoryview:
     if type.dtype in _SIX_BITS:
         return memoryview(_pack_six_bits(array.reshape(-1)))
     if type.dtype in _FOUR_BITS:
-        return memoryview(_pack_int4(array.reshape(-1)))
+        return memoryview(_pack_four_bits(array.reshape(-1)))
     if type.dtype is DType.INT48:
-        six = (
-            np.ascontiguousarray(array.reshape(-1).astype("<i8"))
-            .view(np.uint8)
-            .reshape(-1, 8)[:, :6]
-        )
-        return memoryview(six.tobytes())
-    flat = np.ascontiguousarray(
-        array.astype(array.dtype.newbyteorder("<"), copy=False)
-    ).reshape(-1)
+        return memoryview(_pack_int48(array.reshape(-1)))
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    flat = np.ascontiguousarray(little_endian).reshape(-1)
     return flat.view(np.uint8).data
 
 
-def _pack_int4(values: Array) -> bytes:
+def _pack_int48(values: Array) -> bytes:
+    """Return the low six of the eight bytes of each element."""
+    eight_bytes = values.astype("<i8").view(np.uint8).reshape(-1, 8)
+    packed: bytes = eight_bytes[:, :6].tobytes()
+    return packed
+
+
+def _pack_four_bits(values: Array) -> bytes:
+    """Pack two elements into a byte, the first in the low bits."""
     nibbles = np.zeros(values.size + values.size % 2, np.uint8)
     nibbles[: values.size] = values.view(np.uint8) & 15
     packed: bytes = (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
@@ -70,7 +74,7 @@ def _pack_int4(values: Array) -> bytes:
 
 
 def _pack_six_bits(values: Array) -> bytes:
-    """Pack four elements into three bytes, the first in the lowest bits."""
+    """Pack four elements into three bytes, the first in the low bits."""
     padded = np.zeros((values.size + 3) // 4 * 4, np.uint32)
     padded[: values.size] = values & 63
     groups = padded.reshape(-1, 4) << np.array([0, 6, 12, 18], np.uint32)
@@ -80,19 +84,19 @@ def _pack_six_bits(values: Array) -> bytes:
 
 
 def _unpack_six_bits(raw: Array) -> Array:
-    bits = np.zeros((len(raw) + 2) // 3 * 3, np.uint8)
-    bits[: len(raw)] = raw
-    low, middle, high = (bits[i::3].astype(np.uint32) for i in range(3))
+    """Return the elements in ``raw`` and up to three more: a multiple of four."""
+    padded = np.zeros((len(raw) + 2) // 3 * 3, np.uint8)
+    padded[: len(raw)] = raw
+    low, middle, high = (padded[i::3].astype(np.uint32) for i in range(3))
     words = low | middle << np.uint32(8) | high << np.uint32(16)
     shifts = np.array([0, 6, 12, 18], np.uint32)
-    values: Array = (
-        (words[:, None] >> shifts & np.uint32(63)).astype(np.uint8).reshape(-1)
-    )
+    groups = words[:, None] >> shifts & np.uint32(63)
+    values: Array = groups.astype(np.uint8).reshape(-1)
     return values
 
 
 def stays_in_file(type: Type) -> bool:
-    """Return whether ``unpack`` returns a view: memory and file have the same bytes.
+    """Return whether memory and file have the same bytes, so that no copy is needed.
 
     Elements of fewer than 8 bits and of 48 bits differ.
     """
@@ -105,14 +109,14 @@ def unpack(data: memoryview, type: Type) -> Array:
     Raises Illegal for a BOOL other than 0 and 1.
     """
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
+    count = math.prod(type.shape)
     if type.dtype in _SIX_BITS:
-        return _unpack_six_bits(raw)[: math.prod(type.shape)].reshape(type.shape)
+        return _unpack_six_bits(raw)[:count].reshape(type.shape)
     if type.dtype is DType.FP4E2M1:
-        return (_unpack_int4(raw).view(np.uint8) & 15)[: math.prod(type.shape)].reshape(
-            type.shape
-        )
+        return _unpack_four_bits(raw)[:count].reshape(type.shape)
     if type.dtype is DType.INT4:
-        return _unpack_int4(raw)[: math.prod(type.shape)].reshape(type.shape)
+        nibbles = _unpack_four_bits(raw)[:count].astype(np.int8)
+        return _sign_extended(nibbles, sign_bit=8).reshape(type.shape)
     if type.dtype is DType.INT48:
         return _unpack_int48(raw.reshape(-1, 6)).reshape(type.shape)
     if type.dtype is DType.BOOL and raw.size and raw.max() > 1:
@@ -122,17 +126,23 @@ def unpack(data: memoryview, type: Type) -> Array:
     return raw.view(ARRAY_DTYPES[type.dtype].newbyteorder("<")).reshape(type.shape)
 
 
-def _unpack_int4(raw: Array) -> Array:
-    nibbles = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)
-    values: Array = ((nibbles ^ 8).astype(np.int8) - 8).astype(np.int8)
-    return values
+def _unpack_four_bits(raw: Array) -> Array:
+    """Return the bits of the two elements in each byte, as uint8."""
+    nibbles: Array = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)
+    return nibbles
 
 
 def _unpack_int48(raw: Array) -> Array:
+    """Return int64 elements from six bytes each."""
     wide = np.zeros((len(raw), 8), np.uint8)
     wide[:, :6] = raw
     values = wide.view("<i8").reshape(-1).astype(np.int64)
-    signed: Array = (values ^ _INT48_LIMIT) - _INT48_LIMIT
+    return _sign_extended(values, sign_bit=_INT48_SIGN)
+
+
+def _sign_extended(values: Array, sign_bit: int) -> Array:
+    """Return integers of few bits in a wider type, negative if ``sign_bit`` is set."""
+    signed: Array = (values ^ sign_bit) - sign_bit
     return signed
 
 
@@ -141,16 +151,12 @@ def pack_number(number: Number, dtype: DType) -> bytes:
 
     Raises Illegal if it is out of range.
     """
-    if dtype is DType.BF16:
-        with np.errstate(over="ignore"):
-            return (
-                stored_numbers(np.asarray(number, np.float32), dtype)
-                .astype("<u2")
-                .tobytes()
-            )
     array = ARRAY_DTYPES[dtype]
-    if array.kind == "f":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        if dtype is DType.BF16:
+            bits = stored_numbers(np.asarray(number, np.float32), dtype)
+            return bits.astype("<u2").tobytes()
+        if array.kind == "f":
             return np.asarray(number).astype(array.newbyteorder("<")).tobytes()
     if dtype not in (DType.INT8, DType.INT16, DType.INT32, DType.INT64):
         raise Illegal(f"attributes cannot have type {dtype}")
@@ -163,18 +169,14 @@ def pack_number(number: Number, dtype: DType) -> bytes:
 def unpack_number(data: bytes, dtype: DType) -> Number:
     """Read a number that ``pack_number`` wrote. Raises Illegal for a wrong length."""
     width = BYTES.get(dtype, 0)
-    if not width <= len(data) < width + 8 or dtype in (
-        DType.INT4,
-        DType.INT48,
-        DType.SHAPE,
-        DType.BOOL,
-    ):
+    no_numbers = (DType.INT4, DType.INT48, DType.SHAPE, DType.BOOL)
+    # writers may pad the number to a multiple of 8 bytes
+    if dtype in no_numbers or not width <= len(data) < width + 8:
         raise Illegal(f"{len(data)} bytes are not a number of type {dtype}")
     if dtype is DType.BF16:
         return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
     if dtype > DType.SHAPE and dtype is not DType.INT64:
         raise Illegal(f"attributes cannot have type {dtype}")
-    number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[
-        0
-    ].item()
+    array = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), count=1)
+    number: Number = array.item()
     return number

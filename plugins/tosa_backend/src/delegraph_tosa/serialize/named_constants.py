@@ -11,8 +11,9 @@ Several delegates share named data. The layout of such a file:
     the rest of the file, compressed with zlib
 
 All numbers are little-endian, and positions ascend. ``key_of`` maps a SHA-256 to the
-key of the named data. Repeated constants are mostly zero points of zeros. Compression
-reduces the rest to a third or less, because operators of a graph repeat.
+key of the named data. A repeated constant repeats the same 4 bytes, mostly zeros, and is
+stored as these. Compression reduces the rest to a third or less, because operators of a
+graph repeat.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from delegraph.errors import FormatError
 from .writer import TosaFile
 
 MAGIC = b"dlgrCUT2"
-MOST_PACKED = 100
+LARGEST_RATIO = 100
 """Largest accepted compression ratio.
 
 It stops a small damaged file from demanding much memory.
 """
-LEAST = 1024
-"""Size in bytes of the smallest constant that becomes named data."""
+LEAST_BYTES = 1024
+"""Size of the smallest constant that becomes named data."""
 MOST_EQUAL = 2
 """How many equal constants become named data; further ones stay in the file.
 
@@ -50,7 +51,7 @@ UNIT = 4
 """Number of bytes that a repeated constant repeats."""
 _COUNT = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
-_BEGIN = len(MAGIC) + 2 * _COUNT.size
+_TABLE_START = len(MAGIC) + 2 * _COUNT.size
 """Position of the first row of the table of constants."""
 _ROW = struct.Struct("<QQ32s")
 _REPEATED = struct.Struct(f"<QQ{UNIT}s")
@@ -69,77 +70,78 @@ def split_constants(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     large = {
         constant.start: constant
         for constant in file.constants()
-        if constant.size >= LEAST
+        if constant.size >= LEAST_BYTES
     }
-    kept = _ConstantFilter(large)
-    file.write_to(kept)  # type: ignore[arg-type]
+    filtered = _ConstantFilter(large)
+    file.write_to(filtered)  # type: ignore[arg-type]
     store = NamedDataStore()
     rows = []
-    for start, digest in kept.left_out.items():
+    for start, digest in filtered.left_out.items():
         store.add_named_data(key_of(digest), large[start], ALIGNMENT)
         rows.append(_ROW.pack(start, large[start].size, digest))
     repeated = [
         _REPEATED.pack(start, large[start].size, unit)
-        for start, unit in kept.repeated.items()
+        for start, unit in filtered.repeated.items()
     ]
-    rest = kept.rest.getvalue()
+    rest = filtered.rest.getvalue()
     packed = zlib.compress(rest)
-    if len(rest) > MOST_PACKED * len(packed):
-        packed = zlib.compress(rest, 0)
+    if len(rest) > LARGEST_RATIO * len(packed):
+        # ``join_constants`` would refuse it
+        packed = zlib.compress(rest, level=0)
     counts = _COUNT.pack(len(rows)) + _COUNT.pack(len(repeated))
     content = b"".join([MAGIC, counts, *rows, *repeated, _SIZE.pack(len(rest)), packed])
     return content, store.get_named_data_store_output()
 
 
 def join_constants(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
-    """Put the named constants back. Returns other files unchanged.
+    """Return the file with the constants put back. Returns other files unchanged.
 
     Raises FormatError for a damaged file.
     """
     if not content.startswith(MAGIC):
         return content
-    rows, repeated, kept = _table_and_rest(content)
-    # Check before allocating: a small blob must not demand much more than it contains.
+    rows, repeated, rest = _table_and_rest(content)
+    # check before allocating: a small blob must not demand much more than it contains
     if rows and max(Counter([row.digest for row in rows]).values()) > MOST_EQUAL:
         raise _damaged(f"a constant is left out more than {MOST_EQUAL} times")
-    held = sum(len(named_data.get(key_of(row.digest), b"")) for row in rows)
-    if sum(row.size for row in repeated) > held + len(kept):
+    named_size = sum(len(named_data.get(key_of(row.digest), b"")) for row in rows)
+    if sum(row.size for row in repeated) > named_size + len(rest):
         raise _damaged("its repeated constants are larger than all other data")
     whole = bytearray()
+    # position in ``rest``
     position = 0
     left_out: list[_Row | _Repeated] = [*rows, *repeated]
     for row in sorted(left_out, key=attrgetter("start")):
-        data = (
-            row.unit * (row.size // UNIT)
-            if isinstance(row, _Repeated)
-            else named_data.get(key_of(row.digest))
-        )
+        data: bytes | None
+        if isinstance(row, _Repeated):
+            data = row.unit * (row.size // UNIT)
+        else:
+            data = named_data.get(key_of(row.digest))
+        # bytes of ``rest`` between the last constant and this one
         before = row.start - len(whole)
-        if (
-            data is None
-            or len(data) != row.size
-            or not 0 <= before <= len(kept) - position
-        ):
+        is_placed = 0 <= before <= len(rest) - position
+        if data is None or len(data) != row.size or not is_placed:
             raise _damaged(
                 f"the constant at {row.start}, of {row.size} bytes, is missing in the named"
                 " data or misplaced"
             )
-        whole += kept[position : position + before]
+        whole += rest[position : position + before]
         whole += data
         position += before
-    return bytes(whole + kept[position:])
+    return bytes(whole + rest[position:])
 
 
 def beginning(content: bytes) -> bytes:
-    """Return the first bytes of the flatbuffer, with or without its constants.
+    """Return the first bytes of the flatbuffer that ``content`` begins.
 
-    Returns b"" if ``content`` ends before them. Checks lengths only.
+    ``content`` is the beginning of a file with or without its constants. Returns b"" if
+    it ends before the flatbuffer. Does not check the rows.
     """
-    if not content.startswith(MAGIC) or len(content) < _BEGIN:
+    if not content.startswith(MAGIC) or len(content) < _TABLE_START:
         return content
-    kept = content[_rest(content) :]
+    packed = content[_rest_start(content) + _SIZE.size :]
     try:
-        return zlib.decompressobj().decompress(kept[_SIZE.size :], len(content))
+        return zlib.decompressobj().decompress(packed, len(content))
     except zlib.error:
         return b""
 
@@ -160,16 +162,16 @@ class _Repeated(NamedTuple):
     unit: bytes
 
 
-def _rest(content: bytes) -> int:
+def _rest_start(content: bytes) -> int:
     """Return where the rest of the file begins, after all rows of the table."""
     count: int = _COUNT.unpack_from(content, len(MAGIC) + _COUNT.size)[0]
-    return _repeated(content) + count * _REPEATED.size
+    return _repeated_start(content) + count * _REPEATED.size
 
 
-def _repeated(content: bytes) -> int:
+def _repeated_start(content: bytes) -> int:
     """Return where the rows of repeated constants begin."""
     count: int = _COUNT.unpack_from(content, len(MAGIC))[0]
-    return _BEGIN + count * _ROW.size
+    return _TABLE_START + count * _ROW.size
 
 
 def _table_and_rest(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
@@ -177,27 +179,25 @@ def _table_and_rest(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]
 
     Raises FormatError for a damaged blob.
     """
-    if len(content) < _BEGIN or len(content) < (end := _rest(content)):
+    if len(content) < _TABLE_START or len(content) < _rest_start(content):
         raise _damaged("it ends inside the table of its constants")
-    middle = _repeated(content)
-    rows = [_Row(*found) for found in _ROW.iter_unpack(content[_BEGIN:middle])]
-    repeated = [
-        _Repeated(*found) for found in _REPEATED.iter_unpack(content[middle:end])
-    ]
+    middle = _repeated_start(content)
+    end = _rest_start(content)
+    rows = [_Row(*row) for row in _ROW.iter_unpack(content[_TABLE_START:middle])]
+    repeated = [_Repeated(*row) for row in _REPEATED.iter_unpack(content[middle:end])]
     return rows, repeated, _unpacked(content[end:])
 
 
-def _unpacked(kept: bytes) -> bytes:
-    """Decompress the rest of a file.
+def _unpacked(content: bytes) -> bytes:
+    """Decompress the rest of a file, which ``content`` has after its size.
 
-    Raises FormatError if zlib cannot decompress it, or the size differs from the
-    header.
+    Raises FormatError if zlib cannot decompress it, or it has another size.
     """
-    if len(kept) < _SIZE.size:
+    if len(content) < _SIZE.size:
         raise _damaged("it ends before its graph")
-    (size,) = _SIZE.unpack_from(kept)
-    packed = kept[_SIZE.size :]
-    if size > MOST_PACKED * len(packed):
+    (size,) = _SIZE.unpack_from(content)
+    packed = content[_SIZE.size :]
+    if size > LARGEST_RATIO * len(packed):
         raise _damaged(
             f"the header declares {size} bytes, but only {len(packed)} compressed bytes follow"
         )
@@ -221,36 +221,42 @@ def _damaged(why: str) -> FormatError:
 
 
 class _ConstantFilter(io.RawIOBase):
-    """A stream that drops large constants and keeps everything else.
+    """A stream that drops large constants, and keeps all other bytes in ``rest``.
 
-    ``large`` maps a position to its constant, which may be written in pieces.
-    ``left_out`` has the digests of dropped constants. ``repeated`` has constants that
-    are written whole and repeat 4 bytes, as long as they are smaller than all other
-    data.
+    ``large`` maps a position in the file to its constant, which may be written in
+    pieces. ``left_out`` maps positions of dropped constants to their SHA-256.
+
+    ``repeated`` maps positions to the 4 bytes that constants repeat, if these are
+    written at once. All of them must be smaller than all other data, as
+    ``join_constants`` demands.
     """
 
     def __init__(self, large: Mapping[int, Any]) -> None:
         self.rest = io.BytesIO()
         self.left_out = dict[int, bytes]()
         self.repeated = dict[int, bytes]()
+        # bytes that further repeated constants may have
         self._allowed = 0
-        """Number of bytes that ``repeated`` may still take."""
         self._large = large
         self._position = 0
-        # The constant that is being written.
-        self._place = 0
+        # the constant that is being written: where it starts, the digest of its bytes
+        # so far, and the number of bytes that are missing
+        self._start = 0
         self._digest = hashlib.sha256()
         self._missing = 0
-        """Number of its bytes that are still to come."""
 
     def write(self, data: Any) -> int:
+        """Take the next bytes of the file."""
         size = memoryview(data).nbytes
         if size and not self._missing and self._position in self._large:
-            self._place = self._position
+            self._start = self._position
             self._digest = hashlib.sha256()
-            self._missing = self._large[self._place].size
-        if self._missing == size <= self._allowed and (unit := _unit(data)) is not None:
-            self.repeated[self._place] = unit
+            self._missing = self._large[self._start].size
+        unit = None
+        if self._missing == size <= self._allowed:
+            unit = _repeated_unit(data)
+        if unit is not None:
+            self.repeated[self._start] = unit
             self._missing = 0
             self._allowed -= size
         elif self._missing:
@@ -264,22 +270,22 @@ class _ConstantFilter(io.RawIOBase):
         return size
 
     def _leave_out(self, digest: bytes) -> None:
-        """Drop the constant at ``_place``, which is complete.
+        """Drop the constant at ``_start``, which is complete.
 
         Of equal constants, only the first ``MOST_EQUAL`` are dropped.
         """
         if [*self.left_out.values()].count(digest) >= MOST_EQUAL:
-            self._large[self._place].write_to(self.rest)
+            self._large[self._start].write_to(self.rest)
         else:
-            self.left_out[self._place] = digest
-        self._allowed += self._large[self._place].size
+            self.left_out[self._start] = digest
+        self._allowed += self._large[self._start].size
 
 
-def _unit(data: Any) -> bytes | None:
+def _repeated_unit(data: Any) -> bytes | None:
     """Return the 4 bytes that ``data`` repeats, or None."""
-    found = memoryview(data).cast("B")
-    unit = bytes(found[:UNIT])
-    # Most constants differ in their first elements, so the whole is rarely compared.
-    if not unit or len(found) % UNIT or found[UNIT : 2 * UNIT] != unit:
+    all_bytes = memoryview(data).cast("B")
+    unit = bytes(all_bytes[:UNIT])
+    # most constants differ in their first elements, so the whole is rarely compared
+    if not unit or len(all_bytes) % UNIT or all_bytes[UNIT : 2 * UNIT] != unit:
         return None
-    return unit if found == unit * (len(found) // UNIT) else None
+    return unit if all_bytes == unit * (len(all_bytes) // UNIT) else None

@@ -20,20 +20,26 @@ class Names:
         self._counts: Counter[str] = Counter()
 
     def name(self, value: Value, kind: str, position: int | None = None) -> str:
-        """Return the value's own name, or ``kind`` with a position or free number."""
+        """Return a new name: the value's own, or as ``fresh``."""
         if value.name and self._given[value.name] == 1:
-            # The same value in another block is another tensor, and gets a number.
+            # in another block, the same value is another tensor, and gets a number
             self._given[value.name] = 0
             return value.name
         return self.fresh(kind, position)
 
     def fresh(self, kind: str, position: int | None = None) -> str:
-        name = f"{kind}_{self._next(kind) if position is None else position}"
+        """Return a new name such as ``input_2``: ``kind`` and ``position``.
+
+        Without a position, or if the name is taken, the number is the next free one.
+        """
+        number = self._next(kind) if position is None else position
+        name = f"{kind}_{number}"
         while name in self._taken:
             name = f"{kind}_{self._next(kind)}"
         self._taken.add(name)
         return name
 
     def _next(self, kind: str) -> int:
+        """Return the numbers 0, 1, ... of ``kind`` in turn."""
         self._counts[kind] += 1
         return self._counts[kind] - 1

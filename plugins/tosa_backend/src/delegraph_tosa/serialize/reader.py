@@ -20,7 +20,10 @@ def read(data: bytes | bytearray | memoryview) -> Graph:
 def read_numbered(
     data: bytes | bytearray | memoryview,
 ) -> tuple[Graph, dict[Operator, int]]:
-    """As ``read``, with the number of each operator in the file, as in ``TosaFile``."""
+    """As ``read``, but also return the number of each operator in the file.
+
+    Numbers are those of ``TosaFile``.
+    """
     table = root(data, IDENTIFIER, "TOSA file")
     block: type[Block] = Block
     if _version(table) < (1, 0):
@@ -30,14 +33,15 @@ def read_numbered(
     else:
         _check_features(table)
     regions = Regions(table, block)
-    graph = regions.graph(None, ())
+    graph = regions.program()
     numbers = dict(zip(graph.operators, regions.numbers, strict=True))
+    # the program declares variables that only control flow graphs use
     graph.operators[:0] = regions.declared_inside
     return graph, numbers
 
 
 def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
-    """Return the smallest target that takes a file with this ``graph``.
+    """Return the smallest target that supports a file with this ``graph``.
 
     Its version is 0.80 for files of 0.80, otherwise the first that has all operators.
     """
@@ -51,12 +55,14 @@ def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
 def stated_version(data: bytes) -> tuple[int, int]:
     """Return the version in a file's header. The beginning of the file is enough.
 
-    Raises FormatError if the header is incomplete.
+    The version may be one that this reader does not support. Raises FormatError if the
+    header is incomplete.
     """
     return _stated(root(data, IDENTIFIER, "TOSA file"))
 
 
 def _stated(table: Table) -> tuple[int, int]:
+    """Return the version in the root table of a file."""
     version = table.table(GraphField.VERSION, "version")
     if version is None:
         raise table.damaged("it has no version")
@@ -64,6 +70,7 @@ def _stated(table: Table) -> tuple[int, int]:
 
 
 def _version(table: Table) -> tuple[int, int]:
+    """Return the version of a file. Raises FormatError if it is not supported."""
     major, minor = _stated(table)
     if (major, minor) not in {**FILES, **OLDER}:
         raise FormatError(
@@ -79,8 +86,10 @@ def _check_features(table: Table) -> None:
     The features decide, not the reader version in the file: that one refers to the
     official serializer.
     """
-    held = table.table(GraphField.COMPATIBILITY, "compatibility")
-    unknown = (held.scalar(CompatibilityField.FEATURES, "Q") if held else 0) & ~FEATURES
+    compatibility = table.table(GraphField.COMPATIBILITY, "compatibility")
+    if compatibility is None:
+        return
+    unknown = compatibility.scalar(CompatibilityField.FEATURES, "Q") & ~FEATURES
     if unknown:
         bits = [bit for bit in range(64) if unknown >> bit & 1]
         raise FormatError(

@@ -32,11 +32,14 @@ from .schema import (
 from .tensors import constant_of, member, type_of_tensor
 
 MAX_SHAPE_LENGTH = 64
-"""Limit of level NONE. Shape operators compute their entries while they are read."""
+"""MAX_SHAPE_LEN of level NONE. Reading a shape operator computes its entries."""
 MAX_NESTING = 64
-"""Lower than the 256 of level NONE, because each level takes several Python frames."""
+"""The deepest nesting. Level NONE allows 256, but a level takes many Python frames."""
 OPERATOR_COST = 16
-"""Cost of an operator in elements. A small file can name one any number of times."""
+"""Cost of an operator in elements, for ``Table.spend``.
+
+In a small file, many entries of a vector may refer to the same operator.
+"""
 LONGEST_NUMBER = 32
 """Largest number of bytes read for a number; with padding it has 16."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
@@ -49,38 +52,37 @@ ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
 
 
 class Regions:
-    """Regions by name. A region becomes a graph when it is first referenced.
+    """The regions of a file, of which the first is the program.
 
-    The first region is the program.
+    A region becomes a graph when it is first referenced.
     """
 
     def __init__(self, table: Table, block: type[Block]) -> None:
         self.block = block
         self.tables: dict[str, Table] = {}
         self.graphs: dict[str, Graph] = {}
-        self.names: list[str] = []
         self.variables: dict[str, Type] = {}
+        # VARIABLE operators for variables that only control flow graphs use
         self.declared_inside: list[Operator] = []
-        """Variables that only control flow graphs use; the program declares them."""
+        # number in the file of each operator of the program; -1 for a VARIABLE, which
+        # a file declares by its tensor
         self.numbers: list[int] = []
-        """File numbers of the program's operators.
-
-        -1 for a variable, declared by its tensor.
-        """
+        # constants made from attributes of TOSA 0.80, by type and elements
         self.literals: dict[Hashable, Value] = {}
-        """Constants made from attributes of an older version, each once."""
         for region in table.each_table(GraphField.REGIONS, "region"):
             name = region.string(RegionField.NAME, "name")
             if name in self.tables:
                 raise region.damaged(f"two regions are named {name!r}")
             self.tables[name] = region
-            self.names.append(name)
         if not self.tables:
             raise table.damaged("it has no region")
 
-    def graph(self, name: str | None, within: tuple[str, ...]) -> Graph:
+    def program(self) -> Graph:
+        """Return the graph of the first region."""
+        return self.graph(next(iter(self.tables)), within=())
+
+    def graph(self, name: str, within: tuple[str, ...]) -> Graph:
         """Return the graph of a region. ``within`` are the regions that refer to it."""
-        name = self.names[0] if name is None else name
         if name not in self.tables:
             raise FormatError(
                 "format-invalid", f"damaged TOSA file: there is no region {name!r}"
@@ -102,7 +104,11 @@ class Regions:
 
 
 class Block:
-    """A basic block: its declared tensors and shapes, and the values defined so far."""
+    """A basic block: its declared tensors and shapes, and the values defined so far.
+
+    ``within`` are the names of its region and of those that refer to it. The methods
+    raise FormatError for a damaged file.
+    """
 
     def __init__(self, regions: Regions, table: Table, within: tuple[str, ...]) -> None:
         self.regions = regions
@@ -113,20 +119,25 @@ class Block:
         self.values: dict[str, Value] = {}
         self.operators: list[Operator] = []
 
+    @property
+    def is_program(self) -> bool:
+        """Return whether the block is that of the program."""
+        return len(self.within) == 1
+
     def graph(self, name: str) -> Graph:
+        """Read the block as a graph of this name."""
         self.declare()
         inputs = [self.input(n) for n in self.table.strings(BlockField.INPUTS, "input")]
         numbers = [-1] * len(self.operators)
-        for number, operator in enumerate(
-            self.table.each_table(BlockField.OPERATORS, "operator")
-        ):
+        operators = self.table.each_table(BlockField.OPERATORS, "operator")
+        for number, operator in enumerate(operators):
             self.operator(operator)
+            # a constant becomes no operator, one of TOSA 0.80 may become several
             numbers += [number] * (len(self.operators) - len(numbers))
-        if len(self.within) == 1:
+        if self.is_program:
             self.regions.numbers = numbers
-        outputs = [
-            self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")
-        ]
+        names = self.table.strings(BlockField.OUTPUTS, "output")
+        outputs = [self.output(n) for n in names]
         if len({*outputs}) != len(outputs):
             raise self.table.damaged("an output occurs twice")
         return Graph(inputs, outputs, self.operators, name)
@@ -134,6 +145,7 @@ class Block:
     # -- declarations ------------------------------------------------------------------
 
     def declare(self) -> None:
+        """Read the declarations of tensors, shapes and variables."""
         for tensor in self.table.each_table(BlockField.TENSORS, "tensor"):
             self.tensors[self.new_name(tensor, TensorField.NAME)] = tensor
         for shape in self.table.each_table(BlockField.SHAPES, "shape"):
@@ -143,6 +155,7 @@ class Block:
                 self.variable(name, tensor)
 
     def new_name(self, table: Table, field: int) -> str:
+        """Return the name of a declared tensor or shape, which must be new."""
         name = table.string(field, "name")
         if not name:
             raise table.damaged("it has no name")
@@ -165,8 +178,8 @@ class Block:
             )
         self.regions.variables[variable] = initial.type
         declaration = VARIABLE((initial,), variable=variable)
-        if len(self.within) == 1:
-            self.finish(declaration, tensor)
+        if self.is_program:
+            self.append(declaration, tensor)
         elif known is None:
             self.regions.declared_inside.append(declaration)
 
@@ -187,28 +200,33 @@ class Block:
     # -- values ------------------------------------------------------------------------
 
     def define(self, name: str, value: Value) -> Value:
+        """Note ``value`` under its name, and return it."""
         if name in self.values:
             raise self.table.damaged(f"{name!r} is defined twice")
         self.values[name] = value
         return value
 
-    def used(self, name: str, where: Table) -> Value:
+    def used(self, name: str, user: Table) -> Value:
+        """Return the value ``name``, which the table ``user`` refers to."""
         if name not in self.values:
-            raise where.damaged(f"{name!r} is used before it is defined")
+            raise user.damaged(f"{name!r} is used before it is defined")
         return self.values[name]
 
     def input(self, name: str) -> Value:
+        """Return a new input of the graph."""
         if name in self.shapes:
             raise self.table.damaged(f"the input {name!r} is a shape")
         return self.define(name, Value(self.type_of(name), name=name))
 
     def output(self, name: str) -> Value:
+        """Return an output of the graph."""
         value = self.used(name, self.table)
         if value.dtype is DType.SHAPE:
             raise self.table.damaged(f"the output {name!r} is a shape")
         return value
 
     def constant(self, name: str, declared: Table) -> Value:
+        """Return the constant that the table ``declared`` declares."""
         type = self.type_of(name)
         if type.is_dynamic:
             raise declared.damaged(f"the constant {name!r} has unknown sizes")
@@ -221,10 +239,12 @@ class Block:
     # -- operators ---------------------------------------------------------------------
 
     def operator(self, table: Table) -> None:
+        """Read an operator, and define its results."""
         table.spend(OPERATOR_COST)
         code = table.scalar(OperatorField.CODE, "I")
         tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code)
+        # the tag tells access to a variable from IDENTITY
         if name and name == WRITTEN_AS.get(NAMES.get(tag, "")):
             code = tag
             name = NAMES[tag]
@@ -237,12 +257,13 @@ class Block:
         if name in ("CONST", "CONST_SHAPE"):
             return self.constant_operator(name, table, inputs, results)
         if name == "VARIABLE":
-            return None  # its tensor declares it
+            return None  # ``declare`` has read its tensor
         return self.computing_operator(OPERATORS[name], table, inputs, results)
 
     def constant_operator(
         self, name: str, table: Table, inputs: list[str], results: list[str]
     ) -> None:
+        """Define the constant of a CONST or CONST_SHAPE."""
         declared = self.shapes if name == "CONST_SHAPE" else self.tensors
         if inputs or len(results) != 1 or results[0] not in declared:
             raise table.damaged(f"{name} must have no operand and one declared result")
@@ -251,6 +272,11 @@ class Block:
     def computing_operator(
         self, kind: type[Operator], table: Table, inputs: list[str], results: list[str]
     ) -> None:
+        """Read an operator that is not a constant.
+
+        Access to a variable has it as operand or result in the file, but as attribute
+        in the graph.
+        """
         name = kind.__name__
         variable = {}
         if name == "VARIABLE_READ":
@@ -259,7 +285,7 @@ class Block:
         if name == "VARIABLE_WRITE":
             variable = {"variable": self.variable_name(results, table)}
             results = []
-        if not _fits(len(inputs), kind):
+        if not _has_count(kind, len(inputs)):
             raise table.damaged(
                 f"{name} has {len(inputs)} operands instead of {len(kind.operands)}"
             )
@@ -274,13 +300,13 @@ class Block:
         attributes = variable or self.attributes(kind, table, operands)
         location = table.table(OperatorField.LOCATION, "location")
         source = location.string(0, "text") if location else ""
-        operator = kind(
-            operands, source or None, **attributes, **implied(kind, declared, table)
-        )
-        self.finish(operator, table)
-        self.declare_results(operator, results, declared, table)
+        attributes |= implied(kind, declared, table)
+        operator = kind(operands, source or None, **attributes)
+        self.append(operator, table)
+        self.define_results(operator, results, declared, table)
 
     def variable_name(self, names: list[str], table: Table) -> str:
+        """Return the variable of the only tensor in ``names``."""
         if len(names) != 1 or names[0] not in self.tensors:
             raise table.damaged("it needs one variable")
         tensor = self.tensors[names[0]]
@@ -288,8 +314,8 @@ class Block:
             raise table.damaged(f"{names[0]!r} is not a variable")
         return tensor.string(TensorField.VARIABLE_NAME, "variable name")
 
-    def finish(self, operator: Operator, table: Table) -> None:
-        """Infer the types of the results and add the operator."""
+    def append(self, operator: Operator, table: Table) -> None:
+        """Infer the types of the operator's results, and add it to the graph."""
         try:
             inferred = operator.infer()
         except Illegal as problem:
@@ -297,9 +323,10 @@ class Block:
         operator.outputs = tuple(Value(type, producer=operator) for type in inferred)
         self.operators.append(operator)
 
-    def declare_results(
+    def define_results(
         self, operator: Operator, names: list[str], declared: list[Type], table: Table
     ) -> None:
+        """Define the operator's results, whose types must agree with ``declared``."""
         inferred = [v.type for v in operator.outputs]
         agreed = [i.reconciled(d) for i, d in zip(inferred, declared, strict=False)]
         if len(inferred) != len(declared) or None in agreed:
@@ -316,34 +343,44 @@ class Block:
     def attributes(
         self, kind: type[Operator], table: Table, operands: list[Value]
     ) -> dict[str, Any]:
-        fields = STORED[kind]
-        stored = table.table(OperatorField.ATTRIBUTE, "attributes") if fields else None
-        if stored is None and fields:
+        """Return the stored attributes of an operator, by name."""
+        attributes = STORED[kind]
+        if not attributes:
+            return {}
+        stored = table.table(OperatorField.ATTRIBUTE, "attributes")
+        if stored is None:
             raise table.damaged(f"{kind.__name__} has no attributes")
         return {
-            name: self.attribute(cast(Table, stored), field, value_kind, operands)
-            for field, (name, value_kind) in enumerate(fields)
+            attribute.name: self.attribute(stored, field, attribute.kind, operands)
+            for field, attribute in enumerate(attributes)
         }
 
     def attribute(
-        self, held: Table, field: int, kind: str, operands: list[Value]
+        self, stored: Table, field: int, kind: str, operands: list[Value]
     ) -> Any:
+        """Return the value of a field of an attribute table.
+
+        The first of ``operands`` has the element type of a Number.
+        """
         if kind in ENUMERATIONS:
-            return member(ENUMERATIONS[kind], held.scalar(field, "I"), held)
+            return member(ENUMERATIONS[kind], stored.scalar(field, "I"), stored)
         if kind == "Graph":
-            return self.regions.graph(held.string(field, "region"), self.within)
+            return self.regions.graph(stored.string(field, "region"), self.within)
         if kind == "Number":
-            return _number(held, field, operands[0].dtype)
+            return _number(stored, field, operands[0].dtype)
         if kind == "Ints":
-            return tuple(held.numbers(field, "i4", f"field {field}"))
+            return tuple(stored.numbers(field, "i4", f"field {field}"))
         if kind == "bytes":
-            return held.copied(field, f"field {field}")
+            return stored.copied(field, f"field {field}")
         if kind == "str":
-            return held.string(field, f"field {field}")
-        return held.flag(field) if kind == "bool" else held.scalar(field, "i")
+            return stored.string(field, f"field {field}")
+        if kind == "bool":
+            return stored.flag(field)
+        return stored.scalar(field, "i")
 
 
-def _fits(count: int, kind: type[Operator]) -> bool:
+def _has_count(kind: type[Operator], count: int) -> bool:
+    """Return whether an operator may have ``count`` operands."""
     if kind.variadic:
         return count >= len(kind.operands) - 1
     return count == len(kind.operands)
@@ -351,18 +388,21 @@ def _fits(count: int, kind: type[Operator]) -> bool:
 
 def implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[str, Any]:
     """Return the attributes that follow from the declared results."""
-    implied = IMPLIED[kind]
-    if implied and not declared:
+    if IMPLIED[kind] and not declared:
         raise table.damaged(f"{kind.__name__} has no result")
-    return {
-        name: declared[0].dtype if form == "ResultDType" else tuple(declared)
-        for name, form in implied
-    }
+    found: dict[str, Any] = {}
+    for attribute in IMPLIED[kind]:
+        if attribute.kind == "ResultDType":
+            found[attribute.name] = declared[0].dtype
+        else:
+            found[attribute.name] = tuple(declared)
+    return found
 
 
-def _number(held: Table, field: int, dtype: DType) -> float | int:
-    data = bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER])
+def _number(stored: Table, field: int, dtype: DType) -> float | int:
+    """Return a number of type ``dtype`` from a field that has its bytes."""
+    data = bytes(stored.raw(field, f"field {field}")[:LONGEST_NUMBER])
     try:
         return unpack_number(data, dtype)
     except Illegal as problem:
-        raise held.damaged(str(problem)) from None
+        raise stored.damaged(str(problem)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from ..ir.graph import Operator
 from ..ir.operators import OPERATORS
@@ -11,10 +12,7 @@ IDENTIFIER = "TOSA"
 DATA_ALIGNMENT = 16
 """Alignment of constants in the files that we write; the schema requires 8."""
 IMPLIED_KINDS = frozenset({"ResultDType", "ResultTypes"})
-"""Kinds of attributes that follow from the declared results.
-
-Files do not store them.
-"""
+"""Kinds of attributes that files do not store: they follow from declared results."""
 
 
 class GraphField(enum.IntEnum):
@@ -75,7 +73,7 @@ class CompatibilityField(enum.IntEnum):
 MXFP = 1 << 1
 """Feature of files with block-scaled tensors. Readers without it must refuse them."""
 FEATURES = MXFP
-"""Features that our reader supports."""
+"""Bits of the features that this reader supports."""
 MXFP_READER = (2026, 8, 0)
 """First version of the official serializer with block-scaled tensors."""
 
@@ -114,7 +112,7 @@ RESHAPE_BLOCK_SCALED ROW_GATHER_BLOCK_SCALED ROW_GATHER MATMUL_T
 CODES: dict[str, int] = {
     name: code for code, name in enumerate(_ORDER.split(), start=1)
 }
-"""Maps an operator to its ``Op`` number, which is also the tag of its attributes."""
+"""Maps an operator to its number in the schema, also the tag of its attributes."""
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
@@ -124,21 +122,30 @@ WRITTEN_AS = {"VARIABLE_READ": "IDENTITY", "VARIABLE_WRITE": "IDENTITY"}
 Access to a variable has the number of IDENTITY and its own attributes. Official readers
 accept nothing else.
 """
-STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
-    operator: tuple(
-        (name, kind)
-        for name, kind in operator.attributes.items()
-        if kind not in IMPLIED_KINDS
-    )
+
+
+class Attribute(NamedTuple):
+    """An attribute of an operator; ``kind`` is its annotation, such as ``Ints``."""
+
+    name: str
+    kind: str
+
+
+def _attributes(operator: type[Operator], are_implied: bool) -> tuple[Attribute, ...]:
+    """Return the attributes that are implied by results, or those that are not."""
+    attributes: list[Attribute] = []
+    for name, kind in operator.attributes.items():
+        if (kind in IMPLIED_KINDS) is are_implied:
+            attributes.append(Attribute(name, kind))
+    return tuple(attributes)
+
+
+STORED: dict[type[Operator], tuple[Attribute, ...]] = {
+    operator: _attributes(operator, are_implied=False)
     for operator in OPERATORS.values()
 }
-"""Maps an operator to (name, kind) of its stored attributes, by field id."""
-IMPLIED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
-    operator: tuple(
-        (name, kind)
-        for name, kind in operator.attributes.items()
-        if kind in IMPLIED_KINDS
-    )
-    for operator in OPERATORS.values()
+"""Maps an operator to the attributes that files store, in the order of field ids."""
+IMPLIED: dict[type[Operator], tuple[Attribute, ...]] = {
+    operator: _attributes(operator, are_implied=True) for operator in OPERATORS.values()
 }
-"""Maps an operator to the (name, kind) of attributes that follow from its results."""
+"""Maps an operator to the attributes that follow from its declared results."""

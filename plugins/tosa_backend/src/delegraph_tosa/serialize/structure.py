@@ -1,4 +1,9 @@
-"""Builds the structure of a TOSA file: everything but the elements of constants."""
+"""Builds the structure of a TOSA file: everything but the elements of constants.
+
+The elements follow the structure. A constant has one part of elements, or two if it is
+block-scaled: values and scales (``stored_types``). In the structure, each part has a
+slot: a field for its position, which is filled in when all positions are known.
+"""
 
 from __future__ import annotations
 
@@ -51,20 +56,17 @@ MAIN = "main"
 DATA_FIELD_ALIGNMENT = 8
 """Alignment in bytes that the schema requires for vectors of bytes."""
 TO_BE_FILLED_IN = 1
-"""Placeholder of a field that is set later.
-
-It must differ from the default, or the field is omitted.
-"""
+"""Value of a field that is set later: any but the default, which would be omitted."""
 LENGTH_BYTES = 4
 """Size in bytes of a vector's length, which precedes its elements."""
 
 
 class Placed(NamedTuple):
-    """The position in the file of a constant's elements.
+    """The position in the file of a part of a constant.
 
-    It is the start of their vector or, without ``has_length``, of the bare elements.
-    ``part`` is an index into ``stored_types``: 1 means the scales of a block-scaled
-    constant.
+    ``start`` is the start of a vector with its length or, without ``has_length``, of
+    the bare elements. ``part`` is an index into ``stored_types``: 1 means the scales of
+    a block-scaled constant.
     """
 
     value: Value
@@ -74,13 +76,16 @@ class Placed(NamedTuple):
 
     @property
     def type(self) -> Type:
+        """Return the type of the part."""
         return stored_types(self.value.type)[self.part]
 
 
 class Slot(NamedTuple):
     """A field that receives the position of a part of a constant.
 
-    ``distance`` is counted from the end of the structure.
+    ``distance`` is that of the field from the end of the structure. A ``wide`` field
+    has 64 bits and holds a position in the file. Any other has 32 bits and holds an
+    offset from the field.
     """
 
     value: Value
@@ -90,6 +95,7 @@ class Slot(NamedTuple):
 
 
 _Part = tuple[Value, int]
+"""A constant and the index of its part."""
 
 
 class Layout(NamedTuple):
@@ -113,93 +119,86 @@ def lay_out(
     limit: int,
     kind: type[Structure] | None = None,
 ) -> Layout:
-    """Compute where everything lies in the file.
+    """Build the structure, and compute the positions of all constants.
 
-    From ``limit`` bytes on, tensors use ``offset`` and ``size`` for their constants,
-    which 32-bit offsets may not reach.
+    ``kind`` is the class that builds the structure, by default ``Structure``. If the
+    file has ``limit`` bytes or more, 32-bit offsets may not reach constants. Then,
+    tensors use ``offset`` and ``size`` for them.
     """
     kind = kind or Structure
-    writer, structure = _written(kind(graph, locations, False), version)
-    placed, end = _places(writer.slots, len(structure))
+    writer = kind(graph, locations, external=False)
+    structure = writer.finish(version)
+    placed, end = _place_constants(writer.slots, len(structure))
     if end >= limit:
-        writer, structure = _written(kind(graph, locations, True), version)
-        placed, end = _places(writer.slots, len(structure))
+        writer = kind(graph, locations, external=True)
+        structure = writer.finish(version)
+        placed, end = _place_constants(writer.slots, len(structure))
     for slot in writer.slots:
         address = len(structure) - slot.distance
-        place = placed[slot.value, slot.part]
-        struct.pack_into(
-            "<Q" if slot.wide else "<I",
-            structure,
-            address,
-            place.start - (0 if slot.wide else address),
-        )
+        start = placed[slot.value, slot.part].start
+        if slot.wide:
+            struct.pack_into("<Q", structure, address, start)
+        else:
+            struct.pack_into("<I", structure, address, start - address)
     distinct = list(dict.fromkeys(placed.values()))
     return Layout(bytes(structure), distinct, end, writer.numbers)
 
 
-def _written(
-    writer: Structure, version: tuple[int, int]
-) -> tuple[Structure, bytearray]:
-    return writer, writer.finish(version)
-
-
-def _in_file_order(slots: list[Slot]) -> list[Slot]:
-    # Constants with 32-bit offsets come first, so that the offsets reach them.
-    return sorted(slots, key=lambda slot: slot.wide)
-
-
-def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
+def _place_constants(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
     """Place constants after a structure of ``end`` bytes.
 
-    Return where the last one ends. Tensors with the same elements share one vector.
-    Examples are a weight used in several branches, and an embedding tied to a layer.
+    Returns their positions, and where the last one ends. Tensors with the same elements
+    share one vector. Examples are a weight used in several branches, and an embedding
+    tied to a layer.
     """
     placed: dict[_Part, Placed] = {}
-    of_elements: dict[_Part, Placed] = {}
-    for slot in _in_file_order(slots):
+    by_elements: dict[_Part, Placed] = {}
+    # constants with 32-bit offsets come first, so that the offsets reach them
+    for slot in sorted(slots, key=lambda slot: slot.wide):
         part = slot.value, slot.part
         if part in placed:
             continue
         elements = _shared_elements(slot.value), slot.part
-        if elements not in of_elements:
+        if elements not in by_elements:
             length = 0 if slot.wide else LENGTH_BYTES
             data = _aligned(end + length)
-            of_elements[elements] = place = Placed(
-                slot.value, slot.part, data - length, not slot.wide
-            )
-            end = data + size_in_file(place.type)
-        placed[part] = of_elements[elements]
+            new = Placed(slot.value, slot.part, data - length, not slot.wide)
+            by_elements[elements] = new
+            end = data + size_in_file(new.type)
+        placed[part] = by_elements[elements]
     return placed, end
 
 
 def _shared_elements(value: Value) -> Value:
-    """Return the constant with the same elements in the same order as ``value``.
+    """Return the first constant that has the elements of ``value`` in the same order.
 
-    ``value`` is a view of that constant, or the constant itself.
+    ``value`` is computed from it by RESHAPE and TRANSPOSE, or is that constant itself.
     """
-    if value.dtype in BLOCK_SCALED:  # its scales have another order
+    if value.dtype in BLOCK_SCALED:
+        # its scales would have another order
         return value
     views: list[_View] = []
     found = value
-    while isinstance(value.constant, Folded) and isinstance(
-        value.constant.operator, (RESHAPE, TRANSPOSE)
-    ):
-        views.append(_View(value.constant.operator, value.shape))
-        value = value.constant.operator.inputs[0]
+    while isinstance(value.constant, Folded):
+        operator = value.constant.operator
+        if not isinstance(operator, (RESHAPE, TRANSPOSE)):
+            break
+        views.append(_View(operator, value.shape))
+        value = operator.inputs[0]
         if _keeps_order(value.shape, views):
             found = value
     return found
 
 
 class _View(NamedTuple):
-    """An operator that moves elements, and the shape of its result."""
+    """A RESHAPE or TRANSPOSE, and the shape of its result."""
 
     operator: RESHAPE | TRANSPOSE
     shape: Sequence[int]
 
 
 class _Axis(NamedTuple):
-    """An axis of a view: its size, and the distance of neighbours in elements."""
+    """An axis: its size, and the distance of its neighbours in the original tensor."""
 
     size: int
     stride: int
@@ -208,21 +207,28 @@ class _Axis(NamedTuple):
 def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
     """Return whether views of a tensor of ``shape`` keep the order of its elements.
 
-    The last of ``views`` is applied first.
+    The last of ``views`` is applied first. The function follows the strides of the
+    axes: elements are in order if all axes merge to one axis with a stride of 1.
     """
-    axes = _split([_Axis(math.prod(shape), 1)], shape)
+    count = math.prod(shape)
+    in_order = [_Axis(count, stride=1)]
+    axes = _reshape_axes(in_order, shape)
     for view in reversed(views):
         if axes is None:
             return False
         if isinstance(view.operator, TRANSPOSE):
             axes = [axes[axis] for axis in view.operator.perms]
         else:
-            axes = _split(axes, view.shape)
-    return axes is not None and _merged(axes) in ([], [_Axis(math.prod(shape), 1)])
+            axes = _reshape_axes(axes, view.shape)
+    # a single element has no axis
+    return axes is not None and _merge_axes(axes) in ([], in_order)
 
 
-def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Drop axes of size 1, and merge neighbours with adjacent elements."""
+def _merge_axes(axes: Sequence[_Axis]) -> list[_Axis]:
+    """Drop axes of size 1, and merge an axis with the next if elements are adjacent.
+
+    Two axes of sizes 2 and 3 with strides 3 and 1 become one of size 6.
+    """
     merged: list[_Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -233,31 +239,41 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
     return merged
 
 
-def _split(axes: Sequence[_Axis], shape: Sequence[int]) -> list[_Axis] | None:
-    """Return the axes of a view after RESHAPE; None if an axis breaks up."""
-    rest = _merged(axes)
-    split = []
+def _reshape_axes(axes: Sequence[_Axis], shape: Sequence[int]) -> list[_Axis] | None:
+    """Return the axes after a RESHAPE to ``shape``.
+
+    None if elements along a new axis would not have one stride.
+    """
+    rest = _merge_axes(axes)
+    reshaped: list[_Axis] = []
+    # the part of the current old axis that new axes have not taken yet
     size = 1
     stride = 0
-    for wanted in shape:
-        if wanted == 1:
-            split.append(_Axis(1, 0))
+    for new_size in shape:
+        if new_size == 1:
+            reshaped.append(_Axis(1, 0))
             continue
         if size == 1 and rest:
             size, stride = rest.pop(0)
-        if wanted == 0 or size % wanted:
+        if new_size == 0 or size % new_size:
             return None
-        size //= wanted
-        split.append(_Axis(wanted, stride * size))
-    return split
+        size //= new_size
+        reshaped.append(_Axis(new_size, stride * size))
+    return reshaped
 
 
 def _aligned(position: int) -> int:
+    """Return the next multiple of the alignment of constants."""
     return -(-position // DATA_ALIGNMENT) * DATA_ALIGNMENT
 
 
 class Structure:
-    """Builds the structure of a graph and its control flow graphs in one pass."""
+    """Builds the structure of a graph and its control flow graphs in one pass.
+
+    Its methods append tables and vectors to a flatbuffer, and return their positions.
+    ``locations`` is whether sources of operators are written; ``external`` is whether
+    the file is too large for 32-bit offsets.
+    """
 
     block: ClassVar[type[Block]]
     """The class that builds the block of a region."""
@@ -267,25 +283,30 @@ class Structure:
         self.locations = locations
         self.external = external
         self.slots: list[Slot] = []
+        # type -> its fields, because many tensors share a type
         self.types: dict[Type, tuple[int, ...]] = {}
-        """Fields of each tensor type so far. Many tensors share a type."""
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
-        self.names = Names(v for g in self.graphs for v in _values(g))
+        values: list[Value] = []
+        # name of a variable -> its first declaration
+        self.variables: dict[str, VARIABLE] = {}
+        for inner in self.graphs:
+            values += _values(inner)
+            for operator in inner.operators:
+                if isinstance(operator, VARIABLE):
+                    self.variables.setdefault(operator.variable, operator)
+        self.names = Names(values)
+        # graph -> name of its region
         self.regions = dict(
             zip(graph.reachable(), _region_names(self.graphs), strict=True)
         )
-        declared = (
-            op
-            for g in reversed(self.graphs)
-            for op in reversed(g.operators)
-            if isinstance(op, VARIABLE)
-        )
-        self.variables = {op.variable: op for op in declared}
+        # name of a variable -> name of its tensor
         self.variable_names: dict[str, str] = {}
+        # number of the next operator
         self.count = 0
         self.numbers: dict[Operator, int] = {}
 
     def finish(self, version: tuple[int, int]) -> bytearray:
+        """Build all regions, and return the structure."""
         regions = [
             self.region(graph, name)
             for graph, name in zip(self.graphs, self.regions.values(), strict=True)
@@ -299,11 +320,12 @@ class Structure:
         return self.build.finish(self.build.table(4, root), IDENTIFIER)
 
     def version(self, major: int, minor: int) -> int:
-        fields = [
-            Field(i, "int32", number) for i, number in enumerate((major, minor, 0))
-        ]
+        """Return the table of the version; 1.1 is a draft."""
+        numbers = (major, minor, 0)
+        fields = [Field(i, "int32", number) for i, number in enumerate(numbers)]
         if (major, minor) != (1, 1):
-            fields.append(Field(3, "bool", False))  # a draft unless the file has this
+            # the field "draft", which is true by default
+            fields.append(Field(3, "bool", False))
         return self.build.table(4, fields)
 
     def compatibility(self) -> int:
@@ -320,6 +342,7 @@ class Structure:
         return self.build.table(2, fields)
 
     def region(self, graph: Graph, name: str) -> int:
+        """Return the table of a region with one block."""
         block = self.block(self, graph).table(name)
         fields = [
             Field(RegionField.NAME, "offset", self.build.string(name)),
@@ -337,10 +360,9 @@ class Structure:
                     "unsupported",
                     f"{value!r}: the largest size in a TOSA file is {LARGEST_SIZE}",
                 )
-            found = self.types[value.type] = (
-                self.build.vector("int32", shape),
-                *self.element_type_fields(value.dtype),
-            )
+            shape_field = self.build.vector("int32", shape)
+            found = (shape_field, *self.element_type_fields(value.dtype))
+            self.types[value.type] = found
         return found
 
     def element_type_fields(self, dtype: DType) -> tuple[int, ...]:
@@ -354,11 +376,11 @@ class Structure:
             self.attribute(kind, getattr(operator, name), operator)
             for name, kind in STORED[cls]
         ]
-        found = ATTRIBUTES[cls]
-        return self.build.table(found.field_count, found.with_values(values))
+        layout = ATTRIBUTES[cls]
+        return self.build.table(layout.field_count, layout.with_values(values))
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
-        """Return the value of an attribute's field: an offset or the attribute."""
+        """Return the value of an attribute's field: its position, or the number."""
         if kind == "Ints":
             return self.build.vector("int32", value)
         if kind == "Number":
@@ -367,15 +389,18 @@ class Structure:
             )
         if kind == "bytes":
             return self.build.byte_vector(value, DATA_FIELD_ALIGNMENT)
-        if kind in ("str", "Graph"):
-            return self.build.string(self.regions[value] if kind == "Graph" else value)
+        if kind == "Graph":
+            return self.build.string(self.regions[value])
+        if kind == "str":
+            return self.build.string(value)
         return int(value)
 
 
 class Block:
     """Builds the only basic block of a region.
 
-    Tensors, shapes and operators are in order of first use.
+    Tensors, shapes and operators are in order of first use; the lists contain the
+    positions of their tables.
     """
 
     def __init__(self, structure: Structure, graph: Graph) -> None:
@@ -389,7 +414,8 @@ class Block:
         self.operators: list[int] = []
 
     def table(self, name: str) -> int:
-        self.name_boundary()
+        """Return the table of the block."""
+        self.name_inputs_and_outputs()
         for value in self.graph.inputs:
             self.tensor(value)
         for value in self.constants():
@@ -426,41 +452,44 @@ class Block:
                 used |= dict.fromkeys(constants)
         return list(used)
 
-    def name_boundary(self) -> None:
-        for kind, values in (
-            ("input", self.graph.inputs),
-            ("output", self.graph.outputs),
-        ):
-            for position, value in enumerate(values):
-                self.names[value] = self.structure.names.name(value, kind, position)
+    def name_inputs_and_outputs(self) -> None:
+        """Name the inputs and outputs of the graph, before all other values."""
+        names = self.structure.names
+        for position, value in enumerate(self.graph.inputs):
+            self.names[value] = names.name(value, "input", position)
+        for position, value in enumerate(self.graph.outputs):
+            self.names[value] = names.name(value, "output", position)
 
     def named(self, value: Value, kind: str) -> str:
+        """Return the name of a value; a new one may begin with ``kind``."""
         if value not in self.names:
             self.names[value] = self.structure.names.name(value, kind)
         return self.names[value]
 
     def constant(self, value: Value) -> None:
         """Add a constant's tensor or shape, and the operator that makes it a value."""
-        is_shape = value.dtype is DType.SHAPE
-        name = self.named(value, "shape" if is_shape else "const")
-        if is_shape:
-            self.shape(value, name)
+        if value.dtype is DType.SHAPE:
+            name = self.named(value, "shape")
+            self.constant_shape(value, name)
+            operator = "CONST_SHAPE"
         else:
+            name = self.named(value, "const")
             self.tensor(value)
-        self.append(
-            "CONST_SHAPE" if is_shape else "CONST", self.build.table(0, []), [], [name]
-        )
+            operator = "CONST"
+        self.append(operator, self.build.table(0, []), [], [name])
 
-    def shape(self, value: Value, name: str) -> None:
-        entries = value.shape[0] if value.shape else 0
-        found = SHAPE if entries else EMPTY_SHAPE
-        values = [self.build.string(name), *[entries] * (entries > 0)]
-        table = self.build.table_with_places(
-            found.field_count, found.with_values([TO_BE_FILLED_IN, *values])
-        )
-        self.structure.slots.append(
-            Slot(value, 0, table.places[ShapeField.DATA], False)
-        )
+    def constant_shape(self, value: Value, name: str) -> None:
+        """Declare a constant SHAPE, with a slot for its entries."""
+        values = [TO_BE_FILLED_IN, self.build.string(name)]
+        layout = EMPTY_SHAPE
+        entry_count = math.prod(value.shape)
+        if entry_count > 0:
+            values.append(entry_count)
+            layout = SHAPE
+        fields = layout.with_values(values)
+        table = self.build.table_with_places(layout.field_count, fields)
+        slot = Slot(value, 0, table.places[ShapeField.DATA], wide=False)
+        self.structure.slots.append(slot)
         self.shapes.append(table.position)
 
     def computed_shape(self, value: Value, name: str) -> None:
@@ -474,6 +503,10 @@ class Block:
     def tensor(
         self, value: Value, variable: str | None = None, name: str | None = None
     ) -> None:
+        """Declare a tensor; if ``variable`` is given, that of this variable.
+
+        By default, its name is that of ``value``.
+        """
         values = [
             self.build.string(name or self.names[value]),
             *self.structure.type_of(value),
@@ -481,26 +514,39 @@ class Block:
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
-            found = tensor_layout(value.dtype in BLOCK_SCALED, variable is not None)
-            made = self.build.table(found.field_count, found.with_values(values))
+            layout = tensor_layout(value.dtype in BLOCK_SCALED, variable is not None)
+            table = self.build.table(layout.field_count, layout.with_values(values))
         else:
-            made = self.with_data(value, variable is not None, values)
-        self.tensors.append(made)
+            table = self.constant_tensor(value, variable is not None, values)
+        self.tensors.append(table)
 
-    def with_data(self, value: Value, is_variable: bool, values: Sequence[int]) -> int:
+    def constant_tensor(
+        self, value: Value, is_variable: bool, values: Sequence[int]
+    ) -> int:
+        """Return the table of a constant tensor, with slots for its elements.
+
+        ``values`` are the values of its other fields.
+        """
         external = self.structure.external
         types = stored_types(value.type)
         sizes = [size_in_file(t) for t in types] if external else []
-        found = tensor_layout(
+        layout = tensor_layout(
             value.dtype in BLOCK_SCALED, is_variable, len(types), external
         )
-        fields = found.with_values([*[TO_BE_FILLED_IN] * len(types), *sizes, *values])
-        table = self.build.table_with_places(found.field_count, fields)
-        for part, place in enumerate(list(table.places.values())[: len(types)]):
-            self.structure.slots.append(Slot(value, part, place, external))
+        slots = [TO_BE_FILLED_IN] * len(types)
+        fields = layout.with_values([*slots, *sizes, *values])
+        table = self.build.table_with_places(layout.field_count, fields)
+        # the slots are the first fields
+        distances = list(table.places.values())[: len(types)]
+        for part, distance in enumerate(distances):
+            self.structure.slots.append(Slot(value, part, distance, wide=external))
         return table.position
 
     def operator(self, operator: Operator) -> None:
+        """Add an operator, and declare its results.
+
+        Raises Unsupported if its attributes cannot be stored.
+        """
         if isinstance(operator, VARIABLE):
             self.variable(operator.variable, operator)
             return None
@@ -529,6 +575,7 @@ class Block:
         return None
 
     def defined(self, value: Value, operator: Operator) -> str:
+        """Return the name of an operand of ``operator``, which must be defined."""
         if value not in self.names:
             raise InternalError(
                 "internal", f"{operator.name} uses {value!r} before it is defined"
@@ -565,6 +612,7 @@ class Block:
         outputs: Sequence[str],
         source: object = None,
     ) -> None:
+        """Append the table of an operator, given by the parts of its table."""
         build = self.build
         values = [
             attributes,
@@ -572,12 +620,13 @@ class Block:
             build.strings(inputs),
             build.strings(outputs),
         ]
+        layout = OPERATOR
         if source is not None and self.structure.locations:
-            values.append(
-                build.table(1, [Field(0, "offset", build.string(str(source)))])
-            )
-        found = OPERATOR if len(values) == 5 else OPERATOR_WITH_LOCATION
-        self.operators.append(build.table(found.field_count, found.with_values(values)))
+            text = build.string(str(source))
+            values.append(build.table(1, [Field(0, "offset", text)]))
+            layout = OPERATOR_WITH_LOCATION
+        table = build.table(layout.field_count, layout.with_values(values))
+        self.operators.append(table)
         self.structure.count += 1
 
 
@@ -585,11 +634,11 @@ Structure.block = Block
 
 
 def _region_names(graphs: list[Graph]) -> list[str]:
+    """Return the names of the graphs' regions, of which the first is the program."""
     names = [MAIN]
     for number, graph in enumerate(graphs[1:], start=1):
-        names.append(
-            graph.name if graph.name and graph.name not in names else f"body_{number}"
-        )
+        is_usable = graph.name and graph.name not in names
+        names.append(graph.name if is_usable else f"body_{number}")
     return names
 
 
@@ -599,20 +648,22 @@ def _with_distinct_outputs(graph: Graph) -> Graph:
     The format identifies outputs by name, so each must be a separate result.
     """
     taken = set(graph.inputs)
-    outputs = []
-    copies = []
+    outputs: list[Value] = []
+    copies: list[Operator] = []
     for value in graph.outputs:
+        output = value
         if value in taken or value.constant is not None:
             copy = IDENTITY((value,))
-            value = Value(value.type, producer=copy)
-            copy.outputs = (value,)
+            output = Value(value.type, producer=copy)
+            copy.outputs = (output,)
             copies.append(copy)
-        taken.add(value)
-        outputs.append(value)
+        taken.add(output)
+        outputs.append(output)
     return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
 
 
 def _values(graph: Graph) -> Iterator[Value]:
+    """Yield the inputs of ``graph``, and all operands and results."""
     yield from graph.inputs
     for operator in graph.operators:
         yield from operator.inputs

@@ -16,7 +16,7 @@ class TableLayout(NamedTuple):
     """The layout of a kind of table.
 
     ``field_count`` is the number of fields in the schema. ``fields`` has the id and
-    kind of each written field, in order.
+    the type, such as ``uint32``, of each field that is written, in order.
     """
 
     field_count: int
@@ -24,18 +24,22 @@ class TableLayout(NamedTuple):
 
     def with_values(self, values: Sequence[int]) -> list[Field]:
         """Return the fields with these values. Omits zeros, which are the default."""
-        pairs = zip(self.fields, values, strict=True)
-        return [Field(id, kind, value) for (id, kind), value in pairs if value]
+        fields: list[Field] = []
+        for (id, kind), value in zip(self.fields, values, strict=True):
+            if value:
+                fields.append(Field(id, kind, value))
+        return fields
 
 
 def layout(count: int, *fields: tuple[int, str]) -> TableLayout:
-    """Return the layout of tables with ``count`` fields of which some are written."""
+    """Return the layout of tables with ``count`` fields, which writes ``fields``."""
     return TableLayout(count, fields)
 
 
 CODES_IN_FILE = {
     name: (CODES[WRITTEN_AS.get(name, name)], tag) for name, tag in CODES.items()
 }
+"""Maps an operator to its number and the tag of its attributes in a file."""
 _KINDS = {"int": "int32", "bool": "bool"} | dict.fromkeys(
     ("Ints", "Number", "bytes", "str", "Graph"), "offset"
 )
@@ -75,13 +79,17 @@ def tensor_layout(
 ) -> TableLayout:
     """Return the layout of tensors with slots for ``part_count`` parts of elements.
 
-    ``external`` tensors also store the sizes of the parts.
+    A slot is a field for the position of elements; a block-scaled constant has a second
+    part, its scales. If elements are ``external``, outside of 32-bit offsets, the sizes
+    of the parts are stored, too.
     """
-    slots = [
-        (field, "uint64" if external else "uint32")
-        for field in (_EXTERNAL if external else _INSIDE)[:part_count]
-    ]
-    sizes = [(field, "uint64") for field in _SIZES[:part_count] if external]
+    slots: list[tuple[int, str]] = []
+    sizes: list[tuple[int, str]] = []
+    if external:
+        slots = [(field, "uint64") for field in _EXTERNAL[:part_count]]
+        sizes = [(field, "uint64") for field in _SIZES[:part_count]]
+    else:
+        slots = [(field, "uint32") for field in _INSIDE[:part_count]]
     always = (
         (TensorField.NAME, "offset"),
         (TensorField.SHAPE, "offset"),
@@ -104,4 +112,6 @@ def element_type_fields(dtype: DType) -> tuple[int, ...]:
     Block-scaled tensors have three: the type of values, of scales, and the block size.
     """
     blocks = BLOCK_SCALED.get(dtype)
-    return (dtype,) if blocks is None else (blocks.value, blocks.scale, blocks.size)
+    if blocks is None:
+        return (dtype,)
+    return blocks.value, blocks.scale, blocks.size

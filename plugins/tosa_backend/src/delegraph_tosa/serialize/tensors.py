@@ -20,18 +20,18 @@ from .elements import size_in_file, stays_in_file, unpack
 from .schema import ShapeField, TensorField
 
 MAX_RANK = 32
-"""Limit of level NONE, the largest."""
+"""MAX_RANK of level NONE, the largest (specification: Levels)."""
 SHARED_COPIES = 8
-"""How often, in all, shared bytes of the file may be widened or scanned."""
-MAX_PADDING = 8
-"""Number of padding bytes accepted.
+"""How often, in all, the bytes of a file may be widened or scanned.
 
-Other writers round lengths up to a multiple of 8.
+Many constants of a damaged file may share the same bytes.
 """
+MAX_PADDING = 8
+"""Bytes that may follow elements: other writers round lengths up to a multiple of 8."""
 
 
 def type_of_tensor(tensor: Table, name: str) -> Type:
-    """Return the declared type. Raises FormatError for one that tensors cannot have."""
+    """Return the declared type. Raises FormatError for types that tensors lack."""
     dtype = _element_type(tensor, name)
     shape = shape_of_tensor(tensor, name)
     if dtype is DType.SHAPE:
@@ -42,17 +42,14 @@ def type_of_tensor(tensor: Table, name: str) -> Type:
 
 
 def shape_of_tensor(tensor: Table, name: str) -> tuple[int, ...]:
-    """Return the declared shape.
+    """Return the declared shape, in which an unknown size is UNKNOWN.
 
-    Raises FormatError for one that tensors cannot have.
+    Raises FormatError for shapes that tensors cannot have.
     """
     shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
-    if (
-        tensor.flag(TensorField.IS_UNRANKED)
-        or len(shape) > MAX_RANK
-        or min(shape, default=1) < UNKNOWN
-        or 0 in shape
-    ):
+    are_sizes = all(size > 0 or size == UNKNOWN for size in shape)
+    is_unranked = tensor.flag(TensorField.IS_UNRANKED)
+    if is_unranked or len(shape) > MAX_RANK or not are_sizes:
         raise tensor.damaged(
             f"{name!r} needs a shape of positive sizes and a rank of at most {MAX_RANK}"
         )
@@ -62,20 +59,15 @@ def shape_of_tensor(tensor: Table, name: str) -> tuple[int, ...]:
 def _element_type(tensor: Table, name: str) -> DType:
     """Return the element type. Block shape and scale type make it block-scaled."""
     dtype: DType = member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
-    shape = tensor.scalar(TensorField.BLOCK_SHAPE, "I")
+    size = tensor.scalar(TensorField.BLOCK_SHAPE, "I")
     scale = tensor.scalar(TensorField.SCALE_TYPE, "I")
-    if not shape and not scale:
+    if not size and not scale:
         return dtype
-    found = next(
-        (t for t, blocks in BLOCK_SCALED.items() if blocks == (shape, scale, dtype)),
-        None,
-    )
-    if found is None:
-        found_types = f"block shape {shape}, scale type {scale}, values {dtype}"
-        raise tensor.damaged(
-            f"{name!r} has block scales of an unknown form: {found_types}"
-        )
-    return found
+    for block_scaled, blocks in BLOCK_SCALED.items():
+        if blocks == (size, scale, dtype):
+            return block_scaled
+    found_types = f"block shape {size}, scale type {scale}, values {dtype}"
+    raise tensor.damaged(f"{name!r} has block scales of an unknown form: {found_types}")
 
 
 def member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
@@ -84,7 +76,7 @@ def member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
         found = kind(number)
     except ValueError:
         raise table.damaged(f"{number} is not a {kind.__name__}") from None
-    if found in BLOCK_SCALED:  # our own numbers, not TOSA's
+    if found in BLOCK_SCALED:  # these numbers of DType are no numbers of files
         raise table.damaged(f"{number} is not a {kind.__name__}")
     return found
 
@@ -107,9 +99,9 @@ _SCALES = _Fields(
 def constant_of(table: Table, name: str, type: Type) -> Constant:
     """Return the constant that a tensor or shape of the file declares.
 
-    ``table`` is its table in the FlatBuffer. Elements of types that ``stays_in_file``
-    are views of the file's bytes; others are copies. Raises FormatError if the number
-    of bytes does not fit ``type``.
+    ``table`` is its table in the flatbuffer. Elements are views of the file's bytes if
+    ``stays_in_file(type)``, otherwise copies. Raises FormatError if the number of bytes
+    does not fit ``type``.
     """
     if type.dtype is DType.SHAPE:
         data = table.raw(ShapeField.DATA, "data")
@@ -141,8 +133,7 @@ def _unpack_checked(name: str, table: Table, type: Type, data: memoryview) -> Ar
         raise table.damaged(
             f"{name!r} has type {type}, which takes {size} bytes, but {len(data)} are stored"
         )
-    # bools are scanned, and other types are widened: many constants of a small file may
-    # share the same bytes
+    # bools are scanned, and types that do not stay in the file are widened
     if type.dtype is DType.BOOL or not stays_in_file(type):
         table.spend(size // SHARED_COPIES)
     try:

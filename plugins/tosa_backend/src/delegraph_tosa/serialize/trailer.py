@@ -1,7 +1,8 @@
 """Records after the flatbuffer: quantization of the border, index ranges, producer.
 
-The schema has no field for them. Readers of flatbuffers start at the front and ignore
-bytes that follow. There are up to ``RECORDS`` records, each found from its end:
+The border is the inputs and outputs of the program. The schema has no field for these
+records. Readers of flatbuffers start at the front and ignore bytes that follow. There
+are up to ``MOST_RECORDS`` records, each found from its end:
 
     JSON (UTF-8), its length (uint32, little-endian), MAGIC
 
@@ -21,7 +22,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from delegraph.backend import Blob
 from delegraph.errors import FormatError
@@ -35,11 +36,8 @@ MAGIC = b"dlgrMETA"
 SCHEMA = "delegraph-tosa.metadata/1"
 RANGES = "delegraph-tosa.ranges/1"
 PRODUCER = "delegraph-tosa.producer/1"
-RECORDS = 8
-"""Number of records that are searched.
-
-A file that was saved again has at most three.
-"""
+MOST_RECORDS = 8
+"""The most records that are searched. Files of this project have at most three."""
 LONGEST = 1 << 22
 """Largest accepted size of a JSON in bytes: some 60,000 inputs."""
 LONGEST_NAME = 500
@@ -64,41 +62,47 @@ def trailer(inputs: Border, outputs: Border) -> bytes:
         side: [p and p._asdict() for p in parameters]
         for side, parameters in sides.items()
     }
-    return _record({"schema": SCHEMA, **lists})
+    return _with_length({"schema": SCHEMA, **lists})
 
 
 def ranges_record(ranges: Sequence[tuple[int, int] | None]) -> bytes:
     """Return the record of the ranges of index inputs; b"" if there are none."""
     if not any(ranges):
         return b""
-    return _record({"schema": RANGES, "inputs": ranges})
+    return _with_length({"schema": RANGES, "inputs": ranges})
 
 
 def producer_record(producer: str) -> bytes:
     """Return the record of the producer; b"" if it is unknown."""
-    return _record({"schema": PRODUCER, "producer": producer}) if producer else b""
+    if not producer:
+        return b""
+    return _with_length({"schema": PRODUCER, "producer": producer})
 
 
-def _record(content: Mapping[str, Any]) -> bytes:
+def _with_length(content: Mapping[str, Any]) -> bytes:
+    """Return the record with this content: JSON, its length, MAGIC."""
     text = json.dumps(content, separators=(",", ":")).encode()
     return text + _LENGTH.pack(len(text)) + MAGIC
 
 
 def trailer_of(data: bytes | memoryview) -> bytes:
-    """Return our records after the flatbuffer, unparsed; b"" if there are none."""
-    starts = [start for start, _ in _extents(data)]
+    """Return the records after the flatbuffer, unparsed; b"" if there are none."""
+    starts = [extent.start for extent in _json_extents(data)]
     return bytes(data[starts[-1] :]) if starts else b""
 
 
 def producer_of(data: bytes | memoryview) -> str:
     """Return the distribution and version that made a file; "" if unknown."""
     try:
-        given = (_read(data, PRODUCER) or {}).get("producer")
+        record = _read(data, PRODUCER)
     except FormatError:
         # A damaged record is reported when the scales are read; the program does not
         # need it.
         return ""
-    return printable(given[:LONGEST_NAME]) if isinstance(given, str) else ""
+    producer = None if record is None else record.get("producer")
+    if not isinstance(producer, str):
+        return ""
+    return printable(producer[:LONGEST_NAME])
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,9 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
     All are None without a record. Raises FormatError if the record does not fit the
     graph.
     """
-    record = _read(data, SCHEMA)
-    inputs, outputs = (
-        _named(values, None if record is None else record.get(side), side)
-        for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
-    )
+    record = _read(data, SCHEMA) or {}
+    inputs = _by_name(graph.inputs, record.get("inputs"), "inputs")
+    outputs = _by_name(graph.outputs, record.get("outputs"), "outputs")
     return Quantization(inputs, outputs)
 
 
@@ -164,11 +166,11 @@ def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int,
 
 
 def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:
-    """Return the last record of that schema, or None.
+    """Return the last record with this ``schema``, or None.
 
-    Later versions use other schemas.
+    Other records may be of later versions, and are ignored.
     """
-    for start, length in _extents(data):
+    for start, length in _json_extents(data):
         try:
             record = json.loads(bytes(data[start : start + length]))
         except (ValueError, RecursionError) as error:
@@ -180,10 +182,17 @@ def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Return the start and length of each record's JSON, the last record first."""
+class _Extent(NamedTuple):
+    """The position of a record's JSON in the file, and its length in bytes."""
+
+    start: int
+    length: int
+
+
+def _json_extents(data: bytes | memoryview) -> Iterator[_Extent]:
+    """Yield the extent of each record's JSON, the last record first."""
     end = len(data)
-    for _ in range(RECORDS):
+    for _ in range(MOST_RECORDS):
         text_end = end - len(MAGIC) - _LENGTH.size
         if text_end < 0 or bytes(data[end - len(MAGIC) : end]) != MAGIC:
             return
@@ -191,12 +200,16 @@ def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
         if length > LONGEST or length > text_end:
             raise _damaged(f"its length is {length} bytes")
         end = text_end - length
-        yield end, length
+        yield _Extent(end, length)
 
 
-def _named(
+def _by_name(
     values: Sequence[Value], rows: Any, side: str
 ) -> dict[str, QuantizationParameters | None]:
+    """Map names of inputs or outputs to their quantization.
+
+    ``rows`` is the list of a record, or None. ``side`` is ``inputs`` or ``outputs``.
+    """
     names = [
         value.name or f"{side[:-1]}_{position}" for position, value in enumerate(values)
     ]
@@ -212,6 +225,7 @@ def _named(
 
 
 def _parameters(row: Any, value: Value, name: str) -> QuantizationParameters:
+    """Return the quantization of ``value`` from an entry of a record."""
     types = LIMITS.get(value.dtype, {})
     given = row if isinstance(row, dict) else {}
     dtype = given.get("dtype")

@@ -1,9 +1,9 @@
 """Writes a graph as a TOSA flatbuffer: first the structure, then the constants.
 
-The structure is built once. Each constant's vector follows it, 16-byte aligned, and the
-tensor's ``data`` field is a forward offset to it. So no weight passes through the
-builder, which would copy it several times. Sizes follow from types, so the length of
-the file is known before any weight is read.
+The structure is built once, with offsets to the constants. Each constant's vector
+follows it, 16-byte aligned. So no weight passes through the builder, which would copy
+it several times. Sizes follow from types, so the length of the file is known before any
+weight is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ OFFSET_LIMIT = 1 << 31
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant of a file, packed when written (``delegraph.backend.Blob``)."""
+    """A constant of a file, packed when written (``delegraph.backend.Blob``).
+
+    ``start`` is the position of its elements in the file, ``size`` their bytes.
+    """
 
     placed: Placed
     start: int
@@ -49,8 +52,8 @@ class TosaFile:
     otherwise. A result that is an input, a constant or repeated gets an IDENTITY. The
     same graph gives the same bytes in any process.
 
-    ``locations=True`` stores each operator's source for debugging; such files name
-    paths of this machine. ``numbers`` maps an operator to its number in the file. It
+    ``locations=True`` stores each operator's source for debugging; such files contain
+    local paths. ``numbers`` maps an operator to its number in the file, which also
     counts CONST and CONST_SHAPE, region by region. ``trailer`` follows the flatbuffer
     (``trailer.py``).
     """
@@ -64,7 +67,7 @@ class TosaFile:
         trailer: bytes = b"",
     ) -> None:
         self._trailer = trailer
-        kind = _older() if spec.version < (1, 0) else None
+        kind = _older_structure() if spec.version < (1, 0) else None
         layout = lay_out(graph, spec.version, locations, OFFSET_LIMIT, kind)
         self._structure, self._placed, self._size, self.numbers = layout
 
@@ -83,10 +86,10 @@ class TosaFile:
             file.write(bytes(placed.start - position) + length)
             position = placed.start + len(length) + size
             if type.dtype in FLOATS:
-                for weight in _in_order(placed.value):
+                for weight in _consecutive_weights(placed.value):
                     file.write(pack(stored_elements(weight)[0], weight.type))
                 continue
-            # A block-scaled constant's scales follow its values.
+            # a block-scaled constant's scales follow its values: compute both at once
             if placed.part == 0:
                 parts = stored_elements(placed.value)
             file.write(pack(parts[placed.part], type))
@@ -96,19 +99,18 @@ class TosaFile:
         """Return the constants in file order. A concatenation counts as several."""
         for placed in self._placed:
             start = placed.start + (LENGTH_BYTES if placed.has_length else 0)
-            is_joined = placed.type.dtype in FLOATS
-            weights: Iterable[Value] = (
-                _in_order(placed.value) if is_joined else (placed.value,)
-            )
+            weights: Iterable[Value] = (placed.value,)
+            if placed.type.dtype in FLOATS:
+                weights = _consecutive_weights(placed.value)
             for weight in weights:
-                piece = Placed(weight, placed.part, start, False)
+                piece = Placed(weight, placed.part, start, has_length=False)
                 yield Constant(piece, start, size_in_file(piece.type))
                 start += size_in_file(piece.type)
 
     def join(self) -> bytes:
         """Return all bytes at once."""
         stream = io.BytesIO()
-        # Allocates once; getvalue() then returns the buffer without a copy.
+        # allocate once; getvalue() then returns the buffer without a copy
         stream.seek(len(self) - 1)
         stream.write(b"\0")
         stream.seek(0)
@@ -116,22 +118,23 @@ class TosaFile:
         return stream.getvalue()
 
 
-def _older() -> type[Structure]:
+def _older_structure() -> type[Structure]:
+    """Return the class for TOSA 0.80, imported only if it is needed."""
     from .older import OlderStructure
 
     return OlderStructure
 
 
-def _in_order(value: Value) -> Iterator[Value]:
-    """Return weights that, one after another, have the elements of ``value``.
+def _consecutive_weights(value: Value) -> Iterator[Value]:
+    """Yield weights that, one after another, have the elements of ``value``.
 
-    This avoids computing and copying the concatenation.
+    If ``value`` is a CONCAT of weights, this avoids computing and copying it.
     """
     operator = value.constant.operator if isinstance(value.constant, Folded) else None
     if isinstance(operator, RESHAPE):
-        yield from _in_order(operator.inputs[0])
+        yield from _consecutive_weights(operator.inputs[0])
     elif isinstance(operator, CONCAT) and operator.axis == 0:
         for part in operator.inputs:
-            yield from _in_order(part)
+            yield from _consecutive_weights(part)
     else:
         yield value

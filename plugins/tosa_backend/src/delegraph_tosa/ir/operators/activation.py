@@ -8,9 +8,9 @@ from .rules import same_type
 
 
 class CLAMP(Operator):
-    """input [*S] -> [*S], clamped to ``min_val`` ..
+    """input [*S] -> [*S], clamped to the range from ``min_val`` to ``max_val``.
 
-    ``max_val``, Python numbers in the input's element type.
+    Both are Python numbers in the input's element type.
     """
 
     input: Value
@@ -19,9 +19,8 @@ class CLAMP(Operator):
     nan_mode: NanMode = NanMode.PROPAGATE
 
     def infer(self) -> tuple[Type, ...]:
-        ordered = self.min_val <= self.max_val
         note(
-            ordered,
+            self.min_val <= self.max_val,
             f"min_val {self.min_val} and max_val {self.max_val} are not in order",
             "clamp-order",
         )

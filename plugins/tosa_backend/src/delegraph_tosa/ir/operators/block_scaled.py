@@ -12,7 +12,7 @@ from ..graph import Operator, ResultDType, Value, Values, check, note, shape_of
 from ..types import BlockSize, DType, Type
 from .convolution import spatial_sizes
 from .layout import expect_gather_indices, expect_row_count
-from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
+from .rules import Shape, expect_rank, positive_sizes, shape_operand
 
 
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
@@ -27,12 +27,12 @@ def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
 
 
 def _expect_blocks(block_size: int) -> None:
-    """The block size must not be 1."""
+    """Check that the block size is not 1."""
     note(block_size != 1, "a block has more than one element", "block-size")
 
 
 def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
-    """``scale`` must have the shape of the scales of ``data``."""
+    """Check that ``scale`` has the shape of the scales of ``data``."""
     shape = scale_shape(data.shape, block_size, name)
     note(
         scale.shape == shape,
@@ -42,7 +42,10 @@ def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None
 
 
 class MATMUL_T_BLOCK_SCALED(Operator):
-    """A_data [N,H,C], B_data [N or 1,W,C], with scales [..,C/block] -> FP32 [N,H,W]."""
+    """A_data [N,H,C], B_data [N or 1,W,C], with scales [..,C/block] -> FP32 [N,H,W].
+
+    B_data is transposed.
+    """
 
     A_data: Value
     A_scale: Value
@@ -82,11 +85,12 @@ class CONV2D_BLOCK_SCALED(Operator):
         _expect_blocks(self.block_size)
         n, *size, ic = expect_rank(self.input_data, 4, "input_data")
         oc, *kernel, wic = expect_rank(self.weight_data, 4, "weight_data")
-        fits = (
+        note(
+            wic == ic,
             f"weight {self.weight_data.type} does not have the {ic} channels of"
-            f" {self.input_data.type}"
+            f" {self.input_data.type}",
+            "channels",
         )
-        note(wic == ic, fits, "channels")
         _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
         _expect_scale(
             self.weight_scale, self.weight_data, self.block_size, "weight_data"
@@ -100,16 +104,8 @@ class CONV2D_BLOCK_SCALED(Operator):
         pad = shape_operand(self.pad, 4, "pad")
         stride = shape_operand(self.stride, 2, "stride")
         dilation = shape_operand(self.dilation, 2, "dilation")
-        return (
-            Type(
-                (
-                    n,
-                    *spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation),
-                    oc,
-                ),
-                DType.FP32,
-            ),
-        )
+        spatial = spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation)
+        return (Type((n, *spatial, oc), DType.FP32),)
 
 
 class CAST_FROM_BLOCK_SCALED(Operator):
@@ -141,7 +137,7 @@ class CAST_TO_BLOCK_SCALED(Operator):
 
 
 def _expect_list(values: Values, block_size: int) -> None:
-    """Check that ``values`` are a tensor, with a scale for block sizes above 1."""
+    """Check that ``values`` are a tensor, and its scale if the block size is not 1."""
     check(
         0 < len(values) < 3,
         f"a tensor and perhaps its scale are wanted, not {len(values)} operands",
@@ -159,7 +155,10 @@ def _expect_list(values: Values, block_size: int) -> None:
 
 
 class RESHAPE_BLOCK_SCALED(Operator):
-    """A tensor (and its scale), new_value_shape SHAPE -> the tensor reshaped."""
+    """input: [a tensor, its scale], new_value_shape SHAPE -> both reshaped.
+
+    With a block size of 1, there is no scale.
+    """
 
     input: Values
     new_value_shape: Value
@@ -167,7 +166,7 @@ class RESHAPE_BLOCK_SCALED(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         _expect_list(self.input, self.block_size)
-        shape = without_zero_sizes(shape_of(self.new_value_shape), "new_value_shape")
+        shape = positive_sizes(shape_of(self.new_value_shape), "new_value_shape")
         data = self.inputs[0]
         fits = math.prod(shape) == math.prod(data.shape) or min(shape, default=1) < 1
         note(
@@ -184,7 +183,10 @@ class RESHAPE_BLOCK_SCALED(Operator):
 
 
 class ROW_GATHER_BLOCK_SCALED(Operator):
-    """values [N,K,C], indices [N,W], row_count INT32 [1] -> [N,W*row_count,C]."""
+    """values [N,K,C], indices [N,W], row_count INT32 [1] -> [N,W*row_count,C].
+
+    If ``values`` contains a scale, it is gathered, too.
+    """
 
     values: Values
     indices: Value

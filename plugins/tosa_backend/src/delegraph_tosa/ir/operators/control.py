@@ -6,6 +6,7 @@ Branches, conditions and bodies are graphs of their own, attributes of the opera
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ..dynamic_sizes import agree
 from ..graph import Graph, Operator, ResultTypes, Value, Values, note
@@ -13,29 +14,40 @@ from ..substitution import bound, substituted
 from ..types import DType, Type
 
 
-def _types(values: list[Value] | tuple[Value, ...]) -> list[Type]:
+def _types(values: Iterable[Value]) -> list[Type]:
     """Return the types of ``values``."""
     return [v.type for v in values]
 
 
-def _returned(body: Graph, operands: list[Type]) -> list[Type]:
-    """Return the result types of ``body`` in the operands' symbols."""
+def _result_types(body: Graph, operands: list[Type]) -> list[Type]:
+    """Return the result types of ``body``, with sizes in symbols of ``operands``."""
     sizes = bound(_types(body.inputs), operands)
     return [substituted(type, sizes) for type in _types(body.outputs)]
 
 
-def _fit(some: list[Type], others: list[Type]) -> bool:
+def _may_be_equal(some: list[Type], others: list[Type]) -> bool:
     """Return whether types may be equal: no known size differs."""
-    alike = len(some) == len(others) and [t.dtype for t in some] == [
-        t.dtype for t in others
-    ]
-    return alike and all(
-        agree(a.shape, b.shape) for a, b in zip(some, others, strict=True)
+    if len(some) != len(others):
+        return False
+    for a, b in zip(some, others, strict=True):
+        if a.dtype is not b.dtype or not agree(a.shape, b.shape):
+            return False
+    return True
+
+
+def _expect_inputs(operands: list[Type], first: Graph, second: Graph) -> None:
+    """Check that both graphs have inputs with the types of ``operands``."""
+    fits = all(
+        _may_be_equal(operands, _types(graph.inputs)) for graph in (first, second)
     )
+    note(fits, "inputs differ from those of the two graphs", "body-inputs")
 
 
 class COND_IF(Operator):
-    """condition BOOL, input_list -> results of ``then_graph`` or ``else_graph``."""
+    """condition BOOL, input_list -> results of ``then_graph`` or ``else_graph``.
+
+    The graph is applied to ``input_list``.
+    """
 
     condition: Value
     input_list: Values
@@ -45,20 +57,16 @@ class COND_IF(Operator):
     def infer(self) -> tuple[Type, ...]:
         then = self.then_graph
         other = self.else_graph
-        single = math.prod(self.condition.shape) == 1
         note(
-            single,
+            math.prod(self.condition.shape) == 1,
             f"condition must have one element, is {self.condition.type}",
             "condition",
         )
         operands = _types(self.inputs[1:])
-        fits = _fit(operands, _types(then.inputs)) and _fit(
-            operands, _types(other.inputs)
-        )
-        note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        returned = _returned(then, operands)
+        _expect_inputs(operands, then, other)
+        returned = _result_types(then, operands)
         note(
-            _fit(returned, _returned(other, operands)),
+            _may_be_equal(returned, _result_types(other, operands)),
             "the two graphs return different types",
             "body-outputs",
         )
@@ -68,7 +76,7 @@ class COND_IF(Operator):
 class WHILE_LOOP(Operator):
     """input_list -> values of the same types.
 
-    ``body_graph`` is applied to them while ``cond_graph`` returns true.
+    While ``cond_graph`` returns true for the values, ``body_graph`` replaces them.
     """
 
     input_list: Values
@@ -79,13 +87,9 @@ class WHILE_LOOP(Operator):
         operands = _types(self.inputs)
         cond = self.cond_graph
         body = self.body_graph
-        fits = _fit(operands, _types(cond.inputs)) and _fit(
-            operands, _types(body.inputs)
-        )
-        note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        returned = _returned(body, operands)
+        _expect_inputs(operands, cond, body)
         note(
-            _fit(operands, returned),
+            _may_be_equal(operands, _result_types(body, operands)),
             "body_graph must return the types that it takes",
             "body-outputs",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Operator, ResultDType, Value, check, note
+from ..graph import Operator, ResultDType, Value, check, note, note_broken
 from ..types import DType, RoundingMode, Type
 from .rules import element, expect_single, same_type, whole_blocks
 
@@ -20,9 +20,9 @@ class CAST(Operator):
 class RESCALE(Operator):
     """input [*S], multiplier and shift [C or 1], zero points -> [*S] of ``dtype``.
 
-    (input - input_zp) * multiplier / 2**shift + output_zp. With ``per_channel``,
-    multiplier and shift have one number for each index of the last axis; with
-    ``scale32``, multipliers are int32 instead of int16.
+    The result is ``(input - input_zp) * multiplier / 2**shift + output_zp``. With
+    ``per_channel``, multiplier and shift have one number for each index of the last
+    axis. With ``scale32``, multipliers are int32 instead of int16.
     """
 
     input: Value
@@ -48,20 +48,20 @@ class RESCALE(Operator):
 
     def _check_scales(self) -> None:
         """Check shapes and types of multiplier and shift."""
-        axis = self.input.rank > 0 or not self.per_channel
-        check(axis, "per_channel needs an axis, the input has rank 0", "per-channel")
+        has_axis = self.input.rank > 0 or not self.per_channel
+        check(
+            has_axis, "per_channel needs an axis, the input has rank 0", "per-channel"
+        )
         count = self.input.shape[-1] if self.per_channel else 1
         for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
             if operand.shape != (count,):
-                note(
-                    False,
+                note_broken(
                     f"{name} must have shape [{count}], is {operand.type}",
                     "channel-count",
                 )
         expected = DType.INT32 if self.scale32 else DType.INT16
         if self.multiplier.dtype is not expected:
-            note(
-                False,
+            note_broken(
                 f"multiplier must be {expected}, is {self.multiplier.type}",
                 "scale-type",
             )
@@ -76,21 +76,15 @@ class RESCALE(Operator):
         after = self.dtype
         both = self.input_unsigned and self.output_unsigned
         note(not both, "input and output cannot both be unsigned", "unsigned-once")
-        unsigned_input = self.input_unsigned and (
-            before in (DType.INT32, DType.INT48) or after is DType.INT32
-        )
-        unsigned_output = self.output_unsigned and (
-            before in (DType.INT32, DType.INT48) or after is DType.INT32
-        )
-        if unsigned_input:
-            note(
-                False,
+        if before not in (DType.INT32, DType.INT48) and after is not DType.INT32:
+            return
+        if self.input_unsigned:
+            note_broken(
                 f"an unsigned input cannot be rescaled from {before} to {after}",
                 "unsigned-input",
             )
-        if unsigned_output:
-            note(
-                False,
+        if self.output_unsigned:
+            note_broken(
                 f"an unsigned output cannot be rescaled from {before} to {after}",
                 "unsigned-output",
             )
@@ -101,7 +95,7 @@ def _check_zero_point(
 ) -> None:
     """Check that a known zero point is 0, unless ``dtype`` is int8.
 
-    For unsigned int16 it may be 32768.
+    For unsigned int16 it may be 32768, which an int16 constant stores as -32768.
     """
     expect_single(zero_point, name)
     value = element(zero_point)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..dynamic_sizes import differ, exceeds
-from ..graph import Illegal, Ints, Operator, Value, check, note
+from ..graph import Illegal, Ints, Operator, Value, check, note, note_broken
 from ..types import DType, Type
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
 
@@ -30,13 +30,13 @@ class Convolution(Operator):
     weight_zp: Value
 
     def expect_channels(self, weight: int, input: int) -> None:
-        """The weight must have as many channels as the input."""
+        """Check that the weight has as many channels as the input."""
         if differ(weight, input):
-            text = (
+            note_broken(
                 f"weight {self.weight.type} does not have the {input} channels of input"
-                f" {self.input.type}"
+                f" {self.input.type}",
+                "channels",
             )
-            note(False, text, "channels")
 
     def result(
         self, batch: int, spatial: Sequence[int], channels: int
@@ -47,10 +47,8 @@ class Convolution(Operator):
         """
         bias = expect_rank(self.bias, 1, "bias")
         if bias[0] != 1 and differ(bias[0], channels):
-            note(
-                False,
-                f"bias must have 1 or {channels} elements, is {self.bias.type}",
-                "bias",
+            note_broken(
+                f"bias must have 1 or {channels} elements, is {self.bias.type}", "bias"
             )
         dtype = self.input.type.dtype
         expect_zero_point(self.input_zp, dtype, "input_zp")
@@ -72,7 +70,7 @@ class Windowed(Convolution):
     acc_type: DType
 
     def spatial(self, sizes: Shape, kernel: Shape) -> list[int]:
-        """Return output sizes, e.g.
+        """Return the output size of each spatial axis.
 
         ``OH = (IH - 1 + pads - (KH - 1) * dilation) / stride + 1``. The division must
         be exact.
@@ -83,7 +81,7 @@ class Windowed(Convolution):
 def spatial_sizes(
     sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation: Ints
 ) -> list[int]:
-    """Output sizes of a convolution with dilation (see ``Windowed.spatial``)."""
+    """Return the output sizes of a convolution, as ``Windowed.spatial``."""
     axes = len(sizes)
     expect_length(pad, 2 * axes, "pad")
     expect_length(dilation, axes, "dilation")
@@ -103,7 +101,7 @@ def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list
     """
     expect_length(stride, len(sizes), "stride")
     if min(pad) < 0:
-        note(False, f"pad {list(pad)} must not be negative", "pad")
+        note_broken(f"pad {list(pad)} must not be negative", "pad")
     if min(stride) < 1:
         raise Illegal(f"stride {list(stride)} must be positive", "stride")
     return [
@@ -113,11 +111,12 @@ def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list
 
 
 def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
-    """Return the number of windows along one of ``axes`` axes."""
+    """Return the number of windows along ``axis``, one of ``axes`` spatial axes."""
     before = pad[2 * axis]
     after = pad[2 * axis + 1]
     span = size + before + after - reach
     if exceeds(0, span) or differ(span % stride, 0):
+        # reports the broken rule; the text is made only here, because it is slow
         idiv(
             span,
             stride,
@@ -154,7 +153,7 @@ class CONV3D(_Dense):
 class DEPTHWISE_CONV2D(Windowed):
     """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M].
 
-    Output channel c*M + m.
+    Output channel ``c*M + m`` is the input channel c by the weight [:,:,c,m].
     """
 
     def infer(self) -> tuple[Type, ...]:
@@ -187,9 +186,8 @@ class TRANSPOSE_CONV2D(Convolution):
             f"stride {list(self.stride)} must be positive",
             "stride",
         )
-        return self.result(
-            n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc
-        )
+        spatial = [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)]
+        return self.result(n, spatial, oc)
 
     def _spatial(self, axis: int, size: int, kernel: int) -> int:
         """Return ``(size - 1) * stride + before + after + kernel``, an output size."""

@@ -158,7 +158,7 @@ class SUB(Binary):
 class MUL(Operator):
     """input1 [*S], input2 [*S], shift INT8 [1] -> [*S], the product.
 
-    It is int32 for int8 and int16. An int32 is shifted right.
+    The product of int8 or int16 is int32. The product of int32 is shifted right.
     """
 
     input1: Value
@@ -187,7 +187,7 @@ class MUL(Operator):
 class TABLE(Operator):
     """input1 [*S], table int8 [256] or int16 [513] -> [*S].
 
-    int8 is looked up, int16 is interpolated to int32.
+    An int8 element is looked up. For int16, the table is interpolated to int32.
     """
 
     input1: Value
@@ -196,9 +196,8 @@ class TABLE(Operator):
     def infer(self) -> tuple[Type, ...]:
         wide = self.input1.dtype is DType.INT16
         length = 513 if wide else 256
-        fits = self.table.shape == (length,)
         note(
-            fits,
+            self.table.shape == (length,),
             f"table for {self.input1.dtype} must be [{length}], is {self.table.type}",
             "table-size",
         )

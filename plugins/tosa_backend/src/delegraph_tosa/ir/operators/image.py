@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..dynamic_sizes import exceeds
-from ..graph import Ints, Operator, Value, check, note
+from ..graph import Ints, Operator, Value, check, note, note_broken
 from ..types import BLOCK_SCALED, DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
 from .rules import (
@@ -23,8 +23,7 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
     expect_length(pad, 4, "pad")
     check(min(kernel) >= 1, f"kernel {list(kernel)} has an entry below 1", "kernel")
     if max(pad[:2]) >= kernel[0] or max(pad[2:]) >= kernel[1]:
-        note(
-            False,
+        note_broken(
             f"pad {list(pad)} must be smaller than the kernel {list(kernel)}",
             "pad-below-kernel",
         )
@@ -32,9 +31,9 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
 
 
 class AVG_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding.
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window.
 
-    ``pad`` is (top, bottom, left, right).
+    ``pad`` is (top, bottom, left, right). Padding does not count in the mean.
     """
 
     input: Value
@@ -107,14 +106,15 @@ def window_operands(
 
 
 _WIDENED = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
+"""Element type of an input -> that of the result of bilinear RESIZE, if they differ."""
 
 
 class RESIZE(Operator):
     """input [N,IH,IW,C] -> [N,OH,OW,C].
 
-    ``scale`` is (y_n, y_d, x_n, x_d), ``offset`` and ``border`` are (y, x) in units of
-    1/n input pixels: ``OH = ((IH - 1) * y_n - offset_y + border_y) / y_d + 1``,
-    exactly.
+    ``scale`` is (y_n, y_d, x_n, x_d): the image is scaled by y_n / y_d and x_n / x_d.
+    ``offset`` and ``border`` are (y, x) in units of 1/n input pixels. ``OH = ((IH - 1)
+    * y_n - offset_y + border_y) / y_d + 1``, and the division must be exact.
     """
 
     input: Value
@@ -145,10 +145,8 @@ class RESIZE(Operator):
             f"{dtype} is resized to the NEAREST element only",
             "block-mode",
         )
-        widened = (
-            _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
-        )
-        return (Type((n, *out, c), widened),)
+        result_dtype = dtype if nearest else _WIDENED.get(dtype, dtype)
+        return (Type((n, *out, c), result_dtype),)
 
 
 def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> int:

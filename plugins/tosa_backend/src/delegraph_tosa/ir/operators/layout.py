@@ -8,7 +8,17 @@ from __future__ import annotations
 import math
 
 from ..dynamic_sizes import agree, differ, exceeds
-from ..graph import Illegal, Ints, Operator, Value, Values, check, note, shape_of
+from ..graph import (
+    Illegal,
+    Ints,
+    Operator,
+    Value,
+    Values,
+    check,
+    note,
+    note_broken,
+    shape_of,
+)
 from ..types import BLOCK_SCALED, DType, Type
 from .rules import (
     Shape,
@@ -16,14 +26,14 @@ from .rules import (
     expect_axis,
     expect_rank,
     expect_single,
+    positive_sizes,
     shape_operand,
     whole_blocks,
-    without_zero_sizes,
 )
 
 
 class CONCAT(Operator):
-    """input1: tensors that differ along ``axis`` only -> joined along ``axis``."""
+    """input1: a list of tensors that differ along ``axis`` only -> their join."""
 
     input1: Values
     axis: int
@@ -42,12 +52,8 @@ class CONCAT(Operator):
                 "concat-shapes",
             )
         joined = sum(v.type.shape[self.axis] for v in self.inputs)
-        return (
-            Type(
-                (*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]),
-                first.dtype,
-            ),
-        )
+        shape = (*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :])
+        return (Type(shape, first.dtype),)
 
 
 def _without(shape: Shape, axis: int) -> Shape:
@@ -56,7 +62,10 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 class PAD(Operator):
-    """input1 [*S], padding SHAPE [2*rank], pad_const [1] -> [*S']."""
+    """input1 [*S], padding SHAPE [2*rank], pad_const [1] -> [*S'].
+
+    ``padding`` is a flat list of (before, after) for each axis.
+    """
 
     input1: Value
     padding: Value
@@ -84,12 +93,12 @@ class RESHAPE(Operator):
     shape: Value
 
     def infer(self) -> tuple[Type, ...]:
-        shape = without_zero_sizes(shape_of(self.shape), "shape")
-        if differ(math.prod(shape), math.prod(self.input1.type.shape)) and not any(
-            exceeds(1, n) for n in shape
-        ):
-            elements = f"the {math.prod(shape)} elements of shape {list(shape)}"
-            note(False, f"{self.input1.type} does not have {elements}", "element-count")
+        shape = positive_sizes(shape_of(self.shape), "shape")
+        count = math.prod(shape)
+        is_positive = not any(exceeds(1, size) for size in shape)
+        if is_positive and differ(count, math.prod(self.input1.type.shape)):
+            elements = f"the {count} elements of shape {list(shape)}"
+            note_broken(f"{self.input1.type} does not have {elements}", "element-count")
         return (whole_blocks(Type(shape, self.input1.type.dtype)),)
 
 
@@ -118,13 +127,12 @@ class SLICE(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.type.shape
         start = shape_operand(self.start, len(shape), "start")
-        size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
+        size = positive_sizes(shape_operand(self.size, len(shape), "size"), "size")
         if any(
             exceeds(0, s) or exceeds(s + n, whole)
             for s, n, whole in zip(start, size, shape, strict=True)
         ):
-            note(
-                False,
+            note_broken(
                 f"start {list(start)} and size {list(size)} are not inside"
                 f" {self.input1.type}",
                 "slice-inside",
@@ -135,7 +143,7 @@ class SLICE(Operator):
 
 
 def expect_block(start: Shape, dtype: DType) -> None:
-    """A slice of a block-scaled type must start at the beginning of a block."""
+    """Check that a slice of a block-scaled type starts at the beginning of a block."""
     if dtype in BLOCK_SCALED:
         size = BLOCK_SCALED[dtype].size
         note(
@@ -153,15 +161,10 @@ class TILE(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.shape
-        multiples = without_zero_sizes(
-            shape_operand(self.multiples, len(shape), "multiples"), "multiples"
-        )
-        return (
-            Type(
-                tuple(n * m for n, m in zip(shape, multiples, strict=True)),
-                self.input1.dtype,
-            ),
-        )
+        multiples = shape_operand(self.multiples, len(shape), "multiples")
+        positive_sizes(multiples, "multiples")
+        repeated = tuple(n * m for n, m in zip(shape, multiples, strict=True))
+        return (Type(repeated, self.input1.dtype),)
 
 
 class TRANSPOSE(Operator):
@@ -179,8 +182,7 @@ class TRANSPOSE(Operator):
                 "perms",
             )
         if dtype in BLOCK_SCALED and self.perms[-1:] != (len(shape) - 1,):
-            note(
-                False,
+            note_broken(
                 f"perms {list(self.perms)} must leave the last axis of"
                 f" {self.input1.type} there",
                 "block-axis",
@@ -189,7 +191,7 @@ class TRANSPOSE(Operator):
 
 
 class GATHER(Operator):
-    """values [N,K,C], indices [N,W] -> [N,W,C]."""
+    """values [N,K,C], indices [N,W] -> [N,W,C], the rows at the indices."""
 
     values: Value
     indices: Value
@@ -211,16 +213,12 @@ class ROW_GATHER(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         n, w = expect_gather_indices(self.indices, self.values)
-        return (
-            Type(
-                (n, w * expect_row_count(self.row_count), self.values.shape[2]),
-                self.values.dtype,
-            ),
-        )
+        rows = w * expect_row_count(self.row_count)
+        return (Type((n, rows, self.values.shape[2]), self.values.dtype),)
 
 
 def expect_gather_indices(indices: Value, values: Value) -> Shape:
-    """Shape [N,W] of the indices into values [N,K,C]."""
+    """Return the shape [N,W] of ``indices`` into ``values`` [N,K,C]."""
     n, _, _ = expect_rank(values, 3, "values")
     shape = expect_rank(indices, 2, "indices")
     note(
@@ -239,7 +237,10 @@ def expect_row_count(row_count: Value) -> int:
 
 
 class SCATTER(Operator):
-    """values_in [N,K,C], indices [N,W] (no row twice), input [N,W,C] -> [N,K,C]."""
+    """values_in [N,K,C], indices [N,W], input [N,W,C] -> [N,K,C].
+
+    The rows of ``input`` replace those of ``values_in`` at the indices, which differ.
+    """
 
     values_in: Value
     indices: Value

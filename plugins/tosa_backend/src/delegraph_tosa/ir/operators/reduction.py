@@ -66,9 +66,10 @@ class ARGMAX(Operator):
 
 
 class _Product(Operator):
-    """A product of matrices of ``dtype``, the type of the accumulator.
+    """A product of matrices. Its element type ``dtype`` is that of the accumulator.
 
-    That is int32 for int8, int48 for int16, fp16 or fp32 for fp16, fp32 for bf16.
+    ``dtype`` is int32 for operands of int8, int48 for int16, fp16 or fp32 for fp16, and
+    fp32 for bf16.
     """
 
     A: Value
@@ -118,13 +119,16 @@ class MATMUL_T(_Product):
 
 
 def _expect_power_of_two(*sizes: int) -> None:
-    """Each size that is known must be a power of two."""
+    """Check that each known size is a power of two."""
     powers = all(is_dynamic(n) or (n > 0 and n & (n - 1) == 0) for n in sizes)
     note(powers, f"sizes {list(sizes)} must be powers of two", "power-of-two")
 
 
 class FFT2D(Operator):
-    """input_real, input_imag [N,H,W] -> output_real, output_imag; powers of two."""
+    """input_real, input_imag [N,H,W] -> output_real, output_imag [N,H,W].
+
+    H and W are powers of two.
+    """
 
     input_real: Value
     input_imag: Value
@@ -133,9 +137,8 @@ class FFT2D(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         _, h, w = expect_rank(self.input_real, 3, "input_real")
-        equal = agree(self.input_imag.shape, self.input_real.shape)
         note(
-            equal,
+            agree(self.input_imag.shape, self.input_real.shape),
             f"{self.input_real.type} and {self.input_imag.type} differ",
             "same-shape",
         )
@@ -146,7 +149,7 @@ class FFT2D(Operator):
 class RFFT2D(Operator):
     """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1].
 
-    H and W powers of two.
+    H and W are powers of two.
     """
 
     input_real: Value

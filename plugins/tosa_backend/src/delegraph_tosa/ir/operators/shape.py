@@ -54,16 +54,19 @@ class ShapeBinary(ShapeOperator):
     """The smallest allowed entries of input1 and of input2; None is no limit."""
 
     combine: ClassVar[staticmethod[[int, int], int]]
-    """Two entries -> one entry of the result."""
+    """The function that makes an entry of the result from one of each operand."""
 
     def compute(self) -> Shape:
         pairs = _pairs(self)
         if self.smallest is not None:
-            low, high = self.smallest
-            within = not any(exceeds(low, a) or exceeds(high, b) for a, b in pairs)
+            left_low, right_low = self.smallest
+            within = not any(
+                exceeds(left_low, a) or exceeds(right_low, b) for a, b in pairs
+            )
             check(
                 within,
-                f"entries {pairs} must be at least {low} on the left and {high} on the"
+                f"entries {pairs} must be at least {left_low} on the left and"
+                f" {right_low} on the"
                 " right",
                 "shape-range",
             )
@@ -71,7 +74,7 @@ class ShapeBinary(ShapeOperator):
 
 
 def _pairs(binary: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
-    """Return the entries of both operands, which must be equally many."""
+    """Return pairs of entries of both operands, which must have equal length."""
     left = shape_of(binary.input1)
     right = shape_of(binary.input2)
     check(
@@ -155,16 +158,14 @@ class ShapeUnary(ShapeOperator):
             f"entries {list(entries)} are outside {lowest} .. {highest}",
             "shape-range",
         )
-        return tuple(
-            [
-                self._named(entry) if is_dynamic(entry) else function(entry)
-                for entry in entries
-            ]
-        )
-
-    def _named(self, entry: int) -> int:
-        """Return a new symbol for a dynamic entry, named after the operator."""
-        return symbol(f"{self.name}({entry})", 0, LARGEST)
+        result: list[int] = []
+        for entry in entries:
+            if is_dynamic(entry):
+                # sizes have no such function: the result is a new symbol
+                result.append(symbol(f"{self.name}({entry})", 0, LARGEST))
+            else:
+                result.append(function(entry))
+        return tuple(result)
 
 
 class EXP2_SHAPE(ShapeUnary):
@@ -189,7 +190,7 @@ class LOG2_FLOOR_SHAPE(ShapeUnary):
 
 
 class CONCAT_SHAPE(ShapeOperator):
-    """input: one or more SHAPEs -> all their entries."""
+    """input: a list of SHAPEs -> a SHAPE with all their entries."""
 
     input: Values
 
@@ -197,11 +198,17 @@ class CONCAT_SHAPE(ShapeOperator):
         check(
             bool(self.inputs), "CONCAT_SHAPE needs at least one shape", "list-not-empty"
         )
-        return tuple(entry for value in self.inputs for entry in shape_of(value))
+        entries: list[int] = []
+        for value in self.inputs:
+            entries += shape_of(value)
+        return tuple(entries)
 
 
 class SLICE_SHAPE(ShapeOperator):
-    """input SHAPE [n], start INT32 [1], size INT32 [1], constants -> SHAPE [size]."""
+    """input SHAPE [n], start INT32 [1], size INT32 [1] -> SHAPE [size].
+
+    ``start`` and ``size`` are constants.
+    """
 
     input: Value
     start: Value
@@ -232,9 +239,9 @@ class DIM(ShapeOperator):
 
 
 class ASSERT_EQUAL_SHAPE(Operator):
-    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal.
+    """input1 SHAPE [n], input2 SHAPE [n] -> no result. Their entries must be equal.
 
-    With ``allow_broadcast`` one may be 1.
+    With ``allow_broadcast``, one entry of a pair may be 1.
     """
 
     input1: Value

@@ -7,15 +7,14 @@ from ..types import Type
 
 
 class VARIABLE(Operator):
-    """initial_value, a constant -> no result: declares ``variable``."""
+    """initial_value, a constant -> no result. Declares ``variable``, a name."""
 
     initial_value: Value
     variable: str
 
     def infer(self) -> tuple[Type, ...]:
-        constant = self.initial_value.constant is not None
         note(
-            constant,
+            self.initial_value.constant is not None,
             f"the initial value of {self.variable!r} is not a constant",
             "constant-operand",
         )
@@ -23,7 +22,7 @@ class VARIABLE(Operator):
 
 
 class VARIABLE_WRITE(Operator):
-    """input1 [*S] -> no result: sets ``variable`` to this value."""
+    """input1 [*S] -> no result. Sets ``variable`` to this value."""
 
     input1: Value
     variable: str
@@ -33,7 +32,7 @@ class VARIABLE_WRITE(Operator):
 
 
 class VARIABLE_READ(Operator):
-    """-> the value [*S] of ``variable``; ``types`` is the variable's type."""
+    """No operand -> the value [*S] of ``variable``, of the only type in ``types``."""
 
     variable: str
     types: ResultTypes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from delegraph.errors import Unsupported
 from torch.fx import GraphModule, Node
 
-from ...ir.dynamic_sizes import Symbol, atom
+from ...ir.dynamic_sizes import Symbol, size_of_atom
 from ...ir.graph import Graph, Operator, Value
 from ...ir.size_sources import sizes_of, unknown_symbols
 from ...ir.types import INTEGERS, DType
@@ -324,7 +324,7 @@ def as_long_as(t: Tosa, size: Symbol) -> Value:
 
     It is BOOL, a type that every target has.
     """
-    return t.tile(t.constant(0, DType.BOOL), (atom(size),))
+    return t.tile(t.constant(0, DType.BOOL), (size_of_atom(size),))
 
 
 def own(constant: Value) -> Value:

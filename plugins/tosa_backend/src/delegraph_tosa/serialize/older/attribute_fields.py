@@ -1,8 +1,8 @@
 """Translates operators between the IR and TOSA 0.80.
 
 Since 1.0, zero points, shapes, multipliers, shifts and tables are constant operands. In
-0.80 they are fields of attribute tables. ``folded`` turns operands into fields,
-``unfolded`` turns fields into constants.
+0.80 they are fields of attribute tables: "folded operands". ``attribute_table`` turns
+operands into fields, ``unfolded`` turns fields into constants.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNSIGNED = {"input_zp": "input_unsigned", "output_zp": "output_unsigned"}
 Fields hold the unsigned number, operands its bits.
 """
 
-Literals = Callable[[DType, Sequence[int | float]], Value]
-"""Makes a constant of rank 1 from its elements."""
+MakeConstant = Callable[[DType, Sequence[int | float]], Value]
+"""A function that makes a constant of rank 1 from its elements."""
 
 
 def fields_of(name: str) -> tuple[Field, ...]:
@@ -61,7 +61,7 @@ def operands_of(operator: Operator) -> tuple[Value, ...]:
     return tuple([value for name, value in operands if name not in folded])
 
 
-def folded(operator: Operator) -> Iterator[tuple[Field, Any]]:
+def attribute_table(operator: Operator) -> Iterator[tuple[Field, Any]]:
     """Yield each field of the operator's attribute table with its value."""
     for field in fields_of(operator.name):
         yield field, _field_value(operator, field)
@@ -82,7 +82,8 @@ def _field_value(operator: Operator, field: Field) -> Any:
     if name in operator.operands:
         entries = _entries(operator, name)
         return entries if field.kind in ("Ints", "Shorts") else entries[0]
-    # MAX_POOL2D has no zero points and no accumulator; its table does.
+    # the table of MAX_POOL2D has fields for zero points and the accumulator, which the
+    # operator lacks
     return getattr(operator, name, 0)
 
 
@@ -100,9 +101,10 @@ def _entries(operator: Operator, name: str) -> tuple[int, ...]:
 
 
 def _number(operator: Operator, name: str, is_float: bool) -> int | float:
-    """Return a number that 0.80 stores as an integer and as a float.
+    """Return the value of one of the two fields that 0.80 has for a number.
 
-    The field that does not fit the element type is 0.
+    One is for floats, the other for integers. The field that does not fit the element
+    type is 0.
     """
     dtype = operator.inputs[0].dtype
     if is_float is not (dtype in FLOATS):
@@ -131,12 +133,12 @@ def unfolded(
     operands: Sequence[Value],
     fields: Mapping[str, Any],
     results: Sequence[Type],
-    make: Literals,
+    make: MakeConstant,
 ) -> tuple[list[Value], dict[str, Any]]:
     """Return the operands and attributes of an operator of 0.80 in the IR.
 
-    ``fields`` are its attribute table and ``results`` the declared types. Raises
-    Illegal for numbers that do not fit their element type.
+    ``fields`` are its attribute table, ``results`` the declared types, and ``make``
+    makes its constants. Raises Illegal for numbers that do not fit their element type.
     """
     folded = folded_operands(kind)
     inputs = list(operands)
@@ -158,11 +160,11 @@ def _constant(
     given: Mapping[str, Value],
     fields: Mapping[str, Any],
     results: Sequence[Type],
-    make: Literals,
+    make: MakeConstant,
 ) -> Value:
     """Return the constant operand ``name``, made from fields.
 
-    ``given`` are the operands that the file has.
+    ``given`` are the operands that are operands in the file, too.
     """
     first = next(iter(given.values())).dtype
     if name == "pad_const":
@@ -233,7 +235,7 @@ def _attributes(
 
 
 def elements(dtype: DType, numbers: Sequence[int | float] | Array) -> Literal:
-    """Make a constant's elements. Raises Illegal for integers that do not fit."""
+    """Return a constant's elements. Raises Illegal for integers that do not fit."""
     if dtype in FLOATS or dtype is DType.BOOL:
         return Literal(stored_numbers(np.asarray(numbers), dtype))
     try:

@@ -19,14 +19,14 @@ from .schema import DTYPES, NAMES, TABLE_OF, TAGS, UNSIGNED, Field
 
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16
-"""Cost, in elements, of a constant made from an attribute.
+"""Cost of a constant made from an attribute, in elements, for ``Table.spend``.
 
 It takes some 500 bytes of memory for 4 bytes of the file.
 """
 
 
-class Written(NamedTuple):
-    """An operator as the file has it.
+class OperatorInFile(NamedTuple):
+    """An operator as the file stores it.
 
     ``fields`` are its attribute table, ``declared`` the types of its results.
     """
@@ -42,10 +42,12 @@ class OlderBlock(Block):
     """A basic block of 0.80. Fields of attribute tables become constants."""
 
     def declare(self) -> None:
+        """Read the declarations of tensors; there are no shapes and no variables."""
         for tensor in self.table.each_table(2, "tensor"):
             self.tensors[self.new_name(tensor, TensorField.NAME)] = tensor
 
     def type_of(self, name: str) -> Type:
+        """Return the declared type of a tensor."""
         if name not in self.tensors:
             raise self.table.damaged(f"{name!r} is not declared")
         tensor = self.tensors[name]
@@ -82,7 +84,7 @@ class OlderBlock(Block):
         results = table.strings(OperatorField.OUTPUTS, "output")
         if name == "CONST":
             return self.constant_operator(name, table, inputs, results)
-        written = Written(
+        stored = OperatorInFile(
             table,
             operands=[self.used(tensor, table) for tensor in inputs],
             fields=self.fields(name, table) if name in TABLE_OF else {},
@@ -91,24 +93,24 @@ class OlderBlock(Block):
         )
         try:
             if name == "FULLY_CONNECTED":
-                return self.fully_connected(written)
-            return self.computing(name, written)
+                return self.fully_connected(stored)
+            return self.stored_operator(name, stored)
         except Illegal as problem:
             raise table.damaged(f"{name}: {problem}") from None
 
     def check_tag(self, name: str, table: Table) -> None:
         """Raise FormatError unless the operator has its kind of attribute table."""
         tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
-        # the table of RFFT2D is read by nothing
+        # the table of RFFT2D is not read, and may be missing
         if name == "RFFT2D" and tag == TAGS["RFFT"]:
             return
         wanted = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
         if tag != wanted:
             raise table.damaged(f"{name} has attributes of kind {tag}, not {wanted}")
 
-    def computing(self, name: str, written: Written) -> None:
-        """Read an operator of the IR."""
-        table, operands, fields, declared, results = written
+    def stored_operator(self, name: str, stored: OperatorInFile) -> None:
+        """Read an operator that the IR has, too."""
+        table, operands, fields, declared, results = stored
         kind = OPERATORS[name]
         if name == "RESCALE":
             fields |= self.unsigned(table)
@@ -123,8 +125,8 @@ class OlderBlock(Block):
         inputs, attributes = unfolded(kind, operands, fields, declared, self.literal)
         attributes |= implied(kind, declared, table)
         operator = kind(inputs, None, **attributes)
-        self.finish(operator, table)
-        self.declare_results(operator, results, declared, table)
+        self.append(operator, table)
+        self.define_results(operator, results, declared, table)
 
     def unsigned(self, table: Table) -> dict[str, bool]:
         """Return the unsigned attributes of RESCALE, from unsigned tensor types."""
@@ -139,12 +141,12 @@ class OlderBlock(Block):
                     found[attribute] = True
         return found
 
-    def fully_connected(self, written: Written) -> None:
+    def fully_connected(self, stored: OperatorInFile) -> None:
         """Read FULLY_CONNECTED as a convolution of one-pixel images.
 
         Its operands are input [N,IC], weight [OC,IC] and bias.
         """
-        table, operands, fields, declared, results = written
+        table, operands, fields, declared, results = stored
         are_matrices = all(value.rank == 2 for value in operands[:2])
         if len(operands) != 3 or not are_matrices or len(declared) != 1:
             raise table.damaged(
@@ -158,30 +160,30 @@ class OlderBlock(Block):
         inputs, attributes = unfolded(
             CONV2D, [image, kernel, bias], fields | window, declared, self.literal
         )
-        pixels = self.appended(CONV2D, inputs, table, **attributes)
+        pixels = self.make(CONV2D, inputs, table, **attributes)
         count, _, _, channels = pixels.shape
         flat = RESHAPE([pixels, self.literal(DType.SHAPE, (count, channels))])
-        self.finish(flat, table)
-        self.declare_results(flat, results, declared, table)
+        self.append(flat, table)
+        self.define_results(flat, results, declared, table)
 
     def as_pixels(self, matrix: Value, table: Table) -> Value:
         """Return a matrix [N,C] as [N,1,1,C]."""
         rows, columns = matrix.shape
         shape = self.literal(DType.SHAPE, (rows, 1, 1, columns))
-        return self.appended(RESHAPE, [matrix, shape], table)
+        return self.make(RESHAPE, [matrix, shape], table)
 
-    def appended(
+    def make(
         self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any
     ) -> Value:
         """Add an operator that the file does not have, and return its result."""
         table.spend(OPERATOR_COST)
         operator = kind(inputs, None, **attributes)
-        self.finish(operator, table)
+        self.append(operator, table)
         result: Value = operator.outputs[0]
         return result
 
     def literal(self, dtype: DType, numbers: Sequence[int | float]) -> Value:
-        """Return a constant of rank 1, shared by equal numbers."""
+        """Return a constant of rank 1. Equal ones are the same value."""
         made = elements(dtype, numbers)
         known = self.regions.literals
         key = dtype, made.array.tobytes()

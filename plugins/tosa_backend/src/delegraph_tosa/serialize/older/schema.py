@@ -11,10 +11,7 @@ from typing import NamedTuple
 from ...ir.types import DType
 
 VERSION = (0, 80, 1)
-"""The version that we write. 0.80.1 only clarifies 0.80.0.
-
-Their readers accept both.
-"""
+"""The version of new files. 0.80.1 only clarifies 0.80.0, and readers accept both."""
 _ORDER = """
 ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FULLY_CONNECTED MATMUL MAX_POOL2D TRANSPOSE_CONV2D CLAMP RESERVED
 SIGMOID TANH ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT

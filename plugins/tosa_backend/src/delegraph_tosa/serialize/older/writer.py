@@ -14,7 +14,7 @@ from ...ir.types import DType, Type
 from ..schema import TensorField
 from ..structure import DATA_FIELD_ALIGNMENT, TO_BE_FILLED_IN, Block, Slot, Structure
 from ..table_layouts import OPERATOR, TableLayout, layout
-from .attribute_fields import float_bytes, folded, operands_of
+from .attribute_fields import attribute_table, float_bytes, operands_of
 from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
 from .schema import Field as AttributeField
 
@@ -24,11 +24,8 @@ _KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint
 
 def _layout_of(fields: Sequence[AttributeField]) -> TableLayout:
     """Return the layout of an attribute table."""
-    places = [
-        (number, _KINDS.get(field.kind, "offset"))
-        for number, field in enumerate(fields)
-    ]
-    return layout(len(fields), *places)
+    types = [_KINDS.get(field.kind, "offset") for field in fields]
+    return layout(len(fields), *enumerate(types))
 
 
 _LAYOUTS: dict[str, TableLayout] = {
@@ -47,6 +44,7 @@ class OlderBlock(Block):
     """Builds the block of a region, which has no shapes and no folded operands."""
 
     def shapes_field(self) -> list[Field]:
+        """Return no field."""
         return []
 
     def constants(self) -> list[Value]:
@@ -70,8 +68,9 @@ class OlderBlock(Block):
             return
         fields = _CONSTANT.with_values([TO_BE_FILLED_IN, *values])
         table = build.table_with_places(_CONSTANT.field_count, fields)
-        place = table.places[TensorField.DATA]
-        self.structure.slots.append(Slot(_as_stored(value), 0, place, False))
+        distance = table.places[TensorField.DATA]
+        slot = Slot(_as_stored(value), 0, distance, wide=False)
+        self.structure.slots.append(slot)
         self.tensors.append(table.position)
 
     def operator(self, operator: Operator) -> None:
@@ -130,6 +129,7 @@ class OlderStructure(Structure):
         super().__init__(graph, locations, external)
 
     def version(self, major: int, minor: int) -> int:
+        """Return the table of the version, which is always ``VERSION``."""
         numbers = [Field(i, "int32", number) for i, number in enumerate(VERSION)]
         return self.build.table(4, [*numbers, Field(3, "bool", False)])
 
@@ -149,13 +149,13 @@ class OlderStructure(Structure):
             return 0
         values = [
             self.attribute(field.kind, value, operator)
-            for field, value in folded(operator)
+            for field, value in attribute_table(operator)
         ]
         fields = _LAYOUTS[table].with_values(values)
         return self.build.table(_LAYOUTS[table].field_count, fields)
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
-        """Return a number that is stored inline, or the place of an attribute."""
+        """Return the value of an attribute's field: its position, or the number."""
         if kind == "Shorts":
             return self.build.vector("int16", value)
         if kind == "float":
