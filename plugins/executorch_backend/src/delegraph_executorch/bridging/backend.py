@@ -25,7 +25,12 @@ from .runtime import BridgedRuntime
 
 
 class BridgedBackend(BackendDetails, abstract=True):
-    """Compiles partitions in edge dialect with ``theirs``, the class that is bridged."""
+    """Compiles partitions with ``theirs``, a backend class of ExecuTorch.
+
+    ``cached``: whether a cache may keep blobs. ``prepare`` changes a partition in edge
+    dialect before ``theirs`` gets it. ``loaded_by``: the runtime that must be able to
+    load each blob; None for no check.
+    """
 
     theirs: ClassVar[Any]
     cached: ClassVar[bool] = False
@@ -38,15 +43,13 @@ class BridgedBackend(BackendDetails, abstract=True):
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
         """Return the key under which blobs are cached; None if they must not be.
 
-        It covers the versions of ExecuTorch and of the bridge, and whether blobs are
-        loaded.
+        It covers the versions of ExecuTorch and of this plugin, and whether blobs are
+        loaded as a check.
         """
         if not cls.cached:
             return None
-        facts = [
-            f"{name} {version_of(name)}"
-            for name in ("executorch", "delegraph-executorch")
-        ]
+        names = ("executorch", "delegraph-executorch")
+        facts = [f"{name} {version_of(name)}" for name in names]
         if cls.loaded_by is not None and has_runtime():
             facts.append("loaded by the runtime")
         return ", ".join(facts)
@@ -60,19 +63,24 @@ class BridgedBackend(BackendDetails, abstract=True):
                 "unsupported",
                 f"{cls.__name__} cannot compile a program without operators",
             )
-        edge = cls.prepare(cut_partition(edge_program) or to_edge_dialect(edge_program))
+        edge = cls._edge_program(edge_program)
         specs = _specs(compile_specs)
-        # Their passes draw random example inputs.
+        # Their passes draw random example inputs: keep the user's random state.
         with quietly(), torch.random.fork_rng(devices=()):
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
 
     @classmethod
-    def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
-        """Convert their result to ours.
+    def _edge_program(cls, program: ExportedProgram) -> ExportedProgram:
+        """Return a partition's program in edge dialect, prepared for ``theirs``."""
+        return cls.prepare(cut_partition(program) or to_edge_dialect(program))
 
-        Debug handles that their passes added are left out: our program has no such
-        call.
+    @classmethod
+    def _translate(cls, program: ExportedProgram, result: Any) -> PreprocessResult:
+        """Convert the result of ``theirs`` to delegraph's class, and check the blob.
+
+        Debug handles that no call of ``program`` has are left out: their passes added
+        them.
         """
         processed = getattr(result, "processed_bytes", None)
         if not isinstance(processed, (bytes, bytearray, memoryview)):
@@ -96,9 +104,9 @@ class BridgedBackend(BackendDetails, abstract=True):
         for identifier, listed in (their_map or {}).items():
             if not isinstance(listed, (tuple, list)):
                 listed = (listed,)
-            own = tuple(handle for handle in listed if handle in known)
-            if own:
-                handles[identifier] = own
+            of_program = tuple(handle for handle in listed if handle in known)
+            if of_program:
+                handles[identifier] = of_program
         blob = bytes(processed)
         store = _named_data(result.data_store_output)
         add_convention(store, cls.__name__, blob, program)
@@ -124,10 +132,10 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
     ) -> dict[str, list[PreprocessResult]]:
         programs: dict[str, list[ExportedProgram]] = {}
         for method, listed in edge_programs.items():
-            programs[method] = [
-                cls.prepare(cut_partition(p) or to_edge_dialect(p)) for p in listed
-            ]
-        specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
+            programs[method] = [cls._edge_program(program) for program in listed]
+        specs = {}
+        for method, specs_of_method in compile_specs.items():
+            specs[method] = [_specs(each) for each in specs_of_method]
         with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)
         translated: dict[str, list[PreprocessResult]] = {}
@@ -138,13 +146,14 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
 
 
 def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
+    """Convert compile specs to ExecuTorch's class."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec as Theirs
 
     return [Theirs(spec.key, spec.value) for spec in compile_specs]
 
 
 def _named_data(output: Any) -> NamedDataStore:
-    """Convert their named data to ours, under the same names."""
+    """Convert ExecuTorch's named data to delegraph's class, under the same names."""
     store = NamedDataStore()
     if output is None:
         return store

@@ -1,8 +1,8 @@
 """Store the types and largest sizes of a blob's inputs and outputs.
 
-A blob of ExecuTorch does not contain this calling convention, since the program that
-calls the blob does. A runtime that gets only the blob finds it in named data, under a
-key with the blob's digest. Program files do not need it.
+This is the blob's calling convention. A blob of ExecuTorch does not contain it, because
+the program file does. A runtime that gets only the blob finds the convention in named
+data, under a key with the blob's digest.
 """
 
 from __future__ import annotations
@@ -70,12 +70,13 @@ def add_convention(
 
 
 def convention_in_file(
-    backend_id: str, blob: bytes, values: Sequence[Any], outputs: int
+    backend_id: str, blob: bytes, values: Sequence[Any], output_count: int
 ) -> dict[str, bytes]:
     """Return the calling convention of a blob in a program file, as named data.
 
-    ``values`` are those of a call; the last ``outputs`` of them are results. If a tensor
-    is not in C order, the result is empty: the program made for a blob needs C order.
+    ``values`` are the file's values that a call of the blob has as arguments. The last
+    ``output_count`` of them are results. If a tensor is not in C order, the result is
+    empty: the program that runs a single blob needs C order.
     """
     for value in values:
         if isinstance(value, Tensor):
@@ -83,18 +84,19 @@ def convention_in_file(
             if value.dim_order != c_order:
                 return {}
     listed = [_value_in_file(v) for v in values]
-    inputs = len(listed) - outputs
-    convention = Convention(tuple(listed[:inputs]), tuple(listed[inputs:]))
+    input_count = len(listed) - output_count
+    convention = Convention(tuple(listed[:input_count]), tuple(listed[input_count:]))
     return {convention_key(backend_id, blob): json.dumps(asdict(convention)).encode()}
 
 
 def _value_in_file(value: Any) -> Value:
+    """Describe an argument of a call by its record in a program file."""
     if not isinstance(value, Tensor):
         return Value(None)
     return Value(
         TORCH_NAMES[ScalarType(value.scalar_type)],
         value.sizes,
-        value.dynamism != Dynamism.STATIC,
+        varies=value.dynamism != Dynamism.STATIC,
     )
 
 
@@ -115,8 +117,8 @@ def convention_of(
         raise NoRuntime("no-runtime", text, hint=hint)
     try:
         read = json.loads(content)
-        inputs = tuple(_value(v) for v in read["inputs"])
-        outputs = tuple(_value(v) for v in read["outputs"])
+        inputs = tuple(_read_value(v) for v in read["inputs"])
+        outputs = tuple(_read_value(v) for v in read["outputs"])
         return Convention(inputs, outputs)
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         text = f"the calling convention of a blob of {backend_id} is damaged: {e}"
@@ -128,6 +130,7 @@ def _values(nodes: Sequence[Any], program: ExportedProgram) -> tuple[Value, ...]
 
 
 def _value_of(node: Any, program: ExportedProgram) -> Value:
+    """Describe an input or output of a program: a node or a constant."""
     val = node.meta.get("val") if isinstance(node, Node) else node
     if not isinstance(val, torch.Tensor):
         return Value(None)
@@ -135,7 +138,8 @@ def _value_of(node: Any, program: ExportedProgram) -> Value:
     return Value(str(val.dtype).removeprefix("torch."), sizes, varies)
 
 
-def _value(read: Any) -> Value:
+def _read_value(read: Any) -> Value:
+    """Return a value from its JSON object; ValueError if it is damaged."""
     dtype = read["dtype"]
     sizes = tuple(read["sizes"])
     varies = read["varies"]

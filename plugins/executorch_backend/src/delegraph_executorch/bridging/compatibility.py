@@ -1,4 +1,4 @@
-"""Check whether ExecuTorch's runtime here runs a stored blob of one of its backends."""
+"""Check whether ExecuTorch's runtime on this host runs a stored blob."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def compare_with_stock_runtime(
 ) -> Compatibility | None:
     """Compare a blob with the runtime of the wheel ``executorch`` that is installed.
 
-    ``cannot``: the runtime lacks the backend, or the blob is another kind of graph.
-    ``rebuild``: a newer ExecuTorch compiled it; ExecuTorch promises to read only blobs
-    of older versions. None if the file does not name the version.
+    The result is "cannot" if the runtime lacks the backend, or if the blob is no graph
+    of XNNPACK. It is "rebuild" if a newer ExecuTorch compiled the blob, or one of an
+    older major version. It is None if the file does not name the version.
     """
     if device not in (None, "cpu"):
         why = f"ExecuTorch's runtime here computes on the cpu; it has no device {device!r}"
@@ -66,11 +66,14 @@ def _compare_versions(fingerprint: str) -> Compatibility | None:
 def _why_no_graph(blob: bytes) -> str | None:
     """Return why a blob does not begin like a graph of XNNPACK, or None.
 
-    A blob may have a header with the position of the graph.
+    ``blob`` may be only the first bytes of the blob.
     """
+    # In front of the graph there may be a header, XH00. It has the graph's offset at
+    # byte 10. The graph has its identifier at byte 4.
     start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
     identifier = blob[start + 4 : start + 8]
-    if identifier in _XNNPACK or (start and start + 8 > len(blob)):
+    is_beyond_first_bytes = start > 0 and start + 8 > len(blob)
+    if identifier in _XNNPACK or is_beyond_first_bytes:
         return None
     return (
         f"the blob begins with {blob[:16]!r}, which is no graph of XNNPACK that"

@@ -1,9 +1,10 @@
 """Give each convolution, linear layer and batch norm constants of its own.
 
-ExecuTorch's passes for XNNPACK compute new constants and name them after a layer's
-constants. Layers that share a weight would get only one of two new constants. The same
-holds for names that differ only in a dot, and for batch norms without a weight. Copies
-cost nothing, since blobs store equal constants once.
+ExecuTorch's passes for XNNPACK compute new constants, and name each after the old one:
+``layer.weight`` becomes ``layer_weight_...``. If two layers share a weight, both new
+constants get one name, and one is lost. The same holds for names that differ only in a
+dot, and for batch norms without a weight. So each layer gets constants with names of its
+own. This costs nothing, since blobs store equal constants once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _VARIANCE = 4
 
 
 def separate_constants(edge: ExportedProgram) -> ExportedProgram:
-    """Let no two layers of a partition in edge dialect share a constant.
+    """Let no two layers of a partition in edge dialect share a constant's name.
 
     Changes ``edge`` and returns it.
     """
@@ -58,41 +59,43 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
                 continue
             if ".dequantize" in _name(operand):
                 _separate_dequantize(node, operand, constants)
-            elif constants.has(operand) and not constants.claim(operand):
-                node.replace_input_with(operand, constants.add_copy(operand))
+            elif constants.has(operand):
+                node.replace_input_with(operand, constants.claim(operand))
     constants.finish()
     return edge
 
 
 def _separate_dequantize(layer: Node, dequantize: Node, constants: _Constants) -> None:
-    """Give ``layer`` a dequantize of its own, with integers of its own."""
+    """Give ``layer`` a dequantize of its own, if its integers belong to another layer."""
     integers: Any = dequantize.args[0]
-    if not constants.has(integers) or constants.claim(integers):
+    if not constants.has(integers):
+        return
+    own_integers = constants.claim(integers)
+    if own_integers is integers:
         return
     graph = layer.graph
     with graph.inserting_before(layer):
-        twin = graph.node_copy(dequantize)
-    twin.meta = dict(dequantize.meta)
-    twin.replace_input_with(integers, constants.add_copy(integers))
-    layer.replace_input_with(dequantize, twin)
+        copy = graph.node_copy(dequantize)
+    copy.meta = dict(dequantize.meta)
+    copy.replace_input_with(integers, own_integers)
+    layer.replace_input_with(dequantize, copy)
     if not dequantize.users:
         graph.erase_node(dequantize)
 
 
 def _add_missing(norm: Node, constants: _Constants) -> None:
-    """Give a batch norm without weight or bias ones and zeros."""
+    """Let a batch norm without weight or bias have ones as weight, zeros as bias."""
     variance: Any = norm.args[_VARIANCE]
     if not constants.has(variance):
         return
     for position, fill in ((_WEIGHT, torch.ones_like), (_BIAS, torch.zeros_like)):
         if norm.args[position] is None:
-            norm.update_arg(
-                position, constants.add(variance, fill(constants.tensor(variance)))
-            )
+            tensor = fill(constants.tensor(variance))
+            norm.update_arg(position, constants.add(variance, tensor))
 
 
 class _Constants:
-    """The constants of a program, and the names that layers have claimed."""
+    """The constants of a program, and the names that belong to a layer already."""
 
     def __init__(self, edge: ExportedProgram) -> None:
         self._edge = edge
@@ -110,27 +113,23 @@ class _Constants:
     def tensor(self, node: Node) -> torch.Tensor:
         """Return the tensor of a constant."""
         target = str(self._spec_of[node.name].target)
-        tensors = (
-            self._edge.state_dict
-            if target in self._edge.state_dict
-            else self._edge.constants
-        )
-        tensor: torch.Tensor = tensors[target]
+        if target in self._edge.state_dict:
+            tensor: torch.Tensor = self._edge.state_dict[target]
+        else:
+            tensor = self._edge.constants[target]
         return tensor
 
-    def claim(self, node: Node) -> bool:
-        """Claim the name of a constant for a layer; return False if another layer did.
+    def claim(self, node: Node) -> Node:
+        """Return the placeholder that a layer must use instead of ``node``.
 
-        Passes name new constants after its target, without the dots.
+        It is ``node`` for the first layer, and a copy with a new name for others. Passes
+        name new constants after the target, with ``_`` for each dot.
         """
         name = str(self._spec_of[node.name].target).replace(".", "_")
-        is_free = name not in self._claimed
+        if name in self._claimed:
+            return self.add(node, self.tensor(node))
         self._claimed.add(name)
-        return is_free
-
-    def add_copy(self, node: Node) -> Node:
-        """Add a placeholder for the same tensor with a new name, and return it."""
-        return self.add(node, self.tensor(node))
+        return node
 
     def add(self, like: Node, tensor: torch.Tensor) -> Node:
         """Add a constant of the same kind as ``like``, and return its placeholder."""
@@ -167,5 +166,10 @@ class _Constants:
 
 
 def _name(node: Node) -> str:
-    """Return the operator of a call, such as ``aten.convolution.default``; else ""."""
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    """Return the operator of a call, such as ``aten.convolution.default``.
+
+    Return "" for other nodes.
+    """
+    if node.op != "call_function":
+        return ""
+    return getattr(node.target, "__name__", "")

@@ -2,6 +2,7 @@
 
 ExecuTorch's conversion to edge dialect traces a program several times. A partition for
 ``preprocess`` is therefore not converted again, but cut out of the converted program.
+The calls of edge dialect that a call became are its pieces.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from torch.fx import Graph, Node
 
 from .edge import calls_of, finish_program, pieces_of
 
-WHOLE = "local:delegraph_executorch_whole"
+CONVERTED = "local:delegraph_executorch_converted"
 """Key of a tagged call's meta: the ``Converted`` program that contains it."""
 
 
 class Converted:
-    """A program in edge dialect and the program that it was converted from.
+    """A program that was converted, and ``edge``, its form in edge dialect.
 
     Calls are identified by name and recorded value. So a call that was renamed or
     changed later, such as by a decomposition, is not mistaken for another one.
+
+    ``_pieces``: name of a call -> the calls of ``edge`` that it became. ``_dropped``:
+    names of calls that became none.
     """
 
     def __init__(self, program: ExportedProgram, edge: ExportedProgram) -> None:
@@ -40,11 +44,14 @@ class Converted:
         self._dropped = {n.name for n in calls_of(program)} - self._pieces.keys()
         self._position = {node: k for k, node in enumerate(edge.graph.nodes)}
         self._specs = dict(placeholders(edge))
-        self._given = {node.name: node for node in self._specs}
-        self._vals = {n.name: n.meta.get("val") for n in program.graph.nodes}
+        self._placeholders = {node.name: node for node in self._specs}
+        self._recorded = {n.name: n.meta.get("val") for n in program.graph.nodes}
 
     def part(self, program: ExportedProgram) -> ExportedProgram | None:
-        """Return a partition's program in edge dialect; None if it has to be converted."""
+        """Return a partition's program in edge dialect; None if it has to be converted.
+
+        ``program`` is that of the partition before the conversion.
+        """
         calls = calls_of(program)
         output_specs = program.graph_signature.output_specs
         if any(spec.kind is not OutputKind.USER_OUTPUT for spec in output_specs):
@@ -56,31 +63,27 @@ class Converted:
         for node in calls:
             pieces += self._pieces.get(node.name, ())
         pieces.sort(key=self._position.__getitem__)
-        needed: dict[Node, None] = {}
-        for piece in pieces:
-            needed |= dict.fromkeys(piece.all_input_nodes)
-        for piece in pieces:
-            needed.pop(piece, None)
-        borders = self._borders(program, needed)
+        needed = _inputs_of(pieces)
+        borders = self._edge_values_of_placeholders(program, needed)
         if borders is None:
             return None
-        lifted = [value for value in needed if value not in borders]
-        lifted.sort(key=self._position.__getitem__)
+        # constants that the conversion made have no placeholder in ``program``
+        new_constants = [value for value in needed if value not in borders]
+        new_constants.sort(key=self._position.__getitem__)
         passed = {
             value
             for value, (_, spec) in zip(borders, placeholders(program), strict=True)
             if spec.kind is InputKind.USER_INPUT
         }
         graph = Graph(owning_module=self.edge.graph_module)
-        env: dict[Node, Node] = {}
+        copies: dict[Node, Node] = {}
         inputs: list[InputSpec] = []
-        for value in (*lifted, *borders):
+        for value in (*new_constants, *borders):
             new = placeholder_of(graph, value)
-            env[value] = new
-            new.meta.pop("delegation_tag", None)
+            copies[value] = new
             argument = argument_of(new)
             if value in passed:
-                # Constants of the host are inputs of the partition.
+                # a constant of the host is also an input of the partition
                 inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
             else:
                 spec = self._specs[value]
@@ -88,10 +91,11 @@ class Converted:
                     InputSpec(spec.kind, argument, spec.target, spec.persistent)
                 )
         for piece in pieces:
-            env[piece] = copy_node(graph, piece, env.__getitem__)
-            env[piece].meta.pop("delegation_tag", None)
+            copies[piece] = copy_node(graph, piece, copies.__getitem__)
+        for copy in copies.values():
+            copy.meta.pop("delegation_tag", None)
         results = [
-            env[self._pieces[v.name][-1]] if isinstance(v, Node) else v
+            copies[self._pieces[v.name][-1]] if isinstance(v, Node) else v
             for v in output_values(program)
         ]
         part = finish_program(graph, inputs, output_specs, results, self.edge)
@@ -101,22 +105,25 @@ class Converted:
     def _is_unchanged(self, node: Node) -> bool:
         """Return whether a call is the same as when the program was converted."""
         is_known = node.name in self._pieces or node.name in self._dropped
-        return is_known and self._vals[node.name] is node.meta.get("val")
+        return is_known and self._recorded[node.name] is node.meta.get("val")
 
-    def _borders(
+    def _edge_values_of_placeholders(
         self, program: ExportedProgram, needed: Collection[Node]
     ) -> list[Node] | None:
-        """Return the edge value of each placeholder of ``program``; None if uncertain.
+        """Return the node of ``edge`` for each placeholder of a partition's program.
 
-        A call may have been decomposed and composed again since the conversion. One value
-        may then have another name.
+        Return None if one is uncertain. ``needed`` are the nodes of ``edge`` that the
+        partition reads from outside. A call may have been decomposed and composed again
+        since the conversion, so one value may have another name. It is found as the
+        only input that no placeholder has.
         """
         found: dict[Node, Node | None] = {}
         for node, spec in placeholders(program):
-            value = self._given.get(node.name)
+            value = self._placeholders.get(node.name)
             if value is None and spec.kind is InputKind.USER_INPUT:
+                # the placeholder is the result of a call outside of the partition
                 value = self._pieces.get(node.name, [None])[-1]
-            if self._vals.get(node.name) is not node.meta.get("val"):
+            if self._recorded.get(node.name) is not node.meta.get("val"):
                 value = None
             found[node] = value
         unknown = [node for node, value in found.items() if value is None]
@@ -134,10 +141,20 @@ class Converted:
         return [value for value in found.values() if value is not None]
 
     def _is_input(self, value: Node) -> bool:
-        """Return whether a partition gets ``value`` with each call."""
+        """Return whether a partition gets ``value`` with each call: it is no constant."""
         return (
             value not in self._specs or self._specs[value].kind is InputKind.USER_INPUT
         )
+
+
+def _inputs_of(pieces: Sequence[Node]) -> dict[Node, None]:
+    """Return the nodes that ``pieces`` read from outside, as an ordered set."""
+    found: dict[Node, None] = {}
+    for piece in pieces:
+        found |= dict.fromkeys(piece.all_input_nodes)
+    for piece in pieces:
+        found.pop(piece, None)
+    return found
 
 
 def _has_same_type(one: Node, other: Node) -> bool:
@@ -155,14 +172,14 @@ def remember_conversion(
     """Attach the converted program to each tagged call, for ``cut_partition``."""
     converted = Converted(program, edge)
     for node in tagged:
-        node.meta[WHOLE] = converted
+        node.meta[CONVERTED] = converted
 
 
 def cut_partition(program: ExportedProgram) -> ExportedProgram | None:
     """Return a partition's program in edge dialect, if a converted program contains it."""
-    known: list[Any] = [n.meta.pop(WHOLE, None) for n in calls_of(program)]
-    first = known[0] if known else None
-    if first is None or any(one is not first for one in known):
+    found: list[Any] = [n.meta.pop(CONVERTED, None) for n in calls_of(program)]
+    first = found[0] if found else None
+    if first is None or any(converted is not first for converted in found):
         return None
     part: ExportedProgram | None = first.part(program)
     return part

@@ -1,18 +1,27 @@
-"""Split partitions that depend on their own results."""
+"""Split partitions that depend on their own results.
+
+Example: a partition has ``a`` and ``c``, and the host computes ``b`` from ``a``, and
+``c`` needs ``b``. It becomes two partitions: one with ``a``, one with ``c``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
 
-def split_cycles(
-    calls: Sequence[Node], tags: Mapping[Node, str | None]
-) -> tuple[dict[Node, str | None], dict[str, str]]:
-    """Return tags without cycles, and the original tag of each new tag.
+class SplitTags(NamedTuple):
+    """The tag of each call, and the original tag of each tag that is in use."""
+
+    tags: dict[Node, str | None]
+    original_tag: dict[str, str]
+
+
+def split_cycles(calls: Sequence[Node], tags: Mapping[Node, str | None]) -> SplitTags:
+    """Return tags without cycles: ``tag`` becomes ``tag``, ``tag.1``, ``tag.2``, ...
 
     ``calls`` are in graph order; calls without a tag stay on the host. Partitions that
     are on no cycle stay whole.
@@ -20,30 +29,31 @@ def split_cycles(
     split = dict(tags)
     original_tag = {tag: tag for tag in tags.values() if tag is not None}
     on_cycle = _tags_on_a_cycle(calls, split)
+    tag: str | None
     while on_cycle:
         levels = _levels(calls, split, on_cycle)
-        levels_of_tag: dict[str, list[int]] = {
-            tag: sorted({levels[n] for n in calls if split[n] == tag})
-            for tag in on_cycle
-        }
+        levels_of_tag: dict[str, list[int]] = {}
+        for tag in on_cycle:
+            levels_of_tag[tag] = sorted({levels[n] for n in calls if split[n] == tag})
         for node in calls:
             tag = split[node]
             if tag is None or tag not in on_cycle:
                 continue
-            part = levels_of_tag[tag].index(levels[node])
-            # The first part keeps the tag.
-            if part > 0:
-                new_tag = f"{tag}.{part}"
+            part_number = levels_of_tag[tag].index(levels[node])
+            # the first part keeps the tag
+            if part_number > 0:
+                new_tag = f"{tag}.{part_number}"
                 split[node] = new_tag
                 original_tag[new_tag] = original_tag[tag]
         on_cycle = _tags_on_a_cycle(calls, split)
-    return split, original_tag
+    return SplitTags(split, original_tag)
 
 
 def _tags_on_a_cycle(
     calls: Sequence[Node], tags: Mapping[Node, str | None]
 ) -> set[str]:
     """Return the tags on one cycle of partitions and untagged calls, if there is one."""
+    # the sorter's units are tags for partitions, and nodes for untagged calls
     sorter: TopologicalSorter[Any] = TopologicalSorter()
     for node in calls:
         unit = tags[node] or node
@@ -60,11 +70,12 @@ def _tags_on_a_cycle(
 def _levels(
     calls: Sequence[Node], tags: Mapping[Node, str | None], split: Collection[str]
 ) -> dict[Node, int]:
-    """Return how often a path to each call leaves a partition in ``split``, at most.
+    """Return the level of each call: how often a path to it leaves a partition, at most.
 
-    Parts of one tag can run in the order of their levels, since a path that leaves a
-    part continues at a higher level. A call that only one partition uses, such as the
-    dequantize of a weight, gets the lowest level of its users to stay with them.
+    Only partitions in ``split`` count. A path that leaves a partition continues at a
+    higher level. So the calls of one level can run together, before those of the next.
+    A call that only its own partition uses, such as the dequantize of a weight, gets
+    the lowest level of its users to stay with them.
     """
     level: dict[Node, int] = {}
     for node in calls:
@@ -72,9 +83,9 @@ def _levels(
         for source in node.all_input_nodes:
             if source in level:
                 leaves = tags[source] in split and tags[source] != tags[node]
-                level[node] = max(level[node], level[source] + leaves)
+                level[node] = max(level[node], level[source] + int(leaves))
     for node in reversed(calls):
-        stays = all(tags.get(user) == tags[node] for user in node.users)
-        if tags[node] in split and node.users and stays:
+        is_inner = all(tags.get(user) == tags[node] for user in node.users)
+        if tags[node] in split and node.users and is_inner:
             level[node] = min(level[user] for user in node.users)
     return level

@@ -35,8 +35,9 @@ def bridge(
 ) -> Bridge:
     """Make a delegraph backend of an ExecuTorch backend and its partitioner.
 
-    ``backend`` is a ``BackendDetails`` class. ``partitioner`` is a ``Partitioner`` class, or a function that makes one; it is called with the
-    options of the backend. The parts are classes of the calling module, so that a
+    ``backend`` is a ``BackendDetails`` class. ``partitioner`` is a ``Partitioner``
+    class, or a function that makes one. It is called with the options of the backend.
+    The parts are classes of the calling module, so that a
     plugin's targets can name them::
 
     AcmeBackend, AcmePartitioner, AcmeRuntime = bridge(acme.AcmeBackend,
@@ -55,8 +56,9 @@ def bridge(
     it, to work around faults of the backend's passes. ``loads``: whether to load blobs
     in ExecuTorch's runtime, if it is installed, and to refuse blobs that fail.
 
-    The runtime is ExecuTorch's own. It runs backends that the wheel has a device half
-    of. Raises ContractViolation if ``backend`` is no such class.
+    The runtime is ExecuTorch's own. It runs only the backends that the wheel
+    ``executorch`` contains a runtime of. Raises ContractViolation if ``backend`` is no
+    ``BackendDetails`` class.
     """
     from executorch.exir.backend.backend_details import BackendDetails
 
@@ -68,33 +70,37 @@ def bridge(
         )
         raise ContractViolation("contract-violation", text)
     name = backend.__name__
-    module = sys._getframe(1).f_globals.get("__name__", __name__)
-    own = getattr_static(backend, "preprocess_multimethod")
+    calling_module = sys._getframe(1).f_globals.get("__name__", __name__)
+    compile_method = getattr_static(backend, "preprocess_multimethod")
     inherited = getattr_static(BackendDetails, "preprocess_multimethod")
-    kind = BridgedBackend if own is inherited else JointlyBridgedBackend
-    runtime = XnnpackBridgedRuntime if name == "XnnpackBackend" else BridgedRuntime
+    if compile_method is inherited:
+        backend_base = BridgedBackend
+    else:
+        backend_base = JointlyBridgedBackend
+    runtime_base = BridgedRuntime
+    if name == "XnnpackBackend":
+        runtime_base = XnnpackBridgedRuntime
 
     def derive(title: str, base: type[Any], **members: Any) -> Any:
-        members["__module__"] = module
+        """Return a subclass of ``base`` with these attributes."""
+        members["__module__"] = calling_module
         return new_class(title, (base,), exec_body=lambda body: body.update(members))
 
-    made = derive(f"{name}Runtime", runtime, backend_id=name)
-    return Bridge(
-        derive(
-            name,
-            kind,
-            theirs=backend,
-            cached=cached,
-            prepare=staticmethod(prepare),
-            loaded_by=made if loads else None,
-        ),
-        derive(
-            f"{name}Partitioner",
-            BridgedPartitioner,
-            backend_id=name,
-            make=staticmethod(partitioner),
-            refuses=staticmethod(refuses),
-            cached=cached,
-        ),
-        made,
+    runtime_class = derive(f"{name}Runtime", runtime_base, backend_id=name)
+    backend_class = derive(
+        name,
+        backend_base,
+        theirs=backend,
+        cached=cached,
+        prepare=staticmethod(prepare),
+        loaded_by=runtime_class if loads else None,
     )
+    partitioner_class = derive(
+        f"{name}Partitioner",
+        BridgedPartitioner,
+        backend_id=name,
+        make=staticmethod(partitioner),
+        refuses=staticmethod(refuses),
+        cached=cached,
+    )
+    return Bridge(backend_class, partitioner_class, runtime_class)

@@ -1,6 +1,7 @@
 """Convert programs to ExecuTorch's edge dialect.
 
-Each call of the result records the call of the original that it is a piece of.
+A call of the original becomes one or several calls in edge dialect: its pieces. Each
+piece records the name of the original call.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 
 ORIGIN = "delegraph_origin"
-"""Key of a piece's meta: the name of the original node."""
+"""Key of a piece's meta: the name of the original call."""
 MARKS = "delegraph_executorch_marks"
-"""Key of a node's meta: entries of the other partitioner in the meta of its pieces.
+"""Key of a call's meta: a list with the new entries in the meta of each of its pieces.
 
-The other backend's ``preprocess`` reads them.
+ExecuTorch's partitioner adds these entries, and ``preprocess`` of its backend reads them.
 """
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
-    """Represent a call that ExecuTorch does not support.
+    """Stand for a call that ExecuTorch does not support.
 
-    The result is like ``like`` and depends on ``after``.
+    The result has the type and shape of ``like``, and depends on ``after``.
     """
     raise NotImplementedError("this operator represents another one and never runs")
 
@@ -58,8 +59,8 @@ def to_edge_dialect(
 
     Tensors in a program file are contiguous, so blobs must be compiled for that.
     Weights that are contiguous already are shared. Calls in ``hidden``, delegates,
-    branches and loops are replaced by stand-ins, which no backend takes. A stand-in has
-    the same inputs and results, so all dependencies remain.
+    branches and loops are hidden: a stand-in replaces each, and no backend takes it. A
+    stand-in has the same inputs and results, so all dependencies remain.
     """
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.program._program import _generate_edge_program
@@ -85,8 +86,8 @@ def to_edge_dialect(
 def _forget_pending_sizes(program: ExportedProgram) -> None:
     """Clear data-dependent sizes that an earlier trace left unbound.
 
-    torch would report them as an error of the next call. All parts of a program share
-    them, so even parts without such sizes would fail.
+    Otherwise torch reports them as an error of the next call, in any part of the
+    program: all parts have one shape environment.
     """
     values = (node.meta.get("val") for node in program.graph.nodes)
     modes = {value.fake_mode for value in values if isinstance(value, FakeTensor)}
@@ -106,10 +107,10 @@ def finish_program(
     values: Sequence[Any],
     made_of: ExportedProgram,
 ) -> ExportedProgram:
-    """Return the program of a graph that lacks only its output.
+    """Add the output to a graph, and return the graph's program.
 
     ``values`` are the outputs, described by ``outputs``. Tensors and modules come from
-    ``made_of``. The program consists of valid calls, so it is not validated.
+    ``made_of``. All calls were valid in ``made_of``, so the program is not validated.
     """
     graph.output(tuple(values))
     given = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
@@ -131,7 +132,7 @@ def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
 
 
 def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node]:
-    """Return ``hidden`` and opaque calls, and the calls that unpack their results."""
+    """Return ``hidden``, opaque calls, and the ``getitem`` calls on results of these."""
     found: set[Node] = set()
     for node in calls:
         if (
@@ -144,7 +145,7 @@ def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node
 
 
 ORIGIN_KEYS = ("source_fn_stack", "torch_fn", "nn_module_stack")
-"""Keys of a node's meta: the function or module of PyTorch that the call comes from."""
+"""Keys of a node's meta that name the function or module of PyTorch it comes from."""
 _PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -153,19 +154,20 @@ _PRODUCTS = (
 
 
 def _is_product_by_weight(node: Node) -> bool:
-    """Return whether a product's right operand is a weight itself, not its transpose.
+    """Return whether a product's right operand is an input or weight of the program.
 
-    XNNPACK assumes a transposed weight if the product comes from ``linear``. If
-    lowering already computed the transpose, it would transpose the weight twice.
+    The right operand of ``linear`` is the transpose of its weight. If a product comes
+    from ``linear`` by its meta, XNNPACK undoes this transpose. If lowering already
+    computed the transpose, the placeholder is the result, and the meta misleads.
     """
     right: Any = node.args[-1] if node.target in _PRODUCTS else None
     return isinstance(right, Node) and right.op == "placeholder"
 
 
 class _Copy:
-    """A copy of a program.
+    """A copy of a program, with stand-ins for hidden calls.
 
-    Each result of a hidden call gets an additional input that gives its type.
+    Each result of a hidden call gets an additional input, the ``like`` of its stand-in.
     """
 
     def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
@@ -173,6 +175,7 @@ class _Copy:
         self.graph = Graph(owning_module=program.graph_module)
         calls = calls_of(program)
         self.hidden = _with_unpacking(calls, hidden)
+        # node of the original -> its copy
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
         # Written parameters become buffers: ExecuTorch drops parameters that no call
@@ -191,19 +194,22 @@ class _Copy:
             self.inputs.append(
                 InputSpec(kind, argument_of(self.env[node]), spec.target, persistent)
             )
+        # inputs come before calls
         for node in calls:
-            if node in self.hidden and not isinstance(
-                node.meta.get("val"), (list, tuple, type(None))
-            ):
-                self._add_type(node)
+            val = node.meta.get("val")
+            if node in self.hidden and not isinstance(val, (list, tuple, type(None))):
+                self._add_like_input(node)
         for node in calls:
             if node not in self.hidden:
                 self.env[node] = self._copy(node)
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 self.env[node] = self._stand_in(node)
 
-    def _add_type(self, node: Node) -> None:
-        """Add an input with the type of a hidden call's result."""
+    def _add_like_input(self, node: Node) -> None:
+        """Add an input with the type and shape of a hidden call's result.
+
+        It represents the result, until ``_stand_in`` replaces it for tensors.
+        """
         self.env[node] = new = self.graph.placeholder(f"like_{node.name}")
         new.meta = {"val": _contiguous(node.meta["val"])}
         self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
@@ -214,9 +220,12 @@ class _Copy:
             self.env[v] if isinstance(v, Node) else v
             for v in output_values(self.original)
         ]
-        written = {OutputKind.PARAMETER_MUTATION: OutputKind.BUFFER_MUTATION}
-        specs = self.original.graph_signature.output_specs
-        outputs = [replace(s, kind=written.get(s.kind, s.kind)) for s in specs]
+        outputs = []
+        for spec in self.original.graph_signature.output_specs:
+            if spec.kind is OutputKind.PARAMETER_MUTATION:
+                # written parameters have become buffers
+                spec = replace(spec, kind=OutputKind.BUFFER_MUTATION)
+            outputs.append(spec)
         program = finish_program(
             self.graph, self.inputs, outputs, values, self.original
         )
@@ -231,7 +240,7 @@ class _Copy:
         new = copy_node(self.graph, node, self.env.__getitem__)
         if isinstance(node.target, OpOverload):
             target = node.target
-            if _has_equal_overload(node):
+            if _has_equal_tensor_overload(node):
                 new.target = target = _WITH_TENSORS[target]
             new.args = _with_float_operands(target, new)
             new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
@@ -270,16 +279,15 @@ In edge dialect, its number becomes a tensor.
 """
 
 
-def _has_equal_overload(node: Node) -> bool:
+def _has_equal_tensor_overload(node: Node) -> bool:
     """Return whether the overload for a tensor computes the same floats."""
     if node.target not in _WITH_TENSORS or len(node.args) != 2 or node.kwargs:
         return False
+    if type(node.args[1]) not in (int, float):
+        return False
     operand: Any = node.args[0]
     val = node.meta["val"]
-    is_number = type(node.args[1]) in (int, float)
-    return (
-        is_number and val.is_floating_point() and operand.meta["val"].dtype is val.dtype
-    )
+    return val.is_floating_point() and operand.meta["val"].dtype is val.dtype
 
 
 def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
@@ -291,13 +299,12 @@ def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
     val: Any = call.meta.get("val")
     if not isinstance(val, torch.Tensor) or not val.is_floating_point():
         return call.args
-    takes_tensor = [
-        isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments
-    ]
-    pairs = zip(call.args, takes_tensor, strict=False)
-    return tuple(
-        float(a) if type(a) is int and is_tensor else a for a, is_tensor in pairs
-    )
+    args = list(call.args)
+    for k, argument in enumerate(op._schema.arguments[: len(args)]):
+        number = args[k]
+        if type(number) is int and isinstance(argument.type, torch.TensorType):
+            args[k] = float(number)
+    return tuple(args)
 
 
 def _is_opaque(node: Node) -> bool:
@@ -307,7 +314,7 @@ def _is_opaque(node: Node) -> bool:
         return isinstance(target, torch._ops.HigherOrderOperator)
     return (
         any(i.op == "get_attr" for i in node.all_input_nodes)
-        # It addresses memory, and the copy has another layout.
+        # as_strided addresses memory, and the copy of the program has another layout
         or target is torch.ops.aten.as_strided.default
         or _has_no_copying_form(target)
     )
@@ -319,9 +326,8 @@ def _has_no_copying_form(op: OpOverload) -> bool:
     Edge dialect has copying variants in place of views.
     """
     namespace, name = op._schema.name.split("::")
-    returns_view = (
-        bool(op._schema.arguments) and op._schema.arguments[0].alias_info is not None
-    )
+    arguments = op._schema.arguments
+    returns_view = bool(arguments) and arguments[0].alias_info is not None
     return (
         namespace == "aten"
         and returns_view
@@ -330,7 +336,7 @@ def _has_no_copying_form(op: OpOverload) -> bool:
 
 
 def _contiguous(value: Any) -> Any:
-    """Return a tensor in C order, with its class; other values as they are."""
+    """Return a tensor in C order, still a Parameter if it is one; others as they are."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     if is_contiguous_or_false(value):

@@ -1,7 +1,7 @@
 """Check that ExecuTorch's runtime on this host loads a compiled blob.
 
-ExecuTorch's compiler for XNNPACK checks little. XNNPACK refuses a graph only when a
-runtime loads it, which would be on the device.
+ExecuTorch's compiler for XNNPACK checks little, and XNNPACK refuses a graph only when a
+runtime loads it. Without this check, the user would learn about it on the device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ LARGEST = 1 << 28
 Copying and packing more would take noticeable time and memory.
 """
 _LOG_LINE = re.compile(r"^\[\w+\.cpp:\d+\] (.*)$")
-_STATUS = re.compile(r"xnn_status|Failed to")
-_LOCK = Lock()
+"""A line that the runtime logs, such as ``[XNNCompiler.cpp:12] Failed to ...``."""
+_CAUSE = re.compile(r"xnn_status|Failed to")
+"""Text in the lines that give the cause of a failure."""
+_STDERR_LOCK = Lock()
+"""One thread at a time may redirect stderr."""
 
 
 class NotLoadable(RuntimeError):
@@ -55,14 +58,14 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
         return
     lines: list[str] = []
     try:
-        with _LOCK, _logged(lines.append):
+        with _STDERR_LOCK, _logged(lines.append):
             runtime.load(join(result.processed_bytes), (), named_data)
     except NoRuntime:
         # A blob without bounds on its sizes has no calling convention.
         return
     except FormatError as e:
-        reasons = [line for line in lines if _STATUS.search(line)]
-        reason = reasons[0] if reasons else e.message
+        causes = [line for line in lines if _CAUSE.search(line)]
+        reason = causes[0] if causes else e.message
         raise NotLoadable(f"XNNPACK cannot load the blob: {reason}") from e
 
 
@@ -79,29 +82,29 @@ def _named_data(result: PreprocessResult) -> dict[str, bytes]:
 
 
 @contextmanager
-def _logged(tell: Callable[[str], None]) -> Iterator[None]:
-    """Pass the lines that ExecuTorch's runtime logs to ``tell``; forward other output.
+def _logged(on_line: Callable[[str], None]) -> Iterator[None]:
+    """Pass the lines that ExecuTorch's runtime logs to ``on_line``; print other output.
 
     The runtime writes to the file descriptor of stderr, which Python cannot intercept.
     """
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as captured:
         try:
             stderr = os.dup(2)
         except OSError:
             # This process has no stderr.
             yield
             return
-        os.dup2(kept.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
-            kept.seek(0)
-            text = kept.read().decode("utf-8", "replace")
+            captured.seek(0)
+            text = captured.read().decode("utf-8", "replace")
             for line in text.splitlines(keepends=True):
                 match = _LOG_LINE.match(line)
                 if match is not None:
-                    tell(match[1])
+                    on_line(match[1])
                 else:
                     with suppress(OSError):
                         os.write(stderr, line.encode())

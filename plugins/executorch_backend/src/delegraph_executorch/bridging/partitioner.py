@@ -1,4 +1,8 @@
-"""Use a partitioner of ExecuTorch as one of delegraph."""
+"""Use a partitioner of ExecuTorch, ``theirs``, as one of delegraph.
+
+``theirs`` gets a copy of the program in edge dialect, where a call becomes one or
+several pieces. It tags pieces; ``BridgedPartitioner`` tags the calls.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from delegraph.backend import CompileSpec
@@ -27,13 +31,20 @@ from torch.utils import _pytree as pytree
 from ..emit.size_bounds import upper_bounds
 from .cut_partition import remember_conversion
 from .cycles import split_cycles
-from .edge import MARKS, ORIGIN_KEYS, pieces_of, producer_of, to_edge_dialect
+from .edge import (
+    MARKS,
+    ORIGIN_KEYS,
+    calls_of,
+    pieces_of,
+    producer_of,
+    to_edge_dialect,
+)
 from .quantized import computes_channels, mark_quantized
 
 LOG = logging.getLogger("delegraph.failures")
 """The logger of delegraph for exceptions that become refusals."""
 MOST_ATTEMPTS = 8
-"""The most attempts to find the calls on which the other partitioner fails."""
+"""The most attempts to find the calls on which ExecuTorch's partitioner fails."""
 aten = torch.ops.aten
 _PRODUCTS = (
     aten.mm.default,
@@ -44,14 +55,14 @@ _PRODUCTS = (
 
 
 class BridgedPartitioner(Partitioner):
-    """Tags the partitions that a partitioner of ExecuTorch tags.
+    """Tags the calls with pieces that a partitioner of ExecuTorch tags.
 
-    That partitioner gets a copy of the program in edge dialect, where a call becomes
-    one or several pieces. A call is refused if its pieces are in different partitions,
-    if only some of them are tagged, or if a size has no upper bound.
+    A call is refused if its pieces are in different partitions, if only some of them
+    are tagged, or if a size has no upper bound.
 
-    ``bridge`` makes subclasses. ``make`` returns the other partitioner for the options.
-    ``refuses`` returns the reason why a call is not offered to it, or None.
+    ``bridge`` makes subclasses. ``make`` returns ``theirs`` for the options. ``refuses``
+    returns the reason why a call is not offered to it, or None. ``cached``: whether a
+    cache may keep tags.
     """
 
     backend_id: ClassVar[str]
@@ -66,40 +77,83 @@ class BridgedPartitioner(Partitioner):
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
         """Return the key under which answers are cached; None if they must not be.
 
-        It covers the versions of ExecuTorch and of the bridge, options, and the origin
-        of matrix products: XNNPACK's partitioner checks whether a product was a linear
-        layer.
+        It covers the versions of ExecuTorch and of this plugin, the options, and the
+        origin of matrix products: XNNPACK's partitioner checks whether a product was a
+        linear layer.
         """
         if not self.cached:
             return None
-        calls = [n for n in exported_program.graph.nodes if n.target in _PRODUCTS]
-        origins = [[str(n.meta.get(key)) for key in ORIGIN_KEYS] for n in calls]
+        origins = []
+        for node in exported_program.graph.nodes:
+            if node.target in _PRODUCTS:
+                origins.append([str(node.meta.get(key)) for key in ORIGIN_KEYS])
         versions = [version("executorch"), version("delegraph-executorch")]
         return repr([*versions, sorted(self.spec.items()), origins])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the calls that the other partitioner takes; refuse the others with reasons."""
-        calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
-        constants = constant_placeholders(exported_program)
+        """Tag the calls that ``theirs`` takes; refuse the others with reasons."""
+        calls = calls_of(exported_program)
+        reasons = self._reasons_to_hide(calls, exported_program)
+        tagging = self._run_until_consistent(exported_program, calls, reasons)
+        tags, original_tag = split_cycles(calls, tagging.tags)
+        tagged = [n for n in calls if tags[n] is not None]
+        for node in tagged:
+            node.meta["delegation_tag"] = tags[node]
+            _store_marks(
+                node,
+                tagging.pieces.get(node.name, ()),
+                tagging.keys_before.get(node.name, ()),
+            )
+        edge = tagging.result.tagged_exported_program
+        remember_conversion(exported_program, edge, tagged)
+        tag_constant_data(exported_program)
+        _untag_constants(edge, exported_program)
+        if _tags_written_buffer(edge, exported_program):
+            tag_mutated_buffer(exported_program)
+        their_specs = tagging.result.partition_tags
+        specs = {}
+        for node in tagged:
+            tag = str(tags[node])
+            their_tag = original_tag[tag]
+            if tag not in specs and their_tag in their_specs:
+                specs[tag] = self._delegation(tag, their_specs[their_tag])
+        refusals = [
+            Refusal(n, reasons.get(n) or self._why_untagged(n))
+            for n in calls
+            if tags[n] is None
+        ]
+        return PartitionResult(exported_program, specs, refusals=refusals)
+
+    def _reasons_to_hide(
+        self, calls: Sequence[Node], program: ExportedProgram
+    ) -> dict[Node, str]:
+        """Return the calls that must not be offered to ``theirs``, with reasons."""
+        constants = constant_placeholders(program)
         reasons: dict[Node, str] = {}
         for node in calls:
-            why = self._why_hidden(node, exported_program, constants)
+            why = self._why_hidden(node, program, constants)
             if why is not None:
                 reasons[node] = why
-        # Refused calls are hidden, and the partitioner runs again. Otherwise a partition
-        # could lie before and after such a call, and there would be no order to run
-        # them.
+        return reasons
+
+    def _run_until_consistent(
+        self, program: ExportedProgram, calls: Sequence[Node], reasons: dict[Node, str]
+    ) -> _Tagging:
+        """Run ``theirs`` until no call that it tags has to be refused.
+
+        ``reasons``: the calls that are hidden from it. Calls that are refused after a
+        run, or on which it fails, are added, and it runs again. Otherwise a partition
+        could contain calls before and after a refused call, and could not run.
+        """
         attempts = _Attempts()
         while True:
             try:
-                result, keys = self._run_theirs(exported_program, reasons)
+                result, keys_before = self._run_theirs(program, reasons)
             except Exception as error:
                 if isinstance(error, (DelegraphError, MemoryError)):
                     raise
                 offered = [n for n in calls if n not in reasons]
-                runs_without = partial(
-                    self._runs_without, exported_program, frozenset(reasons)
-                )
+                runs_without = partial(self._runs_without, program, frozenset(reasons))
                 failing = attempts.failing(offered, runs_without)
                 if not failing:
                     raise
@@ -108,34 +162,11 @@ class BridgedPartitioner(Partitioner):
                 continue
             pieces = pieces_of(result.tagged_exported_program)
             tags = _tags_of(calls, pieces)
-            further = self._refused_by_tags(calls, tags, pieces)
-            further = {n: why for n, why in further.items() if n not in reasons}
-            if not further:
-                break
-            reasons |= further
-        tags, original_tag = split_cycles(calls, tags)
-        tagged = [n for n in calls if tags[n] is not None]
-        for node in tagged:
-            node.meta["delegation_tag"] = tags[node]
-            _store_marks(node, pieces.get(node.name, ()), keys.get(node.name, ()))
-        edge = result.tagged_exported_program
-        remember_conversion(exported_program, edge, tagged)
-        tag_constant_data(exported_program)
-        _untag_constants(edge, exported_program)
-        if self._keeps_buffers(edge, exported_program):
-            tag_mutated_buffer(exported_program)
-        specs = {}
-        for node in tagged:
-            tag = str(tags[node])
-            their_tag = original_tag[tag]
-            if tag not in specs and their_tag in result.partition_tags:
-                specs[tag] = self._delegation(tag, result.partition_tags[their_tag])
-        refusals = [
-            Refusal(n, reasons.get(n) or self._why_untagged(n))
-            for n in calls
-            if tags[n] is None
-        ]
-        return PartitionResult(exported_program, specs, refusals=refusals)
+            refused = self._refused_by_tags(calls, tags, pieces)
+            new = {n: why for n, why in refused.items() if n not in reasons}
+            if not new:
+                return _Tagging(result, pieces, tags, keys_before)
+            reasons |= new
 
     def _refused_by_tags(
         self,
@@ -159,23 +190,22 @@ class BridgedPartitioner(Partitioner):
     def _run_theirs(
         self, program: ExportedProgram, hidden: Collection[Node]
     ) -> tuple[Any, dict[str, list[set[str]]]]:
-        """Run the other partitioner without the calls in ``hidden``.
+        """Run ``theirs`` without the calls in ``hidden``.
 
-        Also returns the keys of each piece's meta before the run.
+        Return its result, and for each call the keys of its pieces' meta before the run.
         """
         edge = to_edge_dialect(program, hidden)
         mark_quantized(edge)
-        keys = {
-            name: [set(piece.meta) for piece in pieces]
-            for name, pieces in pieces_of(edge).items()
-        }
+        keys_before = {}
+        for name, pieces in pieces_of(edge).items():
+            keys_before[name] = [set(piece.meta) for piece in pieces]
         with quietly():
-            return self.theirs.partition(edge), keys
+            return self.theirs.partition(edge), keys_before
 
     def _runs_without(
         self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]
     ) -> bool:
-        """Return whether the other partitioner runs without ``hidden`` and ``more``."""
+        """Return whether ``theirs`` raises no error without ``hidden`` and ``more``."""
         try:
             self._run_theirs(program, {*hidden, *more})
         except Exception as error:
@@ -187,9 +217,9 @@ class BridgedPartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Return the other partitioner's operators, except those that write or alias.
+        """Return the operators that ``theirs`` wants whole, and its check of a call.
 
-        These cannot stay whole in a functional program.
+        Operators that write or alias are left out: a functional program has none.
         """
         operators, wanted = self.theirs.ops_to_not_decompose(ep)
         kept = [
@@ -222,7 +252,7 @@ class BridgedPartitioner(Partitioner):
     def _why_hidden(
         self, node: Node, program: ExportedProgram, constants: Collection[Node]
     ) -> str | None:
-        """Return why a call must not be offered to the other partitioner, or None."""
+        """Return why a call must not be offered to ``theirs``, or None."""
         if computes_channels(node):
             return "it has a scale for each channel of a value computed at run time"
         for value in (node, *node.all_input_nodes):
@@ -236,7 +266,7 @@ class BridgedPartitioner(Partitioner):
         return type(self).refuses(node, constants)
 
     def _why_untagged(self, node: Node) -> str:
-        """Return a reason for a call that the other partitioner left without a tag.
+        """Return a reason for a call that ``theirs`` left without a tag.
 
         ExecuTorch's partitioners give no reasons. The types may explain the refusal.
         """
@@ -245,28 +275,31 @@ class BridgedPartitioner(Partitioner):
         if why is not None:
             return why
         values = [value.meta.get("val") for value in (*node.all_input_nodes, node)]
-        tensors = [
-            leaf
-            for leaf in pytree.tree_leaves(values)
-            if isinstance(leaf, torch.Tensor)
-        ]
-        types = {str(tensor.dtype): None for tensor in tensors}
+        # a dictionary keeps the order
+        types: dict[str, None] = {}
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                types[str(leaf.dtype)] = None
         if set(types) <= {"torch.float32"}:
             return f"{name} does not take it"
         return f"{name} does not take it with {', '.join(types)}"
 
-    def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
-        """Return whether the other partitioner tagged a buffer that the program writes."""
-        names = {n.name for n in written_values(own)}
-        return any(
-            "delegation_tag" in n.meta
-            for n in edge.graph.nodes
-            if n.op == "placeholder" and n.name in names
-        )
+
+class _Tagging(NamedTuple):
+    """The result of a run of ExecuTorch's partitioner.
+
+    ``pieces`` and ``keys_before``: name of a call -> its pieces, and the keys of their
+    meta before the run. ``tags``: call -> its tag, or None.
+    """
+
+    result: Any
+    pieces: dict[str, list[Node]]
+    tags: dict[Node, Any]
+    keys_before: dict[str, list[set[str]]]
 
 
 class _Attempts:
-    """Finds the calls on which the other partitioner or the conversion raises an error."""
+    """Finds the calls on which ExecuTorch's partitioner or conversion raises an error."""
 
     def __init__(self) -> None:
         self._left = MOST_ATTEMPTS
@@ -274,14 +307,14 @@ class _Attempts:
     def failing(
         self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]
     ) -> Sequence[Node]:
-        """Return a call, or a few, to hide; none if the cause is not found.
+        """Return a call, or a few, to hide; none if no attempts are left.
 
-        ``works_without`` returns whether all works without the given calls.
+        ``works_without`` returns whether there is no error without the given calls.
         """
         if not self._left:
             return ()
-        # Bisect: all works with the first ``good`` calls, and fails with the first
-        # ``bad`` ones. The last of these causes the failure.
+        # Bisect: there is no error with the first ``good`` calls only, and one with the
+        # first ``bad`` calls. The last of these causes it.
         good = 0
         bad = len(calls)
         while bad - good > 1 and self._left:
@@ -294,19 +327,29 @@ class _Attempts:
         return calls[good:bad]
 
 
-def _untag_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
-    """Leave constants to the host that the other partitioner did not tag.
+def _tags_written_buffer(edge: ExportedProgram, program: ExportedProgram) -> bool:
+    """Return whether ExecuTorch's partitioner tagged a buffer that the program writes."""
+    names = {n.name for n in written_values(program)}
+    return any(
+        "delegation_tag" in n.meta
+        for n in edge.graph.nodes
+        if n.op == "placeholder" and n.name in names
+    )
 
-    The host passes them with each call. XNNPACK stores only the weights of its layers.
-    It would store a scalar constant with one dimension, and its runtime then refuses to
-    return a scalar result.
+
+def _untag_constants(edge: ExportedProgram, program: ExportedProgram) -> None:
+    """Remove the tags of constants that ExecuTorch's partitioner did not tag in ``edge``.
+
+    The host then passes them with each call. XNNPACK stores only the weights of its
+    layers. It would store a scalar constant with one dimension, and its runtime then
+    refuses to return a scalar result.
     """
     tagged = {
         n.name
         for n in edge.graph.nodes
         if n.op == "placeholder" and "delegation_tag" in n.meta
     }
-    for node, _ in placeholders(own):
+    for node, _ in placeholders(program):
         if node.name not in tagged:
             node.meta.pop("delegation_tag", None)
 
@@ -316,9 +359,9 @@ def _tags_of(
 ) -> dict[Node, Any]:
     """Return the tag of each call, or None.
 
-    The conversion to edge dialect drops calls that change nothing. Such a call gets the
-    tag of its neighbours if they are in one partition. On the host, it would make the
-    partition depend on its own result.
+    The conversion to edge dialect drops calls that change nothing, so they have no
+    pieces. If all neighbours of such a call are in one partition, it gets their tag. On
+    the host, it would make the partition depend on its own result.
     """
     tags: dict[Node, Any] = {}
     for node in calls:
@@ -326,8 +369,8 @@ def _tags_of(
         tags[node] = next(iter(found), None)
     dropped = [n for n in calls if not _pieces_of_call(producer_of(n), pieces)]
     for node in dropped:
-        before = {tags.get(i) for i in node.all_input_nodes}
-        tags[node] = next(iter(before)) if len(before) == 1 else None
+        tags_before = {tags.get(i) for i in node.all_input_nodes}
+        tags[node] = tags_before.pop() if len(tags_before) == 1 else None
     for node in reversed(dropped):
         if not node.users or any(tags.get(user) != tags[node] for user in node.users):
             tags[node] = None
@@ -335,9 +378,10 @@ def _tags_of(
 
 
 def _pieces_of_call(node: Node, pieces: Mapping[str, Sequence[Node]]) -> Sequence[Node]:
-    """Return the pieces of a call; those of its results if only these have pieces.
+    """Return the pieces of a call; those of its ``getitem`` calls if it has none itself.
 
-    The other partitioner may replace a call with several results by one call for each.
+    ExecuTorch's partitioner may replace a call with several results by one call for
+    each result.
     """
     if node.name in pieces or not isinstance(node.meta.get("val"), (list, tuple)):
         return pieces.get(node.name, ())
@@ -373,14 +417,15 @@ def _tags(pieces: Sequence[Node]) -> set[Any]:
 
 
 def _store_marks(node: Node, pieces: Sequence[Node], keys: Sequence[set[str]]) -> None:
-    """Keep the other partitioner's entries in the meta of a call's pieces.
+    """Store the entries that ExecuTorch's partitioner added to the meta of the pieces.
 
-    XNNPACK's partitioner marks quantized calls there. ``keys`` are the keys from before.
+    XNNPACK's partitioner marks quantized calls by them. ``keys``: the keys of each
+    piece's meta before it ran.
     """
-    marks = [
-        {k: v for k, v in piece.meta.items() if k not in old and k != "delegation_tag"}
-        for piece, old in zip(pieces, keys, strict=False)
-    ]
+    marks = []
+    for piece, keys_before in zip(pieces, keys, strict=False):
+        known = {*keys_before, "delegation_tag"}
+        marks.append({k: v for k, v in piece.meta.items() if k not in known})
     if any(marks):
         node.meta[MARKS] = marks
 
@@ -395,4 +440,5 @@ def _why_failed(error: Exception) -> str:
 def _aliases(op: OpOverload) -> bool:
     """Return whether an operator writes an argument or returns a view."""
     schema = op._schema
-    return schema.is_mutable or any(r.alias_info is not None for r in schema.returns)
+    returns_view = any(r.alias_info is not None for r in schema.returns)
+    return schema.is_mutable or returns_view

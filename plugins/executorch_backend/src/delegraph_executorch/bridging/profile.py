@@ -1,11 +1,13 @@
 """Read the time of an XNNPACK delegate's operators from an ETDump.
 
 XNNPACK names its operators (``Convolution (NHWC, F32) IGEMM #1``), not the graph's
-nodes. Operators of a kind run in the order of the nodes of that kind. If both have the
-same number, the k-th operator belongs to the k-th node. Otherwise no node is named.
+nodes. Operators of a kind run in the order of the nodes of that kind. If there are as
+many operators as nodes of a kind, the k-th operator belongs to the k-th node. Otherwise
+the operators belong to no node.
 
-ExecuTorch adds transpositions for XNNPACK's layout of images. Such a transposition
-belongs to the only node that reads it, or to the node with the result that it returns.
+ExecuTorch adds transpositions for XNNPACK's layout of images. The time of such a
+transposition counts for the only node that reads it. A transposition of a result counts
+for the node that computes the result.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _NODES = (
 _ADDED = 65535
 """The debug handle of a node that ExecuTorch added."""
 _MOVES = ("statictranspose", "copy")
-_IDS = {
+_OPERAND_AND_RESULT_FIELDS = {
     **dict.fromkeys(
         ("conv2d", "depthwiseconv2d", "convtranspose2d"), ((15, 16, 17), 18)
     ),
@@ -73,10 +75,22 @@ XNNPACK runs a convolution of 1x1 as a fully connected layer, for example.
 """
 
 
+class GraphNode(NamedTuple):
+    """The kind and debug handle of a node in XNNPACK's graph.
+
+    An added transposition has the handle of the node that its time counts for. The
+    handle is None if there are several such nodes.
+    """
+
+    kind: str
+    handle: int | None
+
+
 class Event(NamedTuple):
     """An operator of a delegate that ran: its name in the runtime, and its seconds.
 
-    ``start``: in seconds since the middle of the call of the program. None: not known.
+    ``start``: in seconds after the middle of the program's call, so it may be negative.
+    None if the dump does not have the call.
     """
 
     name: str
@@ -90,13 +104,14 @@ def last_run(dump: bytes) -> list[Event]:
     Raises FormatError for a damaged dump.
     """
     found: list[Event] = []
-    # The runtime may write the size (4 bytes) in front of the dump. In a flatbuffer, the
-    # identifier ED00 is at byte 4.
-    dump = dump[4:] if dump[8:12] == b"ED00" else dump
+    # In a flatbuffer, the identifier ED00 is at byte 4. The runtime may write the size
+    # (4 bytes) in front of it.
+    if dump[8:12] == b"ED00":
+        dump = dump[4:]
     for run in root(dump, "ED00", "ETDump").each_table(1, "run_data"):
         if run.string(0, "name") != "Execute":
             continue
-        # the last "Execute" counts
+        # forget earlier calls: the last "Execute" counts
         found = []
         middle = None
         ran: list[tuple[str, int, int]] = []
@@ -118,44 +133,35 @@ def last_run(dump: bytes) -> list[Event]:
     return found
 
 
-def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
-    """Return the kind and debug handle of each node of XNNPACK's graph.
-
-    An added transposition has the handle of the node that it serves; None if it serves
-    several. Raises FormatError for a damaged graph.
-    """
+def nodes_of(blob: bytes) -> list[GraphNode]:
+    """Return the nodes of XNNPACK's graph; FormatError for a damaged graph."""
     # In front of the graph there may be a header, XH00. It has the graph's offset at
     # byte 10.
     start = int.from_bytes(blob[10:14], "little") if blob[4:8] == b"XH00" else 0
     graph = root(blob[start:], "XN01", "XNNPACK graph")
-    kinds = list[str]()
-    kernels = list[Kernel]()
+    kinds: list[str] = []
+    kernels: list[Kernel] = []
+    # number of a value -> the position, as text, of the node that computes it
     computed_in: dict[int, str] = {}
-    """Number of a value -> the position of its node."""
-    for place, node in enumerate(graph.each_table(1, "xnodes")):
+    for position, node in enumerate(graph.each_table(1, "xnodes")):
         # field 0 is the kind of the union in field 1
         number = node.scalar(0, "B")
         handle = node.scalar(2, "I")
         fields = node.table(1, "node")
         kind = _NODES[number] if number < len(_NODES) else "unknown"
-        operands, result = _IDS.get(kind, ((0,), 1))
+        operands, result = _OPERAND_AND_RESULT_FIELDS.get(kind, ((0,), 1))
         reads = [
             computed_in[value]
             for value in _values(fields, operands)
             if value in computed_in
         ]
         is_added = handle == _ADDED
-        kernels.append(
-            Kernel(
-                str(place),
-                () if is_added else (handle,),
-                reads,
-                is_added and kind in _MOVES,
-            )
-        )
+        handles = () if is_added else (handle,)
+        is_move = is_added and kind in _MOVES
+        kernels.append(Kernel(str(position), handles, reads, is_move))
         kinds.append(_kind(kind))
-        computed_in |= dict.fromkeys(_values(fields, (result,)), str(place))
-    # Add a reader for each result, since no node reads it.
+        computed_in |= dict.fromkeys(_values(fields, (result,)), str(position))
+    # Add a kernel that reads each result, as no node does.
     returned = [
         computed_in[value]
         for value in graph.numbers(5, "u4", "output_ids")
@@ -163,41 +169,42 @@ def nodes_of(blob: bytes) -> list[tuple[str, int | None]]:
     ]
     kernels += [Kernel(f"result {k}", (), (name,)) for k, name in enumerate(returned)]
     owners = computed_by(kernels, ())
-    handles = [
-        next(iter(owners[str(place)] or ()), None) for place in range(len(kinds))
-    ]
-    return list(zip(kinds, handles, strict=True))
+    nodes = []
+    for position, kind in enumerate(kinds):
+        owner = next(iter(owners[str(position)] or ()), None)
+        nodes.append(GraphNode(kind, owner))
+    return nodes
 
 
 def _values(table: Table | None, fields: Sequence[int]) -> list[int]:
     """Return the numbers of the values in these fields of a node."""
-    return [] if table is None else [table.scalar(field, "I") for field in fields]
+    if table is None:
+        return []
+    return [table.scalar(field, "I") for field in fields]
 
 
 def spent(
-    events: Sequence[Event],
-    nodes: Sequence[tuple[str, int | None]],
-    middle: float = 0.0,
+    events: Sequence[Event], nodes: Sequence[GraphNode], middle: float = 0.0
 ) -> Mapping[int | None, Mapping[str, Any]]:
     """Return the times of each node's operators, by its debug handle.
 
-    ``nodes``: kind and debug handle of each node. Events and nodes of a kind belong
-    together in their order; if their numbers differ, the events are under None.
+    Times of operators that belong to no node are under None.
+
     ``middle``: the time halfway through the call, in seconds of
-    ``time.perf_counter()``. ETDump has another clock, and events count from the middle
+    ``time.perf_counter()``. ETDump has another clock, so events count from the middle
     of its recording. Both middles are taken for the same moment. So the intervals are
     off by at most half of the difference between the two durations.
     """
-    handles = defaultdict(list)
+    handles_of_kind = defaultdict(list)
     for kind, handle in nodes:
-        handles[kind].append(handle)
-    of_kind = defaultdict(list)
+        handles_of_kind[kind].append(handle)
+    events_of_kind = defaultdict(list)
     for event in events:
-        of_kind[_kind(event.name)].append(event)
+        events_of_kind[_kind(event.name)].append(event)
     total: dict[int | None, dict[str, Any]] = {}
-    for kind, listed in of_kind.items():
-        owners: Sequence[int | None] = handles[kind]
-        if len(owners) != len(listed):  # none can be told from another
+    for kind, listed in events_of_kind.items():
+        owners: Sequence[int | None] = handles_of_kind[kind]
+        if len(owners) != len(listed):
             owners = [None] * len(listed)
         for owner, event in zip(owners, listed, strict=True):
             amounts = total.setdefault(owner, {"seconds": 0.0})
@@ -210,9 +217,10 @@ def spent(
 
 
 def _kind(name: str) -> str:
-    """Return the kind of an operator in lower case, without details after it.
+    """Return the common kind of an operator or node.
 
     ``Convolution (NHWC, F32) IGEMM #1`` becomes ``convolution``, and then ``product``.
     """
-    word = re.sub(r"[^a-z0-9]", "", name.partition("(")[0].partition("#")[0].lower())
+    without_details = name.partition("(")[0].partition("#")[0]
+    word = re.sub(r"[^a-z0-9]", "", without_details.lower())
     return _KIND.get(word, word)

@@ -1,6 +1,7 @@
 """Run blobs of ExecuTorch's backends in ExecuTorch's own runtime.
 
-Each blob becomes the only delegate of a generated program.
+The runtime loads program files only. So a program file is generated for each blob, with
+the blob as its only delegate.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class BridgedRuntime(BackendRuntime):
             raise FormatError("format-invalid", text) from e
 
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
-            # A method does not own its program, which owns the blob. This reference
-            # keeps the program alive as long as the function.
+            # The method does not keep its program alive. This reference does, as long
+            # as the function exists.
             keep = program
             inputs = [_as_plain_tensor(a) for a in args]
             try:
@@ -102,7 +103,7 @@ class BridgedRuntime(BackendRuntime):
                 # runtime is not thread_safe.
                 return tuple(method._method(inputs, clone_outputs=False))
             except RuntimeError as e:
-                raise cls._refused(e) from e
+                raise cls._input_error(e) from e
             finally:
                 del keep
 
@@ -122,7 +123,7 @@ class BridgedRuntime(BackendRuntime):
         )
 
     @classmethod
-    def _refused(cls, error: RuntimeError) -> InputError:
+    def _input_error(cls, error: RuntimeError) -> InputError:
         """Return the error for inputs that the runtime refuses."""
         return InputError(
             "input-invalid", f"{cls.backend_id} refuses these inputs: {error}"
@@ -139,11 +140,11 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """Load a blob like ``load``; calls also return the seconds of XNNPACK's operators.
+        """Load a blob so that calls also return a function that reads the times.
 
-        The times come from ExecuTorch's ETDump.
+        The times of XNNPACK's operators come from ExecuTorch's ETDump.
         """
-        # Only for its errors: the loader with ETDump does not explain them.
+        # Load only for its errors: the loader with ETDump does not explain them.
         cls.load(processed_bytes, compile_specs, named_data)
         with quietly():
             from executorch.extension.pybindings import portable_lib
@@ -154,7 +155,7 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         )
         nodes = nodes_of(processed_bytes)
 
-        def read(middle: float) -> Spent:
+        def read_times(middle: float) -> Spent:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "call.etdp")
                 debug = path.with_suffix(".debug")
@@ -164,27 +165,27 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         def call(
             *args: torch.Tensor | float,
         ) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
-            # The program does not own its bytes.
+            # The program does not keep its bytes alive. This reference does.
             keep = content
-            given = []
+            inputs = []
             borders: dict[Any, dict[str, Any]] = {}
-            for place, arg in enumerate(args):
+            for position, arg in enumerate(args):
                 start = perf_counter()
-                given.append(_as_plain_tensor(arg))
+                inputs.append(_as_plain_tensor(arg))
                 end = perf_counter()
-                borders[Border("input", place)] = {
+                borders[Border("input", position)] = {
                     "seconds": end - start,
                     "intervals": [(start, end)],
                 }
             try:
                 start = perf_counter()
                 results = program.run_method(
-                    "forward", tuple(given), clone_outputs=False
+                    "forward", tuple(inputs), clone_outputs=False
                 )
                 middle = (start + perf_counter()) / 2
-                return tuple(results), lambda: {**read(middle), **borders}
+                return tuple(results), lambda: {**read_times(middle), **borders}
             except RuntimeError as e:
-                raise cls._refused(e) from e
+                raise cls._input_error(e) from e
             finally:
                 del keep
 
@@ -208,29 +209,31 @@ def one_delegate_program(
     convention: Convention,
 ) -> bytes:
     """Return a ``.pte`` file with a method ``forward`` that calls one delegate."""
+    # the table of values: inputs, which have no memory of the program, then outputs
     values = [_input(v) for v in convention.inputs]
-    end = 0
+    memory_size = 0
     for output in convention.outputs:
-        values.append(_tensor(output, AllocationDetails.at(1, end)))
+        values.append(_tensor(output, AllocationDetails.at(1, memory_size)))
         # padded to a multiple of the alignment
-        end += _nbytes(output) + -_nbytes(output) % ALIGNMENT
-    given = tuple(range(len(convention.inputs)))
-    returned = tuple(range(len(given), len(values)))
+        memory_size += _nbytes(output) + -_nbytes(output) % ALIGNMENT
+    inputs = tuple(range(len(convention.inputs)))
+    outputs = tuple(range(len(inputs), len(values)))
     reference = pte_tables.BackendDelegateDataReference(
         pte_tables.BlobLocation.SEGMENT, 0
     )
     specs = tuple(pte_tables.CompileSpec(s.key, s.value) for s in compile_specs)
-    call = Instruction(DelegateCall(0, (*given, *returned)))
+    call = Instruction(DelegateCall(0, (*inputs, *outputs)))
     plan = pte_tables.ExecutionPlan(
         name="forward",
         container=pte_tables.ContainerMetadata(),
         values=tuple(map(EValue, values)),
-        inputs=given,
-        outputs=returned,
-        chains=(Chain(given, returned, (call,)),),
+        inputs=inputs,
+        outputs=outputs,
+        chains=(Chain(inputs, outputs, (call,)),),
         delegates=(pte_tables.BackendDelegate(backend_id, reference, specs),),
-        memory_sizes=(0, end),
+        memory_sizes=(0, memory_size),
     )
+    # segment 0 is the blob
     program = pte_tables.Program(
         plans=(plan,),
         constant_segment=pte_tables.SubsegmentOffsets(0, (0,)),

@@ -54,8 +54,8 @@ _WEIGHTS_AT = {
 """
 
 
-def _why_no_dimensions(node: Node) -> str | None:
-    """Return why XNNPACK cannot compute a scalar with a number as operand, or None."""
+def _why_scalar_with_number(node: Node) -> str | None:
+    """Return why a call with a scalar result and a number as operand is refused, or None."""
     # XNNPACK stores a number among the operands as a constant with one dimension. The
     # numbers of these two are no operands.
     if node.target in (aten.select.int, aten.squeeze.dim):
@@ -72,7 +72,7 @@ def _why_no_dimensions(node: Node) -> str | None:
 
 def _why_packed_weight(node: Node, constants: Collection[Node]) -> str | None:
     """Return why a call cannot read a constant that another call packs, or None."""
-    # The call would read freed memory, also with ExecuTorch's own lowering.
+    # The call would read freed memory. ExecuTorch's own lowering has this fault, too.
     for value in node.all_input_nodes:
         if value not in constants or value in _weights(node):
             continue
@@ -105,10 +105,7 @@ def _why_dequantized_for_floats(node: Node, constants: Collection[Node]) -> str 
             activation = user.args[_ACTIVATION_AT.get(_name(user), 0)]
         while isinstance(activation, Node) and _name(activation) in _LAYOUT:
             activation = activation.args[0]
-        is_dequantized = isinstance(activation, Node) and _name(activation).startswith(
-            "dequantize"
-        )
-        if not is_dequantized:
+        if not _is_dequantize(activation):
             return (
                 "XNNPACK multiplies quantized weights by quantized values only, and"
                 f" {user.name} has floats"
@@ -116,11 +113,19 @@ def _why_dequantized_for_floats(node: Node, constants: Collection[Node]) -> str 
     return None
 
 
+def _is_dequantize(value: Any) -> bool:
+    """Return whether an argument is the result of a dequantize."""
+    return isinstance(value, Node) and _name(value).startswith("dequantize")
+
+
 def _users_through_layout(node: Node) -> list[Node]:
     """Return the users of a value, also through calls that only change its layout."""
     users: list[Node] = []
     for user in node.users:
-        users += _users_through_layout(user) if _name(user) in _LAYOUT else [user]
+        if _name(user) in _LAYOUT:
+            users += _users_through_layout(user)
+        else:
+            users.append(user)
     return users
 
 
@@ -148,7 +153,7 @@ def _weights(node: Node) -> list[Any]:
 
 
 def _why_prelu_of_no_image(node: Node) -> str | None:
-    """Return why a prelu is refused that is not computed as an image, or None."""
+    """Return why a prelu of a tensor that cannot be viewed as an image is refused."""
     # The partitioner ignores the rank, and the compiler then fails.
     if node.target is not aten.prelu.default:
         return None
@@ -217,18 +222,17 @@ def _why_clamped_by_nan(node: Node) -> str | None:
 
 def _why_converted(node: Node) -> str | None:
     """Return why a cast to another type is refused, or None."""
-    # The partitioner takes the call for a copy, which the compiler drops.
+    # The partitioner treats the call as a copy, which the compiler drops.
     if node.target not in _CONVERSIONS:
         return None
-    [source, *_] = node.all_input_nodes
-    given = source.meta["val"].dtype
+    given = node.all_input_nodes[0].meta["val"].dtype
     returned = node.meta["val"].dtype
-    return (
-        None if given is returned else f"XNNPACK does not convert {given} to {returned}"
-    )
+    if given is returned:
+        return None
+    return f"XNNPACK does not convert {given} to {returned}"
 
 
-_ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
+_CONVOLUTIONS_ALONG_ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
 
 
 def _why_quantized_float_convolution(node: Node) -> str | None:
@@ -238,11 +242,12 @@ def _why_quantized_float_convolution(node: Node) -> str | None:
     if _name(node) != "quantize_per_tensor":
         return None
     convolution = node.args[0]
-    if not isinstance(convolution, Node) or _name(convolution) not in _ONE_AXIS:
+    if not isinstance(convolution, Node) or _name(convolution) not in (
+        _CONVOLUTIONS_ALONG_ONE_AXIS
+    ):
         return None
-    given = convolution.args[0]
-    of_floats = not isinstance(given, Node) or not _name(given).startswith("dequantize")
-    if of_floats and convolution.meta["val"].dim() == 3:
+    has_one_axis = convolution.meta["val"].dim() == 3
+    if has_one_axis and not _is_dequantize(convolution.args[0]):
         return (
             f"XNNPACK quantizes the result of {convolution.name} only if its input is"
             " quantized"
@@ -258,7 +263,7 @@ def _argument(node: Node, name: str) -> Any:
 
 
 _CHECKS = (
-    _why_no_dimensions,
+    _why_scalar_with_number,
     _why_prelu_of_no_image,
     _why_approximate_gelu,
     _why_scaled_product,
@@ -267,7 +272,10 @@ _CHECKS = (
     _why_converted,
     _why_quantized_float_convolution,
 )
-"""Return reasons for arguments that the partitioner ignores or the compiler drops."""
+"""Functions that return why a call is refused, or None.
+
+They refuse arguments that ExecuTorch's partitioner ignores, or its compiler drops.
+"""
 
 
 def _refuses(node: Node, constants: Collection[Node]) -> str | None:
@@ -281,18 +289,18 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
 
 
 def _prepare(edge: ExportedProgram) -> ExportedProgram:
-    """Change the program of a partition to one that ExecuTorch compiles rightly."""
+    """Change a partition so that ExecuTorch's compiler makes a correct blob of it."""
     express_by_slices_and_views(edge)
-    _compute_conversions_at_borders(edge)
+    _unmark_conversions_at_borders(edge)
     return separate_constants(edge)
 
 
-def _compute_conversions_at_borders(edge: ExportedProgram) -> None:
-    """Remove marks of conversions that no call of ``edge`` includes.
+def _unmark_conversions_at_borders(edge: ExportedProgram) -> None:
+    """Let a quantize or dequantize at the border of a partition be compiled by itself.
 
-    The partitioner marks a quantize that the call before it includes, and a dequantize
-    that the call after it includes; XNNPACK then compiles no call for it. If the
-    partition was divided, that call may be outside.
+    The partitioner marks a quantize that is compiled as part of the call before it, and
+    a dequantize that is part of the call after it. If the partition was divided, that
+    call may be outside. Then the mark must go.
     """
     for node in edge.graph.nodes:
         name = _name(node)
@@ -302,8 +310,10 @@ def _compute_conversions_at_borders(edge: ExportedProgram) -> None:
             neighbours = list(node.users)
         else:
             continue
-        if isinstance(node.args[1], Node):
-            continue  # the scale is computed at run time: such calls stay together
+        scale = node.args[1]
+        if isinstance(scale, Node):
+            # calls with a scale computed at run time stay together
+            continue
         if any(neighbour.op in ("placeholder", "output") for neighbour in neighbours):
             node.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
 
@@ -318,7 +328,7 @@ _MOVES = (
 
 
 class _Partitioner(TheirPartitioner):  # type: ignore[misc]
-    """ExecuTorch's partitioner, which forms the fewest partitions.
+    """ExecuTorch's partitioner, changed to form the fewest partitions.
 
     ExecuTorch merges partitions pair by pair. A merge may prevent a better one, and the
     time grows with the square of the number of calls.
@@ -331,14 +341,15 @@ class _Partitioner(TheirPartitioner):  # type: ignore[misc]
     def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
         if self.per_op_mode:
             return super().generate_partitions(ep)  # type: ignore[no-any-return]
+        # a match is a list of nodes that are compiled together, with their constants
         matches = self.get_matched_nodes_from_configs(ep)
         matched = {n for match in matches for n in match if n.op == "call_function"}
-        accepted = _worthwhile(matched - _moved_at_borders(ep, matched))
+        accepted = _worthwhile(matched - _moves_at_borders(ep, matched))
         # The pieces of a call share a partition.
         groups = [*matches, *pieces_of(ep).values()]
         parts = fewest_partitions(calls_of(ep), accepted, groups)
         if parts is None:
-            # A match needs its own result. Partitions on cycles are split later.
+            # A match depends on itself. Partitions on cycles are split later.
             return super().generate_partitions(ep)  # type: ignore[no-any-return]
         part_of = {node: part for part in parts for node in part}
         for match in matches:
@@ -350,10 +361,10 @@ class _Partitioner(TheirPartitioner):  # type: ignore[misc]
         return [Partition(number, part) for number, part in enumerate(parts)]
 
 
-def _moved_at_borders(program: ExportedProgram, matched: set[Node]) -> set[Node]:
-    """Return the calls that express moves which would cut nothing on the host.
+def _moves_at_borders(program: ExportedProgram, matched: set[Node]) -> set[Node]:
+    """Return the calls that replace moves, and that would cut nothing on the host.
 
-    A call cuts a partition if a computing call is before it and another one after it.
+    A call on the host cuts a partition if it is between two computing calls.
     """
     calls = calls_of(program)
     computing = {node for node in matched if _edge_name(node) not in _MOVES}

@@ -1,7 +1,8 @@
 """Correct ExecuTorch's partitioner for XNNPACK, where XNNPACK cannot load the result.
 
-The partitioner marks a quantize or dequantize as part of a neighbouring call, which
-XNNPACK then computes in integers.
+The partitioner has a configuration for each operator. ``get_deps`` of a configuration
+decides whether to take a call and the calls around it. It marks a quantize or dequantize
+as part of a neighbouring call, which XNNPACK then computes in integers.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _RESCALES_BELOW = 256
 """XNNPACK's runtime loads no product that rescales integers by this factor or more."""
 
 _LOWEST_OF_GROUPS = -8
+"""XNNPACK supports a scale for each group only for integers of four bits."""
 _SIZE_OF_GROUPS = 32
-"""XNNPACK supports a scale for each group only for four bits and multiples of 32."""
+"""XNNPACK supports only groups with a multiple of 32 elements."""
 
 
 def correct(configs: Iterable[tuple[str, Any]]) -> None:
@@ -53,20 +55,20 @@ def correct(configs: Iterable[tuple[str, Any]]) -> None:
 def _without_marks_of_refused(get_deps: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``get_deps`` that leaves no marks if it does not take the call.
 
-    The original marks the calls around a product or convolution in any case. Another
-    call may share such a quantize or dequantize. It would then be compiled as part of a
-    call that is not in the partition. XNNPACK cannot load such a graph, also with
-    ExecuTorch's own lowering.
+    The original marks the calls around a product or convolution in any case. If another
+    call shares such a quantize or dequantize, it would be compiled as part of a call
+    that is not in the partition. XNNPACK cannot load such a graph.
     """
 
     def corrected(node: Node, program: Any) -> Any:
-        before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
+        unmarked = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
         is_taken, deps = get_deps(node, program)
-        if _rescaling(node, program) >= _RESCALES_BELOW or _has_other_groups(node):
+        rescales_too_much = _rescaling(node, program) >= _RESCALES_BELOW
+        if rescales_too_much or _has_unsupported_groups(node):
             is_taken = False
         if not is_taken:
-            for unmarked in before:
-                unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+            for near in unmarked:
+                near.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
         return is_taken, deps
 
     return corrected
@@ -75,27 +77,38 @@ def _without_marks_of_refused(get_deps: Callable[..., Any]) -> Callable[..., Any
 def _rescaling(node: Node, program: Any) -> float:
     """Return the factor by which a product rescales integers; 0 if it is not known.
 
-    It is the product of the operands' scales divided by the result's scale. Of a scale
-    for each channel, the largest counts.
+    It is the product of the scales of both operands divided by the scale of the result.
+    If each channel has a scale, the largest counts.
     """
-    operands = [n for n in map(_through_layout, node.all_input_nodes[:3]) if n]
-    given = [_scale(n, program) for n in operands if is_dequant(n)]
-    near = _around(node) & _users_in_two_steps(node)
-    made = [_scale(n, program) for n in near if is_quant(n)]
-    if len(given) < 2 or not made or None in (*given[-2:], *made):
+    operand_scales = []
+    for operand in map(_through_layout, node.all_input_nodes[:3]):
+        if operand is not None and is_dequant(operand):
+            operand_scales.append(_scale(operand, program))
+    # the bias of addmm comes first, and has no scale that counts
+    operand_scales = operand_scales[-2:]
+    result_scales = [
+        _scale(user, program) for user in _users_in_two_steps(node) if is_quant(user)
+    ]
+    if len(operand_scales) < 2 or not result_scales:
         return 0.0
-    smallest = min(filter(None, made), default=math.inf)
-    return math.prod(filter(None, given[-2:])) / smallest
+    if None in operand_scales or None in result_scales:
+        return 0.0
+    smallest = min(filter(None, result_scales), default=math.inf)
+    return math.prod(filter(None, operand_scales)) / smallest
 
 
 def _through_layout(operand: Node) -> Node | None:
-    """Return the operand if it is a dequantize, else the first input of its call."""
+    """Return the operand if it is a dequantize, else the first input of its call.
+
+    A permute or view may be between a dequantize and the product. None if the operand
+    has no inputs.
+    """
     if not operand.all_input_nodes:
         return None
     return operand if is_dequant(operand) else operand.all_input_nodes[0]
 
 
-def _has_other_groups(node: Node) -> bool:
+def _has_unsupported_groups(node: Node) -> bool:
     """Return whether an operand of a product has groups that XNNPACK does not support."""
     for near in node.all_input_nodes[:3]:
         operand: Any = _through_layout(near) or near
@@ -118,9 +131,9 @@ def _users_in_two_steps(node: Node) -> set[Node]:
 
 
 def _scale(node: Node, program: Any) -> float | None:
-    """Return the scale of a quantize or dequantize, the largest of its channels.
+    """Return the scale of a quantize or dequantize; of several, the largest.
 
-    None if it is computed at run time.
+    Return None if it is computed at run time.
     """
     scale = node.args[1] if "quantize_per" in str(node.target) else None
     if isinstance(scale, Node):
@@ -133,8 +146,11 @@ def _scale(node: Node, program: Any) -> float | None:
 
 def _around(node: Node) -> set[Node]:
     """Return the calls at most two steps from ``node``, which ``get_deps`` may mark."""
-    near = {*node.all_input_nodes, *node.users}
-    return near | {other for n in near for other in (*n.all_input_nodes, *n.users)}
+    neighbours = {*node.all_input_nodes, *node.users}
+    found = set(neighbours)
+    for neighbour in neighbours:
+        found.update(neighbour.all_input_nodes, neighbour.users)
+    return found
 
 
 def _in_floats_between_scales(
@@ -142,16 +158,17 @@ def _in_floats_between_scales(
 ) -> Callable[..., Any]:
     """Return a ``get_node_and_deps`` that computes in floats between different scales.
 
-    XNNPACK cannot load a graph that moves integers of one scale to another.
+    Then the call's quantize and dequantize are not part of it. XNNPACK cannot load a
+    graph that moves integers of one scale to another.
     """
 
     def corrected(node: Node, program: Any) -> Any:
-        around = [
-            n
-            for n in (*node.all_input_nodes, *node.users)
-            if is_dequant(n) or is_quant(n)
-        ]
-        scales = {n.args[1:] for n in around}
-        return [node] if len(scales) > 1 else get_node_and_deps(node, program)
+        scales = set()
+        for near in (*node.all_input_nodes, *node.users):
+            if is_dequant(near) or is_quant(near):
+                scales.add(near.args[1:])
+        if len(scales) > 1:
+            return [node]
+        return get_node_and_deps(node, program)
 
     return corrected

@@ -1,9 +1,9 @@
 """Express calls by operators that ExecuTorch's partitioner for XNNPACK takes.
 
 XNNPACK moves values by slices, views and transposes only. A select, a split or an
-unsqueeze equals slices and views. Left to the host, such a call cuts a delegate in two.
-A cut with the call on the host takes as long as two slices (0.7 microseconds). So calls
-that need more operators stay.
+unsqueeze equals slices and views. If such a call stays on the host, it cuts a delegate
+in two. A cut takes as long as two slices (0.7 microseconds), so calls that need more
+operators stay on the host.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ with quietly():
 edge_aten = ops.edge.aten
 _FLOATS = (torch.float32, torch.float16)
 MOVED = "delegraph_executorch_moved"
-"""Key of a call's meta: the call expresses another one that only moves values."""
+"""Key of a call's meta: the call replaces another one that only moves values."""
 _MOST_USED_PARTS = 2
-"""A split with more used parts stays: its slices would cost more than the cut."""
+"""A split with more used parts is not replaced: its slices would cost more than the cut."""
 
 
 def express_by_slices_and_views(program: ExportedProgram) -> None:
     """Replace calls of a program in edge dialect by equal slices and views.
 
     XNNPACK slices floats of fixed sizes, and views floats with at most one dynamic
-    size. Other calls stay.
+    size. Calls on other tensors are not replaced.
     """
     for node in calls_of(program):
         replace = _EQUIVALENTS.get(getattr(node.target, "__name__", ""))
@@ -50,7 +50,8 @@ def _is_of_floats(operand: Any) -> bool:
 
 def may_be_viewed(shape: Sequence[int | torch.SymInt]) -> bool:
     """Return whether XNNPACK makes a tensor of this shape by a view."""
-    return 0 not in _fixed_sizes(shape) and len(_fixed_sizes(shape)) >= len(shape) - 1
+    fixed = _fixed_sizes(shape)
+    return 0 not in fixed and len(fixed) >= len(shape) - 1
 
 
 def _fixed_sizes(shape: Sequence[int | torch.SymInt]) -> list[int]:
@@ -120,12 +121,13 @@ def _prelu(node: Node) -> None:
     result = _call(node, node.target, image, *node.args[1:])
     final = _view(node, result, shape)
     for call in (image, result, final):
-        del call.meta[MOVED]  # together they compute: they replace no move
+        # together they compute, so they replace no move
+        del call.meta[MOVED]
     _replace(node, final)
 
 
 def shape_for_prelu(shape: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return a shape [N, C, H, W] of a tensor [N, C, ...]; None if there is no view."""
+    """Return [N, C, H*W, 1] for a tensor [N, C, H, W, ...]; None if there is no view."""
     if len(shape) < 2:
         return None
     image_shape = *shape[:2], math.prod(shape[2:]), 1

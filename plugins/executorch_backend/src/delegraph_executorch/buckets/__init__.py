@@ -1,6 +1,6 @@
-"""Lower one model for several fixed sizes, and choose a method by size.
+"""Lower one model for several fixed sizes, and choose a method by the sizes of a call.
 
-The methods are in one program file.
+Each size is a bucket. It becomes a method of one program file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BucketedProgram", "LoadedBuckets", "load", "lower_buckets"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The names above import torch, which looking into a file does without."""
+        """Import the names late: they need torch, which reading ``table`` does not."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import program

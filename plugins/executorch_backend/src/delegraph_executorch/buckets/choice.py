@@ -1,4 +1,8 @@
-"""Choose a method by the sizes of a call's inputs."""
+"""Choose a method by the sizes of a call's inputs.
+
+A bucket has the inputs of one method. It holds a call if the call's inputs have its
+sizes, or can be padded to them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,12 @@ from torch.utils import _pytree as pytree
 
 from .table import LEAF, BucketTable, Row, damaged
 
-Axis = tuple[int, int]
-"""Position of a flat input, and an axis of that tensor."""
+
+class Axis(NamedTuple):
+    """An axis of a flat input."""
+
+    input: int
+    axis: int
 
 
 class Call(NamedTuple):
@@ -30,7 +38,7 @@ class Call(NamedTuple):
 
     def sizes(self, axes: Sequence[Axis]) -> tuple[int, ...]:
         """Return the sizes of the inputs along ``axes``."""
-        return tuple(self.leaves[k].shape[axis] for k, axis in axes)
+        return tuple(self.leaves[a.input].shape[a.axis] for a in axes)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments."""
@@ -42,7 +50,10 @@ class Call(NamedTuple):
         return list(self.spec.child(1).context)
 
     def in_order(self, keywords: Sequence[str]) -> Call:
-        """Return the call with keyword arguments in this order, if it has just these."""
+        """Return the call with keyword arguments in this order.
+
+        A call with other keyword arguments is returned unchanged.
+        """
         args, kwargs = self.arguments()
         if kwargs.keys() != set(keywords):
             return self
@@ -54,7 +65,7 @@ class BucketChoice:
     """Calls the smallest method that holds the inputs; pads inputs and cuts results.
 
     ``calls`` are the inputs of each method, ``results`` the shapes of its results.
-    ``padding`` is the number that fills up smaller inputs, or None.
+    ``padding`` is the number that fills up smaller inputs. None refuses these.
     """
 
     def __init__(
@@ -64,10 +75,10 @@ class BucketChoice:
         padding: float | None,
     ) -> None:
         self.padding = padding
+        # the axes with sizes that differ between buckets
         self._axes = bucket_axes(calls)
-        self._calls = dict(
-            sorted(calls.items(), key=lambda item: math.prod(item[1].sizes(self._axes)))
-        )
+        names = sorted(calls, key=lambda name: math.prod(calls[name].sizes(self._axes)))
+        self._calls = {name: calls[name] for name in names}
         self._results = {name: list(results[name]) for name in self._calls}
         self._keywords = next(iter(self._calls.values())).keywords()
 
@@ -82,25 +93,26 @@ class BucketChoice:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call the method for the inputs; ``method`` returns it by name.
+        """Call the smallest method that holds the inputs.
 
-        Raises InputError if no method holds the inputs.
+        ``method`` returns a method by name. Raises InputError if no method holds the
+        inputs.
         """
         call = Call.of(args, kwargs).in_order(self._keywords)
         name = self.choose(call)
         bucket = self._calls[name]
         if call.sizes(self._axes) == bucket.sizes(self._axes):
             return method(name)(*args, **kwargs)
-        shapes_by_bucket = [self._results[other] for other in self._calls]
-        cuts = [
-            self._cut(shapes, call) for shapes in zip(*shapes_by_bucket, strict=True)
-        ]
+        # one list of shapes for each result: its shape in every bucket
+        shapes_of_results = zip(*self._results.values(), strict=True)
+        cuts = [self._cut(shapes, call) for shapes in shapes_of_results]
         padded = [
             _pad_to(leaf, like, self.padding)
             for leaf, like in zip(call.leaves, bucket.leaves, strict=True)
         ]
         args, kwargs = Call(padded, call.spec).arguments()
         leaves, spec = pytree.tree_flatten(method(name)(*args, **kwargs))
+        # the cut of a number is empty
         results = [
             leaf[cut] if cut else leaf for leaf, cut in zip(leaves, cuts, strict=True)
         ]
@@ -110,7 +122,7 @@ class BucketChoice:
         """Return the name of the method for a call. Raises InputError if none holds it."""
         call = call.in_order(self._keywords)
         for name, bucket in self._calls.items():
-            if _holds(bucket, call, self._axes, self.padding is not None):
+            if _holds(bucket, call, self._axes, pads=self.padding is not None):
                 return name
         bucket = next(iter(self._calls.values()))
         if bucket.spec != call.spec:
@@ -120,8 +132,8 @@ class BucketChoice:
             if given == wanted:
                 text = f"{text}, but in other containers"
             raise InputError("input-invalid", text)
-        there = ", ".join(map(call_text, self._calls.values()))
-        text = f"no bucket holds {call_text(call)}; there are {there}"
+        buckets = ", ".join(map(call_text, self._calls.values()))
+        text = f"no bucket holds {call_text(call)}; there are {buckets}"
         hint = None
         if self.padding is None:
             hint = "padding=0 lets smaller inputs be padded with zeros"
@@ -130,32 +142,34 @@ class BucketChoice:
     def _cut(self, shapes: Sequence[tuple[int, ...]], call: Call) -> tuple[slice, ...]:
         """Return the part of a result that belongs to the call.
 
-        ``shapes`` are those of the result in the buckets. An axis with the sizes of an
-        input's axis gets that axis' size in the call.
+        ``shapes`` are those of the result in the buckets. If an axis of the result has
+        the sizes 16 and 32 in the buckets, and an axis of an input as well, then both
+        have the same size in the call.
         """
-        in_buckets = [bucket.sizes(self._axes) for bucket in self._calls.values()]
-        by_axis = list(zip(*in_buckets, strict=True))
-        in_call = call.sizes(self._axes)
+        sizes_in_buckets = [bucket.sizes(self._axes) for bucket in self._calls.values()]
+        sizes_of_axes = list(zip(*sizes_in_buckets, strict=True))
+        sizes_in_call = call.sizes(self._axes)
         cut = []
         for axis, sizes in enumerate(zip(*shapes, strict=True)):
             if len(set(sizes)) == 1:
                 cut.append(slice(None))
                 continue
             matching = {
-                size
-                for size, known in zip(in_call, by_axis, strict=True)
-                if known == sizes
+                in_call
+                for in_call, in_buckets in zip(
+                    sizes_in_call, sizes_of_axes, strict=True
+                )
+                if in_buckets == sizes
             }
             if len(matching) != 1:
-                raise _ambiguous_axis(axis, sizes, bool(matching))
+                raise _ambiguous_axis(axis, sizes, matches=bool(matching))
             cut.append(slice(matching.pop()))
         return tuple(cut)
 
     def table(self) -> BucketTable | None:
-        """Return the table for a file.
+        """Return the table for a file; None if a table cannot describe the inputs.
 
-        None if an input is neither tensor nor number, or if a table cannot describe its
-        container.
+        It describes tensors, numbers and strings, in tuples, lists and dictionaries.
         """
         first = next(iter(self._calls.values()))
         structure = _encode(first.spec)
@@ -176,7 +190,7 @@ class BucketChoice:
 
     @classmethod
     def of_table(cls, table: BucketTable) -> BucketChoice:
-        """Return the choice of a file. Raises FormatError for an inconsistent table."""
+        """Return the choice that a file's table describes; FormatError for a damaged one."""
         try:
             spec = pytree.tree_structure(_decode(table.structure))
             calls = {
@@ -207,20 +221,22 @@ class BucketChoice:
 
 
 def _encode(spec: pytree.TreeSpec) -> Any:
-    """Return a structure in the form of JSON; None for other containers than these."""
+    """Return a structure in the form of JSON; None if the form cannot describe it."""
     if spec.is_leaf():
         return LEAF
     children = [_encode(child) for child in spec.children()]
-    # the context of a dictionary's spec is the list of its keys
-    keyed = spec.type is dict and all(isinstance(key, str) for key in spec.context)
-    # Program files keep named tuples and dictionaries as they are.
-    is_record = spec.type is namedtuple or issubclass(spec.type, dict)
-    if None in children or (is_record and not keyed):
+    if None in children:
         return None
-    if keyed:
-        return {
-            "dict": [list(pair) for pair in zip(spec.context, children, strict=True)]
-        }
+    if spec.type is dict:
+        # the context of a dictionary's spec is the list of its keys
+        keys = spec.context
+        if not all(isinstance(key, str) for key in keys):
+            return None
+        return {"dict": [list(pair) for pair in zip(keys, children, strict=True)]}
+    # A program file has the fields of named tuples and the keys of other dictionaries,
+    # which this form lacks.
+    if spec.type is namedtuple or issubclass(spec.type, dict):
+        return None
     # Other containers, such as dataclasses, are lists in program files.
     return {"tuple" if spec.type is tuple else "list": children}
 
@@ -276,35 +292,37 @@ def bucket_axes(calls: Mapping[Any, Call]) -> list[Axis]:
             continue
         for axis, size in enumerate(leaf.shape):
             if any(other.leaves[k].shape[axis] != size for other in others):
-                axes.append((k, axis))
+                axes.append(Axis(k, axis))
     return axes
 
 
 def _kind(leaf: Any) -> Any:
-    """Return the properties that all buckets share: type and rank, or a whole value."""
+    """Return what must be equal in all buckets: type and rank, or the value itself."""
     return (leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _holds(bucket: Call, call: Call, axes: Sequence[Axis], padded: bool) -> bool:
-    """Return whether inputs fit a bucket; ``padded``: they may be smaller."""
+def _holds(bucket: Call, call: Call, axes: Sequence[Axis], pads: bool) -> bool:
+    """Return whether a bucket holds a call; ``pads``: sizes along ``axes`` may be smaller."""
     if bucket.spec != call.spec:
         return False
     if list(map(_kind, bucket.leaves)) != list(map(_kind, call.leaves)):
         return False
-    for k, (ours, theirs) in enumerate(zip(bucket.leaves, call.leaves, strict=True)):
-        if not isinstance(ours, torch.Tensor):
+    for k, held in enumerate(bucket.leaves):
+        if not isinstance(held, torch.Tensor):
             continue
-        for axis, (there, given) in enumerate(
-            zip(ours.shape, theirs.shape, strict=True)
-        ):
-            may_pad = padded and (k, axis) in axes
-            if given != there and not (may_pad and given < there):
+        for axis, size in enumerate(held.shape):
+            given = call.leaves[k].shape[axis]
+            is_padded = pads and given < size and Axis(k, axis) in axes
+            if given != size and not is_padded:
                 return False
     return True
 
 
 def _ambiguous_axis(axis: int, sizes: Sequence[int], matches: bool) -> InputError:
-    """Return the error for an axis of a result that matches several input axes or none."""
+    """Return the error for an axis of a result that cannot be cut.
+
+    ``matches``: whether it has the sizes of several input axes, or of none.
+    """
     listed = ", ".join(map(str, sizes))
     hint = "call program.method(name) with inputs that you padded, and cut its results"
     if matches:
@@ -322,21 +340,26 @@ def _ambiguous_axis(axis: int, sizes: Sequence[int], matches: bool) -> InputErro
 def _arguments_text(call: Call) -> str:
     """Describe how many inputs are positional, and which are by name."""
     args, kwargs = call.arguments()
-    by_name = [f"{', '.join(kwargs)} by name"] if kwargs else []
-    return " and ".join([f"{len(args) or 'nothing'} by position", *by_name])
+    text = f"{len(args) or 'nothing'} by position"
+    if kwargs:
+        text = f"{text} and {', '.join(kwargs)} by name"
+    return text
 
 
 def call_text(call: Call) -> str:
-    """Describe the types and sizes of the inputs."""
-    shown = [
-        f"{str(t.dtype)[6:]}{list(t.shape)}" if isinstance(t, torch.Tensor) else repr(t)
-        for t in call.leaves
-    ]
+    """Describe the types and sizes of the inputs: ``(float32[2, 3], 1)``."""
+    shown = []
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Tensor):
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            shown.append(f"{dtype}{list(leaf.shape)}")
+        else:
+            shown.append(repr(leaf))
     return f"({', '.join(shown)})"
 
 
 def _pad_to(leaf: Any, like: Any, padding: Any) -> Any:
-    """Return ``leaf`` in the corner of a tensor of the bucket's size."""
+    """Return ``leaf`` at the start of all axes of a tensor with the shape of ``like``."""
     if not isinstance(leaf, torch.Tensor) or leaf.shape == like.shape:
         return leaf
     padded = leaf.new_full(like.shape, padding)

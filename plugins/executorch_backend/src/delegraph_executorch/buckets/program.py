@@ -29,11 +29,11 @@ Bucket = Sequence[Any] | torch.Tensor | Mapping[str, Any]
 class BucketedProgram:
     """A program with one method for each size. A call uses the smallest that fits.
 
-    Smaller inputs are padded with ``padding`` at the end of their axes, and results are
-    cut. If an axis of a result has the size of an input's axis in every bucket, it is
-    cut to that axis' size in the call. Without ``padding``, only the exact sizes are
-    accepted. Padding changes the results of some models, such as an average over a
-    padded axis: check with ``verify``.
+    Smaller inputs are padded with ``padding`` at the end of their axes. Without
+    ``padding``, only the exact sizes are accepted. Results are cut: an axis of a result
+    that equals an input's axis in every bucket gets its size in the call. Padding
+    changes the results of some models, such as an average over a padded axis: check
+    with ``verify``.
     """
 
     def __init__(
@@ -90,10 +90,7 @@ class BucketedProgram:
         self.program.save(path, named_data, **options)
 
     def using(self, methods: LoadedProgram) -> BucketedProgram:
-        """Return the same choice between the methods of another program.
-
-        That may be ``delegraph.load`` of the saved file.
-        """
+        """Return the same choice between other methods: ``delegraph.load`` of the file."""
         other = copy.copy(self)
         other._methods = methods
         return other
@@ -205,9 +202,10 @@ def lower_buckets(
 def choose_by_size(
     program: LoweredProgram, calls: Mapping[str, Call], padding: float | None
 ) -> BucketChoice:
-    """Return the choice between the methods of a program by the sizes of inputs.
+    """Return the choice between the methods of a program.
 
-    Raises InputError if the methods write buffers or inputs.
+    ``calls``: the example inputs of each method. Raises InputError if the methods write
+    buffers or inputs.
     """
     _check_no_writes(program)
     inputs = {name: _method_inputs(program, name, call) for name, call in calls.items()}
@@ -217,10 +215,9 @@ def choose_by_size(
 
 def check_padding(padding: Any) -> None:
     """Raise InputError for a padding that is no number, or too large for a file."""
-    fits = isinstance(padding, float) or (
-        isinstance(padding, int) and -(1 << 63) <= padding < 1 << 63
-    )
-    if padding is not None and not fits:
+    is_float = isinstance(padding, float)
+    is_int64 = isinstance(padding, int) and -(1 << 63) <= padding < 1 << 63
+    if padding is not None and not is_float and not is_int64:
         raise InputError(
             "input-invalid", f"padding must be a Python number or None; got {padding!r}"
         )
@@ -244,8 +241,9 @@ def bucket_calls(buckets: Mapping[str, Bucket] | Sequence[Bucket]) -> dict[str, 
     if isinstance(buckets, Mapping):
         return calls
     sizes_of_calls = [call.sizes(axes) for call in calls.values()]
-    # If two axes have the same sizes in every bucket, the names have one of them. So
-    # transpose from calls to axes, drop equal axes, and transpose back.
+    # Sizes (16, 16) and (32, 32) give the names forward_16 and forward_32: axes that are
+    # equal in all buckets count once. So transpose from calls to axes, drop equal axes,
+    # and transpose back.
     distinct_axes = dict.fromkeys(zip(*sizes_of_calls, strict=True))
     sizes_in_names = zip(*distinct_axes, strict=True)
     return {
@@ -267,7 +265,7 @@ def _call_of(bucket: Bucket) -> Call:
 
 
 def _method_inputs(program: LoweredProgram, method: str, call: Call) -> Call:
-    """Return a bucket's inputs in the order of the method, with its types and shapes.
+    """Return a bucket's inputs as the lowered method takes them.
 
     Export orders keyword arguments as forward's parameters. A transform may have
     changed types and shapes.

@@ -19,6 +19,7 @@ SCHEMA = "delegraph.buckets/1"
 LONGEST = 1 << 22
 """The most bytes of JSON that are read."""
 LEAF = "*"
+"""The structure of a single value."""
 _NO_NUMBERS = ("inf", "-inf", "nan")
 """Numbers that JSON does not have."""
 
@@ -39,9 +40,9 @@ class Row:
 class BucketTable:
     """The methods, smallest first, with the padding and the structure of the arguments.
 
-    ``padding`` fills up smaller inputs; None if they are refused. A structure is
-    ``"*"`` for a leaf, ``{"tuple": [...]}``, ``{"list": [...]}`` or ``{"dict": [[key,
-    ...], ...]}``.
+    ``padding`` fills up smaller inputs; None if they are refused. ``structure`` is
+    nested: ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, ...], ...]}``,
+    and ``"*"`` for a single value.
     """
 
     padding: float | None
@@ -70,6 +71,7 @@ class BucketTable:
 
     @property
     def _padding(self) -> float | str | None:
+        """Return the padding for JSON, which has no infinity and no NaN."""
         if self.padding is None or math.isfinite(self.padding):
             return self.padding
         return str(float(self.padding))
@@ -80,15 +82,17 @@ class BucketTable:
 
         Raises FormatError if it is damaged.
         """
+        if len(content) > LONGEST:
+            raise damaged(f"it has {len(content)} bytes; at most {LONGEST} are read")
         try:
-            held: Any = json.loads(content) if len(content) <= LONGEST else None
-            if held["schema"] != SCHEMA:
+            read: Any = json.loads(content)
+            if read["schema"] != SCHEMA:
                 return None
-            padding = held["padding"]
+            padding = read["padding"]
             if padding in _NO_NUMBERS:
                 padding = float(padding)
-            rows = [Row(**row) for row in held["rows"]]
-            table = cls(padding, held["structure"], rows)
+            rows = [Row(**row) for row in read["rows"]]
+            table = cls(padding, read["structure"], rows)
             table._check()
         except (
             ValueError,
@@ -101,9 +105,10 @@ class BucketTable:
         return table
 
     def _check(self) -> None:
+        """Raise FormatError unless all entries have the right types."""
         if self.padding is not None and not isinstance(self.padding, (int, float)):
             raise damaged("the padding is no number")
-        # An integer may be too large for a float.
+        # OverflowError for an integer that is too large for a float
         float(self.padding or 0)
         if not self.rows:
             raise damaged("it has no methods")

@@ -1,7 +1,6 @@
 """Offer delegraph's pipeline by ExecuTorch's names, such as ``to_edge``.
 
-``to_backend`` gives a program, or the parts of it that a partitioner tags, to a
-backend.
+``to_backend`` gives a backend the whole program, or the parts that a partitioner tags.
 """
 
 from __future__ import annotations
@@ -102,20 +101,21 @@ def to_backend(target: MethodProgramsPartitionerSpec) -> dict[str, ExportedProgr
 def to_backend(
     target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()
 ) -> Any:
-    """Lower with a backend or a partitioner. There are three forms.
+    """Lower with a backend or a partitioner; the arguments never change.
 
-    ``to_backend(backend_id, program, compile_specs)``: the whole program, with its
-    calls of delegates, becomes one ``LoweredBackendModule``. It is called like the
-    program and keeps the buffers that it writes. ``to_backend(program, partitioner)``:
-    everything that the partitioner tags is delegated.
-    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods;
-    each backend is called once for all. The arguments never change.
+    - ``to_backend(backend_id, program, compile_specs)`` makes one
+      ``LoweredBackendModule`` of the whole program, including calls of delegates. It is
+      called like the program, and keeps the buffers that it writes.
+    - ``to_backend(program, partitioner)`` delegates the operators that the partitioner
+      tags.
+    - ``to_backend(MethodProgramsPartitionerSpec(...))`` does so for several methods.
+      Each backend is called once for all of them.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
         everything = {"forward": AllNodePartitioner(target, compile_specs)}
         lowered = delegate({"forward": program}, everything, whole=True)["forward"]
         call = whole_call(lowered)
-        (_, module), *_ = delegate_calls(lowered)
+        _, module = next(iter(delegate_calls(lowered)))
         module.whole = call
         return module
     if isinstance(target, ExportedProgram) and isinstance(program, Partitioner):

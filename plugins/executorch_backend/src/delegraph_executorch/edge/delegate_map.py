@@ -22,7 +22,7 @@ class DelegateDebug:
 
 
 def delegate_map(program: ExportedProgram | GraphModule) -> dict[int, DelegateDebug]:
-    """Return the debug handle of each call of a delegate -> facts about the delegate.
+    """Return debug handle of a delegate's call -> facts about the delegate.
 
     Two delegates may use the same debug identifier, so an event belongs to a handle and
     an identifier together.

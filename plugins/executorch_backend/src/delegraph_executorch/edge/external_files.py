@@ -11,13 +11,14 @@ from delegraph.errors import NamedDataError
 def externalize_pte_data(
     output: NamedDataStoreOutput, max_data_bytes: int, tag_prefix: str
 ) -> None:
-    """Move the data of the program file to external files of at most
-    ``max_data_bytes`` bytes each.
+    """Move the program file's named data to external files of a limited size.
 
-    Files are filled in the sorted order of the keys. A file's name is
-    ``{tag_prefix}_{digest}``, with a digest of its keys. Keys with the same buffer get
-    the same file. If an argument is wrong, if a buffer exceeds the limit, or if an
-    external file of that name exists, raises NamedDataError and moves nothing.
+    A file has at most ``max_data_bytes`` bytes. Files are filled in the sorted order of
+    the keys; keys with the same buffer go to the same file. A file's name is
+    ``{tag_prefix}_{digest}``, with a digest of its keys.
+
+    Raises NamedDataError and moves nothing if an argument is wrong, a buffer exceeds the
+    limit, or an external file of that name exists.
     """
     if type(max_data_bytes) is not int or max_data_bytes <= 0:
         raise _error(
@@ -25,8 +26,9 @@ def externalize_pte_data(
         )
     if not isinstance(tag_prefix, str) or not tag_prefix:
         raise _error(f"tag_prefix is {tag_prefix!r}; the prefix must be nonempty text")
-    files: dict[str, list[str]] = {}  # name of a new file -> its keys
-    for keys in _shards(output, max_data_bytes):
+    # name of a new file -> its keys
+    files: dict[str, list[str]] = {}
+    for keys in _keys_of_files(output, max_data_bytes):
         digest = hashlib.sha256(chr(0).join(keys).encode()).hexdigest()
         files[f"{tag_prefix}_{digest}"] = keys
     for name, keys in files.items():
@@ -39,7 +41,7 @@ def externalize_pte_data(
         output.external_data[name] = {key: output.pte_data.pop(key) for key in keys}
 
 
-def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
+def _keys_of_files(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
     """Return the sorted keys of each new file, which has at most ``limit`` bytes.
 
     Buffers go in the order of their first keys into the current file. A buffer that
@@ -48,8 +50,9 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
     keys_of_buffer: dict[int, list[str]] = {}
     for key in sorted(output.pte_data):
         keys_of_buffer.setdefault(output.pte_data[key].buffer_index, []).append(key)
-    shards: list[list[str]] = []
-    room = 0  # bytes that the last file can still take
+    files: list[list[str]] = []
+    # bytes that the last file can still take
+    room = 0
     for index, keys in keys_of_buffer.items():
         size = len(output.buffers[index])
         if size > limit:
@@ -57,12 +60,12 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
                 f"named data {keys[0]!r} has {size} bytes, which exceeds external data"
                 f" shard cap {limit}"
             )
-        if size > room or not shards:
-            shards.append([])
+        if size > room or not files:
+            files.append([])
             room = limit
-        shards[-1] += keys
+        files[-1] += keys
         room -= size
-    return [sorted(keys) for keys in shards]
+    return [sorted(keys) for keys in files]
 
 
 def _error(text: str) -> NamedDataError:

@@ -65,36 +65,36 @@ def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
     Operations, targets, arguments and subgraphs are compared; names and metadata are
     not. Takes linear time.
     """
-    ours = list(left.graph.nodes)
-    theirs = list(right.graph.nodes)
-    pairs = dict(zip(ours, theirs, strict=False))
-    return len(ours) == len(theirs) and all(
-        _is_same_node(a, b, pairs.get) for a, b in pairs.items()
-    )
+    left_nodes = list(left.graph.nodes)
+    right_nodes = list(right.graph.nodes)
+    if len(left_nodes) != len(right_nodes):
+        return False
+    pairs = dict(zip(left_nodes, right_nodes, strict=True))
+    return all(_is_same_node(a, b, pairs.get) for a, b in pairs.items())
 
 
 def _is_same_node(
-    ours: Node, theirs: Node, counterpart: Callable[[Node], Node | None]
+    left: Node, right: Node, counterpart: Callable[[Node], Node | None]
 ) -> bool:
     """Return whether two nodes compute the same: operator, target and arguments agree.
 
-    ``counterpart`` maps a node of our graph to the node of the other graph at the same
-    position. Arguments must be counterparts of each other.
+    ``counterpart`` maps a node of the left graph to the node of the right graph at the
+    same position. Arguments must be counterparts of each other.
     """
-    if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
+    if left.op != right.op or (left.op != "output" and left.target != right.target):
         return False
-    if ours.op == "get_attr":
-        # Its target, the name of an attribute, is equal. Subgraphs are compared by
-        # content. Weights and delegates are not: equal names are enough.
-        our_module = getattr(ours.graph.owning_module, str(ours.target), None)
-        their_module = getattr(theirs.graph.owning_module, str(theirs.target), None)
-        if isinstance(our_module, GraphModule) and isinstance(
-            their_module, GraphModule
+    if left.op == "get_attr":
+        # Both have the same attribute name. That is enough for weights and delegates,
+        # but subgraphs are compared by content.
+        left_module = getattr(left.graph.owning_module, str(left.target), None)
+        right_module = getattr(right.graph.owning_module, str(right.target), None)
+        if isinstance(left_module, GraphModule) and isinstance(
+            right_module, GraphModule
         ):
-            return is_identical_graph(our_module, their_module)
+            return is_identical_graph(left_module, right_module)
         return True
     return same_arguments(
-        (ours.args, ours.kwargs), (theirs.args, theirs.kwargs), counterpart
+        (left.args, left.kwargs), (right.args, right.kwargs), counterpart
     )
 
 
@@ -104,6 +104,7 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
 
 
 def _lines(graph_module: GraphModule, indent: str = "") -> Iterator[str]:
+    """Yield the lines of a graph, and below each subgraph's node those of the subgraph."""
     yield f"{indent}graph():"
     for node in graph_module.graph.nodes:
         text = node.format_node()

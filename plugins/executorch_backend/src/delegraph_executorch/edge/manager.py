@@ -32,16 +32,21 @@ from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
 """One pass, several, or either of these by method."""
-# Re-entrant, because a blob may contain another program's file.
 _JOINING = threading.RLock()
+"""Held while a file's bytes are joined.
+
+It is re-entrant, because a blob may be the file of another program.
+"""
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
+"""The program of the method ``forward``, or programs by method."""
 
 
 @dataclass(frozen=True)
 class EdgeCompileConfig:
-    """``preserve_ops``: operators that ``to_edge`` leaves whole.
+    """Options of ``to_edge`` and ``to_edge_transform_and_lower``.
 
-    ``check_validity``: whether to verify after every step.
+    ``preserve_ops``: operators that are not decomposed. ``check_validity``: whether to
+    verify the programs after every step.
     """
 
     preserve_ops: tuple[OpOverload, ...] = ()
@@ -68,7 +73,6 @@ class EdgeProgramManager(MethodPrograms):
         compile_config: EdgeCompileConfig | None = None,
     ) -> None:
         super().__init__(programs)
-
         self._constant_methods = dict(constant_methods or {})
         self.compile_config = compile_config or EdgeCompileConfig()
 
@@ -85,7 +89,7 @@ class EdgeProgramManager(MethodPrograms):
     def core_program(
         self, name: str = "forward", keep: Collection[OpOverload] = ()
     ) -> ExportedProgram:
-        """Return the program of a method, in core ATen if the configuration allows."""
+        """Return the program of a method: it was decomposed when it was made."""
         return self.exported_program(name)
 
     @property
@@ -124,7 +128,7 @@ class EdgeProgramManager(MethodPrograms):
     def whole_delegate(self) -> DelegateInfo:
         """Return the only delegate, with all inputs and outputs of its method in order.
 
-        It is compiled again if its own inputs or outputs differ.
+        If the delegate has other inputs or outputs, it is compiled again.
         """
         (delegate,) = self.delegates
         return whole_delegate(
@@ -149,7 +153,7 @@ class EdgeProgramManager(MethodPrograms):
             transforms=_transforms(lists, self.compile_config),
             registry=default_registry(),
         )
-        return self._next({**self._programs, **normalized})
+        return self._with_programs({**self._programs, **normalized})
 
     def to_backend(
         self, partitioner: Partitioner | Mapping[str, Partitioner]
@@ -158,14 +162,13 @@ class EdgeProgramManager(MethodPrograms):
 
         Each backend is called once for all methods.
         """
-        named = (
-            partitioner
-            if isinstance(partitioner, Mapping)
-            else dict.fromkeys(self._programs, partitioner)
-        )
-        lowered = delegate(self._programs, named)
+        if isinstance(partitioner, Mapping):
+            partitioners = partitioner
+        else:
+            partitioners = dict.fromkeys(self._programs, partitioner)
+        lowered = delegate(self._programs, partitioners)
         self._verify(lowered, "to_backend")
-        return self._next({**self._programs, **lowered})
+        return self._with_programs({**self._programs, **lowered})
 
     def to_executorch(
         self, config: Mapping[str, Any] | None = None
@@ -176,9 +179,7 @@ class EdgeProgramManager(MethodPrograms):
         FormatNotFound, with the distribution to install, if no plugin offers ``.pte``
         files.
         """
-        in_order = self._next(
-            {method: self._programs[method] for method in sorted(self._programs)}
-        )
+        in_order = self._with_programs(dict(sorted(self._programs.items())))
         return ExecutorchProgramManager(
             in_order, FileFormat("program.pte", default_registry()), config or {}
         )
@@ -188,7 +189,9 @@ class EdgeProgramManager(MethodPrograms):
         with TRACING:
             FileFormat(path, default_registry()).save(self, options)
 
-    def _next(self, programs: Mapping[str, ExportedProgram]) -> EdgeProgramManager:
+    def _with_programs(
+        self, programs: Mapping[str, ExportedProgram]
+    ) -> EdgeProgramManager:
         """Return a manager of other programs with the same configuration."""
         return EdgeProgramManager(programs, self._constant_methods, self.compile_config)
 
@@ -202,7 +205,7 @@ class EdgeProgramManager(MethodPrograms):
 class ExecutorchProgramManager:
     """A ``.pte`` file and its data files. Weights are read when the files are written.
 
-    Once ``buffer`` was read, the program file does not change any more.
+    After ``buffer`` was read, the program file no longer changes.
     """
 
     def __init__(
@@ -213,6 +216,7 @@ class ExecutorchProgramManager:
     ) -> None:
         with TRACING:
             self._programs = edge
+            # name of a data file -> content; "" is the program file
             self._contents = file_format.contents(edge, options)
 
     @property
@@ -276,12 +280,12 @@ def to_edge(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Return programs in core ATen.
+    """Decompose programs to core ATen.
 
-    Exceptions are ``compile_config.preserve_ops``, and operators without a
-    decomposition, such as ``aten._linalg_svd.default``: ``not_core`` of the result
-    lists them. With a partitioner, use ``to_edge_transform_and_lower``, which keeps the
-    operators that it takes.
+    These operators stay: ``compile_config.preserve_ops``, and operators without a
+    decomposition, such as ``aten._linalg_svd.default``. ``not_core`` of the result
+    lists them. With a partitioner, use ``to_edge_transform_and_lower``, which also keeps
+    the operators that the partitioner takes.
     """
     return to_edge_transform_and_lower(
         programs, constant_methods=constant_methods, compile_config=compile_config
@@ -299,25 +303,30 @@ def to_edge_transform_and_lower(
 ) -> EdgeProgramManager:
     """Normalize programs, run passes, delegate, and decompose the rest to core ATen.
 
-    ``partitioner``: one, several in order of preference, or such a list by method. A
-    partitioner keeps operators by ``ops_to_not_decompose``, or because its backend
-    takes them. They are decomposed only after it has partitioned, if they are not
+    ``partitioner``: one, several in order of preference, or such a list by method.
+    Operators stay whole if a partitioner names them in ``ops_to_not_decompose``, or if
+    its backend takes them. They are decomposed after the partitioning, unless they are
     delegated. Passes see operators as ``torch.export`` recorded them.
     """
     config = compile_config or EdgeCompileConfig()
     methods = _by_method(programs)
     passes = _to_lists("passes are", transform_passes, methods)
     lists = _to_lists("a partitioner is", partitioner, methods)
-    unchanged = Partitioner.transform_for_pre_decomposition
+    default = Partitioner.transform_for_pre_decomposition
     for method, partitioners in lists.items():
-        of_method = passes.setdefault(method, [])
+        passes_of_method = passes.setdefault(method, [])
         for each in partitioners:
-            if type(each).transform_for_pre_decomposition is not unchanged:
-                of_method.append(each.transform_for_pre_decomposition)
-    most = max(map(len, lists.values()), default=0)
+            if type(each).transform_for_pre_decomposition is not default:
+                passes_of_method.append(each.transform_for_pre_decomposition)
+    # round k runs the k-th partitioner of each method that has so many
+    round_count = max(map(len, lists.values()), default=0)
+    rounds: list[dict[str, Partitioner]] = [{} for _ in range(round_count)]
+    for method, partitioners in lists.items():
+        for k, each in enumerate(partitioners):
+            rounds[k][method] = each
     lowered = lower_programs(
         methods,
-        [{m: p[k] for m, p in lists.items() if k < len(p)} for k in range(most)],
+        rounds,
         transforms=_transforms(passes, config),
         core_aten=config.preserve_ops,
         registry=default_registry(),
@@ -332,20 +341,20 @@ def delegate(
     partitioners: Mapping[str, Partitioner],
     whole: bool = False,
 ) -> dict[str, ExportedProgram]:
-    """Delegate tagged operators in the methods that have a partitioner.
+    """Lower the methods that have a partitioner, without decompositions.
 
-    Nothing is decomposed. ``whole``: the one delegate of a method takes all inputs of
-    its program, in their order.
+    ``whole``: the one delegate of a method takes all inputs of its program, in their
+    order.
     """
     check_methods("a partitioner is", partitioners, programs)
-    asked = {m: p for m, p in programs.items() if m in partitioners}
+    with_partitioner = {m: p for m, p in programs.items() if m in partitioners}
     return lower_programs(
-        asked, [partitioners], whole=whole, registry=default_registry()
+        with_partitioner, [partitioners], whole=whole, registry=default_registry()
     )
 
 
 def _delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
-    """Return the delegates that a method calls, without their original operators."""
+    """Return the delegates that a method calls, without lists of their operators."""
     names = {module: name for name, module in program.graph_module.named_modules()}
     modules = dict.fromkeys(module for _, module in delegate_calls(program))
     return [DelegateInfo(method, names[module], module, ()) for module in modules]
@@ -369,14 +378,16 @@ def _by_method(programs: Programs) -> dict[str, ExportedProgram]:
 def _to_lists(
     subject: str, given: Any, methods: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return a list for each method.
+    """Return a list of items for each method.
 
-    ``given`` is one item, several, none, or any of these by method.
+    ``given`` is one item, several, none, or a mapping from methods to any of these.
+    ``subject`` begins the error for an unknown method.
     """
     named = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
     check_methods(subject, named, methods)
     lists = {}
     for method, each in named.items():
+        # passes and partitioners can be called, lists cannot
         lists[method] = [each] if callable(each) else list(each or ())
     return lists
 

@@ -1,7 +1,7 @@
-"""Offer parts of support checks, by ExecuTorch's names.
+"""Offer ``why_not`` functions that keep nodes on the host, by ExecuTorch's names.
 
-They are ``why_not`` functions that keep nodes on the host. They record nothing: the
-partitioner's result and the report have all refusals.
+Such a function returns why a node stays on the host, or None. Unlike ExecuTorch's
+classes, they record nothing: the partitioner's result and the report have all refusals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class DontPartition:
     """Keeps operators on the host: overloads, or names such as "aten.add.Tensor".
 
-    Unless ``exact``, parts of names match.
+    ``exact=False``: a part of the name is enough, such as "add".
     """
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
@@ -29,20 +29,19 @@ class DontPartition:
     def __call__(self, node: Node) -> str | None:
         """Return why ``node`` stays on the host, or None.
 
-        The operator that it was decomposed from counts, too.
+        The operator from which it was decomposed may also match.
         """
-        names = [
-            str(op)
-            for op in (node.target, node.meta.get("original_aten"))
-            if op is not None
-        ]
+        names = [str(node.target)]
+        original = node.meta.get("original_aten")
+        if original is not None:
+            names.append(str(original))
         return _reason(names, map(str, self.targets), self.exact, "operator")
 
 
 class DontPartitionName:
     """Keeps nodes on the host by their names in the graph.
 
-    Unless ``exact``, parts of names match.
+    ``exact=False``: a part of the name is enough.
     """
 
     def __init__(self, *names: str, exact: bool = True) -> None:
@@ -59,8 +58,8 @@ class DontPartitionModule:
 
     ``module_name``: the class, such as "Linear", or in full
     "torch.nn.modules.linear.Linear". ``instance_name``: the path, such as
-    "encoder.attention". Calls of modules inside of it count, too. Unless ``exact``,
-    parts of names match.
+    "encoder.attention". Calls of modules inside of it stay on the host, too.
+    ``exact=False``: a part of the name is enough.
     """
 
     def __init__(
@@ -78,21 +77,18 @@ class DontPartitionModule:
         """Return why ``node`` stays on the host, or None."""
         # (path, class) of each module around the call
         stack = node.meta.get("nn_module_stack", {}).values()
-        names = [
-            kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-            for _, kind in stack
-        ]
-        # compared in full if the wanted class is given in full, else by the last part
-        # of the name
-        classes = (
-            names
-            if "." in (self.module_name or "")
-            else [name.rpartition(".")[2] for name in names]
-        )
+        is_full_name = "." in (self.module_name or "")
+        paths = []
+        classes = []
+        for path, cls in stack:
+            paths.append(path)
+            name = cls
+            if not isinstance(cls, str):
+                name = f"{cls.__module__}.{cls.__qualname__}"
+            classes.append(name if is_full_name else name.rpartition(".")[2])
         by_class = _reason(classes, [self.module_name], self.exact, "module")
-        return by_class or _reason(
-            [path for path, _ in stack], [self.instance_name], self.exact, "module"
-        )
+        by_path = _reason(paths, [self.instance_name], self.exact, "module")
+        return by_class or by_path
 
 
 def _reason(
@@ -100,13 +96,13 @@ def _reason(
 ) -> str | None:
     """Return why a node with these ``names`` stays on the host, or None.
 
-    Unless ``exact``, a name that contains a wanted one counts as well. None and "" in
+    A name must be one of ``wanted``, or contain one unless ``exact``. None and "" in
     ``wanted`` are skipped. ``kind`` describes the names in the text.
     """
-    for name in filter(None, wanted):
-        match = next((n for n in names if n == name or (not exact and name in n)), None)
-        if match is not None:
-            return f"{kind} {match} is to stay on the host"
+    for part in filter(None, wanted):
+        for name in names:
+            if name == part or (not exact and part in name):
+                return f"{kind} {name} is to stay on the host"
     return None
 
 
@@ -114,6 +110,7 @@ def is_shape_dynamic(node: Node) -> bool:
     """Return whether a value of ``node`` has a dynamic size, or is one itself."""
     val = node.meta.get("val")
     values = val if isinstance(val, (list, tuple)) else [val]
-    # Sizes of tensors, and numbers themselves.
-    sizes = (d for v in values for d in getattr(v, "shape", (v,)))
-    return any(isinstance(d, torch.SymInt) for d in sizes)
+    numbers: list[object] = []
+    for value in values:
+        numbers += getattr(value, "shape", (value,))
+    return any(isinstance(number, torch.SymInt) for number in numbers)

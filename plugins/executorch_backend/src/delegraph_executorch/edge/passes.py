@@ -26,7 +26,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
 Pass = Callable[[Any], Any]
-"""A function of an ExportedProgram, or torch's ``PassBase`` or ``PassManager``."""
+"""A function from a program to a program, or torch's ``PassBase`` or ``PassManager``."""
 
 
 def as_transform(each: Pass, method: str, check: bool) -> Transform:
@@ -50,14 +50,16 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
                 raise ContractViolation("contract-violation", text)
             module = program.graph_module
         if check:
-            verify(module, f"after pass {name}, method {method}", numbered=False)
+            # calls that the pass added get debug handles later
+            where = f"after pass {name}, method {method}"
+            verify(module, where, needs_handles=False)
         return _with_signature(program, module)
 
     return transform
 
 
 def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedProgram:
-    """Return the program of ``module`` after a pass.
+    """Return the program of ``module``, which is the graph of ``program`` after a pass.
 
     The signature of ``program`` still has the outputs from before the pass.
     """
@@ -73,20 +75,19 @@ def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedPr
     )
 
 
-def verify(module: GraphModule, where: str, numbered: bool = True) -> None:
+def verify(module: GraphModule, where: str, needs_handles: bool = True) -> None:
     """Raise ContractViolation, with node and rule, unless ``module`` is an edge graph.
 
-    ``numbered``: calls must have debug handles. Calls that a pass added get theirs
-    later.
+    ``where`` begins the error. ``needs_handles``: calls must have debug handles.
     """
     for node in all_nodes(module):
-        broken = _broken_rule(node, numbered)
+        broken = _broken_rule(node, needs_handles)
         if broken:
             text = f"{where}: node {node.name} ({node.target}) {broken}"
             raise ContractViolation("contract-violation", text, node, source_of(node))
 
 
-def _broken_rule(node: Node, numbered: bool) -> str | None:
+def _broken_rule(node: Node, needs_handles: bool) -> str | None:
     """Return the rule that a node breaks, in words; None if it keeps all."""
     if node.op in ("call_module", "call_method"):
         return f"is a {node.op}; edge programs call functions"
@@ -105,6 +106,6 @@ def _broken_rule(node: Node, numbered: bool) -> str | None:
         return "is no operator overload"
     if "val" not in node.meta:
         return "has no type (meta['val'])"
-    if numbered and "debug_handle" not in node.meta:
+    if needs_handles and "debug_handle" not in node.meta:
         return "has no debug handle"
     return None

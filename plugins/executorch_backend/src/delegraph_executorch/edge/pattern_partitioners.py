@@ -57,12 +57,12 @@ class AllNodePartitioner(Partitioner):
 
 
 class PatternPartitioner(GroupedPartitioner):
-    """Gives a backend the calls that match ``patterns``, and those that ``why_not``
-    accepts.
+    """Gives a backend the calls in ``patterns``, and other calls that it supports.
 
     ``patterns`` may be ``matches(...)``, or any function of the program that returns
-    lists of nodes. All calls of a list share a partition or stay on the host; with
-    ``grouped=False``, each is accepted by itself. ``options`` are those of
+    lists of nodes. All calls of a list share a partition, or all stay on the host; with
+    ``grouped=False``, each is accepted by itself. ``why_not`` returns why a call in no
+    pattern stays on the host, or None. ``options`` are those of
     ``CapabilityPartitioner``.
     """
 
@@ -76,13 +76,10 @@ class PatternPartitioner(GroupedPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        """Take ``why_not``, which decides about calls in no pattern.
-
-        By default, all of them stay on the host.
-        """
+        """By default, all calls in no pattern stay on the host."""
         support = _PatternSupport(patterns, why_not)
-        # asked for after ``begin`` of the support check, which fills the lists for the
-        # same program
+        # ``groups`` is called after ``begin`` of the support check, which fills the
+        # lists for the same program
         super().__init__(
             support,
             backend_id,
@@ -117,16 +114,14 @@ class _PatternSupport:
         return None if node in self._in_patterns else self._otherwise(node)
 
     def is_constant(self, node: Node) -> bool:
-        """Return whether ``node`` computes a constant from constants, without
-        randomness.
-        """
+        """Return whether ``node`` computes from constants only, without randomness."""
         tags = getattr(node.target, "tags", ())
-        is_constant = torch.Tag.nondeterministic_seeded not in tags and all(
-            operand in self._constant for operand in node.all_input_nodes
-        )
-        if is_constant:
-            self._constant.add(node)
-        return is_constant
+        if torch.Tag.nondeterministic_seeded in tags:
+            return False
+        if not all(operand in self._constant for operand in node.all_input_nodes):
+            return False
+        self._constant.add(node)
+        return True
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """Return {}: no partition is refused as a whole."""
@@ -148,14 +143,10 @@ def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
         found: list[Sequence[Node]] = []
         for pattern in graphs:
             for match in SubgraphMatcher(pattern).match(exported_program.graph):
-                # ``nodes_map``: node of the pattern -> the node of the program that
-                # matches it
+                # node of the pattern -> the node of the program that matches it
+                pairs = match.nodes_map.items()
                 found.append(
-                    [
-                        node
-                        for part, node in match.nodes_map.items()
-                        if part.op == "call_function"
-                    ]
+                    [node for part, node in pairs if part.op == "call_function"]
                 )
         return found
 

@@ -1,4 +1,8 @@
-"""Call a program that consists of one delegate."""
+"""Call a program that consists of one delegate.
+
+The delegate's inputs and results may be in another order than the program's, and some of
+the program's results may be inputs or constants.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +26,32 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 
-class ValueOrigin(NamedTuple):
+class ValueSource(NamedTuple):
     """The source of a value in a call.
 
-    ``at`` is a position in the delegate's results ("result") or in the flat arguments
-    ("input"), or the value itself ("fixed").
+    ``key`` is a position among the delegate's results ("result") or among the flat
+    arguments ("input"), or the value itself ("constant").
     """
 
-    kind: Literal["result", "input", "fixed"]
-    at: Any
+    kind: Literal["result", "input", "constant"]
+    key: Any
 
 
 @dataclass(frozen=True)
 class WholeCall:
     """Calls a program that consists of one delegate.
 
-    ``takes``: origins of the delegate's inputs. ``returns``: origins of the flat
+    ``takes``: sources of the delegate's inputs. ``returns``: sources of the flat
     results. ``writes``: positions of arguments that are written in place, and the
-    origins of their new values. ``fixed``: position of an argument that is constant
+    sources of their new values. ``fixed``: position of an argument that is constant
     since export -> its name and value.
     """
 
     in_spec: pytree.TreeSpec | None
     out_spec: pytree.TreeSpec
-    takes: tuple[ValueOrigin, ...]
-    returns: tuple[ValueOrigin, ...]
-    writes: tuple[tuple[int, ValueOrigin], ...]
+    takes: tuple[ValueSource, ...]
+    returns: tuple[ValueSource, ...]
+    writes: tuple[tuple[int, ValueSource], ...]
     fixed: Mapping[int, tuple[str, Any]]
 
     def __call__(
@@ -65,18 +69,20 @@ class WholeCall:
         for position, (name, wanted) in self.fixed.items():
             if not is_fixed(wanted, flat[position]):
                 raise wrong_input(name, wanted, "", flat[position])
-        results = delegate(*(_value(o, (), flat) for o in self.takes))
-        for position, origin in self.writes:
-            flat[position].copy_(_value(origin, results, flat))
-        return pytree.tree_unflatten(
-            [_value(o, results, flat) for o in self.returns], self.out_spec
-        )
+        results = delegate(*(_value(source, (), flat) for source in self.takes))
+        for position, source in self.writes:
+            flat[position].copy_(_value(source, results, flat))
+        returned = [_value(source, results, flat) for source in self.returns]
+        return pytree.tree_unflatten(returned, self.out_spec)
 
 
-def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
-    """Return the value of an origin in results and flat arguments."""
-    sources: dict[str, Sequence[Any]] = {"result": results, "input": flat}
-    return sources[origin.kind][origin.at] if origin.kind in sources else origin.at
+def _value(source: ValueSource, results: Sequence[Any], flat: Sequence[Any]) -> Any:
+    """Return the value of a source in the delegate's results and flat arguments."""
+    if source.kind == "result":
+        return results[source.key]
+    if source.kind == "input":
+        return flat[source.key]
+    return source.key
 
 
 def whole_call(program: ExportedProgram) -> WholeCall:
@@ -98,38 +104,41 @@ def whole_call(program: ExportedProgram) -> WholeCall:
             )
             hint = "use to_backend(program, partitioner): the program keeps the buffer"
             raise InputError("input-invalid", text, hint=hint)
-    leaves = {n: k for k, n in enumerate(user_inputs(program))}
-    index = {n.name: k for n, k in leaves.items()}
+    inputs = user_inputs(program)
+    position_of = {node: k for k, node in enumerate(inputs)}
+    position_by_name = {node.name: k for k, node in enumerate(inputs)}
     specs = dict(placeholders(program))
 
-    def origin(value: Any) -> ValueOrigin:
-        """Return the origin of a node's value, or of a literal."""
+    def source_of(value: Any) -> ValueSource:
+        """Return the source of a node's value, or of a literal."""
         if not isinstance(value, Node):
-            return ValueOrigin("fixed", value)
-        if value in leaves:
-            return ValueOrigin("input", leaves[value])
+            return ValueSource("constant", value)
+        if value in position_of:
+            return ValueSource("input", position_of[value])
         if value.op == "placeholder":
-            return ValueOrigin("fixed", constant_tensor(program, specs[value]))
-        # It is a getitem of the only call.
-        return ValueOrigin("result", value.args[1])
+            return ValueSource("constant", constant_tensor(program, specs[value]))
+        # a getitem of the only call
+        return ValueSource("result", value.args[1])
 
-    returned = zip(
+    returns = []
+    writes = []
+    for spec, value in zip(
         program.graph_signature.output_specs, output_values(program), strict=True
-    )
-    sources = [(s, origin(v)) for s, v in returned]
+    ):
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            writes.append((position_by_name[str(spec.target)], source_of(value)))
+        elif spec.kind not in MUTATIONS:
+            returns.append(source_of(value))
+    fixed = {}
+    for k, node in enumerate(inputs):
+        val = node.meta.get("val")
+        if not isinstance(val, VARYING):
+            fixed[k] = (node.name, val)
     return WholeCall(
         program.call_spec.in_spec,
         program.call_spec.out_spec,
-        takes=tuple(origin(n) for n in calls[0].args[1:]),
-        returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
-        writes=tuple(
-            (index[str(s.target)], o)
-            for s, o in sources
-            if s.kind is OutputKind.USER_INPUT_MUTATION
-        ),
-        fixed={
-            k: (n.name, v)
-            for n, k in leaves.items()
-            if not isinstance(v := n.meta.get("val"), VARYING)
-        },
+        takes=tuple(source_of(node) for node in calls[0].args[1:]),
+        returns=tuple(returns),
+        writes=tuple(writes),
+        fixed=fixed,
     )

@@ -1,15 +1,17 @@
 """Check the arguments of calls against the schemas of their operators.
 
 torch and ExecuTorch crash if a number is no member of its enumeration, so nothing is
-passed to them unchecked. Arguments that a program computes are checked when it runs.
+passed to them unchecked. Most arguments are in the file. Run-time arguments are numbers
+that an instruction or the caller sets, and lists with such numbers. They are checked
+when the program runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import FormatError
@@ -40,7 +42,8 @@ from ..serialize.unpack import damaged
 from .scalars import SCALAR_KERNELS
 
 _PYTHON = {Int: int, Bool: bool, Double: float, String: str, Null: Null}
-_SIMPLE = tuple(_PYTHON)
+"""Kind of value in the file -> the Python type of such a value in a running program."""
+_REPLACEABLE = tuple(_PYTHON)
 """Kinds of values that a program may replace while it runs."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
@@ -60,16 +63,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "List[float]": (DoubleList,),
     "List[bool]": (BoolList,),
 }
+"""Type in a schema of PyTorch -> kinds of values in the file."""
 _ENUMERATIONS: dict[str, frozenset[Any]] = {
     "ScalarType": frozenset(int(code) for code in TORCH_NAMES),
     "MemoryFormat": frozenset(range(4)),
     "Layout": frozenset({0}),
 }
-
-
-LateArguments = tuple[tuple[int, "Accepted"], ...]
-"""Pairs of an argument's number and the values that it may have."""
-
+"""Type in a schema of PyTorch -> the numbers of its members."""
 _CHOICES: dict[str, frozenset[Any]] = {
     "rounding_mode": frozenset({"floor", "trunc"}),
     "approximate": frozenset({"none", "tanh"}),
@@ -83,7 +83,8 @@ _CHOICES: dict[str, frozenset[Any]] = {
 class Accepted:
     """The values that an argument may have.
 
-    ``choices`` lists the valid numbers or texts, None for any.
+    ``kinds``: classes of values in the file. ``choices``: the valid numbers or texts;
+    None for any.
     """
 
     kinds: tuple[type, ...]
@@ -92,24 +93,23 @@ class Accepted:
     def why_not(self, value: Any) -> str:
         """Return why a value of the file cannot be the argument; "" if it can."""
         if not isinstance(value, self.kinds):
-            return f"a {type(value).__name__} instead of {self._wanted()}"
-        return self._why_not_chosen(getattr(value, "value", None))
+            return f"a {type(value).__name__} instead of {self._kinds_as_text()}"
+        return self._why_no_choice(getattr(value, "value", None))
 
-    def _wanted(self) -> str:
-        """Return the accepted kinds as text."""
+    def _kinds_as_text(self) -> str:
         return " or ".join(kind.__name__ for kind in self.kinds)
 
-    def why_not_now(self, value: Any) -> str:
-        """Return why a value of the running program cannot be the argument."""
+    def why_not_at_run_time(self, value: Any) -> str:
+        """Return why a value of the running program cannot be the argument, or ""."""
         if isinstance(value, list):
             wrong = next((v for v in value if type(v) is not int), None)
             return "" if wrong is None else f"{wrong!r} among integers"
         if type(value) not in (_PYTHON.get(kind) for kind in self.kinds):
-            return f"{value!r:.80} instead of {self._wanted()}"
-        return self._why_not_chosen(value)
+            return f"{value!r:.80} instead of {self._kinds_as_text()}"
+        return self._why_no_choice(value)
 
-    def _why_not_chosen(self, value: Any) -> str:
-        """Return why a value is none of ``choices``; "" if it is, or if any will do."""
+    def _why_no_choice(self, value: Any) -> str:
+        """Return why a value is none of ``choices``; "" if it is one, or may be any."""
         if self.choices is None or value is None or isinstance(value, Null):
             return ""
         if value in self.choices:
@@ -118,7 +118,15 @@ class Accepted:
         return f"{value!r:.80}, which must be one of {choices}"
 
 
-_RESULT = Accepted(_SIMPLE)
+class RunTimeArgument(NamedTuple):
+    """The number of an argument in its call, and the values that it may have."""
+
+    number: int
+    accepted: Accepted
+
+
+_RESULT = Accepted(_REPLACEABLE)
+"""The last argument of a kernel that returns a number: the value that it sets."""
 _COPY = ((Tensor,), (Bool,), (IntList, Null), (Tensor,), (Tensor,))
 _QUANTIZATION = ((Tensor,), (Double,), (Int,), (Int,), (Int,), (Int,))
 _CHANNELS = ((Tensor,), (Tensor,), (Tensor, Null), (Int,), (Int,), (Int,), (Int,))
@@ -165,8 +173,8 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], ...]] = {
 def signature(name: str) -> tuple[Accepted, ...] | None:
     """Return the values that the arguments of a kernel may have.
 
-    Results are among the arguments; the last element is the returned value. None for an
-    unknown kernel.
+    The arguments include results; the last element is the returned value. Return None
+    for an unknown kernel.
     """
     if name in _SIGNATURES:
         return tuple(map(Accepted, _SIGNATURES[name]))
@@ -201,27 +209,21 @@ def check_arguments(file: ProgramFile) -> None:
     a vendor's runtime, which checks their arguments.
     """
     for plan in file.program.plans:
-        # the iterator checks each call before it yields
-        for _ in late_arguments(plan):
-            pass
+        check_method(plan)
 
 
-def late_arguments(
-    plan: ExecutionPlan,
-) -> Iterator[tuple[int, LateArguments]]:
-    """Yield each call with arguments that are only known at run time.
+def check_method(plan: ExecutionPlan) -> dict[int, list[RunTimeArgument]]:
+    """Check the arguments of a method; FormatError for a wrong one.
 
-    A pair has the call's position and these arguments. Raises FormatError for a wrong
-    argument.
+    Return the run-time arguments of each call that has some, by the call's position.
     """
-    return _Arguments(plan).late()
+    return _Arguments(plan).check()
 
 
 class _Arguments:
     """Checks the arguments of a method's calls.
 
-    ``varying``: positions of values that are only known at run time: numbers that an
-    instruction or the caller sets, and lists with such numbers.
+    ``varying``: positions of values that are only known at run time.
     """
 
     def __init__(self, plan: ExecutionPlan) -> None:
@@ -237,41 +239,44 @@ class _Arguments:
                 self.varying |= {*call.args}
             elif isinstance(call, KernelCall):
                 known = self.signatures[call.op_index]
-                # Other kernels return the tensors that they get as results.
+                # other kernels return a tensor, which stays the same value
                 if known is None or known[-1] is _RESULT:
                     self.varying |= {*call.args[-1:]}
-        self.varying = {k for k in self.varying if isinstance(self.values[k], _SIMPLE)}
+        self.varying = {
+            k for k in self.varying if isinstance(self.values[k], _REPLACEABLE)
+        }
         for k, value in enumerate(self.values):
             if isinstance(value, IntList) and not self.varying.isdisjoint(value.items):
                 self.varying.add(k)
 
-    def late(self) -> Iterator[tuple[int, LateArguments]]:
-        """Check all instructions; yield calls with arguments known only at run time."""
+    def check(self) -> dict[int, list[RunTimeArgument]]:
+        """Check all instructions; return the run-time arguments by call."""
         for index in self.plan.outputs:
-            if not isinstance(self.values[index], (Tensor, *_SIMPLE)):
+            if not isinstance(self.values[index], (Tensor, *_REPLACEABLE)):
                 kind = type(self.values[index]).__name__
                 raise damaged(
                     ".pte file",
                     f"method {self.plan.name!r} returns a {kind}, neither a tensor nor"
                     " a number",
                 )
-        placeless = self._tensors_without_memory()
+        without_memory = self._tensors_without_memory()
+        found = {}
         for position, call in enumerate(self.calls):
-            if isinstance(call, (KernelCall, DelegateCall)) and (
-                not placeless.isdisjoint(call.args)
-            ):
-                why = "has a tensor without memory as an argument"
-                raise self._fault(position, why)
+            if isinstance(call, (KernelCall, DelegateCall)):
+                if not without_memory.isdisjoint(call.args):
+                    why = "has a tensor without memory as an argument"
+                    raise self._fault(position, why)
             if isinstance(call, KernelCall):
-                late = self._check_kernel(position, call)
-                if late:
-                    yield position, late
+                at_run_time = self._check_kernel(position, call)
+                if at_run_time:
+                    found[position] = at_run_time
             elif isinstance(call, JumpFalseCall):
                 self._check_jump(position, call)
             elif isinstance(call, MoveCall):
                 self._check_move(position, call)
             elif isinstance(call, FreeCall):
                 self._check_free(position, call)
+        return found
 
     def _tensors_without_memory(self) -> set[int]:
         """Return the tensors with elements, but without data or memory.
@@ -284,31 +289,33 @@ class _Arguments:
         for k, value in enumerate(self.values):
             if not isinstance(value, Tensor) or k in passed or 0 in value.sizes:
                 continue
-            has_place = value.allocation is not None or value.extra is not None
-            if not has_place and not value.data_buffer_idx:
+            # ``extra`` names a tensor in a data file, or a buffer of the caller
+            has_memory = value.allocation is not None or value.extra is not None
+            if not has_memory and not value.data_buffer_idx:
                 found.add(k)
         return found
 
-    def _check_kernel(self, position: int, call: KernelCall) -> LateArguments:
-        """Check the arguments of a kernel; return those that are known at run time."""
+    def _check_kernel(self, position: int, call: KernelCall) -> list[RunTimeArgument]:
+        """Check the arguments of a kernel; return the run-time arguments."""
         accepted = self.signatures[call.op_index]
         if accepted is None:
-            return ()
+            return []
         if len(call.args) != len(accepted):
             raise self._fault(
                 position, f"has {len(call.args)} arguments; it takes {len(accepted)}"
             )
-        late = []
-        for number, (index, kind) in enumerate(zip(call.args, accepted, strict=True)):
-            is_argument = kind is not _RESULT
-            may_vary = not {*kind.kinds}.isdisjoint(_SIMPLE)
-            if is_argument and may_vary and index in self.varying:
-                late.append((number, kind))
+        at_run_time = []
+        for number, index in enumerate(call.args):
+            argument = accepted[number]
+            is_operand = argument is not _RESULT
+            may_vary = not {*argument.kinds}.isdisjoint(_REPLACEABLE)
+            if is_operand and may_vary and index in self.varying:
+                at_run_time.append(RunTimeArgument(number, argument))
                 continue
-            why = kind.why_not(self.values[index])
+            why = argument.why_not(self.values[index])
             if why:
                 raise self._fault(position, f"has as argument {number} {why}")
-        return tuple(late)
+        return at_run_time
 
     def _check_jump(self, position: int, call: JumpFalseCall) -> None:
         """Raise FormatError if the condition is neither a bool nor a tensor of bools."""
@@ -325,7 +332,7 @@ class _Arguments:
         """Raise FormatError unless a tensor replaces a tensor, or a number a number."""
         source = self.values[call.move_from]
         target = self.values[call.move_to]
-        for kinds in ((Tensor,), _SIMPLE):
+        for kinds in ((Tensor,), _REPLACEABLE):
             if isinstance(source, kinds) and isinstance(target, kinds):
                 return
         raise self._fault(
@@ -347,21 +354,24 @@ class _Arguments:
     def _fault(self, position: int, why: str) -> FormatError:
         """Return the error for an instruction; ``why`` begins with a verb."""
         call = self.calls[position]
-        name = (
-            f" ({self.plan.operators[call.op_index]})"
-            if isinstance(call, KernelCall)
-            else ""
-        )
+        name = ""
+        if isinstance(call, KernelCall):
+            name = f" ({self.plan.operators[call.op_index]})"
         return damaged(
             ".pte file",
             f"method {self.plan.name!r}: instruction {position}{name} {why}",
         )
 
 
-def check_late_arguments(args: Sequence[Any], late: LateArguments, call: str) -> None:
-    """Raise FormatError for a wrong argument in ``late``; ``call`` names the call."""
-    for number, accepted in late:
-        why = accepted.why_not_now(args[number])
+def check_run_time_arguments(
+    args: Sequence[Any], checked: Sequence[RunTimeArgument], call: str
+) -> None:
+    """Raise FormatError if one of the ``checked`` arguments among ``args`` is wrong.
+
+    ``call`` names the call in the error.
+    """
+    for number, accepted in checked:
+        why = accepted.why_not_at_run_time(args[number])
         if why:
             text = f"{call} has as argument {number} {why}"
             raise FormatError("format-invalid", text)

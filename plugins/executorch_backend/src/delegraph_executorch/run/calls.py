@@ -1,6 +1,7 @@
 """Find the outputs among the arguments of delegate calls.
 
-Our files store their number. In other files, it follows from the order of writes.
+The arguments are first the inputs, then the outputs. Files of delegraph store the number
+of outputs. In other files, it follows from the order of writes.
 """
 
 from __future__ import annotations
@@ -23,42 +24,40 @@ from ..serialize.xnnpack_blob import BACKEND_ID, blob_arguments
 
 
 def split_delegate_calls(plan: ExecutionPlan) -> dict[int, int]:
-    """Return the number of outputs of each delegate call, by its position.
-
-    The outputs are the last arguments.
-    """
+    """Return the number of outputs of each delegate call, by its position."""
     calls = _calls_of(plan)
-    stated = delegate_outputs(plan.container)
-    if stated is not None and len(stated) == len(plan.delegates):
-        return {
-            k: stated[c.delegate_index]
-            for k, c in enumerate(calls)
-            if isinstance(c, DelegateCall)
-        }
-    return _find_outputs(plan, calls)
+    stored = delegate_outputs(plan.container)
+    if stored is None or len(stored) != len(plan.delegates):
+        return _find_outputs(plan, calls)
+    counts = {}
+    for position, call in enumerate(calls):
+        if isinstance(call, DelegateCall):
+            counts[position] = stored[call.delegate_index]
+    return counts
 
 
 def split_calls_of(file: ProgramFile, plan: ExecutionPlan) -> dict[int, int]:
-    """Return the number of outputs of each delegate call, by its position.
+    """Return the number of outputs of each delegate call, also from XNNPACK's blobs.
 
-    If the file has no numbers, those in the blobs are used.
+    The numbers in the blobs are used if the file stores none.
     """
-    split = split_delegate_calls(plan)
+    output_counts = split_delegate_calls(plan)
     if delegate_outputs(plan.container) is not None:
-        return split
-    known = []
+        return output_counts
+    counts_in_blobs = []
     for delegate in plan.delegates:
         blob = blob_of(file, delegate) if delegate.id == BACKEND_ID else b""
-        known.append(blob_arguments(memoryview(blob)))
+        counts_in_blobs.append(blob_arguments(memoryview(blob)))
     for position, call in enumerate(_calls_of(plan)):
         if isinstance(call, DelegateCall):
-            inputs, outputs = known[call.delegate_index] or (0, 0)
+            inputs, outputs = counts_in_blobs[call.delegate_index] or (0, 0)
             if inputs + outputs == len(call.args):
-                split[position] = outputs
-    return split
+                output_counts[position] = outputs
+    return output_counts
 
 
 def _calls_of(plan: ExecutionPlan) -> list[Call | None]:
+    """Return the calls of all instructions."""
     calls = []
     for chain in plan.chains:
         calls += [instruction.call for instruction in chain.instructions]
@@ -68,14 +67,13 @@ def _calls_of(plan: ExecutionPlan) -> list[Call | None]:
 def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, int]:
     """Return the number of outputs of each delegate call.
 
-    An argument is an input if an instruction before the call writes it. Jumps back are
-    ignored: any jump may not be taken, so all instructions before the call may run. A
-    view has the same place in memory as its source, so a write to this place counts. Such
-    an argument could also be an output that reuses the place. The last argument is
-    always an output.
+    The first arguments are inputs as long as an instruction before the call has written
+    them. Jumps are ignored: if none is taken, all instructions before the call run. A
+    view has the same memory as its source, so a write to this memory counts. The last
+    argument is always an output, even if it reuses memory that was written.
     """
-    written = {_place(plan, index) for index in plan.inputs}
-    opened: set[int] = set()
+    written = {_memory_of(plan, index) for index in plan.inputs}
+    known_lists: set[int] = set()
     outputs: dict[int, int] = {}
     for position, call in enumerate(calls):
         if isinstance(call, DelegateCall):
@@ -84,33 +82,37 @@ def _find_outputs(plan: ExecutionPlan, calls: list[Call | None]) -> dict[int, in
             while inputs < last and _is_written(plan, call.args[inputs], written):
                 inputs += 1
             outputs[position] = len(call.args) - inputs
-        for index in _touched(call):
-            written.add(_place(plan, index))
+        # arguments are read or written by now, so all of them count as written
+        for index in _arguments_of(call):
+            written.add(_memory_of(plan, index))
             value = plan.values[index].value
             if not isinstance(value, (TensorList, OptionalTensorList)):
                 continue
-            # Open each list once: every instruction may have the same long list.
-            if index not in opened:
-                opened.add(index)
-                written |= {_place(plan, below) for below in value.positions}
+            # visit each list once: every instruction may have the same long list
+            if index not in known_lists:
+                known_lists.add(index)
+                written |= {_memory_of(plan, element) for element in value.positions}
     return outputs
 
 
 def _is_written(plan: ExecutionPlan, index: int, written: set[object]) -> bool:
+    """Return whether a value has a content: numbers and tensors with data always do."""
     value = plan.values[index].value
     if not isinstance(value, Tensor) or value.data_buffer_idx:
         return True
-    return _place(plan, index) in written
+    return _memory_of(plan, index) in written
 
 
-def _place(plan: ExecutionPlan, index: int) -> object:
+def _memory_of(plan: ExecutionPlan, index: int) -> object:
+    """Return a key that is equal for a tensor and its views."""
     value = plan.values[index].value
     if isinstance(value, Tensor) and value.allocation is not None:
         return value.allocation, value.scalar_type
     return index
 
 
-def _touched(call: Call | None) -> Sequence[int]:
+def _arguments_of(call: Call | None) -> Sequence[int]:
+    """Return the values that a call may write."""
     if isinstance(call, (KernelCall, DelegateCall)):
         return call.args
     return [call.move_to] if isinstance(call, MoveCall) else []

@@ -1,6 +1,7 @@
 """Find the contents of a program's tensors.
 
-Constants and initial states are in the program's segments, named ones in data files.
+Constants and first values of states are in the program file. External tensors are in
+data files, under their names.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Data:
         return Data(file, external)
 
     def content(self, tensor: Tensor) -> torch.Tensor:
-        """Return the bytes of a constant or initial state.
+        """Return the bytes of a constant, or of the first value of a state.
 
-        They are not copied: do not write.
+        They may be the file's own: do not write to them.
         """
         size = nbytes(tensor)
         if is_external(tensor):
@@ -59,8 +60,10 @@ class Data:
         return as_tensor(content[:size])
 
     def _internal(self, tensor: Tensor) -> Bytes:
+        """Return the program file's bytes from the start of the tensor's data on."""
         program = self.file.program
         index = tensor.data_buffer_idx
+        # old files have constants in the tables, not in a segment
         if tensor.allocation is None and program.constant_buffer:
             return program.constant_buffer[index].storage
         if tensor.allocation is None:
@@ -72,6 +75,7 @@ class Data:
         return self.file.segments[offsets.segment_index][offsets.offsets[index] :]
 
     def _external(self, tensor: Tensor) -> Bytes:
+        """Return the bytes of a tensor in a data file; InputError without this file."""
         assert tensor.extra is not None
         name = tensor.extra.fully_qualified_name
         if name not in self.external:
@@ -85,14 +89,15 @@ class Data:
 
 
 def is_external(tensor: Tensor) -> bool:
+    """Return whether the content of a tensor is in a data file."""
     return tensor.extra is not None and tensor.extra.location == Location.EXTERNAL
 
 
 def as_tensor(content: Bytes) -> torch.Tensor:
     """Return the bytes as a tensor, without a copy if they are writable.
 
-    The storage of the tensor has these bytes only. Kernels of torch that clone a tensor
-    with its strides clone the storage, which must be a whole number of elements.
+    The tensor's storage has these bytes only. torch needs that: to clone a tensor with
+    its strides, it clones the storage, which must be a whole number of elements.
     """
     if not len(content):
         return torch.empty(0, dtype=torch.uint8)

@@ -18,14 +18,14 @@ from .tensors import HostTensor, arrange, reserve
 _SMALL = 1 << 16
 """Results with at most this many elements are computed before their size is checked.
 
-PyTorch predicts other sizes than the kernel returns for some unused results, which are
-small.
+For some results that nothing reads, PyTorch predicts other sizes than the kernel
+returns. These results are small.
 """
 Kernel = Callable[[Sequence[Any]], Any]
-"""A function with one list: the arguments of the call, then its results.
+"""A function that takes one list: the arguments of the call, then its results.
 
-Both are HostTensors, lists of them, and numbers. Results that are tensors are written
-in place. A number is returned.
+They are HostTensors, lists of HostTensors, and numbers. The function writes results that
+are tensors, and returns a result that is a number.
 """
 
 
@@ -57,8 +57,8 @@ def _out_variant(target: Any) -> Kernel:
     """
     schema = target._schema.arguments
     count = len(schema)
+    # shapes and numbers of earlier calls that had results of the file's sizes
     checked: set[object] = set()
-    """Shapes and numbers of earlier calls that had results of the file's sizes."""
 
     def call(args: Sequence[Any]) -> None:
         if len(args) != count + 1:
@@ -95,10 +95,11 @@ def _check_sizes(
     named: dict[str, Any],
     results: dict[str, Any],
 ) -> None:
-    """Raise FormatError before a result takes much more memory than the file allows.
+    """Raise FormatError if a result would be larger than the file declares.
 
-    The sizes are predicted by a call with meta tensors, which have no elements. PyTorch
-    cannot predict sizes that depend on data; the sizes of the arguments bound these.
+    It must be known before the kernel allocates the result. A call with meta tensors,
+    which have no elements, predicts the sizes. PyTorch cannot predict sizes that depend
+    on data, but these are bounded by the sizes of the arguments.
     """
     outs = {
         name: pytree.tree_map(lambda t: t.to("meta"), _empty_like(value))
@@ -110,8 +111,8 @@ def _check_sizes(
     try:
         target(*args, **kwargs, **outs)
     except (NotImplementedError, RuntimeError, TypeError):
-        # PyTorch cannot predict the sizes; faults show when the kernel runs. For
-        # add.Scalar and sub.Scalar with a factor, it raises TypeError.
+        # PyTorch cannot predict the sizes, and the kernel will report faults. TypeError
+        # comes from add.Scalar and sub.Scalar with a factor.
         return
     for name, value in results.items():
         _check_size(value, outs[name])
@@ -130,9 +131,9 @@ def _check_size(value: Any, computed: Any) -> None:
 
 
 def _shapes(value: Any) -> Any:
-    """Return the values that determine the sizes of results, as nested tuples.
+    """Return the facts that determine the sizes of results, as nested tuples.
 
-    They are shapes, element types and numbers. The type of a number is part of the key,
+    They are shapes, element types and numbers. The type of a number belongs to it,
     because 1 equals True.
     """
     if isinstance(value, (list, tuple)):
@@ -150,7 +151,7 @@ def _empty_like(value: Any) -> Any:
 
 
 def _read(value: Any) -> Any:
-    """Return an argument with torch's tensors in place of the host's."""
+    """Return the content of a HostTensor, also in a list; other values as they are."""
     if isinstance(value, list):
         return [_read(v) for v in value]
     return value.read() if isinstance(value, HostTensor) else value
@@ -166,7 +167,7 @@ def _write(value: Any, computed: Any) -> None:
 
 
 def _copy_into(args: Sequence[Any]) -> None:
-    """Compute ``copy_``: (target, source, non_blocking, result).
+    """Compute ``copy_`` of the arguments (target, source, non_blocking, result).
 
     The result is the target.
     """
@@ -176,11 +177,11 @@ def _copy_into(args: Sequence[Any]) -> None:
 
 
 def _put_into(args: Sequence[Any]) -> None:
-    """Compute ``index_put_``: (target, indices, values, accumulate, result)."""
+    """Compute ``index_put_`` of (target, indices, values, accumulate, result)."""
     target, indices, values, accumulate = args[:4]
     operands = (target.read(), _read(indices), values.read(), accumulate)
     if target.memory is not None:
-        # In place: a cache is large, and the written rows are small.
+        # write in place: a cache is large, and the written rows are small
         torch.ops.aten.index_put_(*operands)
     else:
         # a tensor of the caller, or data of the file, which must not change
@@ -188,7 +189,7 @@ def _put_into(args: Sequence[Any]) -> None:
 
 
 def _view(args: Sequence[Any]) -> None:
-    """Let the result share the argument's memory: (argument, sizes, result)."""
+    """Let the result be a view: the arguments are (source, sizes, result)."""
     source, sizes, result = args
     viewed = source.read().reshape(list(sizes))
     result.expect(viewed, "damaged .pte file: a tensor is viewed")
@@ -196,7 +197,7 @@ def _view(args: Sequence[Any]) -> None:
 
 
 def _as_strided(args: Sequence[Any]) -> None:
-    """Compute ``as_strided_copy``: (argument, size, stride, offset, ..., result).
+    """Compute ``as_strided_copy`` of (source, size, stride, offset, result, result).
 
     Strides count elements of a dense tensor in the dimension order of the file. A
     caller's tensor may have other strides, so it is brought into this order first.
@@ -205,8 +206,10 @@ def _as_strided(args: Sequence[Any]) -> None:
     in_file_order = source.read().permute(list(source.table.dim_order))
     memory = in_file_order.reshape(-1).contiguous()
     start = offset or 0
-    last = start + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-    # Elements after the end belong to no tensor, or to another one.
+    last = start
+    for count, step in zip(size, stride, strict=True):
+        last += (count - 1) * step
+    # elements after the end belong to no tensor, or to another one
     if 0 not in size and last >= memory.numel():
         raise IndexError(
             f"it reads memory beyond its argument: element {last} of {memory.numel()}"
@@ -216,7 +219,7 @@ def _as_strided(args: Sequence[Any]) -> None:
 
 
 def _copy_row(args: Sequence[Any]) -> None:
-    """Write a row of the result: (result, row, index).
+    """Write one row of a result: the arguments are (result, row, index).
 
     Rows come in order: row 0 starts a new result, and later rows are appended to it.
     """
@@ -229,14 +232,14 @@ def _copy_row(args: Sequence[Any]) -> None:
             "unsupported", f"a result of {result} cannot have {index + 1} rows"
         )
     if result.memory is None:
-        # Without planned memory, the caller provides it in ExecuTorch's runtime.
+        # no planned memory: in ExecuTorch's runtime, the caller provides it
         result.memory = reserve(nbytes(result.table))
     result.content = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
     result.content[index].copy_(row)
 
 
 def _cast(args: Sequence[Any]) -> None:
-    """Copy the first argument to the last, the result, in the result's type.
+    """Copy the first argument to the result, the last argument, in the result's type.
 
     The kernels that use this function differ only in memory, layout or type of the
     result.
@@ -254,7 +257,7 @@ def _empty(args: Sequence[Any]) -> None:
 
 
 def _quantize(args: Sequence[Any]) -> None:
-    """Compute (input, scale, zero point, low, high, dtype, result)."""
+    """Quantize; the arguments are (input, scale, zero point, low, high, dtype, result)."""
     x = args[0].read().to(torch.float32)
     scale, zero_point, low, high = args[1:5]
     result = args[-1]
@@ -263,9 +266,15 @@ def _quantize(args: Sequence[Any]) -> None:
 
 
 def _dequantize(args: Sequence[Any]) -> None:
-    """Compute (input, scale, zero point, low, high, dtype, result's dtype, result)."""
+    """Dequantize.
+
+    The arguments are (input, scale, zero point, low, high, dtype, dtype of the result,
+    result).
+    """
+    scale = args[1]
+    zero_point = args[2]
     result = args[-1]
-    result.write((args[0].read().to(result.dtype) - args[2]) * args[1])
+    result.write((args[0].read().to(result.dtype) - zero_point) * scale)
 
 
 def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -285,25 +294,30 @@ def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _quantize_channels(args: Sequence[Any]) -> None:
-    """Compute (input, scales, zero points, axis, low, high, dtype, result)."""
+    """Quantize with one scale for each index of an axis.
+
+    The arguments are (input, scales, zero points, axis, low, high, dtype, result).
+    """
     x = args[0].read().to(torch.float32)
     axis, low, high = args[3:6]
+    result = args[-1]
     steps = torch.round(x * (1.0 / _along(args[1], x, axis)))
     shifted = steps + _along(args[2], x, axis)
-    args[-1].write(torch.clamp(shifted, low, high).to(args[-1].dtype))
+    result.write(torch.clamp(shifted, low, high).to(result.dtype))
 
 
 def _dequantize_channels(args: Sequence[Any]) -> None:
-    """Compute (input, scales, zero points, axis, low, high, dtype, dtype of the result,
-    result).
+    """Dequantize with one scale for each index of an axis.
 
-    The zero points are None for symmetric quantization.
+    The arguments are (input, scales, zero points, axis, low, high, dtype, dtype of the
+    result, result). The zero points are None for symmetric quantization.
     """
     x = args[0].read()
-    axis = args[3]
-    difference = x if args[2] is None else x - _along(args[2], x, axis)
-    product = difference * _along(args[1], x, axis)
-    args[-1].write(product.to(args[-1].dtype))
+    scales, zero_points, axis = args[1:4]
+    result = args[-1]
+    difference = x if zero_points is None else x - _along(zero_points, x, axis)
+    product = difference * _along(scales, x, axis)
+    result.write(product.to(result.dtype))
 
 
 _KERNELS_HERE: dict[str, Kernel] = {

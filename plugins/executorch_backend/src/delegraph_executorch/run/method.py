@@ -25,7 +25,6 @@ from ..program.pte_tables import (
     IntList,
     JumpFalseCall,
     KernelCall,
-    Location,
     MoveCall,
     Null,
     OptionalTensorList,
@@ -36,22 +35,22 @@ from ..program.pte_tables import (
 )
 from ..program.shared_memory import MEMORY
 from ..serialize.check import nbytes
-from .arguments import check_late_arguments, late_arguments
+from .arguments import check_method, check_run_time_arguments
 from .data import Data, as_tensor, is_external
 from .kernels import kernel
 from .shared import SharedMemory
 from .tensors import HostTensor, arrange, dtype_of, reserve
 
 Runner = Callable[..., tuple[Any, ...]]
-"""A loaded delegate."""
+"""A loaded delegate: a function from its inputs to its outputs."""
 
 
 class HostMethod:
     """A loaded method with its memory, and with state that it keeps between calls.
 
-    Calls run one after the other. ``outputs_of`` maps the position of a delegate call
-    to its number of outputs. ``ran`` gets the position of each instruction after it
-    ran. ``shared`` is a memory that other methods use as well.
+    A lock lets one call run at a time. ``output_counts`` maps the position of a delegate
+    call to its number of outputs. ``ran`` is called with the position of each
+    instruction after it ran. ``shared`` is a memory that other methods use as well.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class HostMethod:
         plan: ExecutionPlan,
         data: Data,
         delegates: Sequence[Runner],
-        outputs_of: Mapping[int, int],
+        output_counts: Mapping[int, int],
         max_memory: int,
         max_jumps: int,
         ran: Callable[[int], None] | None = None,
@@ -77,14 +76,14 @@ class HostMethod:
         self._calls: list[Call] = [
             i.call for i in plan.chains[0].instructions if i.call is not None
         ]
-        self._outputs_of = outputs_of
-        self._late = dict(late_arguments(plan))
+        self._output_counts = output_counts
+        self._run_time_arguments = check_method(plan)
         self._kernels = [kernel(str(o)) for o in plan.operators]
         self._names = input_names(plan)
-        tables = [plan.values[index].value for index in plan.inputs]
-        ranks = [
-            len(table.sizes) if isinstance(table, Tensor) else None for table in tables
-        ]
+        ranks = []
+        for index in plan.inputs:
+            table = plan.values[index].value
+            ranks.append(len(table.sizes) if isinstance(table, Tensor) else None)
         self._sizes = input_sizes(plan.container, ranks)
         self._lock = threading.RLock() if shared is None else shared.lock
 
@@ -114,7 +113,11 @@ class HostMethod:
             return [self._output(index) for index in self.plan.outputs]
 
     def _load(self, value: Value | None, data: Data) -> Any:
-        """Return the first content of an entry: a tensor, a number, or the entry itself."""
+        """Return a value as it is before the first call.
+
+        Tensors become HostTensors, and numbers and strings those of Python. Others stay
+        entries of the file.
+        """
         if isinstance(value, Tensor):
             return self._load_tensor(value, data)
         return value.value if isinstance(value, (Int, Bool, Double, String)) else value
@@ -137,8 +140,7 @@ class HostMethod:
             made.content = arrange(
                 made.memory, made.dtype, table.sizes, table.dim_order
             )
-        external = table.extra is not None and table.extra.location == Location.EXTERNAL
-        if table.data_buffer_idx or external:
+        if table.data_buffer_idx or is_external(table):
             content = arrange(
                 data.content(table), dtype_of(table), table.sizes, table.dim_order
             )
@@ -149,15 +151,15 @@ class HostMethod:
         return made
 
     def _gets_first_content(self, table: Tensor) -> bool:
-        """Return whether the planned memory of a tensor is to be initialized.
+        """Return whether to write a tensor's first content to its planned memory.
 
-        Memory that methods share is initialized once: another method may have written
-        to it since. The first call for a tensor returns True, and later ones False.
+        Memory that methods share gets it once: another method may have written to the
+        memory since. So only the first call for such a tensor returns True.
         """
-        place = table.allocation
-        if self._shared is None or place is None or place.memory_id != MEMORY:
+        planned = table.allocation
+        if self._shared is None or planned is None or planned.memory_id != MEMORY:
             return True
-        return self._shared.claim_first_write(place.offset, nbytes(table))
+        return self._shared.claim_first_write(planned.offset, nbytes(table))
 
     def _set_input(self, index: int, given: Any, name: str) -> None:
         """Set the value of an input; InputError if it has another type or size."""
@@ -165,7 +167,7 @@ class HostMethod:
         if isinstance(value, HostTensor):
             checked = value.expect_input(given, name)
             if value.table.allocation is None:
-                # The method may write to the caller's own memory.
+                # not copied: the method may have to write to the caller's memory
                 value.content = checked
             else:
                 value.write(checked)
@@ -189,10 +191,10 @@ class HostMethod:
         position = 0
         jumps_back = 0
         while position < len(self._calls):
-            following = self._step(self._calls[position], position)
+            next_position = self._step(self._calls[position], position)
             if self._ran is not None:
                 self._ran(position)
-            if following <= position:
+            if next_position <= position:
                 jumps_back += 1
                 if jumps_back > self._max_jumps:
                     text = (
@@ -201,21 +203,20 @@ class HostMethod:
                     )
                     hint = "raise max_iterations of load or delegraph run"
                     raise Unsupported("unsupported", text, hint=hint)
-            position = following
+            position = next_position
 
     def _step(self, call: Call, position: int) -> int:
         """Run one instruction; return the position of the next."""
         if isinstance(call, KernelCall):
             self._call_kernel(call, position)
         elif isinstance(call, DelegateCall):
-            self._call_delegate(call, self._outputs_of[position])
+            self._call_delegate(call, self._output_counts[position])
         elif isinstance(call, MoveCall):
             self._values[call.move_to] = self._values[call.move_from]
-        elif isinstance(call, JumpFalseCall) and not self._is_true(
-            self._values[call.condition]
-        ):
-            return call.destination
-        # a free call, or a jump that is not taken, does nothing
+        elif isinstance(call, JumpFalseCall):
+            if not self._is_true(self._values[call.condition]):
+                return call.destination
+        # a FreeCall does nothing here
         return position + 1
 
     def _is_true(self, value: Any) -> bool:
@@ -233,13 +234,13 @@ class HostMethod:
     def _call_kernel(self, call: KernelCall, position: int) -> None:
         """Run a kernel, which writes tensors itself; store a number that it returns.
 
-        Raises InputError if sizes of this call explain an error, else FormatError.
+        If it fails, raises InputError for a method with dynamic sizes, else FormatError.
         """
         args = [self._argument(index) for index in call.args]
-        if position in self._late:
-            check_late_arguments(
+        if position in self._run_time_arguments:
+            check_run_time_arguments(
                 args,
-                self._late[position],
+                self._run_time_arguments[position],
                 f"{self.plan.operators[call.op_index]} in method {self.plan.name!r}",
             )
         try:
@@ -292,30 +293,32 @@ class HostMethod:
             return None
         return self._values[index]
 
-    def _call_delegate(self, call: DelegateCall, outputs: int) -> None:
+    def _call_delegate(self, call: DelegateCall, output_count: int) -> None:
         """Run a delegate, and store its results.
 
-        The last ``outputs`` arguments of the call are its results. Raises FormatError
-        for another number of results, and for results of another type.
+        The last ``output_count`` arguments of the call are its results. Raises
+        FormatError for another number of results, and for results of another type.
         """
-        args = [self._argument(index) for index in call.args]
-        count = len(args) - outputs
-        inputs = [a.read() if isinstance(a, HostTensor) else a for a in args[:count]]
+        input_count = len(call.args) - output_count
+        inputs = []
+        for index in call.args[:input_count]:
+            argument = self._argument(index)
+            is_tensor = isinstance(argument, HostTensor)
+            inputs.append(argument.read() if is_tensor else argument)
         results = self._delegates[call.delegate_index](*inputs)
-        if len(results) != outputs:
-            delegate = self.plan.delegates[call.delegate_index].id
+        name = self.plan.delegates[call.delegate_index].id
+        if len(results) != output_count:
             raise FormatError(
                 "format-invalid",
-                f"{delegate} returned {len(results)} results; the file has {outputs}",
+                f"{name} returned {len(results)} results; the file has {output_count}",
             )
-        for index, result in zip(call.args[count:], results, strict=True):
+        for index, result in zip(call.args[input_count:], results, strict=True):
             value = self._values[index]
             if isinstance(value, HostTensor) and isinstance(result, torch.Tensor):
                 value.write(result)
             elif isinstance(value, (bool, int, float)) and type(result) is type(value):
                 self._values[index] = result
             else:
-                name = self.plan.delegates[call.delegate_index].id
                 wanted = type(self.plan.values[index].value).__name__
                 raise FormatError(
                     "format-invalid",
@@ -324,9 +327,9 @@ class HostMethod:
 
 
 def check_memory(plan: ExecutionPlan, allowed: int) -> None:
-    """Raise Unsupported if a method needs more memory than allowed, in bytes.
+    """Raise Unsupported if a method needs more than ``allowed`` bytes of memory.
 
-    Planned memory counts, and results outside of the plan.
+    Planned memory counts, and results without planned memory.
     """
     planned = sum(plan.memory_sizes[1:])
     computed: set[int] = set()
@@ -350,7 +353,7 @@ def check_memory(plan: ExecutionPlan, allowed: int) -> None:
 
 
 def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[Any]:
-    """Return the planned memories of a method, by number; Unsupported if there are none.
+    """Return the planned memories of a method; Unsupported if the host has too little.
 
     Memories are numbered from 1; number 0 is empty.
     """
@@ -371,10 +374,12 @@ def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[A
 
 
 def _list_of(value: Value | None) -> list[Any] | tuple[int, ...] | None:
-    """Return the positions of a list's elements, or the elements of a list of numbers.
+    """Return the elements of a list; None for a value that is no list.
 
-    None for a value that is no list.
+    A tuple has the positions of the elements among the values, a list the elements.
     """
     if isinstance(value, (IntList, TensorList, OptionalTensorList)):
         return value.items
-    return list(value.items) if isinstance(value, (DoubleList, BoolList)) else None
+    if isinstance(value, (DoubleList, BoolList)):
+        return list(value.items)
+    return None

@@ -47,14 +47,15 @@ class HostProgram:
     ) -> None:
         """Check and read a file.
 
-        ``ran`` gets the plan and the position of each instruction after it ran.
+        ``ran`` is called with a plan and a position after each instruction.
         """
         check_program(file)
         check_arguments(file)
         self.file = file
         self._data = Data.of(file, data)
         self._load = load_delegate
-        self._limits = (max_memory, max_iterations)
+        self._max_memory = max_memory
+        self._max_iterations = max_iterations
         self._ran = ran
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._loaded: dict[str, HostMethod] = {}
@@ -72,10 +73,10 @@ class HostProgram:
         return self.method(name)(*args, **kwargs)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return a method, called with the arguments of the module that it came from.
+        """Return a function that takes the arguments of the module's method.
 
-        A file of another tool does not describe their structure; its methods take and
-        return flat lists.
+        Files of other tools do not have the structure of arguments and results. Their
+        methods take and return flat lists.
         """
         container = self._plan_of(name).container
         takes = structure_of(container, "inputs")
@@ -95,27 +96,35 @@ class HostProgram:
         """
         plan = self._plan_of(name)
         if name not in self._loaded:
-            split = split_calls_of(self.file, plan)
+            output_counts = split_calls_of(self.file, plan)
             stored = stored_blobs(self.file, plan)
             delegates = [
-                self._load_delegate(d, plan, k, split, stored[k])
+                self._load_delegate(d, plan, k, output_counts, stored[k])
                 for k, d in enumerate(plan.delegates)
             ]
             ran = partial(self._ran, plan) if self._ran is not None else None
             with self._loading:
+                # another thread may have loaded the method in the meantime
                 if name not in self._loaded:
-                    shared = self._memory_of(plan)
                     self._loaded[name] = HostMethod(
-                        plan, self._data, delegates, split, *self._limits, ran, shared
+                        plan,
+                        self._data,
+                        delegates,
+                        output_counts,
+                        self._max_memory,
+                        self._max_iterations,
+                        ran,
+                        self._shared_memory_of(plan),
                     )
         return self._loaded[name](inputs)
 
-    def _memory_of(self, plan: ExecutionPlan) -> SharedMemory | None:
+    def _shared_memory_of(self, plan: ExecutionPlan) -> SharedMemory | None:
         """Return the memory that a method shares with others; None if it shares none."""
         if plan.name not in self._sharing:
             return None
-        check_memory(plan, self._limits[0])
-        self._shared = self._shared or SharedMemory(plan.memory_sizes[MEMORY])
+        check_memory(plan, self._max_memory)
+        if self._shared is None:
+            self._shared = SharedMemory(plan.memory_sizes[MEMORY])
         return self._shared
 
     def _plan_of(self, name: str) -> ExecutionPlan:
@@ -131,23 +140,25 @@ class HostProgram:
         delegate: BackendDelegate,
         plan: ExecutionPlan,
         number: int,
-        split: Mapping[int, int],
+        output_counts: Mapping[int, int],
         stored: StoredBlob,
     ) -> Runner:
         """Load the delegate with this number in ``plan``.
 
-        ``split`` maps the position of a delegate call to its number of outputs.
+        ``output_counts`` maps the position of a delegate call to its number of outputs.
         """
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
-        # Blobs of ExecuTorch's backends need a calling convention, which the first call
-        # of the delegate gives.
+        # Blobs of ExecuTorch's backends need a calling convention. It is read from the
+        # first call of the delegate.
         for position, instruction in enumerate(plan.chains[0].instructions):
             call = instruction.call
             if isinstance(call, DelegateCall) and call.delegate_index == number:
                 values = [plan.values[index].value for index in call.args]
-                outputs = split[position]
-                named = convention_in_file(delegate.id, blob, values, outputs) | named
+                convention = convention_in_file(
+                    delegate.id, blob, values, output_counts[position]
+                )
+                named = convention | named
                 break
         return self._load(
             delegate.id, blob, stored.compile_specs, named, header=stored.header
@@ -155,7 +166,5 @@ class HostProgram:
 
     def _named_data(self) -> Mapping[str, Any]:
         """Return the named data of the data files and of the program file."""
-        return {
-            **{key: content for key, (content, _) in self._data.external.items()},
-            **named_segments(self.file),
-        }
+        external = {key: content for key, (content, _) in self._data.external.items()}
+        return {**external, **named_segments(self.file)}

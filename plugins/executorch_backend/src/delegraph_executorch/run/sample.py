@@ -21,8 +21,8 @@ def sample_inputs(
     """Return one random array for each input of ``method``, by default ``forward``.
 
     Floats are standard normal, integers 0 or 1. For an unknown method, return inputs of
-    the first one; the later call of the method reports the error. Raises Unsupported
-    for types that numpy lacks, and for inputs that take too much memory.
+    the first one: the call of the method will report the error. Raises Unsupported for
+    types that numpy lacks, and for inputs that take too much memory.
     """
     # reversed, because names may repeat in a damaged file: the first plan counts
     plans = {plan.name: plan for plan in reversed(program.plans)}

@@ -1,9 +1,9 @@
-"""Compute the number kernels of ``executorch_prim`` as ExecuTorch does, with 64 bits.
+"""Compute the kernels of ``executorch_prim`` on numbers as ExecuTorch does, with 64 bits.
 
 The rules were found by calling ExecuTorch's runtime. ``floordiv.int`` and both ``mod``
-round towards zero, as C does. ``floordiv.Scalar`` rounds down, as Python does. Division
-by zero is infinite for floats. ArithmeticError is raised if C does not define the
-result or the runtime would crash: integers divided by zero, floats beyond integers.
+round towards zero, as C does. ``floordiv.Scalar`` rounds down, as Python does. A float
+divided by zero is infinite. ArithmeticError is raised if C does not define the result or
+the runtime would crash: for integers divided by zero, and floats beyond 64-bit integers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGER = (Int,)
 FLOAT = (Double,)
 TRUTH = (Bool,)
 ANY = (Int, Double, Bool)
-"""Kinds of values that an operand may have."""
+# The five tuples are kinds of values that an operand may have.
 
 
 def _wrap(value: Number) -> Number:
@@ -32,12 +32,12 @@ def _wrap(value: Number) -> Number:
 
 
 def _wrapping(function: Callable[..., Number]) -> Callable[..., Number]:
-    """Return a function whose integer results wrap around at 64 bits, as in C."""
+    """Return ``function``, but with integer results that wrap around at 64 bits."""
     return lambda *operands: _wrap(function(*operands))
 
 
 def _rounding(function: Callable[[Number], int]) -> Callable[[Number], int]:
-    """Return a function from floats to integers that raises beyond 64 bits."""
+    """Return ``function``, but with OverflowError for results beyond 64 bits."""
 
     def compute(value: Number) -> int:
         integer = function(value)
@@ -96,7 +96,10 @@ def _remainder(a: int, b: int) -> int:
 
 
 def _bounded_quotient(a: int, b: int, quotient: int) -> int:
-    """Return ``quotient``; ArithmeticError if b is 0 or the quotient needs 65 bits."""
+    """Return ``quotient`` of ``a`` and ``b``.
+
+    Raise ArithmeticError if ``b`` is 0, or if the quotient does not fit into 64 bits.
+    """
     if not b:
         raise ZeroDivisionError(f"cannot divide the integer {a} by zero")
     if quotient == 1 << 63:

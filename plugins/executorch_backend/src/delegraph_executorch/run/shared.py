@@ -17,10 +17,10 @@ class SharedMemory:
         self._claimed: set[tuple[int, int]] = set()
 
     def claim_first_write(self, offset: int, size: int) -> bool:
-        """Return True for the first call with these bytes, and False later.
+        """Return True for the first call with this range of bytes, and False later.
 
-        The first method that is loaded initializes the bytes. Other methods must keep
-        the content that it left there.
+        The first method that is loaded writes first values. Others must keep the
+        content.
         """
         is_first = (offset, size) not in self._claimed
         self._claimed.add((offset, size))

@@ -1,6 +1,7 @@
 """Name the operators that the instructions of a file were made from.
 
-They are read from the debug file that was saved with the program.
+The names come from the debug file that was saved with the program. Without one, they
+are empty.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from ..serialize.reader import ProgramFile
 
 
 class StepsOfFile:
-    """The steps of a file's methods.
+    """The instructions of a file's methods, each with the operators it was made from.
 
     Raises FormatError if the debug file is damaged or belongs to another program.
     """
 
     def __init__(self, path: Path, file: ProgramFile) -> None:
         check_program(file)
-        side = path.with_name(f"{path.stem}.debug.json")
-        known = DebugFile.read(side).methods if side.is_file() else {}
+        debug_path = path.with_name(f"{path.stem}.debug.json")
+        known: Mapping[str, Any] = {}
+        if debug_path.is_file():
+            known = DebugFile.read(debug_path).methods
         try:
             self._steps = {
                 plan.name: _steps_of(plan, known.get(plan.name))
                 for plan in file.program.plans
             }
         except (LookupError, TypeError, ValueError, AttributeError) as e:
-            text = f"{side} is not the debug file of {path.name}: {e}"
+            text = f"{debug_path} is not the debug file of {path.name}: {e}"
             hint = "save the program with debug_file=True, or delete the debug file"
             raise FormatError("format-invalid", text, hint=hint) from e
 
@@ -44,6 +47,11 @@ class StepsOfFile:
 
 
 def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[Step]:
+    """Return the steps of a method.
+
+    ``known`` is the entry of the method in the debug file. Raises ValueError if it does
+    not fit the method.
+    """
     calls = [i.call for i in plan.chains[0].instructions if i.call is not None]
     handles: Sequence[Any] = [None] * len(calls)
     maps: Sequence[Mapping[str, Any]] = [{}] * len(plan.delegates)
@@ -59,11 +67,12 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
                 f" {len(plan.delegates)}"
             )
 
-    def origin(of: Sequence[Any]) -> Origin:
-        """Return the operators of debug handles."""
+    def origin(debug_handles: Sequence[Any]) -> Origin:
+        """Return the operators with these debug handles, and their source lines."""
+        # dictionaries keep the order, and have each name once
         names: dict[str, None] = {}
         lines: dict[str, None] = {}
-        for handle in of:
+        for handle in debug_handles:
             row = operators.get(str(handle), {"operator": "", "source": ""})
             if row["operator"]:
                 names[str(row["operator"])] = None
@@ -75,7 +84,10 @@ def _steps_of(plan: ExecutionPlan, known: Mapping[str, Any] | None) -> Sequence[
     for call, handle in zip(calls, handles, strict=True):
         if isinstance(call, DelegateCall):
             number = call.delegate_index
-            inside = {identifier: origin(of) for identifier, of in maps[number].items()}
+            inside = {
+                identifier: origin(listed)
+                for identifier, listed in maps[number].items()
+            }
             name = f"{plan.delegates[number].id} {number}"
             steps.append(Step(name, origin([handle]), inside))
             continue

@@ -39,10 +39,11 @@ from .arguments import check_arguments
 class StockProgram:
     """A program file in ExecuTorch's runtime, called like the original module.
 
-    Delegates run in the device halves of installed plugins. The wheel's quantized
-    kernels are loaded if the file calls them. The file is checked first, since native
-    code trusts it. Raises FormatError for a damaged file, NoRuntime if the wheel or a
-    backend is missing, InputError if the runtime refuses the file or inputs.
+    Delegates run in device halves: C++ code of installed plugins for that runtime. The
+    wheel's quantized kernels are loaded if the file calls them. The file is checked
+    first, since native code trusts it. Raises FormatError for a damaged file, NoRuntime
+    if the wheel or a backend is missing, InputError if the runtime refuses the file or
+    inputs.
     """
 
     def __init__(self, path: str | Path, data: Sequence[str | Path] = ()) -> None:
@@ -77,7 +78,7 @@ class StockProgram:
         return list(self._plans)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return a method to call. It keeps the program alive."""
+        """Return a function that runs a method; it keeps the program alive."""
         if name not in self._plans:
             raise InputError(
                 "input-invalid", f"there is no method {name!r}; methods: {self.methods}"
@@ -85,29 +86,29 @@ class StockProgram:
         plan = self._plans[name]
         self._check_backends(delegate.id for delegate in plan.delegates)
         if name in self._sharing:
-            self._load_sharing()
+            self._load_sharing_methods()
         loaded = _translate_errors(self._path, lambda: self._program.load_method(name))
         container = plan.container
         takes = structure_of(container, "inputs")
         returns = structure_of(container, "outputs")
         names = argument_names(container)
-        called = input_names(plan)
+        names_of_inputs = input_names(plan)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
-            for k in check_fixed_inputs(plan, flat, called):
+            for k in check_fixed_inputs(plan, flat, names_of_inputs):
                 # The runtime refuses an equal value of another type, such as 2 for 2.0.
                 flat[k] = getattr(plan.values[plan.inputs[k]].value, "value", None)
-            check_input_ranges(plan, flat, called)
+            check_input_ranges(plan, flat, names_of_inputs)
             for k, position in enumerate(plan.inputs[: len(flat)]):
-                flat[k] = _lay_out(flat[k], plan.values[position].value)
+                flat[k] = _with_strides_of_file(flat[k], plan.values[position].value)
             # ``self`` keeps the program, which ``loaded`` needs.
             outputs = _translate_errors(self._path, lambda: loaded.execute(flat))
             return unflatten_result(returns, list(outputs))
 
         return call
 
-    def _load_sharing(self) -> None:
+    def _load_sharing_methods(self) -> None:
         """Load all methods that share buffers, before the first call.
 
         Loading a method resets its buffers to their first values.
@@ -138,11 +139,11 @@ class StockProgram:
         return self.method(name)(*args, **kwargs)
 
 
-def _lay_out(given: Any, described: Any) -> Any:
-    """Return a tensor with the strides of the file; the runtime accepts no others."""
-    if not isinstance(given, torch.Tensor) or not isinstance(described, Tensor):
+def _with_strides_of_file(given: Any, record: Any) -> Any:
+    """Return an input with the strides of its record; the runtime accepts no others."""
+    if not isinstance(given, torch.Tensor) or not isinstance(record, Tensor):
         return given
-    order = list(described.dim_order)
+    order = list(record.dim_order)
     if sorted(order) != list(range(given.dim())):
         # The runtime refuses a tensor of another rank.
         return given
@@ -155,7 +156,7 @@ def _translate_errors(path: Path, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (RuntimeError, KeyError) as e:
-        # KeyError: the runtime cuts names of methods at a NUL.
+        # KeyError: the runtime cuts the name of a method at a zero byte
         text = f"ExecuTorch's runtime refuses {path.name}: {e}"
         raise InputError("input-invalid", text) from e
     except MemoryError as e:
@@ -175,5 +176,6 @@ def judge_loading(path: Path) -> Verdict:
         return Verdict(name, False, e.message)
     except DelegraphError as e:
         # The file may be right: a wheel, a compiler or a plugin is missing or broken.
-        return Verdict(name, None, f"{e.message}; {e.hint}" if e.hint else e.message)
+        text = f"{e.message}; {e.hint}" if e.hint else e.message
+        return Verdict(name, None, text)
     return Verdict(name, True, f"it loads {', '.join(program.methods)}")

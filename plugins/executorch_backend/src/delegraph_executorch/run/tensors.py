@@ -1,4 +1,7 @@
-"""Represent tensors of a program on this host: views of planned memory or file bytes."""
+"""Represent tensors of a program that runs on this host.
+
+A tensor is a view of planned memory or of the file's bytes, or it is the caller's.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,11 @@ class HostTensor:
         return self.content
 
     def write(self, value: torch.Tensor) -> None:
-        """Store a content in the tensor's memory.
-
-        Raises FormatError if it does not fit.
-        """
+        """Copy ``value`` to the tensor's memory; FormatError if it does not fit."""
         self.expect(value, "damaged .pte file: a tensor is computed")
         if self.content is None or self.content.shape != value.shape:
             if self.memory is None:
-                # An output for the caller has no planned memory.
+                # an output has no planned memory if the caller has to provide it
                 self.memory = reserve(nbytes(self.table))
             self.content = arrange(
                 self.memory, self.dtype, value.shape, self.table.dim_order
@@ -69,7 +69,7 @@ class HostTensor:
     def expect(self, value: torch.Tensor, action: str) -> None:
         """Raise FormatError unless a content has the type and the sizes of the file.
 
-        ``action`` begins the text of the error.
+        ``action`` begins the error: "a tensor is computed" (as float32 of sizes ...).
         """
         if value.dtype != self.dtype or not self.fits(value.shape):
             text = (
@@ -113,14 +113,12 @@ class HostTensor:
 
 
 def reserve(size: int) -> torch.Tensor:
-    """Return bytes that are zero.
-
-    The system provides the pages of a large memory when they are first written.
-    """
+    """Return ``size`` bytes that are zero."""
     import numpy as np
 
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
+    # unlike torch.zeros, this takes no memory for pages until they are written
     return torch.from_numpy(np.zeros(size, np.uint8))
 
 
@@ -141,7 +139,7 @@ def arrange(
     flat = memory[: count * dtype.itemsize].view(dtype)
     strides = [1] * len(sizes)
     step = 1
-    for dimension in reversed(order):
-        strides[dimension] = step
-        step *= max(1, sizes[dimension])
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(1, sizes[dim])
     return flat.as_strided(tuple(sizes), strides)
