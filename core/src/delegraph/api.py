@@ -316,8 +316,11 @@ def _expect_backends(backends: Any) -> list[str | Partitioner]:
             hint = None
             if isinstance(backend, type):
                 hint = f"make an object of the class: {backend.__name__}(...)"
-            text = f"a backend is a name or a Partitioner, not {backend!r}"
-            raise OptionError("option-invalid", text, hint=hint)
+            raise OptionError(
+                "option-invalid",
+                f"a backend is a name or a Partitioner, not {backend!r}",
+                hint=hint,
+            )
     names = [backend for backend in listed if isinstance(backend, str)]
     if len(set(names)) < len(names):
         text = f"backends names {next(n for n in names if names.count(n) > 1)!r} twice"
@@ -342,11 +345,11 @@ def _named_partitioners(
     """
     for name in options:
         if name not in backends:
-            text = (
+            raise OptionError(
+                "option-invalid",
                 f"options for {name!r}, which is not among the backends"
-                f" {list(backends)}"
+                f" {list(backends)}",
             )
-            raise OptionError("option-invalid", text)
     named: list[tuple[str, Partitioner]] = []
     for backend in backends:
         if isinstance(backend, str):

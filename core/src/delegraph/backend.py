@@ -175,11 +175,11 @@ class BackendDetails(ABC):
         for method, programs in edge_programs.items():
             specs = compile_specs.get(method, ())
             if len(specs) != len(programs):
-                text = (
+                raise ContractViolation(
+                    "contract-violation",
                     f"{cls.__name__}: method {method!r} has {len(programs)} partitions"
-                    f" and {len(specs)} lists of compile specs"
+                    f" and {len(specs)} lists of compile specs",
                 )
-                raise ContractViolation("contract-violation", text)
             results[method] = [
                 cls.preprocess(program, settings)
                 for program, settings in zip(programs, specs, strict=True)

@@ -589,19 +589,18 @@ class DelegateFormat(ProgramFormat):
             raise InputError("not-fully-delegated", text, hint=hint)
         methods = [*program.methods, *program.constant_methods]
         if len(methods) > 1:
-            text = f"the file holds one method; this program has {', '.join(methods)}"
             raise InputError(
                 "input-invalid",
-                text,
+                f"the file holds one method; this program has {', '.join(methods)}",
                 hint="a .pte file holds all of them (delegraph-executorch)",
             )
         (delegate,) = program.delegates
         if delegate.backend_id != cls.backend_id:
-            text = (
+            raise InputError(
+                "input-invalid",
                 f"the file holds a blob of {cls.backend_id}; this program's is one of"
-                f" {delegate.backend_id}"
+                f" {delegate.backend_id}",
             )
-            raise InputError("input-invalid", text)
         whole = program.whole_delegate()
         data = whole.named_data
         if data is not None and data.pte_data and not cls.holds_named_data:

@@ -353,13 +353,10 @@ class LoweredProgram(MethodPrograms):
         """Return the error for ``verify`` with ``runtime``, which executes whole files,
         and with an argument that needs the values inside of the program.
         """
-        text = (
-            f"the runtime {runtime!r} executes a whole file, and does not show the"
-            " values in it"
-        )
         return InputError(
             "input-invalid",
-            text,
+            f"the runtime {runtime!r} executes a whole file, and does not show the"
+            " values in it",
             hint="without runtime=, delegates run in the runtimes of their backends",
         )
 
@@ -493,10 +490,10 @@ class LoweredProgram(MethodPrograms):
         if "forward" in self._programs:
             return "forward"
         if len(self._programs) > 1:
-            text = (
-                f"name the method: lowered.method(name)(...); methods: {self.methods}"
+            raise InputError(
+                "input-invalid",
+                f"name the method: lowered.method(name)(...); methods: {self.methods}",
             )
-            raise InputError("input-invalid", text)
         return self.methods[0]
 
 

@@ -168,26 +168,30 @@ def check_output(output: Any) -> None:
     of no buffer, or an alignment that is not a positive integer.
     """
     if isinstance(output, NamedDataStore):
-        text = "a NamedDataStore was given instead of a NamedDataStoreOutput"
         raise NamedDataTypeError(
-            "contract-violation", text, hint="call its get_named_data_store_output()"
+            "contract-violation",
+            "a NamedDataStore was given instead of a NamedDataStoreOutput",
+            hint="call its get_named_data_store_output()",
         )
     if not isinstance(output, NamedDataStoreOutput):
-        text = f"a NamedDataStoreOutput is wanted, not {type(output).__name__}"
-        raise NamedDataTypeError("contract-violation", text)
+        raise NamedDataTypeError(
+            "contract-violation",
+            f"a NamedDataStoreOutput is wanted, not {type(output).__name__}",
+        )
     count = len(output.buffers)
     indices = range(count)
     for _, entries in output.files():
         for key, entry in entries.items():
             if not isinstance(entry, DataEntry) or entry.buffer_index not in indices:
-                text = f"has the entry {entry!r:.80}, and there are {count} buffers"
-                raise _error(key, text)
-            if not _is_positive(entry.alignment):
-                text = (
-                    f"has the alignment {entry.alignment!r:.80}, which is not a"
-                    " positive integer"
+                raise _error(
+                    key, f"has the entry {entry!r:.80}, and there are {count} buffers"
                 )
-                raise _error(key, text)
+            if not _is_positive(entry.alignment):
+                raise _error(
+                    key,
+                    f"has the alignment {entry.alignment!r:.80}, which is not a"
+                    " positive integer",
+                )
             data = output.buffers[entry.buffer_index]
             if not isinstance(data, bytes) and not is_blob(data):
                 raise _type_error(key, data)
@@ -204,11 +208,11 @@ def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
             "contract-violation", f"the key of named data is a str, not {key!r:.80}"
         )
     if not _is_positive(alignment):
-        text = (
+        raise _error(
+            key,
             f"cannot be aligned: alignment {alignment!r:.80} is not positive, or not an"
-            " integer"
+            " integer",
         )
-        raise _error(key, text)
     if tag is not None and (not isinstance(tag, str) or not tag):
         raise _error(key, f"goes to an external file by its name, not to {tag!r:.80}")
     if layout is not None and not isinstance(layout, TensorLayout):
@@ -243,16 +247,19 @@ def _content(
         raise _error(key, f"is a tensor without bytes: {why}")
     actual = TensorLayout(data.dtype, tuple(data.shape))
     if layout not in (None, actual):
-        text = f"is a tensor of layout {actual}, and {layout} was given with it"
-        raise _error(key, text)
+        raise _error(
+            key, f"is a tensor of layout {actual}, and {layout} was given with it"
+        )
     return TensorBlob(data), actual
 
 
 def _type_error(key: Any, data: Any) -> NamedDataTypeError:
     """Return the error about data of a wrong type under ``key``."""
     kind = type(data).__name__
-    text = f"named data {key!r} is {kind}; bytes or a tensor are wanted, or a Blob"
-    return NamedDataTypeError("contract-violation", text)
+    return NamedDataTypeError(
+        "contract-violation",
+        f"named data {key!r} is {kind}; bytes or a tensor are wanted, or a Blob",
+    )
 
 
 def _error(key: str, why: str) -> NamedDataError:

@@ -80,9 +80,9 @@ class _PluginCommand:
                 e.raised_by = None
             raise
         if not isinstance(outcome, Outcome):
-            text = (
+            raise ContractViolation(
+                "contract-violation",
                 f"{work.text}, returned {type(outcome).__name__} and no"
-                " delegraph.command.Outcome"
+                " delegraph.command.Outcome",
             )
-            raise ContractViolation("contract-violation", text)
         return outcome

@@ -426,13 +426,10 @@ def _expect_delegated_share(result: Any, args: argparse.Namespace) -> None:
     share = result.report.delegated_share
     wanted = args.min_delegated
     if share < wanted:
-        text = (
-            f"{share:.1%} of the operators are delegated, but --min-delegated is"
-            f" {wanted:.1%}"
-        )
         raise DelegraphError(
             "gate-failed",
-            text,
+            f"{share:.1%} of the operators are delegated, but --min-delegated is"
+            f" {wanted:.1%}",
             hint="the report says what was left to the host, and why",
         )
 
@@ -441,12 +438,11 @@ def _expect_few_delegates(result: Any, args: argparse.Namespace) -> None:
     """Raise DelegraphError if there are more delegates than --max-delegates."""
     count = len(result.report.delegates)
     if count > args.max_delegates:
-        text = (
-            f"there are {count} delegates, and --max-delegates accepts"
-            f" {args.max_delegates}"
-        )
         raise DelegraphError(
-            "gate-failed", text, hint="the report says what lies between them, and why"
+            "gate-failed",
+            f"there are {count} delegates, and --max-delegates accepts"
+            f" {args.max_delegates}",
+            hint="the report says what lies between them, and why",
         )
 
 

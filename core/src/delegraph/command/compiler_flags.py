@@ -69,8 +69,11 @@ def refuse_flags_of_absent_compilers(words: Sequence[str]) -> None:
         name = word.partition("=")[0].removeprefix("--")
         provider = provider_of("flags", name)
         if word.startswith("--") and provider is not None and name not in installed:
-            text = provider.not_installed(f"the flag --{name}")
-            raise UsageError("usage-invalid", text, hint=provider.hint)
+            raise UsageError(
+                "usage-invalid",
+                provider.not_installed(f"the flag --{name}"),
+                hint=provider.hint,
+            )
 
 
 def _add_flag(

@@ -25,10 +25,9 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
                 names = ", ".join(
                     name.removesuffix(".npy") for name in archive.namelist()
                 )
-            text = f"{path} is an archive of arrays: {names}"
             raise InputError(
                 "input-invalid",
-                text,
+                f"{path} is an archive of arrays: {names}",
                 hint="give an .npy file for each input, in the order of the inputs",
             )
         array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
@@ -98,13 +97,10 @@ def read_inputs(
         )
         key = next((key for key in keys if key in arrays), None)
         if key is None:
-            text = (
-                f"{path} has no array for the input {names[k]} of method {method}; it"
-                f" has {', '.join(arrays)}"
-            )
             raise InputError(
                 "input-invalid",
-                text,
+                f"{path} has no array for the input {names[k]} of method {method}; it"
+                f" has {', '.join(arrays)}",
                 hint=f"numpy.savez(file, {', '.join(names[j] for j in tensors)})",
             )
         leaves[k] = _tensor(path, key, arrays[key], leaves[k].dtype)

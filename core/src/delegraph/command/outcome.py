@@ -60,12 +60,11 @@ def defect(error: BaseException) -> DelegraphError:
     if isinstance(error, ModuleNotFoundError):
         requirement = _requirement_with_module(error.name or "")
     if requirement:
-        text = (
-            f"delegraph requires {requirement}, which is not installed in this"
-            f" environment ({sys.prefix})"
-        )
         return DelegraphError(
-            "requirement-missing", text, hint=f"python -m pip install '{requirement}'"
+            "requirement-missing",
+            f"delegraph requires {requirement}, which is not installed in this"
+            f" environment ({sys.prefix})",
+            hint=f"python -m pip install '{requirement}'",
         )
     return InternalError(
         "internal",

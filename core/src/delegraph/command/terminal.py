@@ -98,6 +98,14 @@ def streams_guarded() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+_messages: TextIO | None = None
+"""The stream for messages inside of ``messages_kept``. None outside of it: messages then
+go to ``sys.stderr``.
+"""
+_descriptor: int | None = None
+"""A copy of stderr's descriptor, for messages if the stream was closed."""
+
+
 @contextlib.contextmanager
 def messages_kept() -> Iterator[None]:
     """A block in which ``tell`` writes to the present stderr, even if code in the block
@@ -116,14 +124,6 @@ def messages_kept() -> Iterator[None]:
         if _descriptor is not None:
             os.close(_descriptor)
         _messages, _descriptor = before
-
-
-_messages: TextIO | None = None
-"""The stream for messages inside of ``messages_kept``. None outside of it: messages then
-go to ``sys.stderr``.
-"""
-_descriptor: int | None = None
-"""A copy of stderr's descriptor, for messages if the stream was closed."""
 
 
 def tell(text: str, end: str = "\n") -> None:

@@ -31,12 +31,11 @@ def delegate_calls(
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
     for node in module.graph.nodes:
-        attribute = (
-            getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        )
-        if isinstance(attribute, GraphModule):
-            subgraphs[str(node.target)] = attribute
-        if node.target is CALL_DELEGATE:
+        if node.op == "get_attr":
+            attribute = getattr(module, str(node.target), None)
+            if isinstance(attribute, GraphModule):
+                subgraphs[str(node.target)] = attribute
+        elif node.target is CALL_DELEGATE:
             yield node, getattr(module, node.args[0].target)
     for subgraph in subgraphs.values():
         yield from delegate_calls(subgraph)

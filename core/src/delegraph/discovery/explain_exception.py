@@ -131,13 +131,11 @@ def _absent_module(name: str, record: PluginRecord) -> str:
     install another package.
     """
     top = _package(name)
-    # ``location`` is a folder if the light module was not found
-    is_own = (
-        top in map(_package, record.modules[1:])
-        or f"{os.sep}{top}" in os.path.splitext(record.location)[0]
-        or not record.location.endswith(".py")
-    )
-    if is_own:
+    has_target = top in map(_package, record.modules)
+    has_light_module = f"{os.sep}{top}" in os.path.splitext(record.location)[0]
+    # without a light module, ``location`` is a folder
+    is_found = record.location.endswith(".py")
+    if has_target or has_light_module or not is_found:
         return (
             f"reinstall {record.distribution}, whose files are incomplete unless it"
             f" forgot to declare {name!r}"

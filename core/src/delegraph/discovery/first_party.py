@@ -76,11 +76,9 @@ class Provider(NamedTuple):
     @property
     def hint(self) -> str:
         """Return the command that installs the distribution."""
-        return (
-            f'pip install "{self.install}"'
-            if "[" in self.install
-            else f"pip install {self.install}"
-        )
+        # quoted, because a shell may expand the brackets of an extra
+        name = f'"{self.install}"' if "[" in self.install else self.install
+        return f"pip install {name}"
 
     def not_installed(self, title: str) -> str:
         """Return the text of an error: the distribution, which has the thing ``title``,
@@ -148,8 +146,9 @@ def provided(target: str, feature: str) -> Any:
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):
         distribution = package.replace("_", "-")
-        text = f"{feature} comes with {distribution}, which is not installed"
         raise PluginUnavailable(
-            "plugin-unavailable", text, hint=f"pip install {distribution}"
+            "plugin-unavailable",
+            f"{feature} comes with {distribution}, which is not installed",
+            hint=f"pip install {distribution}",
         )
     return load(target)

@@ -126,12 +126,11 @@ def import_installed(module: str) -> Any:
     if location is not None and os.path.dirname(location) == _working_directory():
         installed = find(top)  # does not search the working directory
         if installed is None or _location(installed) != location:
-            text = (
+            raise ShadowedByWorkingDirectory(
                 f"module {top!r} would be loaded from the working directory"
                 f" ({location}), but plugins are loaded only from where they are"
                 " installed"
             )
-            raise ShadowedByWorkingDirectory(text)
     return importlib.import_module(module)
 
 

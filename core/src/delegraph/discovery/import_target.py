@@ -30,8 +30,10 @@ def import_target(spec: Declaration, record: PluginRecord) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit
-        text = f"{title} cannot be loaded: {describe(e, record.modules)}"
-        raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
+        why = describe(e, [record.location, *record.modules])
+        raise PluginBroken(
+            "plugin-broken", f"{title} cannot be loaded: {why}", hint=advice(e, record)
+        ) from e
     if reason is not None:
         rules = [spec.rule] if spec.rule else []
         if spec.base:

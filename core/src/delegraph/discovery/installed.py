@@ -225,5 +225,5 @@ def load_plugin(
             raise
         except BaseException as e:
             # also SystemExit: a plugin that fails must not end the process
-            text = describe(e, record.modules)
+            text = describe(e, [record.location, *record.modules])
             return record.failed(Fault(Status.BROKEN, text, advice(e, record)), e)

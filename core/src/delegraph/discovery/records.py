@@ -101,8 +101,8 @@ class PluginRecord:
 
     @property
     def modules(self) -> list[str]:
-        """Return the file of the plugin's light module, and the modules of its targets."""
-        return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
+        """Return the modules of the plugin's targets."""
+        return [d.target.partition(":")[0] for d in self.declarations]
 
     @property
     def backends(self) -> list[BackendSpec]:

@@ -595,8 +595,11 @@ class Registry:
                 return spec.suffix
         provider = provider_of("runtimes", runtime)
         if provider is not None:
-            text = provider.not_installed(f"the runtime {runtime!r}")
-            raise NoRuntime("no-runtime", text, hint=provider.hint)
+            raise NoRuntime(
+                "no-runtime",
+                provider.not_installed(f"the runtime {runtime!r}"),
+                hint=provider.hint,
+            )
         known = sorted({name for spec in specs for name in spec.runtimes})
         raise NoRuntime(
             "no-runtime",
@@ -619,8 +622,11 @@ class Registry:
         if not declared:
             provider = provider_of(CompilerSpec, "workers")
             assert provider is not None, "our_distributions.json has it"
-            text = provider.not_installed(feature)
-            raise PluginUnavailable("plugin-unavailable", text, hint=provider.hint)
+            raise PluginUnavailable(
+                "plugin-unavailable",
+                provider.not_installed(feature),
+                hint=provider.hint,
+            )
         if len(declared) > 1:
             owners = " and ".join(record.owner for _, record in declared)
             raise PluginConflict(

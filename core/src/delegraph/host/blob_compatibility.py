@@ -111,11 +111,11 @@ def compatibility_of(
         except (OptionError, FormatError) as e:
             answer = Compatibility("cannot", e.message)
     if not isinstance(answer, Compatibility | None):
-        text = (
+        raise ContractViolation(
+            "contract-violation",
             f"{runtime.__name__}.compatible returned {answer!r:.80}, not a"
-            " Compatibility or None"
+            " Compatibility or None",
         )
-        raise ContractViolation("contract-violation", text)
     return answer
 
 

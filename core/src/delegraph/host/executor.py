@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from functools import cache, cached_property, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -78,10 +78,10 @@ class DelegateHook:
         return runtime.load
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function from inputs to outputs, and nothing but outputs.
+        """Return a function of the inputs that returns only the outputs.
 
-        ``run``: the loaded blob. ``attribute``: for further functions of the plugin
-        that the result calls.
+        ``run``: the loaded blob, which may return values or times, too. ``attribute``:
+        for further functions of the plugin that the result calls.
         """
         return run
 
@@ -94,7 +94,8 @@ _PLAIN = DelegateHook()
 
 
 class Delegates:
-    """The delegates of one instance of a program, each loaded at most once.
+    """The delegates of one instance of a program, each loaded at most once. An instance
+    has its own state (``LoweredProgram.instance``).
 
     Delegates that keep state are loaded again for each instance (``fresh``).
     ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
@@ -350,11 +351,11 @@ class LoadedDelegate:
         wanted: Any = "a tuple"
         if self._module.outputs is not None:
             wanted = [_type_of(output) for output in self._module.outputs]
-        text = (
+        return ContractViolation(
+            "contract-violation",
             f"the runtime of {self._module.backend_id} returned {returned}; the calling"
-            f" convention says {wanted}"
+            f" convention says {wanted}",
         )
-        return ContractViolation("contract-violation", text)
 
 
 def _type_check(output: Argument) -> Callable[[Any], bool]:
@@ -384,34 +385,44 @@ def uncompiled(function: Function) -> Function:
     Without this, Dynamo would trace code that reads tables and runs engines. A call
     while torch.export traces raises InputError.
     """
-    # empty, or with one entry: ``function`` in a wrapper that keeps Dynamo from
-    # compiling the functions that ``function`` calls
-    disabled: list[Callable[..., Any]] = []
+
+    @cache
+    def disabled() -> Callable[..., Any]:
+        """Return ``function`` in a wrapper that keeps Dynamo from compiling the
+        functions that ``function`` calls.
+        """
+        wrapped: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return wrapped
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # ``is_exporting`` is true in all threads of the process; only the thread that
         # traces has a dispatch mode
         if torch.compiler.is_exporting() and _get_current_dispatch_mode_stack():
-            text = (
-                "torch.export cannot export a model that calls a lowered program, whose"
-                " delegates it cannot trace"
-            )
             raise InputError(
                 "input-invalid",
-                text,
+                "torch.export cannot export a model that calls a lowered program, whose"
+                " delegates it cannot trace",
                 hint="export the model without it; lower the result",
             )
-        # Dynamo is imported late, since that takes more than a second.
+        # without Dynamo nothing is compiled; importing it takes more than a second
         if "torch._dynamo" in sys.modules:
-            if not disabled:
-                disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
-            return disabled[0](*args, **kwargs)
+            return disabled()(*args, **kwargs)
         return function(*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo's mark: do not trace this function
     call._torchdynamo_disable_msg = "a lowered program runs outside of compiled code"  # type: ignore[attr-defined]
     return cast(Function, call)
+
+
+class PinnedInput(NamedTuple):
+    """An input that must have its recorded strides. ``reader``: the operator that
+    depends on them, such as ``as_strided``.
+    """
+
+    position: int
+    placeholder: Node
+    reader: Node
 
 
 class Method:
@@ -472,7 +483,7 @@ class Method:
         return {
             str(s.target): (
                 constant_tensor(self.program, s),
-                Layout.of(n.meta.get("val"), True),
+                Layout.of(n.meta.get("val"), with_offset=True),
             )
             for n, s in self.buffers
         }
@@ -497,12 +508,14 @@ class Method:
         ]
 
     @cached_property
-    def pinned(self) -> list[tuple[int, Node, Node]]:
-        """Return (position, placeholder, operator that depends on the strides) for each
-        input that must have its recorded strides.
-        """
+    def pinned(self) -> list[PinnedInput]:
+        """Return the inputs that must have their recorded strides."""
         readers = pinned_inputs(self.program)
-        return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
+        return [
+            PinnedInput(k, node, readers[node])
+            for k, node in enumerate(self.inputs)
+            if node in readers
+        ]
 
 
 class Executable:
@@ -549,13 +562,10 @@ class Executable:
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
         if self._method.delegates_keep_state:
-            text = (
-                "a program with delegates that keep state cannot be copied: their"
-                " runtimes have the state"
-            )
             raise InputError(
                 "input-invalid",
-                text,
+                "a program with delegates that keep state cannot be copied: their"
+                " runtimes have the state",
                 hint="lowered.instance() starts from the initial state",
             )
         copy = self.instance()
@@ -576,8 +586,8 @@ class Executable:
             expect_written_apart(self._method.inputs, flat, self._method.written)
         with self._lock, torch.no_grad():
             run = self._run or self._prepare()
-            for position, node, reader in self._method.pinned:
-                _check_strides(node, flat[position], reader)
+            for pinned in self._method.pinned:
+                _check_strides(pinned, flat[pinned.position])
             try:
                 results = run(*self._state.values(), *flat)
             # errors of operators for sizes that do not fit
@@ -669,11 +679,10 @@ class InputComparingExecutable(Executable):
         return BoundDelegate(delegate.call_comparing, delegate.arrange)
 
 
-def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
-    """Raise InputError if ``value`` lacks the strides recorded for the input ``node``.
-
-    ``reader``: the operator that depends on these strides, for the error.
-    """
+def _check_strides(pinned: PinnedInput, value: torch.Tensor) -> None:
+    """Raise InputError if ``value`` lacks the recorded strides of the input."""
+    node = pinned.placeholder
+    reader = pinned.reader
     layout = Layout.of(node.meta["val"])
     # None: no layout was recorded for the input, and any strides will do
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)

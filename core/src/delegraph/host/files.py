@@ -213,11 +213,11 @@ class FileFormat:
             )
         for content in contents.values():
             if not isinstance(content, bytes) and not is_blob(content):
-                text = (
+                raise ContractViolation(
+                    "contract-violation",
                     f"{self.kind.__name__}.{function} returned"
-                    f" {type(content).__name__}, not bytes or a Blob"
+                    f" {type(content).__name__}, not bytes or a Blob",
                 )
-                raise ContractViolation("contract-violation", text)
         # the code of a Blob runs later, when the Blob is written; errors in that code
         # name the plugin, too
         call = self._call("write_to")
@@ -301,8 +301,11 @@ class FileFormat:
                 hint = (
                     f"a {self.suffix} file is a folder: unpack it if it is an archive"
                 )
-            text = f"cannot read {self.path}: {e.strerror or e}"
-            raise InputError("input-invalid", text, hint=hint) from e
+            raise InputError(
+                "input-invalid",
+                f"cannot read {self.path}: {e.strerror or e}",
+                hint=hint,
+            ) from e
         if runtime is not None and self.suffix != self.registry.suffix_for(runtime):
             raise NoRuntime(
                 "no-runtime",
@@ -322,11 +325,11 @@ class FileFormat:
             or not methods
             or not all(map(callable, methods.values()))
         ):
-            text = (
+            raise ContractViolation(
+                "contract-violation",
                 f"{self.kind.__name__}.read returned {type(methods).__name__}, not the"
-                " methods of a program by name"
+                " methods of a program by name",
             )
-            raise ContractViolation("contract-violation", text)
         call = self._call("call")
         from .executor import uncompiled  # imports torch
 
@@ -404,16 +407,16 @@ class _DelegateLoader:
         native = registry.native_code(backend_id)
         if native and not self.allow_native:
             raise _native_refused(path, backend_id, native)
+        if header is None:
+            beginning = bytes(processed_bytes[:BEGINNING])
+            header = BlobHeader(backend_id, len(processed_bytes), beginning)
         stored = StoredDelegate(
             backend_id,
             processed_bytes,
             list(compile_specs),
-            dict(named_data or {}),
-            f"a delegate of {path}",
-            header
-            or BlobHeader(
-                backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING])
-            ),
+            data=dict(named_data or {}),
+            where=f"a delegate of {path}",
+            header=header,
         )
         if self.timer is None:
             return LoadedDelegate(stored, Delegates(registry))

@@ -290,11 +290,13 @@ def _checking_indices(target: Function, node: Node) -> Function:
         """Check the indices ``value``, and cast them."""
         found = outside(value, low, high)
         if found is not None:
-            text = (
+            raise InputError(
+                "input-invalid",
                 f"an index is out of range: {operand.name} has an element {found};"
-                f" {low} to {high} are in range"
+                f" {low} to {high} are in range",
+                operand,
+                source_of(operand),
             )
-            raise InputError("input-invalid", text, operand, source_of(operand))
         return target(value, *args, **kwargs)
 
     return call

@@ -29,12 +29,11 @@ def call_of_model(method: str) -> Iterator[None]:
     except DelegraphError:
         raise
     except Exception as e:
-        text = (
-            f"the model's method {method!r} raises {type(e).__name__} on these"
-            f" inputs: {e}"
-        )
         raise InputError(
-            "input-invalid", text, hint="give inputs on which the model itself runs"
+            "input-invalid",
+            f"the model's method {method!r} raises {type(e).__name__} on these"
+            f" inputs: {e}",
+            hint="give inputs on which the model itself runs",
         ) from e
 
 

@@ -60,12 +60,11 @@ class TensorBlob:
         from delegraph_programs.tensor_bytes import is_written
 
         if is_written(self._tensor, self._state):
-            text = (
-                f"a tensor of shape {list(self._tensor.shape)} was changed after it was"
-                " added as named data"
-            )
             raise ContractViolation(
-                "contract-violation", text, hint="lower the model again"
+                "contract-violation",
+                f"a tensor of shape {list(self._tensor.shape)} was changed after it was"
+                " added as named data",
+                hint="lower the model again",
             )
         for piece in memory_of(self._tensor):
             file.write(piece)
@@ -138,11 +137,11 @@ def head(data: bytes | Blob, size: int) -> bytes:
 
     stream(data, take)
     if written != len(data):
-        text = (
+        raise ContractViolation(
+            "contract-violation",
             f"{type(data).__name__}.write_to wrote {written} bytes, and its len() is"
-            f" {len(data)}"
+            f" {len(data)}",
         )
-        raise ContractViolation("contract-violation", text)
     return bytes(first)
 
 
